@@ -12,7 +12,7 @@ import pytest
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import parse_lsn
 from tests.integration.conftest import NEWEST, NewCluster
-from walproxy.lab.bench import archive_commits, commit_load, crashes, members, memory, pgbench, uploads
+from walproxy.lab.bench import archive_commits, commit_load, crashes, members, memory, newcomer, pgbench, uploads
 from walproxy.lab.bench.arms import ARMS
 from walproxy.lab.bench.experiments import Work, measure_crashes
 from walproxy.lab.bench.levels import ALONE, LEVELS, STOCK, WALPROXY
@@ -220,3 +220,15 @@ def test_a_standby_replays_and_says_how_far(new_cluster: NewCluster, folder: Pat
         assert standby.execute("SELECT count(*) FROM t") == [(0,)]
         with pytest.raises(WalproxyError, match=r"has replayed up to 0/\w+ after 0.1 s, not to 0/FF000000"):
             wait_until_replayed(standby, 0xFF000000, timeout_s=0.1)
+
+
+def test_a_newcomer_is_measured_with_its_speed_and_what_it_costs(folder: Path) -> None:
+    found = bench(folder, "--newcomer", "--clients", "2")
+    turns = found["turns"]
+    assert {turn["rate"] for turn in turns} == set(newcomer.RATES)
+    for turn in turns:
+        # It had all WAL that the others retain before it was a member.
+        assert turn["wal_bytes"] > 40 * 10**6 and turn["seconds"] > 0
+        assert 0 < turn["p50_during_ms"] <= turn["p99_during_ms"]
+        assert turn["peak_before_bytes"] <= turn["peak_during_bytes"]
+        assert min(turn["disk_mb_s"], turn["loopback_mb_s"]) > 0

@@ -20,6 +20,7 @@ _DEFAULT_CLIENTS = {
     "levels": [1, 4],
     "readers": [1, 4],
     "members": [1, 4],
+    "newcomer": [1, 8],
     "archive": [1, 4],
     "outage": [1, 4],
 }
@@ -49,6 +50,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     is_flag=True,
     help="Measure how long commits wait when a process starts or crashes, and memory while a safekeeper is down.",
 )
+@click.option("--newcomer", is_flag=True, help="Measure what a new member costs while it receives all WAL.")
 @click.option(
     "--archive", is_flag=True, help="Measure how fast WAL is archived, and commits while the archive is unavailable."
 )
@@ -69,7 +71,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     default=20,
     show_default=True,
     type=click.IntRange(1),
-    help="pgbench's scale factor; with --archive, --bulk, --crashes or --pipeline, times 50 MB.",
+    help="pgbench's scale factor; with --archive, --bulk, --crashes, --newcomer or --pipeline, times 50 MB.",
 )
 @click.option("--seed", type=int, help="Seed of the order of measurements; by default a random one, which is printed.")
 @postgres_option
@@ -94,6 +96,7 @@ def bench(
     readers: bool,
     members: bool,
     crashes: bool,
+    newcomer: bool,
     archive: bool,
     minutes: float | None,
     pipeline: bool,
@@ -125,6 +128,7 @@ def bench(
       walproxy bench --readers --clients 4
       walproxy bench --members
       walproxy bench --crashes --rounds 3
+      walproxy bench --newcomer --clients 8 --scale 40 --rounds 3
       walproxy bench --archive
       walproxy bench --archive --minutes 10 --clients 4
       walproxy bench --pipeline
@@ -136,6 +140,7 @@ def bench(
         "readers": readers,
         "members": members,
         "crashes": crashes,
+        "newcomer": newcomer,
         "archive": archive,
         "pipeline": pipeline,
     }

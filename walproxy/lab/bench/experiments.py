@@ -16,6 +16,7 @@ from walproxy.lab.bench import (
     measure,
     members,
     memory,
+    newcomer,
     pgbench,
     readers,
     tables,
@@ -195,6 +196,19 @@ def measure_crashes(work: Work) -> Found:
     return Found([*crashed, *weighed], [*crash_results, *memory_results], shown)
 
 
+def measure_newcomers(work: Work) -> Found:
+    """Measure what a new member costs commits while it receives all WAL, and how quick that is."""
+    cells = [newcomer.NewcomerCell(clients, rate) for clients in work.clients for rate in newcomer.RATES]
+    work.progress.expect(1 + work.rounds * len(cells))
+    work.progress.begin("writing WAL")
+    row_bytes = work.scale * uploads.SCALE_BYTES
+    with newcomer.newcomer_site(work.directory / "cluster", work.binaries, row_bytes) as site:
+        turns = [site.take_turn(number, cell, work.seconds) for number, cell in _turns(work, cells)]
+    results = newcomer.compare_newcomers(turns)
+    rounds = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds, seed {work.seed}"
+    return Found(turns, results, [tables.newcomers_table(turns, results, rounds)])
+
+
 def measure_archive(work: Work) -> Found:
     """Measure how fast WAL is archived, and what an archive costs those who commit, alive and dead."""
     upload_cells = [uploads.UploadCell(case) for case in uploads.CASES]
@@ -269,6 +283,7 @@ EXPERIMENTS: dict[str, Callable[[Work], Found]] = {
     "readers": measure_readers,
     "members": measure_members,
     "crashes": measure_crashes,
+    "newcomer": measure_newcomers,
     "archive": measure_archive,
     "outage": measure_outage,
     "pipeline": measure_pipeline,

@@ -1,6 +1,7 @@
 """Format the benchmark's results as tables for a person."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from rich import box
 from rich.table import Table
@@ -13,6 +14,7 @@ from walproxy.lab.bench.levels import LevelResult, SingleClient
 from walproxy.lab.bench.measure import Comparison
 from walproxy.lab.bench.members import SLOW_MS, MemberResult
 from walproxy.lab.bench.memory import GOAL_BYTES, MemoryResult
+from walproxy.lab.bench.newcomer import NewcomerResult, NewcomerTurn
 from walproxy.lab.bench.readers import ReaderResult
 from walproxy.lab.bench.slow_cluster import SYNC_DELAY_MS
 from walproxy.lab.bench.uploads import UploadResult
@@ -130,6 +132,31 @@ def memory_table(results: Sequence[MemoryResult], conditions: str) -> Table:
         figures = (each.before_bytes, each.after_bytes, each.peak_bytes, each.fed_peak_bytes, each.most_bytes)
         table.add_row(each.process, *(f"{figure / 1e6:.0f}" for figure in figures))
     table.caption = f"goal: the proxy under {GOAL_BYTES / 1e6:g} MB; most: of the peaks of all rounds"
+    return table
+
+
+def newcomers_table(measured: Sequence[NewcomerTurn], results: Sequence[NewcomerResult], conditions: str) -> Table:
+    """Return the cost of a new member for commits, and the time until it counts."""
+    wal_bytes = max((turn.wal_bytes for turn in measured), default=0)
+    columns = ("clients", "rate", "MB/s", "s", "p50 ms", "p50 to before", "range", "CPU to before", "proxy grew MB")
+    table = _table(f"A new member receives {wal_bytes / 1e9:.2f} GB of WAL while clients commit {conditions}", columns)
+    for each in results:
+        table.add_row(
+            str(each.clients),
+            each.rate,
+            f"{each.mb_s:.0f}",
+            f"{each.seconds:.1f}",
+            f"{each.p50_during_ms:.2f}",
+            _ratio(each.to_before),
+            _range(each.low, each.high),
+            _ratio(each.cpu_to_before),
+            f"{each.grown_bytes / 1e6:.1f}",
+        )
+    disk, loopback = (median([getattr(each, name) for each in results]) for name in ("disk_mb_s", "loopback_mb_s"))
+    table.caption = (
+        f"one file of this disk: {disk:.0f} MB/s; one connection on loopback: {loopback:.0f} MB/s; "
+        "CPU: of the proxy, for a commit"
+    )
     return table
 
 
