@@ -37,6 +37,12 @@ def roles(cluster: Gated) -> dict[int, str]:
     return {each["id"]: each["role"] for each in json.loads(listed.stdout)["safekeepers"]}
 
 
+def start(cluster: Gated, safekeeper_id: int) -> None:
+    """Start a safekeeper that the proxy's list lacks, or lists elsewhere; return when it replies."""
+    process = cluster.add_safekeeper(safekeeper_id).start()
+    wait_for(lambda: process.status() is not None, f"safekeeper {safekeeper_id} replies")
+
+
 def lose_disk(cluster: Gated, safekeeper_id: int) -> None:
     """Kill a safekeeper, and put an empty folder in the place of its own."""
     cluster.safekeepers[safekeeper_id].kill9()
@@ -65,7 +71,7 @@ def test_three_members_become_five_and_three_again(new_gated: NewGated) -> None:
     cluster = new_gated().start_gated()
     with cluster.load() as load:
         for safekeeper_id in (4, 5):
-            cluster.add_safekeeper(safekeeper_id).start()
+            start(cluster, safekeeper_id)
             last = change(cluster, "add", cluster.place_of(safekeeper_id))
             load.wait_for_commits(5)
         assert last == [1, 2, 3, 4, 5]
@@ -99,7 +105,7 @@ def test_every_member_is_replaced_by_another_host_s_folder(new_gated: NewGated) 
     with cluster.load() as load:
         for old_id in (1, 2, 3):
             new_id = old_id + 3
-            cluster.add_safekeeper(new_id).start()
+            start(cluster, new_id)
             last = change(cluster, "replace", str(old_id), "--by", cluster.place_of(new_id))
             cluster.drop_safekeeper(old_id)
             load.wait_for_commits(10)
@@ -117,9 +123,8 @@ def test_a_member_moves_to_another_host_under_its_own_id(new_gated: NewGated) ->
         load.wait_for_commits(5)
         old = first_list(cluster)
         cluster.safekeepers[3].kill9()
-        cluster.add_safekeeper(3)
         shutil.rmtree(cluster.safekeeper_directory(3))
-        cluster.safekeepers[3].start()
+        start(cluster, 3)
         ended = run_walproxy("members", "replace", cluster.place_of(3), "--safekeepers", old)
         assert (ended.returncode, ended.stdout) == (0, "the members are 1, 2, 3 (generation 3 of term 1)\n"), (
             ended.stderr
@@ -182,7 +187,7 @@ def test_a_change_that_waits_for_its_newcomer_outlives_the_proxy_and_can_be_canc
     cluster = new_gated("--window-size", "1MiB", "--catchup-rate", "1MiB").start_gated()
     with cluster.load() as load, (folder / "add.log").open("w") as log:
         cluster.postgres.execute("CREATE TABLE bulk AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
-        cluster.add_safekeeper(4).start()
+        start(cluster, 4)
         arguments = "members", "add", cluster.place_of(4), "--safekeepers", first_list(cluster)
         add = subprocess.Popen(
             [sys.executable, "-m", "walproxy", *arguments],
@@ -249,7 +254,7 @@ def test_without_the_secret_nobody_changes_the_members_also_on_loopback(
 def test_an_even_number_is_warned_of_and_a_removed_member_that_comes_back_does_not_count(new_gated: NewGated) -> None:
     cluster = new_gated().start_gated()
     with cluster.load() as load:
-        cluster.add_safekeeper(4).start()
+        start(cluster, 4)
         ended = members(cluster, "add", cluster.place_of(4))
         assert ended.returncode == 0, ended.stderr
         assert ended.stderr.splitlines()[:2] == [
@@ -274,7 +279,7 @@ def test_the_sizes_of_the_quorums_change_and_commits_wait_for_fewer_disks(new_ga
     cluster = new_gated().start_gated()
     with cluster.load() as load:
         for safekeeper_id in (4, 5):
-            cluster.add_safekeeper(safekeeper_id).start()
+            start(cluster, safekeeper_id)
             change(cluster, "add", cluster.place_of(safekeeper_id))
         ended = members(cluster, "quorum", "--commit", "N/3+1", "--elect", "N-N/3")
         assert ended.returncode == 0, ended.stderr

@@ -47,14 +47,14 @@ class Operator:
         cluster, victim = self.cluster, self.random.choice(self.ids)
         if kind == "add":
             new_id = self.next_id()
-            cluster.add_safekeeper(new_id).start()
+            self._start(new_id)
             self._run(sorted([*self.ids, new_id]), "add", cluster.place_of(new_id))
         elif kind == "remove":
             self._run([i for i in self.ids if i != victim], "remove", str(victim))
             self._retire(victim)
         elif kind == "replace":
             new_id = self.next_id()
-            cluster.add_safekeeper(new_id).start()
+            self._start(new_id)
             self._run(
                 sorted([*(i for i in self.ids if i != victim), new_id]),
                 *("replace", str(victim), "--by", cluster.place_of(new_id)),
@@ -67,6 +67,10 @@ class Operator:
             wait_for(lambda: cluster.safekeepers[victim].status() is not None, f"safekeeper {victim} answers")
             self._run(self.ids, "replace", cluster.place_of(victim), lost=victim)
         return kind
+
+    def _start(self, safekeeper_id: int) -> None:
+        process = self.cluster.add_safekeeper(safekeeper_id).start()
+        wait_for(lambda: process.status() is not None, f"safekeeper {safekeeper_id} replies")
 
     def _retire(self, safekeeper_id: int) -> None:
         self.cluster.drop_safekeeper(safekeeper_id)
