@@ -468,6 +468,13 @@ BUGS: dict[str, Bug] = {
         "members",
         ((leadership_module, "next_membership", dropped.next_membership_not_persisted),),
     ),
+    "change_before_term_start": Bug(
+        "S8b",
+        "the start of the term is committed before the members change",
+        "members",
+        ((leadership_module, "next_membership", dropped.next_membership_before_the_start),),
+        scenario="members_change_before_the_term_has_committed",
+    ),
     "not_counted_again": Bug(
         "S8c",
         "what was committed is on a quorum of the joint members before the final ones",
@@ -487,7 +494,7 @@ BUGS: dict[str, Bug] = {
         "what either half holds may have been committed",
         "members",
         ((QuorumRule, "possible_lsn", dropped.possible_on_both_halves),),
-        weights={"promote": 15},
+        weights={"promote": 25, "exchange_folder": 0},
     ),
     "generation_without_its_author": Bug(
         "S8a",

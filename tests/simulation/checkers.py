@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import ControlState, LeaderId
-from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, tli_at
 from tests.simulation import quorums
@@ -26,6 +26,7 @@ from walproxy.proposer.actions import ReportStatus
 
 if TYPE_CHECKING:
     from safekeeper.consensus.messages import AcceptorMessage
+    from tests.simulation.disk import ModelDisk
     from tests.simulation.primary import VirtualPrimary
     from tests.simulation.proxy import SimProxy
     from tests.simulation.safekeeper import SimSafekeeper
@@ -54,6 +55,11 @@ class TermBytes:
 
     begin_lsn: Lsn
     data: bytearray = field(default_factory=bytearray)
+
+
+def _key_of(disk: "ModelDisk") -> tuple[int, int]:
+    known = disk.control.membership if disk.control is not None else None
+    return (known.author, known.generation) if known is not None else (-1, -1)
 
 
 class Checker:
@@ -251,7 +257,8 @@ class Checker:
         """A membership that is left is on the disks of a commit quorum: no leader is elected under an older one."""
         left = (won.membership.author, won.membership.generation)
         for members, sizes in quorums.halves(won.membership):
-            having = [m.id for m in members if self._is_lost(m.id, m.incarnation) or self._key_of(m.id) >= left]
+            folders = [(member.id, self._folder(member.identity)) for member in members]
+            having = [i for i, disk in folders if disk is None or _key_of(disk) >= left]
             if len(having) < quorums.commit_size(members, sizes):
                 raise Violation(
                     "MembershipIsOnAQuorum",
@@ -259,18 +266,14 @@ class Checker:
                     "of its members have on disk",
                 )
 
-    def _key_of(self, safekeeper_id: int) -> tuple[int, int]:
-        control = self.world.safekeepers[safekeeper_id].disk.control
-        known = control.membership if control is not None else None
-        return (known.author, known.generation) if known is not None else (-1, -1)
-
     def _require_counted_again(self, won: Won, membership: Membership) -> None:
         """What was committed is on a commit quorum of the final members: a later leader computes M from so many."""
         if any(term > won.leader_id.term for term in self.won):
             return  # A deposed leader may decide late; what it decides for reaches no quorum.
         lsn = won.commit_lsn
         for members, sizes in quorums.halves(membership):
-            holding = [m.id for m in members if self._is_lost(m.id, m.incarnation) or self._holds(m.id, won, lsn)]
+            folders = [(member.id, self._folder(member.identity)) for member in members]
+            holding = [i for i, disk in folders if disk is None or self._holds(disk, won, lsn)]
             if len(holding) < quorums.commit_size(members, sizes):
                 raise Violation(
                     "CommittedIsCountedAgain",
@@ -493,9 +496,8 @@ class Checker:
     def _require_quorum(self, invariant: str, won: Won, lsn: Lsn, why: str) -> None:
         """No leader may be elected without one that holds the term's log up to `lsn` on its disk."""
         for members, sizes in quorums.halves(won.membership):
-            without = [
-                m.id for m in members if not self._is_lost(m.id, m.incarnation) and not self._holds(m.id, won, lsn)
-            ]
+            folders = [(member.id, self._folder(member.identity)) for member in members]
+            without = [i for i, disk in folders if disk is not None and not self._holds(disk, won, lsn)]
             if len(without) >= quorums.elect_size(members, sizes):
                 raise Violation(
                     invariant,
@@ -516,18 +518,18 @@ class Checker:
         return bool(self.cluster_id) and control is not None and control.cluster_id not in ("", self.cluster_id)
 
     def members(self) -> "list[SimSafekeeper]":
-        """Return the safekeepers that are members, and whose disks are not lost."""
+        """Return the safekeepers that are members, and whose disks are neither lost nor put away."""
         if self.membership is None:
             return []
         identities = sorted(self.membership.identities())
-        return [self.world.safekeepers[i] for i, incarnation in identities if not self._is_lost(i, incarnation)]
+        return [self.world.safekeepers[identity[0]] for identity in identities if not self.world.is_lost(identity)]
 
-    def _is_lost(self, safekeeper_id: int, incarnation: str) -> bool:
-        control = self.world.safekeepers[safekeeper_id].disk.control
-        return control is None or control.incarnation != incarnation
+    def _folder(self, identity: Identity) -> "ModelDisk | None":
+        """Return a data folder, also one that is put away and may come back; None if it is lost."""
+        safekeeper_id, incarnation = identity
+        return self.world.safekeepers[safekeeper_id].folder_of(incarnation)
 
-    def _holds(self, safekeeper_id: int, won: Won, lsn: Lsn) -> bool:
-        disk = self.world.safekeepers[safekeeper_id].disk
+    def _holds(self, disk: "ModelDisk", won: Won, lsn: Lsn) -> bool:
         control = disk.control
         if control is None or not control.history or control.base_lsn is not None or self.is_foreign(control):
             return False
@@ -561,14 +563,15 @@ class Checker:
     def _could_win_without(self, lsn: Lsn) -> list[int]:
         """Return the members without the committed bytes up to `lsn`, if they are an elect quorum; else []."""
         assert self.membership is not None  # something is committed
-        without = [i for i in sorted(self.membership.identities()) if not self._has_committed(*i, lsn)]
-        return [safekeeper_id for safekeeper_id, _ in without] if quorums.can_elect(self.membership, without) else []
+        without = {i for i in self.membership.identities() if not self._has_committed(i, lsn)}
+        ids = sorted(safekeeper_id for safekeeper_id, _ in without)
+        return ids if quorums.can_elect(self.membership, without) else []
 
-    def _has_committed(self, safekeeper_id: int, incarnation: str, lsn: Lsn) -> bool:
+    def _has_committed(self, identity: Identity, lsn: Lsn) -> bool:
         """Compare the bytes themselves, the last few KiB of them each time."""
-        if self._is_lost(safekeeper_id, incarnation):
+        disk = self._folder(identity)
+        if disk is None:
             return True
-        disk = self.world.safekeepers[safekeeper_id].disk
         if disk.durable_lsn < lsn or self.is_foreign(disk.control):
             return False
         if disk.begin_lsn >= lsn:

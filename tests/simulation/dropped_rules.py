@@ -78,13 +78,16 @@ class VoteNotPersisted(Acceptor):
 
 
 class ComparedAsPair(Acceptor):
-    """Votes for (5, runB) after (5, runA), because the pair is higher."""
+    """Votes for (5, runB) after (5, runA), because the pair is higher, also if it has (5, runA)'s membership by now."""
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
-        promised = self.control.promised
+        promised, own = self.control.promised, self.control.membership
         if message.leader_id.term == promised.term and message.leader_id.proposer_id > promised.proposer_id:
             lower = LeaderId(promised.term - 1, promised.proposer_id)
             self.control = msgspec.structs.replace(self.control, promised=lower)
+            if own is not None and message.membership is not None and own.author == promised.term:
+                asked = msgspec.structs.replace(message.membership, author=own.author)
+                message = msgspec.structs.replace(message, membership=asked)
         yield from super()._vote(connection, message, now)
 
 
@@ -208,10 +211,9 @@ class JoinsUnwiped(Acceptor):
     """Lets a member of another cluster vote, and be fed, with the WAL and the history that it has."""
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
-        membership = self.control.membership
-        if membership is not None and message.generation > membership.generation:
-            joined = msgspec.structs.replace(membership, generation=message.generation)
-            self.control = msgspec.structs.replace(self.control, membership=joined)
+        own, asked = self.control.membership, message.membership
+        if own is not None and asked is not None and asked.generation > own.generation:
+            self.control = msgspec.structs.replace(self.control, cluster_id=message.cluster_id, membership=asked)
         yield from super()._vote(connection, message, now)
 
     def _elected(self, connection: int, message: Elected, now: float) -> Effects:
@@ -604,6 +606,11 @@ def next_membership_at_once(membership: Membership, wanted: Target, facts: Chang
 
 def next_membership_not_persisted(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
     return next_membership(membership, wanted, replace(facts, persisted=membership.identities()))
+
+
+def next_membership_before_the_start(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:
+    known = replace(facts, commit_lsn=1, counted_lsn=max(1, facts.counted_lsn)) if not facts.commit_lsn else facts
+    return next_membership(membership, wanted, known)
 
 
 def next_membership_not_counted_again(membership: Membership, wanted: Target, facts: ChangeFacts) -> Membership | None:

@@ -141,6 +141,15 @@ class Faults:
             safekeeper.crash(power_cut=True)
         safekeeper.wipe()
 
+    def exchange_folder(self) -> None:
+        """Start a safekeeper on an empty folder, and later on the old one again, whoever is a member by then."""
+        safekeeper = self._safekeeper()
+        if not self.world.checker.won or not self.world.may_exchange(safekeeper):
+            return
+        if safekeeper.acceptor is not None:
+            safekeeper.crash(power_cut=self.rng.random() < 0.5)
+        safekeeper.exchange_folder()
+
     def change_members(self) -> None:
         """An operator changes one member, or takes a change back that is under way."""
         proxy = self._proxy()

@@ -30,15 +30,16 @@ class Minority:
         self.rng = random.Random(f"{world.seed} minority")
         self.missing: frozenset[int] = frozenset()
         members = world.checker.members()
-        voters = [safekeeper.id for safekeeper in members]
+        voters = sorted({safekeeper.id for safekeeper in members})
         # A membership that a leader has decided for may be lost with it, and the one before go on.
         controls = [control for safekeeper in members if (control := safekeeper.disk.control) is not None]
         if len({control.cluster_id for control in controls}) > 1:
             return  # One holds another cluster, from a bootstrap that was interrupted: it takes no part already.
         known = [world.checker.membership, *(control.membership for control in controls)]
         halves = [half for each in known if each is not None for half in quorums.halves(each)]
-        # Of each half so many are left that both its quorums are reached.
-        lost = [len(half) - len(set(voters) & {m.id for m in half}) for half, _ in halves]
+        # Of each half so many are left that both its quorums are reached. One safekeeper may be in both halves, with
+        # another folder in each.
+        lost = [sum(m.id not in voters or world.is_lost(m.identity) for m in half) for half, _ in halves]
         spare = min((quorums.spare(*half) - count for half, count in zip(halves, lost, strict=True)), default=0)
         if self.rng.random() < world.profile.minority and spare > 0:
             self.missing = frozenset(self.rng.sample(voters, spare))

@@ -151,7 +151,16 @@ PROFILES: dict[str, Profile] = {
     ),
     "members": replace(
         BALANCED,
-        weights=_with(change_members=40, wipe=8, restart_proxy=8, take_over=8, crash_safekeeper=10, block=8, unblock=8),
+        weights=_with(
+            change_members=40,
+            exchange_folder=15,
+            wipe=8,
+            restart_proxy=8,
+            take_over=8,
+            crash_safekeeper=10,
+            block=8,
+            unblock=8,
+        ),
         faults_s=4.0,
         spare=0.8,
     ),

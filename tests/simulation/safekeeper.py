@@ -69,7 +69,8 @@ class SimSafekeeper:
         effects_left: the process dies at this effect from now on, None for never.
         dies_after: the process dies right after the next effect of this name, empty for never.
         flush_delay_s: how long an fdatasync may take.
-        wiped: how often its disk was lost.
+        folders: how many data folders it has had: each has an incarnation of its own.
+        put_away: a data folder that its operator has exchanged for another one, None if there is none.
         is_hung: whether it takes what arrives and handles none of it, until it wakes up.
         away_until_s: nobody starts it before.
         readers: the standbys that stream from it.
@@ -88,7 +89,8 @@ class SimSafekeeper:
         self.dies_after = ""
         self.dies_of_power_cut = False
         self.flush_delay_s = world.profile.flush_delay_s
-        self.wiped = 0
+        self.folders = 0
+        self.put_away: ModelDisk | None = None
         self.away_until_s = 0.0
         self.is_hung = False
         self.readers: list[SimStandby] = []
@@ -113,6 +115,7 @@ class SimSafekeeper:
             control, flush_lsn = self.disk.open()
             if control is None:
                 control = ControlState(safekeeper_id=self.id, incarnation=self.world.incarnation_of(self))
+                self.folders += 1
                 self.disk.persist(control)
         except (VirtualCrash, StorageFailed, StorageFull) as error:
             self.world.note(self.name, "does not start", error)
@@ -165,9 +168,20 @@ class SimSafekeeper:
         """Lose the disk: what starts next is a new incarnation (S8). The process must be down."""
         self.world.note(self.name, "loses its disk")
         self.disk.wipe()
-        self.wiped += 1
         self.world.counts.count("members wiped")
         self.world.checker.on_wipe(self)
+
+    def exchange_folder(self) -> None:
+        """Go on with the data folder that was put away, else with an empty one. The process must be down."""
+        following = self.put_away or self.world.new_disk()
+        self.world.note(self.name, "exchanges its folder", following.control or "an empty one")
+        self.disk, self.put_away = following, self.disk
+        self.world.counts.count("folders exchanged")
+
+    def folder_of(self, incarnation: str) -> ModelDisk | None:
+        """Return the data folder with this incarnation, None if it is lost."""
+        disks = (self.disk, self.put_away)
+        return next((disk for disk in disks if disk and disk.control and disk.control.incarnation == incarnation), None)
 
     def _dies_here(self) -> bool:
         assert self.effects_left is not None  # by the callers: it is asked for at every effect, and seldom set

@@ -14,7 +14,8 @@ otherwise.
     P1 and S1 meet again                    B is A promoted after a | before a
     P1 loses its primary | now uses B       B is A restored after a
     A switches its segment                  A recycles what its slot does not hold
-    P1 starts on A and vouches for it
+    P1 starts on A and vouches for it       S1 exchanges its folder         (for an empty one, or the one before)
+    P1 changes the members to S1 S2 S3      (with the data folders that they have now)
     A stops | starts | recycles old WAL     operator rebootstraps over S1 S2 S3
     operator undoes | fails to undo the rebootstrap over S1 S2 S3 as S1 keeps it
     R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
@@ -29,6 +30,7 @@ otherwise.
     P1 has greeted S1 S2 | has the vote of S1             S1 S2 hold a b | lack a b
     P1 asks for votes | refuses S1 S2                     R1 has replayed a b
     P1 puts A aside | streams A                           a b are archived
+    P1 has S1 S2 for its members | changes its members
     P1 is at term 3                                       S1 archives
     readers of S1 are on timeline 1                       a b are applied | not applied   (as PostgreSQL was told)
 
@@ -50,6 +52,7 @@ from typing import NamedTuple
 
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.lsn import Lsn, segment_start
+from safekeeper.consensus.membership import Member
 from tests.simulation.disk import DiskCopy
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import VirtualPrimary
@@ -59,7 +62,8 @@ from tests.simulation.rebootstrap import Rebootstrap
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.standby import SimStandby, standbys_of
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
-from tests.simulation.world import World
+from tests.simulation.violation import Violation
+from tests.simulation.world import SimulationFailed, World
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.phase import Phase
 
@@ -259,6 +263,21 @@ class Stage(World):
         self.clock.after(0.0, safekeeper.start)
         self.run(self.clock.now)
 
+    def exchanges_folder(self, name: str) -> None:
+        (safekeeper,) = self.each_safekeeper(name)
+        if safekeeper.acceptor is not None:
+            safekeeper.crash()
+        safekeeper.exchange_folder()
+
+    def changes_members(self, name: str, safekeepers: str) -> None:
+        proxy, wanted = self.proxy(name), {safekeeper.id for safekeeper in self.each_safekeeper(safekeepers)}
+        leadership = proxy.proposer.leadership if proxy.proposer is not None else None
+        known = dict(proxy.known_folders())
+        if leadership is None or not wanted <= known.keys():
+            raise ScenarioFailed(f"{name} does not lead, or has not heard of {sorted(wanted - known.keys())}")
+        members = tuple(Member(i, known[i]) for i in sorted(wanted))
+        proxy.change_members(members, leadership.membership.quorum_sizes)
+
     def safekeeper_starts(self, name: str) -> None:
         (safekeeper,) = self.each_safekeeper(name)
         safekeeper.start()
@@ -407,6 +426,13 @@ class Stage(World):
         proposer = self.proxy(name).proposer
         return proposer is not None and proposer.term == int(term)
 
+    def has_members(self, name: str, safekeepers: str) -> bool:
+        proxy, wanted = self.proxy(name), {safekeeper.id for safekeeper in self.each_safekeeper(safekeepers)}
+        leadership = proxy.proposer.leadership if proxy.proposer is not None else None
+        if leadership is None or proxy.changes_members:
+            return False
+        return leadership.membership.identities() == {each for each in proxy.known_folders() if each[0] in wanted}
+
     def puts_aside(self, name: str, primary: str) -> bool:
         proxy = self.proxy(name)
         return proxy.proposer is not None and proxy.has_put_aside(self.primary(primary))
@@ -494,6 +520,8 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_S} flushes (slowly|quickly)", Stage.flushes),
     (rf"{_S} is copied", Stage.is_copied),
     (rf"{_S} comes back as it was copied", Stage.comes_back),
+    (rf"{_S} exchanges its folder", Stage.exchanges_folder),
+    (rf"{_P} changes the members to {_SS}", Stage.changes_members),
     (rf"{_S} dies after (\w+)", Stage.dies_after),
     (rf"{_S} starts", Stage.safekeeper_starts),
     (rf"operator rebootstraps over {_SS}", Stage.rebootstraps),
@@ -524,6 +552,8 @@ _CONDITIONS: list[tuple[str, Callable[..., bool]]] = [
     (rf"{_P} is at term (\d+)", Stage.is_at_term),
     (rf"{_P} puts {_A} aside", Stage.puts_aside),
     (rf"{_P} streams {_A}", Stage.streams),
+    (rf"{_P} has {_SS} for its members", Stage.has_members),
+    (rf"{_P} changes its members", lambda stage, name: stage.proxy(name).changes_members),
     (rf"{_P} has the vote of {_S}", Stage.has_vote),
     (rf"{_RR} (?:is|are) committed", Stage.committed),
     (rf"{_RR} (?:is|are) acknowledged", Stage.acknowledged),
@@ -554,6 +584,8 @@ def play(path: Path) -> Stage:
                 perform(stage, command)
             except ScenarioFailed as failed:
                 raise ScenarioFailed(f"{path.name}:{number}: {failed}") from failed
+            except Violation as violation:
+                raise SimulationFailed(violation, stage.trace()) from violation
     stage.check_all()
     return stage
 

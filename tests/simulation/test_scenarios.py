@@ -14,7 +14,9 @@ from tests.simulation.world import SimulationFailed
 
 BITES = {
     "a_fork_below_what_is_archived": "archived_lsn_survives_a_fork",
+    "a_folder_that_was_replaced_comes_back": "ids_counted_for_folders",
     "a_fork_that_one_member_has_heard_of": "truncate_lsn_survives_a_cut",
+    "members_change_before_the_term_has_committed": "change_before_term_start",
     "a_history_is_adopted_while_wal_is_not_flushed": "adopts_unflushed",
     "a_laggard_remembers_what_every_member_had": "truncate_lsn_of_the_votes",
     "a_member_pulls_from_one_that_has_not_adopted_the_term": "pull_from_unadopted",

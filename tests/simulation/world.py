@@ -16,7 +16,7 @@ from safekeeper.base.errors import PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus import term_history as term_history_module
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.consensus.membership import Identity
+from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.term_history import HistoryEntry, last_term
 from safekeeper.peers import codec as wire_module
 from tests.simulation import quorums
@@ -131,11 +131,8 @@ class World:
         self.digest: Any = None
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=TRACE_LINES)
         self._runs = 0
-        disk_class = StorageDisk if real_storage else self.model_disk_class
-        self.safekeepers = {i: SimSafekeeper(self, i, disk_class(self.rng)) for i in range(1, safekeeper_count + 1)}
-        for safekeeper in self.safekeepers.values():
-            if isinstance(safekeeper.disk, StorageDisk):
-                safekeeper.disk.fs.torn_by_page = profile.torn_by_page
+        self._disk_class = StorageDisk if real_storage else self.model_disk_class
+        self.safekeepers = {i: SimSafekeeper(self, i, self.new_disk()) for i in range(1, safekeeper_count + 1)}
         self.primaries = [VirtualPrimary(self, "A", 1, (), b"")]
         self.current = self.primaries[0]
         self.proxies: list[SimProxy] = []
@@ -171,6 +168,13 @@ class World:
             archiver = SimArchiver(self, self.archive, safekeeper, seed)
             archiver.is_lucky = is_lucky
             archiver.start()
+
+    def new_disk(self) -> ModelDisk:
+        """Return an empty disk."""
+        disk = self._disk_class(self.rng)
+        if isinstance(disk, StorageDisk):
+            disk.fs.torn_by_page = self.profile.torn_by_page
+        return disk
 
     def new_clock(self) -> MachineClock:
         """Return the clock of a machine: in some runs each has a rate of its own, from half as fast to twice."""
@@ -220,7 +224,7 @@ class World:
 
     def incarnation_of(self, safekeeper: SimSafekeeper) -> str:
         """Return the random id of a safekeeper's next new data folder (S8)."""
-        return f"{safekeeper.id:04x}{0 if self.wiped_keeps_incarnation else safekeeper.wiped:028x}"
+        return f"{safekeeper.id:04x}{0 if self.wiped_keeps_incarnation else safekeeper.folders:028x}"
 
     def durable_effect_delay_s(self, safekeeper: SimSafekeeper) -> float:
         """Return how long an effect on a safekeeper's disk takes; mostly no time, so that little waits."""
@@ -340,6 +344,7 @@ class World:
         self.proxies, proxies = [], self.proxies[:2]
         self.clock.after(0.0, self.network.unblock_all)
         for safekeeper in self.safekeepers.values():
+            self._put_members_back(safekeeper)
             safekeeper.effects_left, safekeeper.dies_after = None, ""
             safekeeper.disk.full = False
             safekeeper.flush_delay_s = self.profile.flush_delay_s
@@ -361,6 +366,29 @@ class World:
             proxy.takeover = False
             self._point_for_good(proxy)
             proxy.start()
+
+    def _put_members_back(self, safekeeper: SimSafekeeper) -> None:
+        """Exchange a safekeeper's folder if the one that is put away is a member's, and the other one is not.
+
+        The membership is the latest that a member of it has: that which was decided last need not have reached any.
+        """
+        disks = [disk for each in self.safekeepers.values() for disk in (each.disk, each.put_away) if disk is not None]
+        controls = [disk.control for disk in disks if disk.control is not None]
+        known = [
+            control.membership
+            for control in controls
+            if control.membership is not None
+            and control.membership.is_voter(control.safekeeper_id, control.incarnation)
+        ]
+        away = safekeeper.put_away.control if safekeeper.put_away is not None else None
+        if away is None or not known:
+            return
+        membership, here = max(known, key=lambda each: (each.author, each.generation)), safekeeper.disk.control
+        is_here = here is not None and membership.is_voter(safekeeper.id, here.incarnation)
+        if membership.is_voter(safekeeper.id, away.incarnation) and not is_here:
+            if safekeeper.acceptor is not None:
+                safekeeper.crash()
+            safekeeper.exchange_folder()
 
     def best_primary(self, without: frozenset[int] = frozenset()) -> VirtualPrimary:
         """Return a primary that the newest log among the voters came from: disks of primaries last.
@@ -393,7 +421,7 @@ class World:
         return fitting[-1] if self.rng.random() < 0.7 or len(fitting) < 2 else self.rng.choice(fitting)
 
     def is_lost(self, identity: Identity) -> bool:
-        """Return whether a data folder is gone."""
+        """Return whether a data folder is gone, or put away."""
         control = self.safekeepers[identity[0]].disk.control
         return control is None or control.incarnation != identity[1]
 
@@ -412,10 +440,19 @@ class World:
             and control.membership is not None
             and control.membership.is_same(membership)
         ]
-        if not quorums.can_commit(membership, informed):
-            return False
+        return quorums.can_commit(membership, informed) and self._is_spared(membership, safekeeper, "")
+
+    def may_exchange(self, safekeeper: SimSafekeeper) -> bool:
+        """Return whether a safekeeper may exchange its folder: the quorums of each half must be there then."""
+        membership, other = self.checker.membership, safekeeper.put_away
+        incarnation = other.control.incarnation if other is not None and other.control is not None else ""
+        return membership is not None and self._is_spared(membership, safekeeper, incarnation)
+
+    def _is_spared(self, membership: Membership, safekeeper: SimSafekeeper, incarnation: str) -> bool:
+        """Return whether the quorums of each half are there if a safekeeper has a folder with this incarnation."""
         return all(
-            sum(each.id == safekeeper.id or self.is_lost(each.identity) for each in half) <= quorums.spare(half, sizes)
+            sum(m.incarnation != incarnation if m.id == safekeeper.id else self.is_lost(m.identity) for m in half)
+            <= quorums.spare(half, sizes)
             for half, sizes in quorums.halves(membership)
         )
 
