@@ -316,7 +316,7 @@ class Machines:
             proposer = pickle.loads(self.runners[runner].blob)
             answer = self.messages[message]
             if safekeeper_id == OPERATOR:
-                actions = proposer.change_members(_AFTER_THE_CHANGE, 0.0)
+                actions = proposer.change_members(_AFTER_THE_CHANGE, 0.0, force=True)
             elif not safekeeper_id:
                 actions = proposer.wal_received(proposer.leadership.received_lsn + 1, 0.0)
             elif answer is None:
