@@ -63,7 +63,7 @@ from walproxy.proposer.roster import (
     later_cluster_reason,
     majority_against,
     misfit_reason,
-    newest_membership,
+    newest_cluster,
     other_cluster_reason,
     plan_bootstrap,
     repeated_bootstrap_reason,
@@ -325,6 +325,8 @@ class Proposer:
         """Handle the passing of time. `jitter`, uniform in [0, 1), separates the attempts of candidates (step 2)."""
         self._jitter = jitter
         self.roster.give_up_on_silent(now, self.timing.response_timeout_s)
+        if any(len(peer.addresses) > 1 for peer in self.peers.values()):
+            self._dial_members(now)
         if self.leadership is not None:
             self.leadership.tick(now)
             self._hang_up_removed(self.leadership, now)
@@ -377,7 +379,7 @@ class Proposer:
         refusal = leadership.refusal_of_change(wanted, force)
         if not refusal:
             leadership.begin_change(wanted, force, now)
-            self._dial_members()
+            self._dial_members(now)
         return refusal
 
     def _on_change_members(self, safekeeper_id: int, message: ChangeMembers, now: float) -> None:
@@ -407,17 +409,18 @@ class Proposer:
             )
         return self._begin_change(leadership, wanted, message.force, now)
 
-    def _dial_members(self) -> None:
+    def _dial_members(self, now: float) -> None:
         """Dial the members that are known, each at the address of the data folder that is to be one."""
         leadership = self.leadership
-        membership = leadership.membership if leadership is not None else newest_membership(self.peers)
-        if membership is None:
+        cluster = _cluster_of(leadership) if leadership is not None else newest_cluster(self.peers)
+        if cluster is None:
             return
+        membership = cluster.membership
         wanted = leadership.wanted if leadership is not None else halves_of(membership)[-1]
         others = {member.id: member for half in membership.halves() for member in half}
         members = list({**others, **{member.id: member for member in wanted.members}}.values())
         self.roster.dial(members)
-        self.roster.redirect(members)
+        self.roster.redirect(members, cluster.id, now)
 
     def _hang_up_removed(self, leadership: Leadership, now: float) -> None:
         """Close the connections to safekeepers that were removed, once they know it, and are not configured."""
@@ -441,7 +444,7 @@ class Proposer:
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         self.roster.on_greeting(safekeeper_id, greeting)
         if not self.peers[safekeeper_id].refused:
-            self._dial_members()
+            self._dial_members(now)
             if self.peers[safekeeper_id].greeting is None:
                 return  # It is disconnected, to be dialled at another address.
         if self._bootstrap is not None and safekeeper_id not in self._bootstrapped:

@@ -7,6 +7,7 @@ greeted, have not answered yet, or count as missing.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +27,9 @@ from safekeeper.consensus.messages import (
 from walproxy.proposer.actions import Action, Dial, Disconnect, HangUp, Level, Note, SendMessage
 from walproxy.proposer.primary import PrimaryIdentity
 
+# A safekeeper at whose addresses another folder than the member's answers is tried at the next one so often.
+REDIRECT_INTERVAL_S = 5.0
+
 
 @dataclass(slots=True)
 class Peer:
@@ -39,6 +43,7 @@ class Peer:
         problem: why it counts as missing although its connection stays, empty if it does not.
         log: the last logged reason, so that it is not logged again after a reconnect.
         addresses: where it is dialled, one after the other until its folder answers there.
+        redirected_at: when it was last disconnected to be dialled at the next address.
     """
 
     connected: bool = False
@@ -49,6 +54,7 @@ class Peer:
     problem: str = ""
     log: LogOnce = field(default_factory=LogOnce)
     addresses: tuple[str, ...] = ()
+    redirected_at: float = -inf
 
 
 Peers = Mapping[int, Peer]
@@ -77,7 +83,12 @@ class Roster:
         """Handle a connection that is open now; keep the reason of a refusal until the safekeeper greets again."""
         known = self.peers[safekeeper_id]
         self.peers[safekeeper_id] = Peer(
-            True, refused=known.refused, refused_code=known.refused_code, log=known.log, addresses=known.addresses
+            True,
+            refused=known.refused,
+            refused_code=known.refused_code,
+            log=known.log,
+            addresses=known.addresses,
+            redirected_at=known.redirected_at,
         )
 
     def dial(self, members: Iterable[Member]) -> None:
@@ -96,27 +107,23 @@ class Roster:
             self._out.append(Note(Level.WARNING, f"{text}: correct --safekeepers"))
             self._out.append(Dial(member.id, member.address))
 
-    def redirect(self, members: Iterable[Member]) -> bool:
+    def redirect(self, members: Iterable[Member], cluster_id: str, now: float) -> None:
         """Disconnect those that answer at one of several addresses with another folder than the member's.
 
-        Returns:
-            Whether there is one: the next attempt is at the next address.
+        The next attempt is at the next address. Where no address has the member's folder, that is tried again after a
+        while only: meanwhile the one that answers is a learner. A folder of another cluster is refused in any case.
         """
-        found = False
         for member in members:
             peer = self.peers.get(member.id)
-            greeting = peer.greeting if peer is not None else None
-            if (
-                peer is None
-                or greeting is None
-                or len(peer.addresses) < 2
-                or greeting.incarnation == member.incarnation
-            ):
+            if peer is None or len(peer.addresses) < 2 or now - peer.redirected_at < REDIRECT_INTERVAL_S:
                 continue
-            peer.greeting, found = None, True
-            reason = f"data folder {greeting.incarnation[:8]} answers, and the member is {member.incarnation[:8]}"
-            self._out.append(Disconnect(member.id, reason))
-        return found
+            greeting = peer.greeting
+            if greeting is None or greeting.cluster_id not in ("", cluster_id):
+                continue
+            if greeting.incarnation != member.incarnation:
+                peer.greeting, peer.redirected_at = None, now
+                reason = f"data folder {greeting.incarnation[:8]} answers, and the member is {member.incarnation[:8]}"
+                self._out.append(Disconnect(member.id, reason))
 
     def hang_up(self, safekeeper_id: int) -> None:
         """Close the connection to a safekeeper for good, and forget it."""
@@ -355,10 +362,15 @@ def misfit_reason(peers: Peers) -> str:
     )
 
 
+def newest_cluster(peers: Peers) -> Cluster | None:
+    """Return the cluster with the newest membership that any greeted safekeeper has, None if none has one."""
+    return max(clusters_of(peers), key=lambda cluster: _age(cluster.membership), default=None)
+
+
 def newest_membership(peers: Peers) -> Membership | None:
     """Return the newest membership that any greeted safekeeper has, None if none has one."""
-    found = [greeting.membership for greeting in greetings_of(peers).values() if greeting.membership is not None]
-    return max(found, key=_age, default=None)
+    cluster = newest_cluster(peers)
+    return cluster.membership if cluster is not None else None
 
 
 def _age(membership: Membership) -> tuple[int, int]:

@@ -64,7 +64,8 @@ class SafekeeperLink:
         self._connection: SafekeeperConnection | None = None  # One that can be used.
         self.is_reachable = False
         self.send: Callable[[Sequence[bytes | memoryview]], None] = _drop
-        self._problems = ProblemLog(logger)
+        # Of each address: the attempts alternate between them.
+        self._problems: dict[Address, ProblemLog] = {}
         self._stops = False
         self._flaps = False  # The last connection was closed as soon as it was open.
 
@@ -140,7 +141,8 @@ class SafekeeperLink:
 
     def _stays_up(self, connection: SafekeeperConnection) -> None:
         if self._connection is connection:
-            self._problems.over()
+            for problems in self._problems.values():
+                problems.over()
             logger.info("connected to safekeeper %d at %s", self.safekeeper_id, self.address)
 
     def _went_down(self) -> None:
@@ -153,7 +155,8 @@ class SafekeeperLink:
 
     def _log_problem(self, text: str) -> None:
         self.problem = text
-        self._problems.note(text, "%s", text, level=logging.INFO if self._stops else logging.WARNING)
+        problems = self._problems.setdefault(self.address, ProblemLog(logger))
+        problems.note(text, "%s", text, level=logging.INFO if self._stops else logging.WARNING)
 
 
 def _drop(buffers: Sequence[bytes | memoryview]) -> None:

@@ -25,7 +25,7 @@ from safekeeper.consensus.messages import (
 from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, PRIMARY, Table, greeting, vote
 from walproxy.proposer.actions import Dial, Disconnect, Finish, HangUp, IdentifyPrimary, Note, ReportStatus, SendAppend
 from walproxy.proposer.primary import Ancestor
-from walproxy.proposer.roster import Peer
+from walproxy.proposer.roster import REDIRECT_INTERVAL_S, Peer
 
 FOUR = Member(4, "4" * 32)
 NEW = Member(3, "f" * 32)
@@ -272,14 +272,20 @@ def test_a_member_that_another_host_replaces_is_dialled_there_and_the_old_one_is
     assert table.did(Dial) == [Dial(3, "new:5454")]
     assert [each.safekeeper_id for each in table.did(Disconnect)] == [3]
     table.event(table.proposer.disconnected(3, table.now))
-    table.connects(3, incarnation="3" * 32)  # The next attempt was at the old address again.
+    # The new one is not reached, and the old one answers again: it is fed meanwhile, and that is tried again.
+    table.connects(3, incarnation="3" * 32)
+    assert table.did(Disconnect) == [] and 3 in table.sent(Elected)
+    table.ticks(REDIRECT_INTERVAL_S - 1)
+    assert table.did(Disconnect) == []
+    for safekeeper_id in (1, 2, 3):
+        table.answers(safekeeper_id)
+    table.ticks(1)
     assert [each.safekeeper_id for each in table.did(Disconnect)] == [3]
     table.event(table.proposer.disconnected(3, table.now))
     table.connects(
         3, incarnation="f" * 32, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0
     )
-    assert table.did(Disconnect) == []
-    assert 3 in table.sent(Elected)
+    assert table.did(Disconnect) == [] and 3 in table.sent(Elected)
 
 
 def test_a_removed_member_that_the_list_lacks_is_told_and_then_disconnected() -> None:
