@@ -34,6 +34,7 @@ from safekeeper.acceptor.effects import (
     TruncateWal,
     WriteWal,
 )
+from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
@@ -316,7 +317,10 @@ class Machines:
             proposer = pickle.loads(self.runners[runner].blob)
             answer = self.messages[message]
             if safekeeper_id == OPERATOR:
-                actions = proposer.change_members(_AFTER_THE_CHANGE, 0.0, force=True)
+                try:
+                    actions = proposer.change_members(_AFTER_THE_CHANGE, 0.0)
+                except ConfigurationError:
+                    actions = []  # Refused until the members follow: nothing has changed, and it is asked again.
             elif not safekeeper_id:
                 actions = proposer.wal_received(proposer.leadership.received_lsn + 1, 0.0)
             elif answer is None:
