@@ -593,6 +593,10 @@ class Proposer:
 
     def _gather(self, now: float) -> None:
         self._stage.enter(Phase.GATHERING)
+        if self._bootstrap is not None:
+            # Who has written it down is empty no more, and must not count as such for a bootstrap with other folders.
+            self.roster.forget_greetings()
+            self.roster.greet_all(self.primary, now)
         self.campaign = self._bootstrap = None
         wait_s = self.timing.retry_interval_s / 2
         if self.candidacy.failed:

@@ -293,6 +293,28 @@ def test_a_bootstrap_needs_every_member() -> None:
     assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
 
 
+def test_after_a_bootstrap_that_was_interrupted_nobody_counts_as_empty_that_has_not_greeted_again() -> None:
+    table = Table()
+    table.sees()
+    for safekeeper_id in (1, 2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+    for safekeeper_id in (2, 3):
+        table.hears(safekeeper_id, Bootstrapped(CLUSTER, 1))
+    table.event(table.proposer.disconnected(1, table.now))
+    assert table.proposer.phase is Phase.GATHERING
+    # Another proxy may lead by now: 2 and 3 are a quorum. Then the disk of 2 is lost, and 1 has missed all of it.
+    table.event(table.proposer.disconnected(2, table.now))
+    for safekeeper_id, lost in ((1, False), (2, True)):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, wiped(safekeeper_id) if lost else empty(safekeeper_id))
+    table.ticks()
+    assert table.sent(Bootstrap) == {}
+    table.hears(3, greeting(3, promised=LeaderId(1, "another")))
+    table.ticks()
+    assert table.sent(PreVoteRequest).keys() == {1, 3}
+
+
 def test_a_primary_of_another_system_is_refused_before_anybody_votes() -> None:
     table = Table()
     table.connects(1, 2, 3, system_id=8)
