@@ -305,6 +305,7 @@ BUGS: dict[str, Bug] = {
         "a term that is forgotten is followed by one that a quorum has adopted",
         "elections",
         _everywhere("bound_history", dropped.bound_at_any_position),
+        scenario="terms_are_forgotten_that_no_quorum_has_adopted",
     ),
     "held_term_without_its_start": Bug(
         "S9",

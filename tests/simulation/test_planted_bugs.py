@@ -24,7 +24,6 @@ QUICK = (
     "end_of_wal_underestimated",
     "apply_follows_flush",
     "giving_up_is_forgotten",
-    "history_cut_above_commit",
     "readers_ahead_of_commit",
     "timeline_shown_at_its_fork",
     "commit_told_with_wal_only",
