@@ -8,6 +8,7 @@ one connection on loopback.
 """
 
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -131,6 +132,8 @@ class Site(NamedTuple):
         wal_bytes = parse_lsn(status["flush_lsn"]) - parse_lsn(status["wal_begin_lsn"])
         self._members("remove", str(_NEWCOMER))
         cluster.drop_safekeeper(_NEWCOMER)
+        # The next one is to receive all of it again.
+        shutil.rmtree(cluster.safekeeper_directory(_NEWCOMER))
         return NewcomerTurn(
             number,
             cell.clients,

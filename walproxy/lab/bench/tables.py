@@ -111,7 +111,7 @@ def members_table(results: Sequence[MemberResult], conditions: str) -> Table:
 def crashes_table(results: Sequence[CrashResult], conditions: str) -> Table:
     """Return how long commits waited when a process started or died."""
     columns = ("case", "streaming s", "range", "next commit s", "range", "longest commit s", "range", "CPU s")
-    table = _table(f"Commits of one client when something happens {conditions}", columns)
+    table = _table(f"Commits when something happens {conditions}", columns)
     for each in results:
         figures = (each.streaming_s, each.commit_s, each.longest_s)
         cpu_s = "-" if each.cpu_s is None else f"{each.cpu_s.median:.2f}"
