@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from tests.integration.conftest import NEWEST, SERVERS, NewCluster
+from tests.waiting import wait_for
 from walproxy.lab.demo.bank import ACCOUNTS, CREATE, OPENING_BALANCE, Audit, Transfer, audit
 from walproxy.lab.demo.steps import STEPS, TAKEOVER_S_MAX
 from walproxy.postgres.local_server import LocalPostgres
@@ -111,8 +112,14 @@ def test_a_kept_demo_leaves_everything_running_and_says_how_to_end_it(folder: Pa
         status = subprocess.run(command, capture_output=True, text=True, check=False)
         assert status.returncode == 0, status.stderr
         [look] = re.findall(r"^# see what can be restored.*\n(.*)$", answer.stdout, re.MULTILINE)
-        listed = subprocess.run(look, shell=True, capture_output=True, text=True, check=False)
-        assert "\ntimeline 2: " in listed.stdout, listed.stderr
+
+        def lists_the_promoted_timeline() -> bool:
+            listed = subprocess.run(look, shell=True, capture_output=True, text=True, check=False)
+            assert listed.returncode == 0, listed.stderr
+            return "\ntimeline 2: " in listed.stdout
+
+        # The archive may be behind on a busy machine: the demo ends without waiting for it.
+        wait_for(lists_the_promoted_timeline, "the archive has WAL of the promoted server")
     finally:
         for pid in [*map(int, postgres), *pids]:
             os.kill(pid, signal.SIGINT if str(pid) in postgres else signal.SIGTERM)
