@@ -40,6 +40,7 @@ from walproxy.proxy.members_plan import (
     member_rows,
     present_cluster,
 )
+from walproxy.proxy.status_table import format_bytes
 
 _Result = TypeVar("_Result")
 _LINE_INTERVAL_S = 5.0
@@ -360,8 +361,9 @@ def _print_table(cluster: Cluster, rows: list[MemberRow]) -> None:
         table.add_column(name, justify="right" if name == "lag" else "left", no_wrap=True)
     for row in rows:
         flush = format_lsn(row.flush_lsn) if row.flush_lsn is not None else "-"
-        lag = "-" if row.lag_bytes is None else str(row.lag_bytes)
-        table.add_row(str(row.safekeeper_id), row.address or "-", row.role, row.incarnation[:8] or "-", flush, lag)
+        folder = row.incarnation[:8] or "-"
+        lag = format_bytes(row.lag_bytes)
+        table.add_row(str(row.safekeeper_id), row.address or "-", row.role, folder, flush, lag)
     console.print(table)
     for row in rows:
         if row.problem:
