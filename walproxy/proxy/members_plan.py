@@ -142,8 +142,7 @@ def _wanted_members(wish: Add | Remove | Replace, cluster: Cluster, sight: Sight
         wanted[newcomer_id] = newcomer
         if len(wanted) > MEMBERS_MAX:
             raise ConfigurationError(f"a cluster has at most {MEMBERS_MAX} members")
-    members = tuple(member for _, member in sorted(wanted.items()))
-    return final if _identities(members) == _identities(final) else members
+    return tuple(member for _, member in sorted(wanted.items()))
 
 
 def _check_replaced(wish: Replace, membership: Membership, newcomer: Member) -> None:

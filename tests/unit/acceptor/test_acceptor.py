@@ -33,12 +33,15 @@ from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     HEARTBEAT_TIMEOUT_S,
     PROTOCOL_VERSION,
+    PROTOCOL_VERSION_MIN,
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
     Bootstrap,
     Bootstrapped,
+    ChangeMembers,
     Elected,
+    MembersAnswer,
     PreVoteRequest,
     PreVoteResponse,
     ProposerGreeting,
@@ -1067,3 +1070,41 @@ def test_an_append_that_is_written_at_once_has_the_effects_of_any_other(payload:
         del state["_handlers"]
     assert mine == theirs
     assert at_once.acceptor.commit_lsn == (BASE + 50 if full and payload else BASE + 100)
+
+
+# A change of the members that a command wants.
+
+
+WANTED = ChangeMembers(0, CLUSTER, 1, MEMBERS.members)
+
+
+def test_a_change_of_the_members_is_relayed_to_the_leader_and_its_answer_back() -> None:
+    bench = following()
+    bench.greet(connection=9)
+    assert bench.run(bench.acceptor.receive(9, WANTED, bench.now)) == [
+        Send(1, msgspec.structs.replace(WANTED, request_id=9))
+    ]
+    answer = MembersAnswer(9, "another change is under way")
+    assert bench.run(bench.acceptor.receive(1, answer, bench.now)) == [
+        Send(9, msgspec.structs.replace(answer, request_id=0))
+    ]
+    # The command has ended meanwhile.
+    bench.acceptor.disconnected(9)
+    assert bench.run(bench.acceptor.receive(1, answer, bench.now)) == []
+
+
+def test_an_answer_that_is_not_the_leaders_is_not_relayed() -> None:
+    bench = following()
+    for connection in (8, 9):
+        bench.greet(connection=connection)
+    assert bench.run(bench.acceptor.receive(8, MembersAnswer(9), bench.now)) == []
+
+
+def test_a_change_of_the_members_without_a_leader_that_knows_of_it_is_refused() -> None:
+    bench = member()
+    bench.greet(connection=9)
+    assert bench.tell(WANTED, connection=9).code is RefusalCode.NO_LEADER
+    of_version_4 = following()
+    of_version_4.acceptor._versions[1] = PROTOCOL_VERSION_MIN
+    of_version_4.greet(connection=9)
+    assert of_version_4.tell(WANTED, connection=9).code is RefusalCode.NO_LEADER
