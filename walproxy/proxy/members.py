@@ -24,6 +24,7 @@ from walproxy.proxy.members_plan import (
     Headway,
     Seen,
     Wish,
+    describe_problems,
     has_ended,
     headway,
     present_cluster,
@@ -163,9 +164,10 @@ async def change_members(
             if refusal is not None:
                 led_at = loop.time()
             elif loop.time() - led_at > _NO_LEADER_S:
+                problems = describe_problems(sight)
                 raise WalproxyError(
                     f"no safekeeper follows a proxy for {_NO_LEADER_S:.0f} s, and only a proxy that leads changes the "
-                    f"members: start walproxy run, and repeat the command{_problems(sight)}"
+                    f"members: start walproxy run, and repeat the command{f' ({problems})' if problems else ''}"
                 )
             if refusal:
                 sight = await fleet.look()
@@ -188,8 +190,3 @@ def _check_newcomer(cluster: Cluster, wanted: Target, sight: Mapping[int, Seen])
                 f"safekeeper {member.id} has another data folder than when the command began: run walproxy members "
                 "cancel, and repeat the command"
             )
-
-
-def _problems(sight: Mapping[int, Seen]) -> str:
-    found = [f"safekeeper {i}: {seen.problem}" for i, seen in sorted(sight.items()) if seen.problem]
-    return f" ({'; '.join(found)})" if found else ""

@@ -85,11 +85,18 @@ def present_cluster(sight: Sight) -> Cluster:
             if found is None or cluster.is_later_than(found):
                 found = cluster
     if found is None:
-        problems = "; ".join(f"safekeeper {i}: {seen.problem}" for i, seen in sorted(sight.items()) if seen.problem)
+        problems = describe_problems(sight)
+        if all(seen.greeting is None for seen in sight.values()):
+            raise ConfigurationError(f"no safekeeper replies: {problems}")
         raise ConfigurationError(
             f"no safekeeper has a membership: start walproxy run first{f' ({problems})' if problems else ''}"
         )
     return found
+
+
+def describe_problems(sight: Sight) -> str:
+    """Return why safekeepers do not reply, as one line; empty if all do."""
+    return "; ".join(seen.problem for _, seen in sorted(sight.items()) if seen.problem)
 
 
 def target_of_wish(wish: Wish, cluster: Cluster, sight: Sight) -> Target:

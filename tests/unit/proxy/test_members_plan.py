@@ -149,8 +149,10 @@ def test_the_newest_membership_that_a_safekeeper_has_is_the_present_one() -> Non
     of_an_older_term = Membership(9, (ONE, TWO), author=6)
     found = sight(greeting(ONE), greeting(TWO, newer), greeting(THREE, of_an_older_term))
     assert present_cluster(found) == Cluster(CLUSTER, newer)
-    with pytest.raises(ConfigurationError, match=r"no safekeeper has a membership: .*\(safekeeper 2: it is silent\)"):
-        present_cluster(sight(greeting(ONE, None), s2="it is silent"))
+    with pytest.raises(ConfigurationError, match=r"no safekeeper has a membership: .* \(safekeeper 2 is silent\)"):
+        present_cluster(sight(greeting(ONE, None), s2="safekeeper 2 is silent"))
+    with pytest.raises(ConfigurationError, match=r"no safekeeper replies: safekeeper 1 is silent; safekeeper 2 is too"):
+        present_cluster(sight(s1="safekeeper 1 is silent", s2="safekeeper 2 is too"))
 
 
 def test_a_change_has_ended_when_a_quorum_has_the_last_membership_on_disk() -> None:
