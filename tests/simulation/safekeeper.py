@@ -337,6 +337,8 @@ class SimSafekeeper:
         assert self.acceptor is not None  # its event has just ended
         self.acceptor.check()
         self.puller.wake()
+        if self.acceptor is None:
+            return  # it was killed as it asked another member
         world.checker.readers.on_handled(self)
         world.checker.truncate.on_handled(self)
         if world.archive is not None:
