@@ -163,10 +163,14 @@ class Uploader:
                     "mount that archive, or correct --archive; to start an empty archive without the earlier WAL: "
                     f"{self._create_command()}"
                 )
-            if self._store.list(WAL_FOLDER):
+            has_wal = bool(self._store.list(WAL_FOLDER))
+            # Another archiver may have created the archive meanwhile, and uploaded: the manifest precedes all WAL.
+            found = read_manifest(self._store) if has_wal else None
+            if has_wal and found is None:
                 raise ArchiveRefused(
                     f"{self._store.url} contains WAL but no {MANIFEST_KEY}: restore that file, or use another folder"
                 )
+        if found is None:
             found = create(self._store, self._system_id, self._segment_size, self._cluster_id)
         if (found.system_id, found.segment_size) != (self._system_id, self._segment_size):
             raise ArchiveRefused(

@@ -141,6 +141,9 @@ def test_when_nobody_answers_or_has_it_that_is_said(cluster: Gated, monkeypatch:
     with pytest.raises(SourceUnavailable, match=r"the safekeeper .*refused"):
         wal_input.extents(path)
     cluster.heal()
+    # A safekeeper that was killed serves WAL once a proxy has told it what is committed.
+    killed = cluster.safekeepers[1]
+    wait_for(lambda: parse_lsn(said(killed, "commit_lsn") or "0/0") >= extent.end_lsn, "it knows of the commits")
     assert wal_input.extents(path)[-1].end_lsn >= extent.end_lsn
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safekeeper.archive.fetch import ArchiveReader, read_manifest
-from safekeeper.archive.objects import ArchivedFile, history_file, parse_keys, partial_file, segment_file
+from safekeeper.archive.objects import ArchivedFile, ObjectInfo, history_file, parse_keys, partial_file, segment_file
 from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.upload import Content, Uploader, adopt
 from safekeeper.base.errors import (
@@ -463,6 +463,21 @@ def test_clusters_that_claim_at_once_are_not_both_let_in(store: Meddled) -> None
     store.before = meddle
     with pytest.raises(ArchiveRefused, match="belongs to the cluster c2"):
         uploader(store).claim()
+
+
+def test_archive_that_another_archiver_creates_meanwhile_is_claimed(store: Meddled) -> None:
+    class Late(ObjectStore):
+        """Another archiver creates the archive and uploads WAL right before this one looks for WAL."""
+
+        def list(self, folder: str = "", *, after: str = "") -> list[ObjectInfo]:
+            if read_manifest(self) is None:
+                first = uploader(store)
+                first.claim()
+                assert first.upload(FILE, DATA)
+            return super().list(folder, after=after)
+
+    manifest = uploader(Late.open(store.url), safekeeper_id=2).claim()
+    assert manifest == read_manifest(store)
 
 
 def test_wal_without_a_manifest_is_claimed_by_nobody(store: Meddled) -> None:
