@@ -34,6 +34,7 @@ from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.control_state import ControlState, LeaderId
+from safekeeper.consensus.folder_state import learn, successor_of
 from safekeeper.consensus.messages import (
     DIGEST_RANGE_BYTES_MAX,
     HEARTBEAT_TIMEOUT_S,
@@ -50,6 +51,8 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    FolderIsOlder,
+    FolderStates,
     MembersAnswer,
     PeerRead,
     PreVoteRequest,
@@ -126,6 +129,8 @@ class Acceptor(AcceptorLog):
             Reconfigure: self._reconfigure,
             ChangeMembers: self._relay_change,
             MembersAnswer: self._relay_answer,
+            FolderStates: self._learn_folders,
+            FolderIsOlder: self._leave_identity,
             ArchiveAssignment: self._archive_assignment,
             PullWal: self._pull_wal,
             PeerRead: self._peer_read,
@@ -341,6 +346,7 @@ class Acceptor(AcceptorLog):
                 yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
                 return
         self._versions[connection] = message.protocol_version
+        yield from self._tell_folders(connection)
         yield Send(
             connection,
             AcceptorGreeting(
@@ -456,6 +462,7 @@ class Acceptor(AcceptorLog):
             yield from self._persist(promised=message.leader_id)
         # A delayed request may be that of the leader that this acceptor follows.
         self.awaits_election = self.leader is None
+        yield from self._tell_folders(connection)
         yield Send(
             connection,
             VoteResponse(
@@ -606,6 +613,42 @@ class Acceptor(AcceptorLog):
         """Relay the leader's answer to the command that is still connected."""
         if connection == self.leader_connection and message.request_id in self._versions:
             yield Send(message.request_id, msgspec.structs.replace(message, request_id=0))
+
+    # ------------------------------------------------------------------ data folders (S8e)
+
+    def _tell_folders(self, connection: int) -> Effects:
+        """Tell a proposer what is known of the members' data folders, before the answer that it decides by."""
+        if self.control.membership is not None and self._versions[connection] >= PROTOCOL_VERSION:
+            yield Send(connection, FolderStates(self.control.cluster_id, (self.folder_state, *self._folders())))
+
+    def _learn_folders(self, connection: int, message: FolderStates, now: float) -> Effects:
+        """Remember what the leader knows of the other members' data folders; it is written to disk lazily."""
+        control = self.control
+        membership = control.membership
+        if connection == self.leader_connection and message.cluster_id == control.cluster_id and membership is not None:
+            others = membership.identities() - {(control.safekeeper_id, control.incarnation)}
+            learned = learn(self.folders, message.folders)
+            self.folders = {identity: learned[identity] for identity in sorted(others & learned.keys())}
+        yield from ()
+
+    def _leave_identity(self, connection: int, message: FolderIsOlder, now: float) -> Effects:
+        """Give this data folder another incarnation: it was replaced by an older copy, and no longer counts.
+
+        Its WAL stays: as a learner it continues from there. The new incarnation is the same if this is repeated.
+        """
+        control, known = self.control, message.known
+        if message.leader_id.term < control.promised.term:
+            yield from self._refuse_stale(connection, message.leader_id)
+            return
+        if known.identity != (control.safekeeper_id, control.incarnation):
+            return  # It was told before.
+        self._forget_leader()
+        yield from self._persist(incarnation=successor_of(control.incarnation, *message.leader_id))
+        reason = (
+            f"this data folder was replaced by an older copy of itself: it had {known}, and has {self.folder_state}; "
+            "it no longer counts as a member until walproxy members replace makes it one"
+        )
+        yield Close(connection, reason)
 
     def _is_adopted(self, connection: int, leader_id: LeaderId) -> EffectsThen[bool]:
         """Return whether this leader's history was adopted on this connection; if not, the refusal was sent."""

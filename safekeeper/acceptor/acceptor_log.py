@@ -32,6 +32,7 @@ from safekeeper.acceptor.trimming import Kept, TrimRequest, trim_to
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.messages import Bootstrap, Elected, RefusalCode
 from safekeeper.consensus.term_history import (
     Divergence,
@@ -56,6 +57,8 @@ class AcceptorLog:
         commit_lsn, truncate_lsn, archived_lsn, archive_id: the present values; `control` may have older ones.
         logs_adopted: how often another log has replaced this one since the start: its positions may be lower.
         own_archive_id: the id of the archive that is configured here, empty until it is known.
+        folders: what is known of the other members' data folders; `control` may have older states (S8e).
+        counts_starts: whether this start is to be counted on disk.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -77,6 +80,8 @@ class AcceptorLog:
         self.truncate_lsn = min(control.truncate_lsn, control.commit_lsn)
         self.archived_lsn = control.archived_lsn
         self.archive_id = control.archive_id
+        self.folders = {state.identity: state for state in control.folders}
+        self.counts_starts = True
         self.logs_adopted = 0
         # The id of the archive that is configured here, once it was read.
         self.own_archive_id = ""
@@ -104,12 +109,18 @@ class AcceptorLog:
             yield TruncateWal(self.flush_lsn, tli_at(self.control.history, self.flush_lsn))
             yield from self._settle_forks()
             yield TrimWal(self.control.wal_begin_lsn)
+        if self.counts_starts:
+            yield from self._persist(starts=self.control.starts + 1)
+            self.counts_starts = False
 
     def checkpoint(self) -> Effects:
         """Write the lazily written positions, if they have moved. May raise `StorageFull`: nothing is lost."""
         control = self.control
-        lazy = (self.commit_lsn, self.truncate_lsn, self.archived_lsn, self.archive_id)
-        if lazy != (control.commit_lsn, control.truncate_lsn, control.archived_lsn, control.archive_id):
+        lazy = (self.commit_lsn, self.truncate_lsn, self.archived_lsn, self.archive_id, self._folders())
+        on_disk = (
+            control.commit_lsn, control.truncate_lsn, control.archived_lsn, control.archive_id, control.folders
+        )  # fmt: skip
+        if lazy != on_disk:
             yield from self._persist()
 
     def _trim(self, request: TrimRequest) -> EffectsThen[bool]:
@@ -374,6 +385,7 @@ class AcceptorLog:
             truncate_lsn=0,
             archived_lsn=0,
             archive_id="",
+            folders=(),
         )
         yield from self._finish_adoption()
 
@@ -392,6 +404,7 @@ class AcceptorLog:
             truncate_lsn=0,
             archived_lsn=0,
             archive_id="",
+            folders=self._folders(),
         )
 
     def _refusal_of_undo(self, message: Bootstrap) -> EffectsThen[Reason | None]:
@@ -427,6 +440,7 @@ class AcceptorLog:
             replaced,
             **cluster_fields(message),
             promised=control.promised,
+            starts=control.starts,
             format_version=control.format_version,
             set_aside=True,
             set_aside_as=f"undone-{control.cluster_id}",
@@ -501,6 +515,7 @@ class AcceptorLog:
         changes.setdefault("truncate_lsn", self.truncate_lsn)
         changes.setdefault("archived_lsn", self.archived_lsn)
         changes.setdefault("archive_id", self.archive_id)
+        changes.setdefault("folders", self._folders())
         control = msgspec.structs.replace(self.control, **changes)
         yield Persist(control)
         self.control = control
@@ -508,6 +523,21 @@ class AcceptorLog:
         self.truncate_lsn = control.truncate_lsn
         self.archived_lsn = control.archived_lsn
         self.archive_id = control.archive_id
+        self.folders = {state.identity: state for state in control.folders}
+
+    # ------------------------------------------------------------------ data folders (S8e)
+
+    @property
+    def folder_state(self) -> FolderState:
+        """What this data folder has on disk. While it is the same folder, no later state is older (S8e)."""
+        control = self.control
+        # An adoption counts with its first write: what it skips, or cuts, is not part of that term's log.
+        flush_lsn = self.flush_lsn if control.base_lsn is None else control.base_lsn
+        term = last_term(control.history)
+        return FolderState(control.safekeeper_id, control.incarnation, control.starts, term, flush_lsn)
+
+    def _folders(self) -> tuple[FolderState, ...]:
+        return tuple(self.folders[identity] for identity in sorted(self.folders))
 
 
 def cluster_fields(message: Bootstrap | Elected) -> dict[str, Any]:

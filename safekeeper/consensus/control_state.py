@@ -1,8 +1,8 @@
 """The durable state of an acceptor.
 
 It is one small value, replaced as a whole: the control file contains the old or the new one, never a mixture
-(safekeeper/storage/control_file.py). `commit_lsn`, `truncate_lsn` and `archived_lsn` are written along with the others
-and otherwise lazily: an older value only costs work, never data.
+(safekeeper/storage/control_file.py). `commit_lsn`, `truncate_lsn`, `archived_lsn` and `folders` are written along
+with the others and otherwise lazily: an older value only costs work, never data.
 
 The contents of PostgreSQL's timeline history files are part of it, so that adopting a history and removing the
 timelines that it cuts is one atomic write (docs/design/adr/0003-control-state.md).
@@ -13,11 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory
 
-FORMAT_VERSION = 2
-# Fields that version 1 lacks have their defaults.
+FORMAT_VERSION = 3
+# Fields that an older version lacks have their defaults.
 FORMAT_VERSION_MIN = 1
 # A frame has 64 bits for a term.
 TERM_MAX = (1 << 64) - 1
@@ -75,6 +76,8 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
         truncate_lsn: below it every byte is on every member; may lag.
         archived_lsn: below it every byte is in the archive `archive_id`; may lag.
         archive_id: random id of the archive that a leader last named, empty before.
+        starts: how often the safekeeper was started on this data folder.
+        folders: what is known of the other members' data folders (S8e); may lag.
     """
 
     safekeeper_id: int
@@ -101,6 +104,8 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     truncate_lsn: Lsn = 0
     archived_lsn: Lsn = 0
     archive_id: str = ""
+    starts: int = 0
+    folders: tuple[FolderState, ...] = ()
 
     @property
     def is_log_pending(self) -> bool:

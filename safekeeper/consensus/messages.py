@@ -14,10 +14,14 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then follow, e
     DigestRequest   -> DigestResponse     checksums of WAL, to verify the primary (S10)
     TailRequest     -> TailResponse       the boundaries of records, for S9 and S10
     ChangeMembers   -> MembersAnswer      an operator's change of the members, relayed to the leader (step 10)
+    FolderIsOlder   -> (closed)           the data folder is an older copy: it no longer counts (step 11)
 
 Without a request, the acceptor sends its standbys' positions, `StandbyFeedback`, and the progress of its archiving,
 `ArchiveReport`, to the proposer that it follows; the proposer sends all acceptors the archiver and the progress of the
 archive, `ArchiveAssignment`. A `ChangeMembers` of a command is relayed to that proposer, its `MembersAnswer` back.
+
+Both sides exchange what they know of the members' data folders, `FolderStates`: the leader when it has news, an
+acceptor before each greeting and each vote, its own folder first.
 
 Any of them can be answered by `Refusal`. After a refusal that concerns the connection the acceptor closes it, ignoring
 everything that was pipelined after the refused message, and the proposer connects and greets again.
@@ -31,6 +35,7 @@ import msgspec
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId, TliHistory
+from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.term_history import TermHistory
 from safekeeper.waldecode.records import LogTail
@@ -336,6 +341,24 @@ class MembersAnswer(msgspec.Struct, frozen=True, tag="members_answer"):
     refusal: str = ""
 
 
+class FolderStates(msgspec.Struct, frozen=True, tag="folder_states"):
+    """What the sender knows of the data folders of a cluster's members; an acceptor's own is the first."""
+
+    cluster_id: str
+    folders: tuple[FolderState, ...]
+
+
+class FolderIsOlder(msgspec.Struct, frozen=True, tag="folder_is_older"):
+    """The leader tells an acceptor that its data folder was replaced by an older copy of itself (S8e).
+
+    Attributes:
+        known: a state that the folder had.
+    """
+
+    leader_id: LeaderId
+    known: FolderState
+
+
 class ArchiveAssignment(msgspec.Struct, frozen=True, tag="archive_assignment"):
     """The archiver from now on, 0 for none, and the progress of its archive, 0 if unknown in this term."""
 
@@ -485,6 +508,8 @@ ProposerMessage = (
     | Reconfigure
     | ChangeMembers
     | MembersAnswer
+    | FolderStates
+    | FolderIsOlder
     | ArchiveAssignment
     | PullWal
     | PeerRead
@@ -502,6 +527,7 @@ AcceptorMessage = (
     | ChangeMembers
     | MembersAnswer
     | PullEnded
+    | FolderStates
     | StandbyFeedback
     | ArchiveReport
     | ReadResponse

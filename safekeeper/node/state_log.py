@@ -38,6 +38,14 @@ class ChangeLog:
         self._control = new
         if new.promised != old.promised:
             self._log_line(f"promised {new.promised}")
+        if new.incarnation != old.incarnation:
+            _log.warning(
+                "the leader has found that this data folder is an older copy of itself: it is data folder %s now, and "
+                "no longer the member %s; walproxy members replace %d makes it a member again",
+                new.incarnation[:8],
+                old.incarnation[:8],
+                new.safekeeper_id,
+            )
         if new.membership != old.membership and new.membership is not None:
             _log.info(
                 "membership generation %d of cluster %s: safekeepers %s; this one is %s",

@@ -23,6 +23,7 @@ from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AcceptorMessage,
+    FolderStates,
     PeerRead,
     ProposerGreeting,
     PullSource,
@@ -284,6 +285,8 @@ class Answers:
         Raises:
             RemoteProtocolError: it answers no request.
         """
+        if isinstance(message, FolderStates):
+            return  # It is for proposers.
         if self._messages.qsize() >= BLOCKS_IN_FLIGHT:
             raise RemoteProtocolError("the safekeeper sends more messages than were requested")
         self._messages.put_nowait(message)

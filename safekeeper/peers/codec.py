@@ -36,6 +36,7 @@ import msgspec
 from safekeeper.base.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
 from safekeeper.consensus.control_state import NOBODY, LeaderId
+from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Member, Membership, check_quorum_sizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
@@ -50,6 +51,8 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    FolderIsOlder,
+    FolderStates,
     MembersAnswer,
     PeerRead,
     PreVoteRequest,
@@ -81,6 +84,7 @@ PAYLOAD_BYTES_MAX = 1 << 20
 CONTROL_BYTES_MAX = 2 << 20
 STANDBYS_MAX = 1000
 SOURCES_MAX = 100
+FOLDERS_MAX = 200
 STANDBY_NAME_BYTES_MAX = 63
 PROBLEM_BYTES_MAX = 1000
 _QUOTED_CHARACTERS_MAX = 200
@@ -284,6 +288,8 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         | Reconfigure
         | ChangeMembers
         | MembersAnswer
+        | FolderStates
+        | FolderIsOlder
         | ArchiveAssignment
         | PullWal
         | PeerRead
@@ -308,6 +314,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | ChangeMembers
         | MembersAnswer
         | PullEnded
+        | FolderStates
         | StandbyFeedback
         | ArchiveReport
         | DigestResponse
@@ -780,6 +787,18 @@ def _check_sources(sources: tuple[PullSource, ...]) -> None:
             raise RemoteProtocolError(f"safekeeper {source.safekeeper_id} has no address")
 
 
+def _check_folder(folder: FolderState) -> None:
+    _check_positive(folder.safekeeper_id)
+    _check_word(folder.incarnation)
+
+
+def _check_folders(folders: tuple[FolderState, ...]) -> None:
+    if len(folders) > FOLDERS_MAX:
+        raise RemoteProtocolError(f"{len(folders)} data folders are more than the maximum of {FOLDERS_MAX}")
+    for folder in folders:
+        _check_folder(folder)
+
+
 def _check_address(address: str) -> None:
     if len(address.encode()) > ADDRESS_BYTES_MAX or not address.isprintable():
         raise RemoteProtocolError(f"{address[:64]!r} is not the address of a member")
@@ -811,10 +830,13 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "wanted": _check_members,
     "refusal": _check_problem,
     "sources": _check_sources,
+    "folders": _check_folders,
+    "known": _check_folder,
 }
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
     Bootstrap: ("cluster_id", "system_id", "segment_size", "server_version"),
     Bootstrapped: ("cluster_id",),
     ChangeMembers: ("cluster_id", "wanted"),
     Elected: ("cluster_id", "system_id", "segment_size", "server_version", "history"),
+    FolderStates: ("cluster_id", "folders"),
 }

@@ -89,6 +89,7 @@ def control_rows(control: ControlState) -> list[tuple[str, str]]:
     membership = control.membership
     rows = [
         ("safekeeper", f"{control.safekeeper_id}, incarnation {control.incarnation}"),
+        ("starts", str(control.starts)),
         ("cluster", control.cluster_id or "(none)"),
         ("system identifier", str(control.system_id)),
         ("membership", _described(membership) if membership is not None else "(none)"),
@@ -112,6 +113,7 @@ def control_rows(control: ControlState) -> list[tuple[str, str]]:
     if control.replaced is not None:
         kept = f"cluster {control.replaced.cluster_id}, its WAL is in {WAL_FOLDER}.{control.replaced_wal}"
         rows.append(("replaced by a rebootstrap", kept))
+    rows += [("other folder", f"safekeeper {state.safekeeper_id}: {state}") for state in control.folders]
     return rows
 
 

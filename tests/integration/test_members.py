@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.storage.control_file import ControlFile
+from safekeeper.storage.filesystem import RealFileSystem
 from tests.integration.cluster_fixtures import Gated, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.refusal_fixtures import only_line, run_walproxy
@@ -65,6 +68,44 @@ def test_a_lost_disk_is_replaced_while_commits_go_on(new_gated: NewGated) -> Non
         cluster.safekeepers[1].start()
         # Repeated, the command finds that all is done.
         assert "nothing is to be done" in members(cluster, "replace", "3").stdout
+
+
+def test_a_folder_that_was_restored_from_a_snapshot_is_noticed_and_becomes_a_member_again(new_gated: NewGated) -> None:
+    cluster = new_gated().start_gated()
+    folder = cluster.safekeeper_directory(3)
+    snapshot = folder.with_name("snapshot")
+    with cluster.load() as load:
+        load.wait_for_commits(20)
+        cluster.safekeepers[3].kill9()
+        shutil.copytree(folder, snapshot)
+        cluster.safekeepers[3].start()
+        wait_for(lambda: cluster.member(3)["state"] == "streaming", "safekeeper 3 receives WAL")
+        load.wait_for_commits(20)
+        # The proxy that knows what safekeeper 3 has acknowledged ends, too: the others were told.
+        wait_for(lambda: _knows_of(cluster, 1, 3) and _knows_of(cluster, 2, 3), "the others know of its WAL")
+        cluster.proxy.kill9()
+        cluster.safekeepers[3].kill9()
+        shutil.rmtree(folder)
+        snapshot.rename(folder)
+        cluster.safekeepers[3].start()
+        cluster.proxy.start()
+        wait_for(lambda: cluster.member(3)["state"] == "learner", "safekeeper 3 receives WAL as a learner")
+        for process in (cluster.proxy, cluster.safekeepers[3]):
+            assert "older copy of itself" in process.log_path.read_text()
+        assert roles(cluster) == {1: "voter", 2: "voter", 3: "lost"}
+        load.wait_for_commits(20)
+        assert change(cluster, "replace", "3") == [1, 2, 3]
+        cluster.safekeepers[1].kill9()
+        load.wait_for_commits(20)
+        cluster.safekeepers[1].start()
+
+
+def _knows_of(cluster: Gated, safekeeper_id: int, other_id: int) -> bool:
+    """Return whether a safekeeper's control file has the state of another one's folder, at its second start."""
+    control = ControlFile(RealFileSystem(), cluster.safekeeper_directory(safekeeper_id)).load(ControlState)
+    return control is not None and any(
+        state.safekeeper_id == other_id and state.starts > 1 for state in control.folders
+    )
 
 
 def test_three_members_become_five_and_three_again(new_gated: NewGated) -> None:

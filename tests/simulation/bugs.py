@@ -589,6 +589,18 @@ BUGS: dict[str, Bug] = {
         "sizes",
         ((leadership_module, "next_membership", dropped.persisted_on_n_minus_elect),),
     ),
+    "older_copy_counts": Bug(
+        "S8e",
+        "a folder that others know more of does not count",
+        "restored",
+        _everywhere("is_older", dropped.never_older),
+    ),
+    "vote_of_an_older_copy": Bug(
+        "S8e",
+        "nor does its vote, when another voter knows more of it",
+        "restored",
+        ((Campaign, "_drop_doubted", dropped.nothing_required),),
+    ),
     "promise_goes_back": Bug(
         "checks",
         "a promise is for a higher term",

@@ -456,6 +456,12 @@ class Checker:
                 raise Violation("OneConfigPerGeneration", f"{safekeeper.name} has another membership for {key}")
         self.archive.on_persist(safekeeper)
 
+    def on_new_incarnation(self, safekeeper: "SimSafekeeper", before: str) -> None:
+        """A data folder is another one from now on, as its leader has said: it must be an older copy of itself."""
+        if before not in safekeeper.restored:
+            raise Violation("OnlyOlderCopies", f"{safekeeper.name} gives up a data folder that is not an older copy")
+        self.world.counts.count("older folders noticed")
+
     def on_cut(self, safekeeper: "SimSafekeeper") -> None:
         """WAL was cut: what is committed must still be on a quorum."""
         self.check_committed_is_held()

@@ -6,6 +6,7 @@ durable and any part of the rest. `StorageDisk` puts the project's `WalStorage` 
 nothing may be there that was not written. The checkers look at the model's bytes in both cases.
 """
 
+import copy
 import random
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,13 @@ class ModelDisk:
         self.wal = bytearray()
         self.durable_lsn: Lsn = 0
         self.aside: dict[str, tuple[Lsn, bytearray, Lsn]] = {}
+
+    def duplicate(self) -> "ModelDisk":
+        """Return another disk with what is on this one, as after a power cut at this moment: a snapshot of it."""
+        twin: ModelDisk = copy.deepcopy(self, {id(self.rng): self.rng})
+        twin.full = False
+        twin.crash(power_cut=True)
+        return twin
 
     def copy(self) -> "DiskCopy":
         """Take a snapshot of what is durable."""

@@ -18,6 +18,7 @@ from safekeeper.base.errors import LocalProtocolError, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Identity, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AppendRequest,
@@ -89,6 +90,11 @@ class ComparedAsPair(Acceptor):
                 asked = msgspec.structs.replace(message.membership, author=own.author)
                 message = msgspec.structs.replace(message, membership=asked)
         yield from super()._vote(connection, message, now)
+
+
+def never_older(state: FolderState, known: FolderState | None) -> bool:
+    """No data folder has ever gone back."""
+    return False
 
 
 class NoTruncate(Acceptor):

@@ -8,7 +8,8 @@ greetings, fields that time fills) does not tell two machines apart.
 What is small about it: every run campaigns once; the next run is another one. Greetings and pre-votes are exchanged at
 once when a run starts: they decide the number of its term and change nothing else. A primary has whatever log the donor
 has and goes on with bytes of its own run (S10 is not relied upon here). A connection that is closed is not opened again
-by the same run. Nobody streams from a safekeeper, nothing is archived, no timeline changes.
+by the same run. Nobody streams from a safekeeper, nothing is archived, no timeline changes. No data folder is replaced
+by an older copy of itself, so starts are not counted, and nobody says what it knows of folders.
 """
 
 import pickle
@@ -38,7 +39,7 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
-from safekeeper.consensus.messages import AppendResponse, ArchiveReport, VoteRequest, VoteResponse
+from safekeeper.consensus.messages import AppendResponse, ArchiveReport, FolderStates, VoteRequest, VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from tests.simulation.node_effects import flushed_effects, message_effects
 from tests.simulation.violation import Violation
@@ -186,6 +187,7 @@ class Machines:
     def _restarted(self, disk: Disk) -> int:
         flush_lsn = BASE_LSN + disk.durable if disk.begun else 0
         acceptor = World.acceptor_class(disk.control, flush_lsn)
+        acceptor.counts_starts = False  # No folder goes back here (S8e).
         _carry_out(acceptor.start(), disk, [], [], None)
         return self._keep_node(acceptor, disk)
 
@@ -374,7 +376,7 @@ def _carry_out_one(effect: Effect, disk: Disk, said: list[tuple[int, Any]], clos
         message = effect.message
         if isinstance(message, (AppendResponse, VoteResponse)) and message.flush_lsn > BASE_LSN + disk.durable:
             raise Violation("AckImpliesFlushed", f"{message} leaves, {disk.durable} records are durable")
-        if not isinstance(message, ArchiveReport):
+        if not isinstance(message, ArchiveReport | FolderStates):
             said.append((effect.connection, message))
     elif isinstance(effect, Close):
         closed.append(effect.connection)

@@ -5,9 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+import msgspec
+
+from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.consensus.membership import Identity, Member, QuorumSizes
 from tests.simulation import quorums
-from tests.simulation.disk import StorageDisk
+from tests.simulation.disk import ModelDisk, StorageDisk
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.schedule import Draws, Fault
@@ -149,6 +152,26 @@ class Faults:
         if safekeeper.acceptor is not None:
             safekeeper.crash(power_cut=self.rng.random() < 0.5)
         safekeeper.exchange_folder()
+
+    def restore_folder(self) -> None:
+        """Take a snapshot of a data folder, and some time later put it in the folder's place."""
+        safekeeper = self._safekeeper()
+        if self.world.checker.won and safekeeper.disk.control is not None:
+            snapshot = safekeeper.disk.duplicate()
+            self.world.clock.after(1.0 + 2.0 * self.rng.random(), self._restore_now, safekeeper, snapshot)
+
+    def _restore_now(self, safekeeper: "SimSafekeeper", snapshot: ModelDisk) -> None:
+        world, here = self.world, safekeeper.disk.control
+        control, flush_lsn = snapshot.open()
+        assert control is not None  # by `restore_folder`
+        snapshot.crash(power_cut=False)
+        begun = Acceptor(control, flush_lsn).folder_state
+        state = msgspec.structs.replace(begun, starts=begun.starts + 1)  # It will start once.
+        is_same = here is not None and here.incarnation == control.incarnation
+        if is_same and world.clock.now < self.ends_at and world.may_lose(safekeeper) and world.is_noticed(state):
+            if safekeeper.acceptor is not None:
+                safekeeper.crash(power_cut=self.rng.random() < 0.5)
+            safekeeper.restore_folder(snapshot)
 
     def change_members(self) -> None:
         """An operator changes one member, or takes a change back that is under way."""

@@ -172,6 +172,20 @@ PROFILES: dict[str, Profile] = {
         faults_s=4.0,
         spare=0.8,
     ),
+    "restored": replace(
+        BALANCED,
+        weights=_with(
+            restore_folder=15,
+            change_members=8,
+            wipe=3,
+            restart_proxy=8,
+            take_over=8,
+            crash_safekeeper=10,
+            block=8,
+            unblock=8,
+        ),
+        faults_s=6.0,
+    ),
     "refusals": replace(
         BALANCED,
         weights={

@@ -71,6 +71,7 @@ class SimSafekeeper:
         flush_delay_s: how long an fdatasync may take.
         folders: how many data folders it has had: each has an incarnation of its own.
         put_away: a data folder that its operator has exchanged for another one, None if there is none.
+        restored: the incarnations of which an older copy was put in the place of the folder.
         is_hung: whether it takes what arrives and handles none of it, until it wakes up.
         away_until_s: nobody starts it before.
         readers: the standbys that stream from it.
@@ -91,6 +92,7 @@ class SimSafekeeper:
         self.flush_delay_s = world.profile.flush_delay_s
         self.folders = 0
         self.put_away: ModelDisk | None = None
+        self.restored: set[str] = set()
         self.away_until_s = 0.0
         self.is_hung = False
         self.readers: list[SimStandby] = []
@@ -178,8 +180,19 @@ class SimSafekeeper:
         self.disk, self.put_away = following, self.disk
         self.world.counts.count("folders exchanged")
 
+    def restore_folder(self, snapshot: ModelDisk) -> None:
+        """Go on with an older copy of the data folder. The process must be down."""
+        control = snapshot.control
+        assert control is not None  # by the caller: it is the same folder
+        self.world.note(self.name, "restores an older folder", control)
+        self.disk = snapshot
+        self.restored.add(control.incarnation)
+        self.world.counts.count("folders restored")
+
     def folder_of(self, incarnation: str) -> ModelDisk | None:
-        """Return the data folder with this incarnation, None if it is lost."""
+        """Return the data folder with this incarnation, None if it is lost: also if an older copy is in its place."""
+        if incarnation in self.restored:
+            return None
         disks = (self.disk, self.put_away)
         return next((disk for disk in disks if disk and disk.control and disk.control.incarnation == incarnation), None)
 
@@ -381,6 +394,8 @@ class SimSafekeeper:
         elif isinstance(effect, Persist):
             before = disk.control
             disk.persist(effect.control)
+            if before is not None and before.incarnation != effect.control.incarnation:
+                world.checker.on_new_incarnation(self, before.incarnation)
             if effect.control.base_lsn is not None and before is not None and before.wal_begin_lsn:
                 world.counts.count("members that skipped WAL")
             world.checker.on_persist(self)

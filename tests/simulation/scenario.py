@@ -260,6 +260,8 @@ class Stage(World):
         if safekeeper.acceptor is not None:
             safekeeper.crash()
         safekeeper.disk.put_back(self.copies[name])
+        assert safekeeper.disk.control is not None  # it has run
+        safekeeper.restored.add(safekeeper.disk.control.incarnation)
         self.clock.after(0.0, safekeeper.start)
         self.run(self.clock.now)
 

@@ -16,6 +16,7 @@ from safekeeper.base.errors import PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus import term_history as term_history_module
 from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.folder_state import FolderState, is_older
 from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.term_history import HistoryEntry, last_term
 from safekeeper.peers import codec as wire_module
@@ -421,9 +422,10 @@ class World:
         return fitting[-1] if self.rng.random() < 0.7 or len(fitting) < 2 else self.rng.choice(fitting)
 
     def is_lost(self, identity: Identity) -> bool:
-        """Return whether a data folder is gone, or put away."""
-        control = self.safekeepers[identity[0]].disk.control
-        return control is None or control.incarnation != identity[1]
+        """Return whether a data folder is gone, put away, or replaced by an older copy."""
+        safekeeper = self.safekeepers[identity[0]]
+        control = safekeeper.disk.control
+        return control is None or control.incarnation != identity[1] or identity[1] in safekeeper.restored
 
     def may_lose(self, safekeeper: SimSafekeeper) -> bool:
         """Return whether the disk of a safekeeper may be lost: the quorums of each half remain, and no member changes.
@@ -460,9 +462,20 @@ class World:
         """Return whether this disk is a member's, whether or not the process runs, or knows."""
         control, latest = safekeeper.disk.control, self.checker.membership
         membership = latest if latest is not None or control is None else control.membership
-        if membership is None or control is None:
+        if membership is None or control is None or control.incarnation in safekeeper.restored:
             return False
         return membership.is_voter(safekeeper.id, control.incarnation)
+
+    def is_noticed(self, state: FolderState) -> bool:
+        """Return whether every other member that is there remembers a later state of this folder, on its disk.
+
+        Only then may an operator restore it: what nobody remembers is not noticed (S8e).
+        """
+        membership = self.checker.membership
+        others = membership.identities() - {state.identity} if membership is not None else set()
+        controls = [self.safekeepers[other[0]].disk.control for other in sorted(others) if not self.is_lost(other)]
+        known = [{each.identity: each for each in control.folders} for control in controls if control is not None]
+        return bool(known) and all(is_older(state, folders.get(state.identity)) for folders in known)
 
     def converge(self) -> None:
         """Let time pass until everything has converged.

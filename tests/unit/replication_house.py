@@ -24,6 +24,7 @@ from safekeeper.consensus.messages import (
     ArchiveAssignment,
     ArchiveReport,
     Elected,
+    FolderStates,
     Standby,
     StandbyFeedback,
 )
@@ -65,7 +66,7 @@ class Leader(ScriptedProposer):
             message = super().receive(object)
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, StandbyFeedback | ArchiveReport), message
+            assert isinstance(message, StandbyFeedback | ArchiveReport | FolderStates), message
             if isinstance(message, StandbyFeedback):
                 self.feedback.append(message.standbys)
             else:

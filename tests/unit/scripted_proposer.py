@@ -18,6 +18,7 @@ from safekeeper.consensus.messages import (
     Bootstrap,
     Bootstrapped,
     Elected,
+    FolderStates,
     ProposerGreeting,
     ProposerMessage,
     VoteRequest,
@@ -83,7 +84,7 @@ class ScriptedProposer:
         self._socket.sendall(data)
 
     def receive(self, kind: type[_Message]) -> _Message:
-        """Return the next message, which must be of `kind`; what is said of the archive is passed over before it."""
+        """Return the next message, which must be of `kind`; archive reports and folder states are passed over."""
         while True:
             while not self._received:
                 data = self._socket.recv(1 << 16)
@@ -93,7 +94,7 @@ class ScriptedProposer:
             message = self._received.popleft()
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, ArchiveReport), message
+            assert isinstance(message, ArchiveReport | FolderStates), message
 
     def is_closed(self) -> bool:
         """Wait until the safekeeper closes the connection; False if a message comes instead."""

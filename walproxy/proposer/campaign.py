@@ -25,7 +25,7 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.term_history import last_term
-from walproxy.proposer.actions import Action, IdentifyPrimary, Level, Note
+from walproxy.proposer.actions import Action, Disconnect, IdentifyPrimary, Level, Note
 from walproxy.proposer.election import (
     check_vote,
     choose_donor,
@@ -326,11 +326,24 @@ class Campaign:
         if self.phase is Phase.PRE_VOTING:
             self._judge_pre_votes(now)
             return
+        self._drop_doubted()
         outcome = self.vote_outcome(now)
         if outcome is Outcome.WON:
             self._elect()
         elif outcome is Outcome.LOST:
             self._lose("a quorum did not vote for it")
+
+    def _drop_doubted(self) -> None:
+        """Count no vote of a data folder of which more is known than it has: it may be an older copy (S8e).
+
+        Another voter may have reported that only now. The next greeting shows whether it is one.
+        """
+        for safekeeper_id, incarnation in list(self.votes):
+            if self._roster.is_doubted(safekeeper_id, self.cluster.id):
+                del self.votes[safekeeper_id, incarnation]
+                self.refusals.add(safekeeper_id)
+                reason = "more is known of its data folder than it has: it may be an older copy"
+                self._out.append(Disconnect(safekeeper_id, reason))
 
     def _judge_pre_votes(self, now: float) -> None:
         outcome, rivals = self.pre_vote_outcome(), self.rivals()

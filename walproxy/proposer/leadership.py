@@ -17,12 +17,14 @@ from collections.abc import Mapping
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.commitment import QuorumRule
+from safekeeper.consensus.folder_state import FolderState, KnownFolders
 from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import (
     AppendResponse,
     ArchiveAssignment,
     ArchiveReport,
     Elected,
+    FolderStates,
     Reconfigure,
     Reconfigured,
     Standby,
@@ -396,6 +398,24 @@ class Leadership(Replication):
         self.disconnected(safekeeper_id, now)
         if self.members.pop(safekeeper_id, None) is not None:
             self._group()
+
+    # What is known of the members' data folders (S8e).
+
+    def folder_states(self) -> list[FolderState]:
+        """Return what the data folders of the members have on disk, by their answers in this term."""
+        term = self.leader_id.term
+        return [FolderState(*p.identity, term=term, flush_lsn=p.flush_lsn) for p in self._counted]
+
+    def tell_folders(self, known: KnownFolders) -> None:
+        """Tell every member that follows what is known of the members' data folders, if it was not told yet."""
+        folders = tuple(known[identity] for identity in sorted(self._voters & known.keys()))
+        if not folders:
+            return
+        message = FolderStates(self.elected.cluster_id, folders)
+        for safekeeper_id, progress in self.members.items():
+            if progress.follows and progress.told_folders != message:
+                progress.told_folders = message
+                self._out.append(SendMessage(safekeeper_id, message))
 
     def continue_change(self, now: float) -> None:
         """Decide for the next membership of a change, if that is safe now (member_change.py)."""

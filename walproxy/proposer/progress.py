@@ -19,6 +19,7 @@ from typing import NamedTuple
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.membership import Identity
+from safekeeper.consensus.messages import FolderStates
 from walproxy.proposer.pulling import Pull
 
 
@@ -92,6 +93,7 @@ class Progress:
         has_readers: replication clients stream from it, so commits are sent to it at once.
         refusal: the reason for which it refused WAL, or `Elected`; empty if it has not, or if an append has succeeded
             since.
+        told_folders: what it was last told of the members' data folders on this connection, None before.
         is_doubted: a connection to it was closed with WAL in flight, and no append has succeeded since: a refusal may
             have been lost with that connection.
     """
@@ -124,6 +126,7 @@ class Progress:
     has_readers: bool = False
     refusal: str = ""
     is_doubted: bool = False
+    told_folders: FolderStates | None = None
 
     @classmethod
     def of(cls, identity: Identity, voter: bool, known: "Progress | None") -> "Progress":

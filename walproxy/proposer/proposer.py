@@ -17,6 +17,7 @@ Pure: jitter is an argument of `tick`.
 
 from safekeeper.base.errors import ConfigurationError, InvariantViolation, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.folder_state import FolderState, KnownFolders
 from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
@@ -26,6 +27,8 @@ from safekeeper.consensus.messages import (
     Bootstrap,
     Bootstrapped,
     ChangeMembers,
+    FolderIsOlder,
+    FolderStates,
     MembersAnswer,
     PullEnded,
     ReadResponse,
@@ -64,6 +67,7 @@ from walproxy.proposer.roster import (
     majority_against,
     misfit_reason,
     newest_cluster,
+    older_copy_reason,
     other_cluster_reason,
     plan_bootstrap,
     repeated_bootstrap_reason,
@@ -73,6 +77,8 @@ from walproxy.proposer.standbys import Standbys
 from walproxy.proposer.verification import difference, recycled, refusal_in_term
 
 BACKOFF_DOUBLINGS_MAX = 5
+# The members are told what is known of each other's data folders this often, if it is news.
+FOLDERS_INTERVAL_S = 1.0
 
 
 class Proposer:
@@ -112,6 +118,7 @@ class Proposer:
         self._stream = PrimaryStream()
         self._probe_sequence: int | None = None
         self._next_attempt_at = 0.0
+        self._tell_folders_at = 0.0
         self._jitter = 0.5
         self._steady: dict[int, Progress] = {}
 
@@ -120,6 +127,7 @@ class Proposer:
     def connected(self, safekeeper_id: int, now: float) -> list[Action]:
         """Handle a connection to a safekeeper that is open now."""
         self.roster.connect(safekeeper_id)
+        self._learn_of_term()
         self._out.append(self.roster.greet(safekeeper_id, self.primary, now))
         return self._take()
 
@@ -157,7 +165,8 @@ class Proposer:
         if not peer.connected or self.refusal is not None:
             return []
         # A message that was sent before the greeting does not answer it.
-        peer.waiting_since = now if peer.greeting is None else None
+        if not isinstance(message, FolderStates):  # The answer itself follows.
+            peer.waiting_since = now if peer.greeting is None else None
         leadership = self.leadership
         if isinstance(message, AppendResponse):
             peer.log.reset()  # An accepted append: the same reason is logged again if it returns.
@@ -183,6 +192,8 @@ class Proposer:
                 self._follow_leadership(now)
         elif isinstance(message, ChangeMembers):
             self._on_change_members(safekeeper_id, message, now)
+        elif isinstance(message, FolderStates):
+            self.roster.on_folder_states(safekeeper_id, message)
         elif isinstance(message, AcceptorGreeting):
             self._on_greeting(safekeeper_id, message, now)
         elif isinstance(message, Refusal):
@@ -330,6 +341,10 @@ class Proposer:
         if self.leadership is not None:
             self.leadership.tick(now)
             self._hang_up_removed(self.leadership, now)
+            if now >= self._tell_folders_at:
+                self._tell_folders_at = now + FOLDERS_INTERVAL_S
+                known = self._learn_of_term()
+                self.leadership.tell_folders(known)
             if self.config.replace_lost:
                 self.leadership.replace_lost(now)
             self._follow_leadership(now)
@@ -441,8 +456,34 @@ class Proposer:
 
     # ------------------------------------------------------------------ gathering (steps 0 and 1)
 
+    def _learn_of_term(self) -> KnownFolders:
+        """Learn what the members have on disk in the term that is led; return what is known of its cluster."""
+        leadership = self.leadership
+        if leadership is None:
+            return {}
+        cluster_id = leadership.elected.cluster_id
+        self.roster.learn(cluster_id, leadership.folder_states())
+        return self.roster.known[cluster_id]
+
+    def _on_older_copy(self, safekeeper_id: int, greeting: AcceptorGreeting, known: FolderState, now: float) -> None:
+        """Count a data folder no more that was replaced by an older copy of itself; as a leader, tell it so (S8e)."""
+        leadership, folder = self.leadership, self.peers[safekeeper_id].folder
+        is_told = leadership is not None and leadership.elected.cluster_id == greeting.cluster_id
+        reason = older_copy_reason(safekeeper_id, folder, known)
+        self.roster.refuse(safekeeper_id, None, reason, disconnects=not is_told)
+        if leadership is not None and is_told:
+            # It returns with another incarnation, as a folder that was lost does.
+            self._out.append(self.roster.ask(safekeeper_id, FolderIsOlder(leadership.leader_id, known), now))
+        elif self.campaign is not None:
+            self.campaign.refused(safekeeper_id, now)
+            self._follow_campaign(self.campaign, now)
+
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         self.roster.on_greeting(safekeeper_id, greeting)
+        known = self.peers[safekeeper_id].older_than
+        if known is not None and not self.peers[safekeeper_id].refused:
+            self._on_older_copy(safekeeper_id, greeting, known, now)
+            return
         if not self.peers[safekeeper_id].refused:
             self._dial_members(now)
             if self.peers[safekeeper_id].greeting is None:
@@ -467,6 +508,11 @@ class Proposer:
     def _welcome(self, leadership: Leadership, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         """Send `Elected` to a safekeeper, unless it belongs to another cluster."""
         ours = _cluster_of(leadership)
+        if self.roster.is_doubted(safekeeper_id, ours.id):
+            # Others have reported more of its data folder since it has greeted.
+            self.peers[safekeeper_id].greeting = None
+            self._out.append(self.roster.greet(safekeeper_id, self.primary, now))
+            return
         later_reason = later_cluster_reason(greeting, ours)
         if later_reason:
             # Its greeting is kept: a quorum of that cluster ends the term.

@@ -5,6 +5,7 @@ each is a function of the peers; the proposer acts on the result. `Roster` holds
 greeted, have not answered yet, or count as missing.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -15,11 +16,13 @@ import msgspec
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.log_once import LogOnce
 from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.folder_state import FolderState, KnownFolders, is_older, learn
 from safekeeper.consensus.membership import Identity, Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
     Bootstrap,
+    FolderStates,
     ProposerGreeting,
     ProposerMessage,
     RefusalCode,
@@ -29,6 +32,10 @@ from walproxy.proposer.primary import PrimaryIdentity
 
 # A safekeeper at whose addresses another folder than the member's answers is tried at the next one so often.
 REDIRECT_INTERVAL_S = 5.0
+
+
+# What is known of the data folders of each cluster, by its id. Never changed, only replaced.
+KnownOfClusters = Mapping[str, KnownFolders]
 
 
 @dataclass(slots=True)
@@ -44,6 +51,10 @@ class Peer:
         log: the last logged reason, so that it is not logged again after a reconnect.
         addresses: where it is dialled, one after the other until its folder answers there.
         redirected_at: when it was last disconnected to be dialled at the next address.
+        folder: the state of its data folder, as last reported on the present connection; None before.
+        folder_cluster_id: the cluster of which its log is, according to the same report.
+        asked_with: of each greeting that is not answered yet, what was known of all data folders when it was sent.
+        older_than: a state that its data folder had and has no more: it is an older copy (S8e). None if it is not.
     """
 
     connected: bool = False
@@ -55,6 +66,10 @@ class Peer:
     log: LogOnce = field(default_factory=LogOnce)
     addresses: tuple[str, ...] = ()
     redirected_at: float = -inf
+    folder: FolderState | None = None
+    folder_cluster_id: str = ""
+    asked_with: deque[KnownOfClusters] = field(default_factory=deque)
+    older_than: FolderState | None = None
 
 
 Peers = Mapping[int, Peer]
@@ -67,6 +82,7 @@ class Roster:
 
     Attributes:
         peers: by id.
+        known: what is known of data folders, from their safekeepers, from others, and from the terms that are led.
     """
 
     def __init__(
@@ -75,6 +91,7 @@ class Roster:
         self.peers: dict[int, Peer] = {
             i: Peer(addresses=tuple(filter(None, [addresses.get(i)]))) for i in safekeeper_ids
         }
+        self.known: KnownOfClusters = {}
         self._configured = frozenset(safekeeper_ids)
         self._proposer_id = proposer_id
         self._out = out
@@ -157,6 +174,7 @@ class Roster:
             primary.system_id if primary else None,
             primary.segment_size if primary else None,
         )
+        self.peers[safekeeper_id].asked_with.append(self.known)
         return self.ask(safekeeper_id, greeting, now)
 
     def greet_all(self, primary: PrimaryIdentity | None, now: float) -> None:
@@ -183,20 +201,54 @@ class Roster:
         if greeting.membership is not None and not greeting.cluster_id:
             raise RemoteProtocolError(f"safekeeper {safekeeper_id} has a membership and belongs to no cluster")
         peer = self.peers[safekeeper_id]
+        if not peer.asked_with:
+            raise RemoteProtocolError(f"safekeeper {safekeeper_id} has sent a greeting that answers none")
+        known = peer.asked_with.popleft().get(greeting.cluster_id, {}).get((safekeeper_id, greeting.incarnation))
         peer.greeting, peer.refused, peer.refused_code, peer.problem = greeting, "", None, ""
         peer.waiting_since = None
+        # What was learned since may be about what it has done since.
+        is_older_copy = peer.folder is not None and is_older(peer.folder, known)
+        peer.older_than = known if is_older_copy else None
         twin = twin_of(self.peers, safekeeper_id, greeting.incarnation)
         if twin is not None:
             reason = f"its data folder is a copy of safekeeper {twin}'s: wipe one of the two"
             self.refuse(safekeeper_id, None, reason)
 
-    def refuse(self, safekeeper_id: int, code: RefusalCode | None, reason: str) -> None:
+    def learn(self, cluster_id: str, folders: Iterable[FolderState]) -> None:
+        """Record what is known of data folders of a cluster."""
+        self.known = {**self.known, cluster_id: learn(self.known.get(cluster_id, {}), folders)}
+
+    def on_folder_states(self, safekeeper_id: int, message: FolderStates) -> None:
+        """Record what a safekeeper knows of data folders: the first one is its own.
+
+        Raises:
+            RemoteProtocolError: it is another safekeeper's.
+        """
+        own = message.folders[0]
+        if own.safekeeper_id != safekeeper_id:
+            raise RemoteProtocolError(f"safekeeper {own.safekeeper_id} reports its data folder as {safekeeper_id}'s")
+        peer = self.peers[safekeeper_id]
+        peer.folder, peer.folder_cluster_id = own, message.cluster_id
+        self.learn(message.cluster_id, message.folders)
+
+    def is_doubted(self, safekeeper_id: int, cluster_id: str) -> bool:
+        """Return whether more is known of its data folder than it has reported: it may be an older copy (S8e).
+
+        Or it is not, and has continued with another leader since: the answer to another greeting shows it.
+        """
+        peer = self.peers[safekeeper_id]
+        if peer.folder is None or peer.folder_cluster_id != cluster_id:
+            return False  # It has nothing of this cluster that could be older.
+        return is_older(peer.folder, self.known.get(cluster_id, {}).get(peer.folder.identity))
+
+    def refuse(self, safekeeper_id: int, code: RefusalCode | None, reason: str, *, disconnects: bool = True) -> None:
         """Count it as missing until it greets again."""
         peer = self.peers[safekeeper_id]
         if peer.log.is_new(reason):
             self._out.append(Note(Level.ERROR, f"safekeeper {safekeeper_id} counts as missing: {reason}"))
         peer.refused, peer.refused_code, peer.greeting = reason, code, None
-        self._out.append(Disconnect(safekeeper_id, reason))
+        if disconnects:
+            self._out.append(Disconnect(safekeeper_id, reason))
 
     def leave_out(self, safekeeper_id: int, reason: str) -> None:
         """Count it as missing, and keep its greeting: others of the same cluster may become a quorum."""
@@ -307,6 +359,15 @@ def foreign_reason(greeting: AcceptorGreeting, primary: PrimaryIdentity) -> str:
         if theirs != ours:
             return f"its WAL has {name} {theirs}, the primary has {ours}: it is another PostgreSQL server"
     return ""
+
+
+def older_copy_reason(safekeeper_id: int, folder: FolderState | None, known: FolderState) -> str:
+    """Return why a data folder that was replaced by an older copy of itself counts as missing (S8e)."""
+    return (
+        f"its data folder was replaced by an older copy of itself (a restored backup or snapshot): it has {folder}, "
+        f"and had {known}; it lacks what it has acknowledged, so it no longer counts as a member: walproxy members "
+        f"replace {safekeeper_id} makes it one again, and it needs only the WAL that it lacks"
+    )
 
 
 def majority_against(peers: Peers) -> str:

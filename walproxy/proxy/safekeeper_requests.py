@@ -10,6 +10,7 @@ from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
     Bootstrapped,
+    FolderStates,
     MembersAnswer,
     PreVoteResponse,
     ProposerGreeting,
@@ -57,9 +58,13 @@ class SafekeeperRequests:
             safekeeper_id,
             credentials,
             opened=lambda: None,
-            received=self._answers.put_nowait,
+            received=self._received,
             lost=lambda: None,
         )
+
+    def _received(self, message: AcceptorMessage) -> None:
+        if not isinstance(message, FolderStates):  # For proposers: it precedes each answer that they decide by.
+            self._answers.put_nowait(message)
 
     async def connect(self) -> None:
         """Connect.

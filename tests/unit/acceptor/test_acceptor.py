@@ -41,6 +41,7 @@ from safekeeper.consensus.messages import (
     Bootstrapped,
     ChangeMembers,
     Elected,
+    FolderStates,
     MembersAnswer,
     PreVoteRequest,
     PreVoteResponse,
@@ -71,6 +72,7 @@ CLUSTER = "c" * 32
 class Bench:
     """Runs an acceptor's handlers; `effects` is what the last one did, `full` what the disk has no room for.
 
+    What is said of data folders is kept apart, in `folder_states`.
     No record behind a fork is ever complete.
     """
 
@@ -85,6 +87,7 @@ class Bench:
         self.control = control
         self.full: type[Any] | None = None
         self.effects: list[Effect] = []
+        self.folder_states: FolderStates | None = None
         self.now = 100.0
         self.record_end_of = record_end_of
         self.last_record_of: Callable[[int], int] = lambda lsn: 0
@@ -100,7 +103,10 @@ class Bench:
         try:
             while True:
                 effect = effects.throw(error) if error is not None else effects.send(result)
-                self.effects.append(effect)
+                if isinstance(effect, Send) and isinstance(effect.message, FolderStates):
+                    self.folder_states = effect.message
+                else:
+                    self.effects.append(effect)
                 error = StorageFull("no space") if self.full is not None and isinstance(effect, self.full) else None
                 result = None
                 if error is None and isinstance(effect, Persist):
@@ -238,7 +244,7 @@ def test_a_rebootstrap_sets_the_wal_aside_and_keeps_the_promise() -> None:
 def test_a_crash_while_wal_is_set_aside_is_finished_at_the_start() -> None:
     control = msgspec.structs.replace(following(100).control, set_aside=True, history=(), wal_begin_lsn=0)
     bench = Bench(control, BASE + 100)
-    assert bench.kinds() == ["SetWalAside", "Persist"]
+    assert bench.kinds() == ["SetWalAside", "Persist", "Persist"]  # The last one counts the start.
     assert isinstance(bench.effects[0], SetWalAside)
     assert bench.acceptor.flush_lsn == 0
 

@@ -12,6 +12,7 @@ from safekeeper.consensus.messages import (
     AppendResponse,
     ArchiveReport,
     Elected,
+    FolderStates,
     ProposerGreeting,
     ProposerMessage,
     Standby,
@@ -54,7 +55,7 @@ class Bench:
             while True:
                 effect = effects.send(result)
                 result = None
-                if isinstance(effect, Send):
+                if isinstance(effect, Send) and not isinstance(effect.message, FolderStates):
                     self.said.append(effect.message)
                 elif isinstance(effect, Persist):
                     self.control = effect.control

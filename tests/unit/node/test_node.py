@@ -30,6 +30,7 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    FolderStates,
     PreVoteRequest,
     ProposerGreeting,
     ProposerMessage,
@@ -77,7 +78,8 @@ class Bench:
     # Outbox
 
     def send(self, connection: int, message: AcceptorMessage) -> None:
-        self.said.append((connection, message))
+        if not isinstance(message, FolderStates):
+            self.said.append((connection, message))
 
     def close(self, connection: int, reason: str, *, broken: bool) -> None:
         self.closed.append((connection, reason, broken))

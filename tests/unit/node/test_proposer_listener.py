@@ -26,6 +26,7 @@ from safekeeper.consensus.messages import (
     Bootstrap,
     Bootstrapped,
     Elected,
+    FolderStates,
     PreVoteRequest,
     PreVoteResponse,
     ProposerGreeting,
@@ -78,9 +79,9 @@ class Client:
                     return None
                 if not data:
                     return None
-                # What is said of the archive is passed over: nothing is archived here.
+                # What is said of the archive and of data folders is passed over.
                 messages = self._decoder.feed(data)
-                self.received += [message for message in messages if not isinstance(message, ArchiveReport)]
+                self.received += [each for each in messages if not isinstance(each, ArchiveReport | FolderStates)]
         return self.received.pop(0)
 
     async def greet(self) -> AcceptorGreeting:

@@ -1024,12 +1024,13 @@ def test_a_stranger_with_a_greater_membership_does_not_make_a_list_unfit() -> No
 
 def test_a_safekeeper_that_falls_silent_in_a_bootstrap_is_connected_to_again() -> None:
     table = Table()
-    table.sees()
     for safekeeper_id in (1, 2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
+    table.sees()  # Each is greeted once more.
+    for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, empty(safekeeper_id))
     bootstrap = table.sent(Bootstrap)[1]
-    # A second answer to a greeting was on its way.
+    # The answer to the second greeting was on its way.
     table.hears(3, empty(3))
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, Bootstrapped(bootstrap.cluster_id, 1))

@@ -168,8 +168,8 @@ def test_a_damaged_file_is_refused_with_its_path(position: str) -> None:
         (b"", "truncated to 0 bytes"),
         (b"PK\x03\x04" * 9, "not a safekeeper's control file"),
         (
-            b"SAFEKEEP\x03\0\0\0\0\0\0\0",
-            "format version 3, this release reads versions 1 to 2: use the release",
+            b"SAFEKEEP\x04\0\0\0\0\0\0\0",
+            "format version 4, this release reads versions 1 to 3: use the release",
         ),
         (b"SAFEKEEP\x01\0\0\0\x05\0\0\0", "not the number in its header"),
         (b"SAFEKEEP\x01\0\0\0\x01\0\0\0\xc1", "is not a valid State: .*replace the disk"),

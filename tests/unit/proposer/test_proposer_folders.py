@@ -1,0 +1,188 @@
+"""What a proposer knows of data folders, and what it does with one that was replaced by an older copy (S8e)."""
+
+import pytest
+
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.consensus.folder_state import FolderState
+from safekeeper.consensus.messages import (
+    AppendResponse,
+    DigestResponse,
+    Elected,
+    FolderIsOlder,
+    FolderStates,
+    PreVoteResponse,
+    ProposerGreeting,
+    VoteRequest,
+)
+from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, Table, greeting, vote
+from walproxy.proposer.actions import Disconnect, Level, Note
+from walproxy.proposer.phase import Phase
+from walproxy.proposer.proposer import FOLDERS_INTERVAL_S
+
+
+def folder(safekeeper_id: int, flush_lsn: int = END, starts: int = 2, term: int = 3) -> FolderState:
+    return FolderState(safekeeper_id, str(safekeeper_id) * 32, starts, term, flush_lsn)
+
+
+def states(own: FolderState, *others: FolderState) -> FolderStates:
+    return FolderStates(CLUSTER, (own, *others))
+
+
+def connects(table: Table, own: FolderState, *others: FolderState) -> None:
+    """Let a safekeeper connect and greet; it says first what it knows of data folders."""
+    table.event(table.proposer.connected(own.safekeeper_id, table.now))
+    table.hears(own.safekeeper_id, states(own, *others))
+    table.hears(own.safekeeper_id, greeting(own.safekeeper_id))
+
+
+def notes(table: Table) -> list[str]:
+    return [note.text for note in table.did(Note) if note.level is Level.ERROR]
+
+
+def leads_without(table: Table, *doubted: int) -> None:
+    """Bring it to leading a term with the votes of safekeepers 1 and 2."""
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            leader_id = table.sent(VoteRequest)[1].leader_id
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, vote(leader_id))
+    table.ticks(table.proposer.timing.vote_grace_s + 0.1)
+    table.sees()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.proposer.phase is Phase.LEADING
+
+
+def test_an_older_copy_that_greets_after_another_has_reported_more_counts_as_missing() -> None:
+    table = Table()
+    connects(table, folder(1), folder(3))
+    connects(table, folder(3, END - 1))
+    (disconnect,) = table.did(Disconnect)
+    assert disconnect.safekeeper_id == 3
+    (note,) = notes(table)
+    assert "safekeeper 3 counts as missing" in note and "older copy" in note and "walproxy members replace 3" in note
+    assert f"it has {folder(3, END - 1)}, and had {folder(3)}" in note
+    table.event(table.proposer.disconnected(3, table.now))
+    connects(table, folder(3, END - 1))
+    assert notes(table) == [], "the same line once"
+    # The others elect without it.
+    connects(table, folder(2))
+    leads_without(table)
+
+
+@pytest.mark.parametrize("now", [folder(3, starts=1), folder(3, END - 1), folder(3, END + 50, term=2)])
+def test_a_folder_is_an_older_copy_by_its_starts_or_its_log(now: FolderState) -> None:
+    table = Table()
+    connects(table, folder(1), folder(3))
+    connects(table, now)
+    assert [action.safekeeper_id for action in table.did(Disconnect)] == [3]
+
+
+def test_what_is_reported_after_it_was_greeted_is_no_evidence() -> None:
+    table = Table()
+    table.event(table.proposer.connected(3, table.now))
+    connects(table, folder(1), folder(3, END + 10))  # Another leader may have sent it more since.
+    table.hears(3, states(folder(3)))
+    table.hears(3, greeting(3))
+    assert table.did(Disconnect) == []
+
+
+def test_a_vote_does_not_count_if_another_voter_knows_more_of_the_folder() -> None:
+    table = Table()
+    for safekeeper_id in (1, 3):
+        connects(table, folder(safekeeper_id))
+    table.sees()
+    for safekeeper_id in (1, 3):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = table.sent(VoteRequest)[1].leader_id
+    table.hears(3, states(folder(3)))
+    table.hears(3, vote(leader_id))
+    table.hears(1, states(folder(1), folder(3, END + 10)))
+    table.hears(1, vote(leader_id))
+    assert [action.safekeeper_id for action in table.did(Disconnect)] == [3]
+    assert table.proposer.phase is Phase.GATHERING, "a quorum has not voted"
+
+
+def test_the_leader_tells_an_older_copy_that_it_is_one_and_not_that_a_term_was_won() -> None:
+    table = Table()
+    connects(table, folder(1), folder(3))
+    connects(table, folder(2))
+    leads_without(table)
+    connects(table, folder(3, END - 1))
+    assert table.sent(Elected) == {}
+    assert table.sent(FolderIsOlder) == {3: FolderIsOlder(table.proposer.leadership.leader_id, folder(3))}
+    assert table.did(Disconnect) == [], "it must be able to read that"
+    table.event(table.proposer.disconnected(3, table.now))
+    # It comes back as a learner.
+    table.event(table.proposer.connected(3, table.now))
+    table.hears(3, greeting(3, incarnation="f" * 32))
+    assert table.sent(Elected).keys() == {3}
+
+
+def test_what_a_member_has_acknowledged_in_the_term_is_known_when_it_comes_back() -> None:
+    table = Table()
+    for safekeeper_id in (1, 2, 3):
+        connects(table, folder(safekeeper_id))
+    leads_without(table)
+    leader_id = table.proposer.leadership.leader_id
+    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    table.event(table.proposer.disconnected(3, table.now))
+    connects(table, folder(3))  # As it was before the term.
+    assert table.sent(FolderIsOlder).keys() == {3}
+    table.event(table.proposer.disconnected(3, table.now))
+    connects(table, folder(3, term=leader_id.term))
+    assert table.sent(Elected).keys() == {3}
+
+
+def test_one_that_has_greeted_before_more_was_reported_is_greeted_again_when_the_term_is_won() -> None:
+    table = Table()
+    for safekeeper_id in (1, 2, 3):
+        connects(table, folder(safekeeper_id))
+    table.hears(2, states(folder(2), folder(3, END + 10)))
+    leads_without(table)
+    assert table.sent(Elected).keys() == {1, 2} and table.sent(ProposerGreeting).keys() == {3}
+    table.hears(3, states(folder(3, END + 10)))
+    table.hears(3, greeting(3))
+    assert table.sent(Elected).keys() == {3}
+
+
+def test_what_it_had_in_another_cluster_is_not_compared() -> None:
+    table = Table()
+    for safekeeper_id in (1, 2):
+        connects(table, folder(safekeeper_id), folder(3))
+    leads_without(table)
+    table.event(table.proposer.connected(3, table.now))
+    table.hears(3, FolderStates("d" * 32, (folder(3, END - 1),)))
+    table.hears(3, greeting(3, cluster_id="d" * 32))
+    assert table.sent(ProposerGreeting) == {} and table.sent(FolderIsOlder) == {}
+    assert "wipe its data folder" in table.proposer.peers[3].refused
+
+
+def test_the_members_are_told_what_is_known_of_each_other_when_it_is_news() -> None:
+    table = Table()
+    for safekeeper_id in (1, 2, 3):
+        connects(table, folder(safekeeper_id))
+    leads_without(table)
+    leader_id = table.proposer.leadership.leader_id
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.ticks(FOLDERS_INTERVAL_S)
+    known = FolderStates(CLUSTER, (folder(1, term=leader_id.term), folder(2, term=leader_id.term), folder(3)))
+    assert table.sent(FolderStates) == {1: known, 2: known}
+    table.ticks(FOLDERS_INTERVAL_S)
+    assert table.sent(FolderStates) == {}
+    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    table.ticks(FOLDERS_INTERVAL_S)
+    assert table.sent(FolderStates).keys() == {1, 2, 3}
+
+
+def test_a_report_about_another_safekeeper_s_folder_breaks_the_protocol() -> None:
+    table = Table()
+    table.event(table.proposer.connected(3, table.now))
+    with pytest.raises(RemoteProtocolError, match="safekeeper 2 reports its data folder as 3's"):
+        table.hears(3, states(folder(2)))
+    with pytest.raises(RemoteProtocolError, match="answers none"):
+        table.hears(3, greeting(3))
+        table.hears(3, greeting(3))
