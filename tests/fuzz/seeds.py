@@ -10,6 +10,7 @@ from scramp import ScramClient
 from safekeeper.archive.objects import ArchivedObject, Manifest, history_file, partial_file, segment_file
 from safekeeper.base.timelines import format_timeline_history
 from safekeeper.consensus.control_state import LeaderId, TliHistory
+from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
@@ -22,6 +23,8 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    FolderIsOlder,
+    FolderStates,
     PeerRead,
     PreVoteRequest,
     PreVoteResponse,
@@ -57,6 +60,7 @@ _HISTORY = (HistoryEntry(1, 100, 1), HistoryEntry(7, 200, 2, True, 1))
 _FILES = (TliHistory(2, b"1\t0/64\tno recovery target specified\n"),)
 _SIZE = 16 << 20
 
+_FOLDER = FolderState(1, "a", 3, 7, 300)
 _FROM_PROPOSERS = (
     ProposerGreeting(4, "run7", 5, 9, _SIZE),
     Bootstrap("cluster", 5, _SIZE, 170002, _MEMBERS, True),
@@ -66,6 +70,8 @@ _FROM_PROPOSERS = (
     Reconfigure(_NODE, _MEMBERS),
     Reconfigure(_NODE, Membership(4, _MEMBERS.members, _MEMBERS.members[:2], 7, QuorumSizes("N-N/3", "(N+2)/2"))),
     Elected(_NODE, "cluster", 5, _SIZE, 170002, _MEMBERS, _HISTORY, _FILES, 300, 100, 0, 5),
+    FolderStates("cluster", (_FOLDER, FolderState(2, "b", 1, 6, 200))),
+    FolderIsOlder(_NODE, _FOLDER),
     ArchiveAssignment(_NODE, 1, 100),
     AppendRequest(_NODE, 3, 300, 200, 100, 5, True, b"WAL"),
     AppendRequest(_NODE, 3, 300, 200, 100, 6, False, b""),
@@ -82,6 +88,7 @@ _FROM_ACCEPTORS = (
     VoteResponse(_NODE, True, _NODE, _HISTORY, _FILES, 300, 200, 100, 0, 5),
     AppendResponse(_NODE, 300, 200, 5, True),
     Reconfigured(_NODE, 3),
+    FolderStates("cluster", (_FOLDER,)),
     PullEnded(_NODE, 1, 300, "safekeeper 2 at host:5454: timeout"),
     StandbyFeedback((Standby("standby_1", 300, 200, 100, 7, 0),)),
     ArchiveReport(100, True, True, 0, "no route to the store"),
