@@ -35,6 +35,7 @@ from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, Stor
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.folder_state import learn, successor_of
+from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     DIGEST_RANGE_BYTES_MAX,
     HEARTBEAT_TIMEOUT_S,
@@ -400,6 +401,12 @@ class Acceptor(AcceptorLog):
             )
             yield from self._refuse(connection, RefusalCode.GENERATION, reason)
             return
+        known = self._membership_in(message.cluster_id)
+        if known is not None and message.membership.key <= known.key:
+            # A leader has taken the members over, or changed them, since the command has asked for them (S8a).
+            reason = f"{message.membership.label} is not above {known.label} of this cluster: run the command again"
+            yield from self._refuse(connection, RefusalCode.GENERATION, reason)
+            return
         yield from self._finish_adoption()
         # A safekeeper that the rebootstrap did not reach has nothing to restore.
         brings_back = message.undo and message.cluster_id != control.cluster_id
@@ -417,6 +424,13 @@ class Acceptor(AcceptorLog):
         else:
             yield from self._set_aside(message)
         yield Send(connection, Bootstrapped(message.cluster_id, message.membership.generation))
+
+    def _membership_in(self, cluster_id: str) -> Membership | None:
+        """Return the membership of a cluster that this safekeeper belongs to, or that it keeps; None without one."""
+        control, replaced = self.control, self.control.replaced
+        if control.cluster_id == cluster_id:
+            return control.membership
+        return replaced.membership if replaced is not None and replaced.cluster_id == cluster_id else None
 
     # ------------------------------------------------------------------ elections
 

@@ -135,14 +135,22 @@ async def execute_undo(config: ProxyConfig, before: UndoSurvey) -> None:
 
 def _restored(target: Replaced, greetings: dict[int, AcceptorGreeting]) -> Membership:
     """Return the membership of the restored cluster: later than every membership of it that a safekeeper has."""
+    return msgspec.structs.replace(target.membership, generation=next_generation(greetings))
+
+
+def _latest(kept: Replaced, greetings: dict[int, AcceptorGreeting]) -> Replaced:
+    """Return a cluster with the latest membership of it that a safekeeper has.
+
+    A rebootstrap that has reached few of its members may have left a quorum, which has changed its members since (S8a).
+    """
     known = [
         described.membership
         for greeting in greetings.values()
         for described in (greeting, greeting.replaced)
-        if described is not None and described.cluster_id == target.cluster_id and described.membership is not None
+        if described is not None and described.cluster_id == kept.cluster_id and described.membership is not None
     ]
-    author = max((membership.author for membership in known), default=target.membership.author)
-    return msgspec.structs.replace(target.membership, generation=next_generation(greetings), author=author)
+    membership = max([kept.membership, *known], key=lambda each: each.key)
+    return msgspec.structs.replace(kept, membership=membership)
 
 
 def _order(before: UndoSurvey) -> list[int]:
@@ -165,7 +173,7 @@ def _order(before: UndoSurvey) -> list[int]:
 def _find_target(greetings: dict[int, AcceptorGreeting]) -> Replaced:
     """Return the cluster that a quorum of its members has: set aside, or because the rebootstrap did not reach them."""
     kept = [greeting.replaced for greeting in greetings.values() if greeting.replaced is not None]
-    candidates = kept or _half_undone(greetings)
+    candidates = [_latest(candidate, greetings) for candidate in kept or _half_undone(greetings)]
     if not candidates:
         raise ConfigurationError("no safekeeper keeps a cluster that a rebootstrap has replaced: nothing can be undone")
     for target in sorted(candidates, key=lambda replaced: replaced.membership.key, reverse=True):

@@ -301,6 +301,23 @@ def test_an_undo_is_refused_once_wal_was_written_since() -> None:
     assert bench.control.cluster_id == CLUSTER and bench.acceptor.leader is None
 
 
+def test_an_undo_is_refused_if_the_members_were_taken_over_since_the_command_asked_for_them() -> None:
+    """The rebootstrap has not reached this safekeeper: it has followed a leader of a later term meanwhile."""
+    bench = following(100)
+    later = msgspec.structs.replace(MEMBERS, author=2, generation=2)
+    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1), membership=later))
+    before = bench.control
+    answer = bench.tell(undo())
+    assert answer.code is RefusalCode.GENERATION
+    assert answer.reason == "generation 3 is not above generation 2 of term 2 of this cluster: run the command again"
+    bench.tell(rebootstrap(3))
+    assert bench.tell(undo(4)).code is RefusalCode.GENERATION, "it keeps them"
+    assert before.membership == later
+    message = undo(4)
+    known = msgspec.structs.replace(message.membership, author=2)
+    assert isinstance(bench.tell(msgspec.structs.replace(message, membership=known)), Bootstrapped)
+
+
 def test_an_undo_is_refused_when_what_was_set_aside_is_gone() -> None:
     bench = following(100)
     bench.tell(rebootstrap())

@@ -465,6 +465,18 @@ async def test_an_undo_that_broke_off_before_those_who_had_not_left_were_told_is
     assert not found.since
 
 
+@on_the_loop
+async def test_an_undo_brings_back_the_members_that_a_quorum_has_changed_to_since() -> None:
+    """The rebootstrap had reached safekeeper 1 only: 2 and 3 went on, and replaced it by 4, which has acknowledged."""
+    changed = Membership(3, tuple(Member(i, f"{i}" * 32) for i in (2, 3, 4)), author=4)
+    safekeepers = [of_five(1), *(FakeSafekeeper(i) for i in (2, 3, 4)), of_five(5, kept=None)]
+    for safekeeper in safekeepers[1:4]:
+        safekeeper.answers[ProposerGreeting] = msgspec.structs.replace(safekeeper.greeting, membership=changed)
+    await undone(*safekeepers)
+    told = [message.membership for safekeeper in safekeepers for message in safekeeper.bootstraps()]
+    assert told == [msgspec.structs.replace(changed, generation=4)] * 5
+
+
 @pytest.mark.parametrize(
     ("safekeepers", "reason"),
     [
