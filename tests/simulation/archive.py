@@ -155,7 +155,7 @@ class SimArchiver:
             return
         disk = self.safekeeper.disk
         content = bytes(disk.wal[begin_lsn - disk.begin_lsn : end_lsn - disk.begin_lsn])
-        self.world.checker.archive.on_upload(self.safekeeper, key, content)
+        self.world.truths.of_folder(self.safekeeper).archive.on_upload(self.safekeeper, key, content)
         self._is_uploading = True
         delay_s = self.rng.choice((0.01, 0.05, 0.6)) * self.rng.random()
         self.world.clock.after(delay_s, self._uploaded, self._life, key, content)
@@ -173,7 +173,7 @@ class SimArchiver:
             self.archive.torn.add(key)
             if self.rng.random() < 0.5:
                 return
-        self.world.checker.archive.on_confirmed(key, content)
+        self.world.truths.of_folder(self.safekeeper).archive.on_confirmed(key, content)
         self.archive.confirm(key, content)
         self.world.note(self.safekeeper.name, "archives", key)
         acceptor = self.safekeeper.acceptor

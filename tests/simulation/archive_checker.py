@@ -126,7 +126,8 @@ class ArchiveChecker:
                     f"the archive has it up to {format_lsn(self.archived_end(history))} only",
                 )
             return
-        lacking = [m.name for m in truth.members() if m.disk.durable_lsn < begin_lsn]
+        logs = [(member.name, truth.log_in(member.disk)) for member in truth.members()]
+        lacking = [name for name, log in logs if log is not None and log.durable_lsn < begin_lsn]
         if lacking and begin_lsn > self._was_on_all_lsn:
             raise Violation(
                 "NoHole", f"{safekeeper.name} does not keep WAL below {format_lsn(begin_lsn)}, which {lacking} lack"

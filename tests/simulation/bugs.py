@@ -14,7 +14,7 @@ from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.membership import Membership
 from tests.simulation import dropped_rules as dropped
-from tests.simulation import quorums
+from tests.simulation import quorums, rebootstrap
 from tests.simulation.archive import SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.profiles import PROFILES, Profile
@@ -30,6 +30,7 @@ from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.replication import Replication
 from walproxy.proposer.standbys import Standbys
+from walproxy.proxy import rebootstrap_undo
 from walproxy.proxy.window import Window
 
 Swaps = tuple[tuple[Any, str, Any], ...]
@@ -102,6 +103,7 @@ def _everywhere(name: str, value: Any) -> Swaps:
 _UNCHECKED: Swaps = tuple((kind, "check", dropped.nothing_required) for kind in (Acceptor, Proposer))
 _BELIEVES: Swaps = ((Checker, "believes", True),)
 _ARCHIVING = {"trims": 1.0, "archive": 1.0}
+_REBOOTSTRAPPING = {"rebootstrap": 40}
 BUGS: dict[str, Bug] = {
     "apply_follows_flush": Bug(
         "S1",
@@ -439,16 +441,33 @@ BUGS: dict[str, Bug] = {
     "old_member_joins_unwiped": Bug(
         "step 0",
         "a log of another cluster does not count",
-        "balanced",
+        "members",
         _everywhere("voters_of", dropped.voters_of_any_cluster) + _acceptor(dropped.JoinsUnwiped),
-        scenario="q_an_old_member_after_a_rebootstrap",
+        weights=_REBOOTSTRAPPING,
+    ),
+    "votes_in_any_cluster": Bug(
+        "step 0",
+        "memberships are compared within a cluster",
+        "members",
+        _acceptor(dropped.VotesInAnyCluster),
+        weights=_REBOOTSTRAPPING,
+    ),
+    "undone_to_older_members": Bug(
+        "S8a",
+        "an undo brings back the latest members of the cluster",
+        "members",
+        (
+            (rebootstrap_undo, "_latest", dropped.members_as_one_keeps_them),
+            (rebootstrap, "_latest_members", dropped.members_as_remembered),
+        ),
+        scenario="an_undo_brings_back_the_latest_members",
     ),
     "undo_over_acknowledged_wal": Bug(
         "step 0",
         "a rebootstrap is not undone once WAL was written since",
-        "balanced",
+        "members",
         _acceptor(dropped.UndoesOverWal),
-        scenario="an_undo_is_half_done",
+        weights=_REBOOTSTRAPPING,
     ),
     "undone_without_its_log": Bug(
         "S8",

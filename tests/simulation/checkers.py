@@ -8,7 +8,7 @@ and for what an operator gives up: a term that was won by a proxy with --allow-d
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
@@ -57,7 +57,16 @@ class TermBytes:
     data: bytearray = field(default_factory=bytearray)
 
 
-def _key_of(disk: "ModelDisk") -> tuple[int, int]:
+class Log(NamedTuple):
+    """What a data folder has of a cluster's log that is not in place there: it is put aside, or has not begun."""
+
+    control: ControlState | None
+    begin_lsn: Lsn = 0
+    wal: bytes | bytearray = b""
+    durable_lsn: Lsn = 0
+
+
+def _key_of(disk: "ModelDisk | Log") -> tuple[int, int]:
     known = disk.control.membership if disk.control is not None else None
     return (known.author, known.generation) if known is not None else (-1, -1)
 
@@ -74,7 +83,8 @@ class Checker:
         readers: looks at what readers see.
         archive: looks at what is archived, and removed.
         truncate: looks at what is said to be on every member.
-        cluster_id: whose log this is the truth of, empty for the only one that there ever was.
+        cluster_id: whose log this is the truth of, empty for the first one.
+        is_given_up: whether an operator has agreed to lose what this cluster has committed.
         believes: whether an acceptor's words are taken on trust instead of being compared with its disk. A planted bug
             that makes it lie is found at once by its words; if they are believed, the harm that follows must be found.
     """
@@ -94,6 +104,8 @@ class Checker:
         self._before: dict[HistoryEntry, TermHistory] = {}
         self._votes: dict[tuple[LeaderId, int], TermHistory] = {}
         self.given_up: dict[int, Lsn] = {}
+        self.is_given_up = False
+        self._gone: set[Identity] = set()
         self._terms: dict[int, TermBytes] = {}
         self._memberships: dict[tuple[str, tuple[int, int]], Membership] = {}
         self._received: dict[tuple[str, int], Lsn] = {}
@@ -462,6 +474,25 @@ class Checker:
             raise Violation("OnlyOlderCopies", f"{safekeeper.name} gives up a data folder that is not an older copy")
         self.world.counts.count("older folders noticed")
 
+    def on_moved(self, safekeeper: "SimSafekeeper") -> None:
+        """A safekeeper belongs to another cluster than before: what it still has of this one's log counts."""
+        control = safekeeper.disk.control
+        assert control is not None  # it was just written
+        if self.log_in(safekeeper.disk) is None:
+            self._gone.add((safekeeper.id, control.incarnation))
+        self.check_committed_is_held()
+
+    def on_left(self, safekeeper: "SimSafekeeper", *, is_undone: bool) -> None:
+        """A safekeeper belongs to this cluster no more, because of a rebootstrap, or of the undo of one."""
+        self.readers.on_death(safekeeper)
+        if is_undone and self.committed and not self.is_given_up and self.membership is not None:
+            left = [identity for identity in self.membership.identities() if self._folder(identity) is not None]
+            if not quorums.can_elect(self.membership, left):
+                raise Violation(
+                    "LeaderCompleteness",
+                    f"an undo gives up what the new cluster has committed, up to {format_lsn(self.committed_lsn)}",
+                )
+
     def on_cut(self, safekeeper: "SimSafekeeper") -> None:
         """WAL was cut: what is committed must still be on a quorum."""
         self.check_committed_is_held()
@@ -520,24 +551,54 @@ class Checker:
         return any(given_up_lsn <= lsn and term not in terms for term, given_up_lsn in self.given_up.items())
 
     def is_foreign(self, control: ControlState | None) -> bool:
-        """Tell whether this is a log of another cluster, which a rebootstrap has given up."""
-        return bool(self.cluster_id) and control is not None and control.cluster_id not in ("", self.cluster_id)
+        """Tell whether this is a log of another cluster."""
+        if control is None or not control.cluster_id:
+            return False
+        return self.world.truths.of(control.cluster_id) is not self
 
     def members(self) -> "list[SimSafekeeper]":
-        """Return the safekeepers that are members, and whose disks are neither lost nor put away."""
+        """Return the safekeepers that are members, and whose disks are neither lost nor put away, nor of others."""
         if self.membership is None:
             return []
-        identities = sorted(self.membership.identities())
-        return [self.world.safekeepers[identity[0]] for identity in identities if not self.world.is_lost(identity)]
+        members = []
+        for safekeeper_id, incarnation in sorted(self.membership.identities()):
+            safekeeper = self.world.safekeepers[safekeeper_id]
+            control = safekeeper.disk.control
+            if control is not None and control.incarnation == incarnation and not self.is_foreign(control):
+                members.append(safekeeper)
+        return members
 
-    def _folder(self, identity: Identity) -> "ModelDisk | None":
-        """Return a data folder, also one that is put away and may come back; None if it is lost."""
+    def _folder(self, identity: Identity) -> "ModelDisk | Log | None":
+        """Return what a data folder has of this log, also one that is put away and may come back; None if it is lost.
+
+        One that belongs to another cluster has what it keeps aside: an undo may bring that back.
+        """
         safekeeper_id, incarnation = identity
-        return self.world.safekeepers[safekeeper_id].folder_of(incarnation)
+        disk = self.world.safekeepers[safekeeper_id].folder_of(incarnation)
+        if disk is None:
+            return None
+        return self.log_in(disk) or (None if identity in self._gone else Log(None))
 
-    def _holds(self, disk: "ModelDisk", won: Won, lsn: Lsn) -> bool:
+    def log_in(self, disk: "ModelDisk") -> "ModelDisk | Log | None":
+        """Return this cluster's log in a folder, wherever it lies there; None if it will never be used again."""
         control = disk.control
-        if control is None or not control.history or control.base_lsn is not None or self.is_foreign(control):
+        if control is None or not self.is_foreign(control):
+            if control is not None and control.restore_from in disk.aside:
+                return Log(control, *disk.aside[control.restore_from])
+            is_pending = control is not None and control.set_aside and not control.restore_from
+            return Log(control) if is_pending else disk
+        kept, label = control.replaced, control.replaced_wal
+        if kept is None or self.is_foreign(kept):
+            return None
+        if label in disk.aside:
+            return Log(kept, *disk.aside[label])
+        if control.set_aside and control.set_aside_as == label:
+            return Log(kept, disk.begin_lsn, disk.wal, disk.durable_lsn)
+        return Log(kept)
+
+    def _holds(self, disk: "ModelDisk | Log", won: Won, lsn: Lsn) -> bool:
+        control = disk.control
+        if control is None or not control.history or control.base_lsn is not None:
             return False
         end_lsn = disk.durable_lsn
         if control.truncate_to is not None:
@@ -578,7 +639,7 @@ class Checker:
         disk = self._folder(identity)
         if disk is None:
             return True
-        if disk.durable_lsn < lsn or self.is_foreign(disk.control):
+        if disk.durable_lsn < lsn:
             return False
         if disk.begin_lsn >= lsn:
             return True  # It had it, and has removed it; what follows was given up.
@@ -591,8 +652,9 @@ class Checker:
     def check_logs(self) -> None:
         """Every byte on every disk is the one that its term has there."""
         for safekeeper in self.world.safekeepers.values():
-            disk, control = safekeeper.disk, safekeeper.disk.control
-            if control is None or not disk.begin_lsn or control.base_lsn is not None or self.is_foreign(control):
+            disk = self.log_in(safekeeper.disk)
+            control = disk.control if disk is not None else None
+            if disk is None or control is None or not disk.begin_lsn or control.base_lsn is not None:
                 continue
             end_lsn = disk.durable_lsn
             if control.truncate_to is not None:

@@ -21,6 +21,7 @@ from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Identity, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
+    AcceptorGreeting,
     AppendRequest,
     AppendResponse,
     Bootstrap,
@@ -30,6 +31,7 @@ from safekeeper.consensus.messages import (
     PeerRead,
     PullWal,
     RefusalCode,
+    Replaced,
     VoteRequest,
     VoteResponse,
 )
@@ -57,6 +59,7 @@ from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.replication import Replication
 from walproxy.proposer.roster import Cluster, Peers, greetings_of
 from walproxy.proposer.standbys import Standbys
+from walproxy.proxy.rebootstrap_undo import _latest
 from walproxy.proxy.window import Window
 
 
@@ -225,6 +228,24 @@ class JoinsUnwiped(Acceptor):
     def _elected(self, connection: int, message: Elected, now: float) -> Effects:
         self.control = msgspec.structs.replace(self.control, cluster_id=message.cluster_id)
         yield from super()._elected(connection, message, now)
+
+
+class VotesInAnyCluster(Acceptor):
+    """Votes for a candidate of another cluster, if its membership is not older than its own."""
+
+    def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
+        named = msgspec.structs.replace(message, cluster_id=self.control.cluster_id)
+        yield from super()._vote(connection, named, now)
+
+
+def members_as_one_keeps_them(kept: Replaced, greetings: dict[int, AcceptorGreeting]) -> Replaced:
+    """Bring the members back that the safekeeper had which has left first, under the latest author."""
+    latest = _latest(kept, greetings).membership
+    return msgspec.structs.replace(kept, membership=msgspec.structs.replace(kept.membership, author=latest.author))
+
+
+def members_as_remembered(remembered: Membership, known: list[Membership]) -> Membership:
+    return msgspec.structs.replace(remembered, author=max(membership.author for membership in known))
 
 
 class UndoesOverWal(Acceptor):

@@ -187,6 +187,16 @@ class Faults:
             options = [(members, membership.quorum_sizes) for members in others]
         self._change_to(proxy, options)
 
+    def rebootstrap(self) -> None:
+        """An operator begins another cluster on all safekeepers, or takes that back, at any moment."""
+        world = self.world
+        if not world.operator.may_begin:
+            return
+        controls = [safekeeper.disk.control for safekeeper in world.safekeepers.values()]
+        is_kept = any(control is not None and control.replaced is not None for control in controls)
+        is_undo = is_kept and self.rng.random() < 0.6
+        world.operator.begin(is_undo=is_undo, discards=is_undo and self.rng.random() < 0.3)
+
     def change_sizes(self) -> None:
         """An operator changes the sizes of the quorums, or takes a change back that is under way."""
         proxy = self._proxy()

@@ -29,6 +29,9 @@ class Minority:
         self.world = world
         self.rng = random.Random(f"{world.seed} minority")
         self.missing: frozenset[int] = frozenset()
+        controls = [safekeeper.disk.control for safekeeper in world.safekeepers.values()]
+        if any(world.checker.is_foreign(control) for control in controls):
+            return  # The operator goes on with another cluster, or makes it whole, before all is repaired.
         members = world.checker.members()
         voters = sorted({safekeeper.id for safekeeper in members})
         # A membership that a leader has decided for may be lost with it, and the one before go on.

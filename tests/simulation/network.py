@@ -16,7 +16,7 @@ from tests.simulation.clock import Clock
 
 if TYPE_CHECKING:
     from tests.simulation.proxy import SimProxy
-    from tests.simulation.rebootstrap import Rebootstrap
+    from tests.simulation.rebootstrap import Command, Rebootstrap
     from tests.simulation.safekeeper import SimSafekeeper
     from tests.simulation.wal_pull import SimPuller
 
@@ -40,7 +40,9 @@ class Connection:
         "sk_life",
     )
 
-    def __init__(self, number: int, proxy: "SimProxy | Rebootstrap | SimPuller", safekeeper: "SimSafekeeper") -> None:
+    def __init__(
+        self, number: int, proxy: "SimProxy | Rebootstrap | Command | SimPuller", safekeeper: "SimSafekeeper"
+    ) -> None:
         self.number = number
         self.proxy = proxy
         self.proxy_life = proxy.life
@@ -74,7 +76,9 @@ class Network:
         self.connections: dict[int, Connection] = {}
         self._number = 0
 
-    def connect(self, proxy: "SimProxy | Rebootstrap | SimPuller", safekeeper: "SimSafekeeper") -> Connection | None:
+    def connect(
+        self, proxy: "SimProxy | Rebootstrap | Command | SimPuller", safekeeper: "SimSafekeeper"
+    ) -> Connection | None:
         """Return a new connection, None if the safekeeper cannot be reached."""
         if not safekeeper.is_serving or any(
             (proxy.name, safekeeper.id, way) in self.blocked for way in (TO_SAFEKEEPER, TO_PROXY)

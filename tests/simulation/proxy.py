@@ -106,6 +106,7 @@ class SimProxy:
         self.refusal: WalproxyError | None = None
         self.primary_is_cut_off = False
         self.clock = world.new_clock()
+        self._truth = world.checker
         self._backlog: list[tuple[int, Callable[..., None], tuple[Any, ...]]] | None = None
 
     # ------------------------------------------------------------------ life and death
@@ -230,13 +231,14 @@ class SimProxy:
         proposer, world = self.proposer, self.world
         assert proposer is not None  # events come to the living only
         if proposer.leadership is not None:
-            world.checker.on_proposer_stepped(self, proposer)
+            self._truth = world.truths.of(proposer.leadership.elected.cluster_id)
+            self._truth.on_proposer_stepped(self, proposer)
         for action in actions:
             self._execute(action, proposer)
             if self.proposer is not proposer:
                 return
         if world.standbys:
-            world.checker.on_actions_done(self, proposer)
+            self._truth.on_actions_done(self, proposer)
 
     def _execute(self, action: Action, proposer: Proposer) -> None:
         if isinstance(action, SendAppend):
@@ -332,10 +334,10 @@ class SimProxy:
         if connection is None:
             return
         if isinstance(message, (AppendRequest, Elected)):
-            self.world.checker.on_commit_said(self, message.leader_id, message.commit_lsn)
+            self._truth.on_commit_said(self, message.leader_id, message.commit_lsn)
             self.told_commit_lsn[safekeeper_id] = message.commit_lsn
         elif isinstance(message, Reconfigure):
-            self.world.checker.on_membership_said(message.leader_id, message.membership)
+            self._truth.on_membership_said(message.leader_id, message.membership)
         elif isinstance(message, ArchiveAssignment):
             self._order_archiver(message)
         self.world.note(self.name, "says", message, connection.number)
@@ -344,7 +346,7 @@ class SimProxy:
     def _order_archiver(self, order: ArchiveAssignment) -> None:
         leadership = self.proposer.leadership if self.proposer is not None else None
         if leadership is not None:  # Else the term has ended within the event that made the leader say it.
-            self.world.checker.archive.on_told(self.name, order.archived_lsn, leadership.elected.history)
+            self._truth.archive.on_told(self.name, order.archived_lsn, leadership.elected.history)
         if order.archiver != self.world.archiver_named:
             self.world.archiver_named = order.archiver
             self.world.counts.count("archivers named")
@@ -575,7 +577,7 @@ class SimProxy:
         if link.primary.walsender is self:
             flush_lsn = self._slot_lsn(status.flush_lsn)
             status = ReportStatus(status.write_lsn, flush_lsn, min(status.apply_lsn, flush_lsn))
-            self.world.checker.on_status(self, link.primary, status)
+            self._truth.on_status(self, link.primary, status)
             link.primary.told(status.flush_lsn, status.apply_lsn)
 
     def _slot_lsn(self, commit_lsn: Lsn) -> Lsn:

@@ -44,8 +44,6 @@ class ReaderChecker:
         """A handler is through: look at what readers may see now."""
         acceptor = safekeeper.acceptor
         assert acceptor is not None  # it has just run
-        if self._truth.cluster_id and self._truth.is_foreign(safekeeper.disk.control):
-            return
         visible_lsn = acceptor.readable_lsn
         seen = self._seen.get(safekeeper.id)
         if seen is None:

@@ -187,22 +187,23 @@ def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> N
 
 
 def _outcome(world: World) -> Outcome:
-    checker = world.checker
-    world.counts.count("terms won", len(checker.won))
+    truths = world.truths.all()
+    world.counts.count("terms won", sum(len(truth.won) for truth in truths))
     world.counts.count("words that came late", world.network.late_words)
     for safekeeper in world.safekeepers.values():
         if isinstance(safekeeper.disk, StorageDisk):
             world.counts.count("writes torn by sector", safekeeper.disk.fs.torn[SECTOR_BYTES])
             world.counts.count("writes torn by page", safekeeper.disk.fs.torn[PAGE_BYTES])
-    world.counts.count("commits released", checker.acks)
-    histories = [won.history for _, won in sorted(checker.won.items())]
-    switches = sum(new[-1].tli > old[-1].tli for old, new in pairwise(histories) if old and new)
+    world.counts.count("commits released", sum(truth.acks for truth in truths))
+    histories = [[won.history for _, won in sorted(truth.won.items())] for truth in truths]
+    pairs = [pair for each in histories for pair in pairwise(each)]
+    switches = sum(new[-1].tli > old[-1].tli for old, new in pairs if old and new)
     world.counts.count("timeline switches", switches)
     return Outcome(
         world.clock.steps,
-        len(checker.won),
-        checker.acks,
-        max(0, checker.acked_lsn - checker.base_lsn),
+        sum(len(truth.won) for truth in truths),
+        sum(truth.acks for truth in truths),
+        sum(max(0, truth.acked_lsn - truth.base_lsn) for truth in truths),
         world.counts,
         world.digest.hexdigest() if world.digest is not None else "",
     )

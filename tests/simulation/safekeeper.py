@@ -131,7 +131,7 @@ class SimSafekeeper:
             raise Violation("NoHole", f"{self.name}: the WAL begins above what the control file records")
         self.acceptor = self.world.acceptor_class(control, flush_lsn)
         self.world.note(self.name, "starts", control, flush_lsn)
-        self.world.checker.on_start(self)
+        self.world.truths.on_start(self)
         self._inbox.append(("start", None, None))
         self._pump()
 
@@ -158,7 +158,7 @@ class SimSafekeeper:
         readers, self.readers = self.readers, []
         for standby in readers:
             standby.lost_connection()
-        self.world.checker.on_crash(self)
+        self.world.truths.on_crash(self)
         self.world.safekeeper_died(self)
 
     def wake_up(self) -> None:
@@ -352,10 +352,11 @@ class SimSafekeeper:
         self.puller.wake()
         if self.acceptor is None:
             return  # it was killed as it asked another member
-        world.checker.readers.on_handled(self)
-        world.checker.truncate.on_handled(self)
+        truth = world.truths.of_folder(self)
+        truth.readers.on_handled(self)
+        truth.truncate.on_handled(self)
         if world.archive is not None:
-            world.checker.archive.on_handled(self)
+            truth.archive.on_handled(self)
         if self.readers and self.acceptor is not None:
             readable_lsn = self.acceptor.readable_lsn
             for standby in self.readers:
@@ -371,7 +372,7 @@ class SimSafekeeper:
             message = effect.message
             world.note(self.name, "says", message, effect.connection)
             self._count_said(message)
-            world.checker.on_acceptor_says(self, message)
+            world.truths.of_folder(self).on_acceptor_says(self, message)
             connection = self._connections.get(effect.connection)
             if connection is not None:
                 world.network.send(connection, TO_PROXY, message)
@@ -386,7 +387,7 @@ class SimSafekeeper:
         elif isinstance(effect, WriteWal):
             payload = bytes(effect.payload)
             disk.write(effect.begin_lsn, payload)
-            world.checker.on_write(self, effect.begin_lsn, payload)
+            world.truths.of_folder(self).on_write(self, effect.begin_lsn, payload)
             self._flush_is_due = True
         elif isinstance(effect, FlushWal):
             under_way, self._flush = self._flush, None
@@ -398,24 +399,29 @@ class SimSafekeeper:
                 world.checker.on_new_incarnation(self, before.incarnation)
             if effect.control.base_lsn is not None and before is not None and before.wal_begin_lsn:
                 world.counts.count("members that skipped WAL")
-            world.checker.on_persist(self)
+            world.truths.on_persist(self, before)
         elif isinstance(effect, TruncateWal):
             world.counts.count("truncations", int(effect.lsn < disk.write_lsn))
             disk.truncate(effect.lsn, effect.tli)
-            world.checker.on_cut(self)
+            world.truths.on_cut(self)
         elif isinstance(effect, ResetWal):
             world.counts.count("logs begun anew")
             disk.reset(effect.base_lsn, effect.tli)
-            world.checker.on_cut(self)
+            world.truths.on_cut(self)
         elif isinstance(effect, TrimWal):
             world.counts.count("old WAL removed", int(disk.begin_lsn < effect.lsn))
             disk.trim(effect.lsn)
         elif isinstance(effect, SetWalAside):
             disk.set_aside(effect.label)
+            world.truths.on_cut(self)
+            for standby in list(self.readers):
+                standby.log_is_gone()
         elif isinstance(effect, InspectSetAside):
             return disk.inspect_set_aside(effect.label, effect.control)
         elif isinstance(effect, RestoreWal):
-            return disk.restore(effect.label)
+            restored_lsn = disk.restore(effect.label)
+            world.truths.on_cut(self)
+            return restored_lsn
         elif isinstance(effect, ReadWal):
             world.counts.count("reads from peers")
             return disk.read(effect.begin_lsn, effect.end_lsn)

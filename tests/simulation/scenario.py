@@ -37,9 +37,8 @@ otherwise.
 A primary that recycles old WAL has lost its slot: of its segments it keeps the one that it writes, and no other. A
 safekeeper that flushes slowly has what it was sent on its disk after seconds, unless it must wait for that.
 
-A rebootstrap names the data folders that the safekeepers have now, and reaches those that are up. With it the truth
-begins anew: only the new cluster's commits are `committed` from then on. Once an undo has reached a quorum, the truth
-of before holds again.
+A rebootstrap names the data folders that the safekeepers have now, and reaches those that are up. Once it has reached a
+quorum of them, only the new cluster's commits are `committed`; once an undo has, those of the cluster before.
 
 The checkers look on all the time; a scenario that ends without `everything converges on` has ended safely as well.
 """
@@ -311,13 +310,10 @@ class Stage(World):
 
     def _until_answered(self, begun: Rebootstrap, what: str) -> None:
         deadline_s = self.clock.now + WAIT_S
-        is_done = False
         while begun.awaited and self.clock.now < deadline_s:
             self.run(deadline_s, events=1)
-            if begun.bootstrap.undo and not is_done and begun.has_quorum:
-                is_done = True
-                self.restore_truth(begun.bootstrap.cluster_id)
-                self.given_up.clear()
+        if begun.bootstrap.undo and self.truths.has_quorum(begun.bootstrap):
+            self.given_up.clear()
         if begun.awaited or begun.refusal:
             why = begun.refusal or f"no answer from safekeepers {sorted(begun.awaited)} within {WAIT_S} s"
             failure = UndoRefused if begun.bootstrap.undo and begun.refusal else ScenarioFailed

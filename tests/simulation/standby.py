@@ -41,6 +41,7 @@ class SimStandby:
         self.highest_lsn: Lsn = 0
         self.is_restless = True
         self._restart_lsn: Lsn = 0
+        self._truth = world.checker
         self._stream = 0
         self._read_is_due = False
 
@@ -88,14 +89,23 @@ class SimStandby:
                 self.highest_lsn = max(self.highest_lsn, end_lsn)
 
     def _can_stream_from(self, safekeeper: "SimSafekeeper") -> bool:
-        if not safekeeper.is_serving or not safekeeper.disk.begin_lsn:
+        control = safekeeper.disk.control
+        if not safekeeper.is_serving or not safekeeper.disk.begin_lsn or control is None:
             return False
+        if control.set_aside or control.restore_from:
+            return False  # Another cluster's log is to take the place of this one.
+        if self._truth is not self.world.truths.of_folder(safekeeper):
+            return True
         return not self.applied_lsn or self.applied_lsn >= safekeeper.disk.begin_lsn
 
     def stream_from(self, safekeeper: "SimSafekeeper") -> None:
         """Connect to a safekeeper. What was received and not replayed is asked for again."""
         self.world.note(self.name, "streams from", safekeeper.name)
         self.safekeeper = safekeeper
+        truth = self.world.truths.of_folder(safekeeper)
+        if truth is not self._truth:
+            # What it has replayed may be given up in this cluster: it is set up anew, from a backup.
+            self._truth, self.applied_lsn, self._restart_lsn = truth, 0, 0
         self.received_lsn = self.applied_lsn
         safekeeper.readers.append(self)
         safekeeper.readers_changed()
@@ -108,6 +118,11 @@ class SimStandby:
             self.world.note(self.name, "leaves", safekeeper.name)
             safekeeper.readers.remove(self)
             safekeeper.readers_changed()
+
+    def log_is_gone(self) -> None:
+        """The safekeeper has moved its log away: look for another one."""
+        self.leave()
+        self._reconnect_in(RECONNECT_S)
 
     def settle(self) -> None:
         """Look for a safekeeper from now on whenever there is none."""
@@ -170,7 +185,7 @@ class SimStandby:
         elif readable_lsn > self.applied_lsn > 0 and readable_lsn != self.received_lsn:
             wal = disk.wal[self.applied_lsn - disk.begin_lsn : readable_lsn - disk.begin_lsn]
             end_lsn = last_complete_end(wal, self.applied_lsn, readable_lsn)
-            self.world.checker.readers.on_replayed(self, bytes(wal[: end_lsn - self.applied_lsn]))
+            self._truth.readers.on_replayed(self, bytes(wal[: end_lsn - self.applied_lsn]))
             self.received_lsn, self.applied_lsn = readable_lsn, end_lsn
             self.highest_lsn = max(self.highest_lsn, end_lsn)
             safekeeper.readers_changed()
@@ -180,7 +195,7 @@ class SimStandby:
         start_lsn = first_record_start(disk.wal, disk.begin_lsn)
         if start_lsn <= readable_lsn:
             self.applied_lsn = disk.begin_lsn
-            self.world.checker.readers.on_replayed(self, bytes(disk.wal[: start_lsn - disk.begin_lsn]))
+            self._truth.readers.on_replayed(self, bytes(disk.wal[: start_lsn - disk.begin_lsn]))
             self.applied_lsn = start_lsn
             self.highest_lsn = max(self.highest_lsn, start_lsn)
 

@@ -32,6 +32,8 @@ QUICK = (
     "truncate_lsn_survives_a_cut",
     "slot_follows_commit",
     "refusal_of_another_server",
+    "old_member_joins_unwiped",
+    "votes_in_any_cluster",
     "membership_not_on_a_quorum",
     "not_counted_again",
     "counted_again_over_too_few",

@@ -37,6 +37,7 @@ BITES = {
     "a_standby_that_is_gone_holds_remote_apply_back": "apply_follows_flush",
     "a_term_is_held_and_nothing_is_committed_in_it": "held_term_without_its_start",
     "a_timeline_that_another_one_replaces": "timeline_shown_with_its_term",
+    "an_undo_brings_back_the_latest_members": "undone_to_older_members",
     "an_undo_finds_no_log": "undone_without_its_log",
     "an_undo_is_half_done": "undo_over_acknowledged_wal",
     "an_older_copy_of_a_folder_does_not_vote": "older_copy_counts",

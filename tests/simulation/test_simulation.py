@@ -43,6 +43,15 @@ def test_hosts_are_refused_again_without_a_term() -> None:
     assert total["refusals without a term"] > 0
 
 
+def test_clusters_are_begun_anew_and_brought_back() -> None:
+    outcomes = [attempt(Task(seed, "members")) for seed in range(2 * SEEDS_PER_PROFILE)]
+    held = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
+    assert len(held) == len(outcomes)
+    total = added(outcome.counts for outcome in held)
+    assert total["rebootstraps"] > SEEDS_PER_PROFILE // 3
+    assert total["rebootstraps undone"] > SEEDS_PER_PROFILE // 10
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_everyday_events_have_the_same_effects_on_both_paths(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [Task(seed, profile, digested=True) for seed in range(10)]

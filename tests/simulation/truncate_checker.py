@@ -11,7 +11,8 @@ from safekeeper.consensus.term_history import TermHistory, divergence, last_term
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.checkers import Checker
+    from tests.simulation.checkers import Checker, Log
+    from tests.simulation.disk import ModelDisk
     from tests.simulation.safekeeper import SimSafekeeper
     from walproxy.proposer.leadership import Leadership
 
@@ -46,21 +47,22 @@ class TruncateChecker:
             return  # There is no byte below.
         whole = self._truth.whole(history)
         for member in self._truth.members():
-            control = member.disk.control
-            if not _has(member, lsn, whole, self._truth.whole(control.history) if control is not None else ()):
+            log = self._truth.log_in(member.disk)
+            control = log.control if log is not None else None
+            if log is not None and not _has(log, lsn, whole, self._truth.whole(control.history) if control else ()):
                 raise Violation(
                     "OnEveryMember",
                     f"{who} takes it that every member has its log below {format_lsn(lsn)}, {member.name} does not",
                 )
 
 
-def _has(member: "SimSafekeeper", lsn: Lsn, history: TermHistory, own: TermHistory) -> bool:
-    control = member.disk.control
+def _has(disk: "ModelDisk | Log", lsn: Lsn, history: TermHistory, own: TermHistory) -> bool:
+    control = disk.control
     if control is None or last_term(own) > last_term(history):
         return True
     if control.base_lsn is not None:
         return control.base_lsn >= lsn
-    end_lsn = member.disk.durable_lsn
+    end_lsn = disk.durable_lsn
     if control.truncate_to is not None:
         end_lsn = min(end_lsn, control.truncate_to)
     if end_lsn < lsn:

@@ -30,12 +30,13 @@ from tests.simulation.network import Network
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
-from tests.simulation.rebootstrap import Rebootstrap, new_cluster, old_cluster
+from tests.simulation.rebootstrap import Operator, Rebootstrap, new_cluster, old_cluster
 from tests.simulation.retention import SimRetention
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.standby import standbys_of
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE, last_timed_record
 from tests.simulation.trace import figures, line
+from tests.simulation.truths import Truths
 from tests.simulation.violation import Violation
 from walproxy.proposer import archiving as archiving_module
 from walproxy.proposer import pulling as pulling_module
@@ -89,6 +90,8 @@ class World:
         rng: the source of chance for all that has none of its own.
         current: the primary that the operator believes to be the right one.
         standbys: the standbys, whether or not they stream.
+        truths: what must hold, in each cluster.
+        operator: who rebootstraps.
         apply_rule: whom remote_apply waits for, as every proxy is told that starts.
         retention: how safekeepers remove what need not be kept.
         archive: where they archive it before, None if there is none.
@@ -122,8 +125,7 @@ class World:
         self.clock = Clock()
         self.counts = Counts()
         self.network = Network(self.clock, self.rng, profile.delay_s)
-        self.checker = Checker(self)
-        self.truths: dict[str, Checker] = {}  # Of the clusters that rebootstraps have replaced.
+        self.truths = Truths(self)
         self.is_healing = False
         # Primaries whose clients write while all is repaired.
         self._with_clients: list[VirtualPrimary] = []
@@ -141,6 +143,7 @@ class World:
         self.apply_rule = parse_apply_rule(apply_rule)
         self.archiver_named = 0
         self.retention = SimRetention(self, seed)
+        self.operator = Operator(self)
         # In every second seed histories may hardly grow, so that terms are forgotten although members are away.
         self.history_entries_max = SHORT_HISTORY if seed % 2 else term_history_module.HISTORY_ENTRIES_MAX
         self.archive: ModelArchive | None = None
@@ -192,28 +195,21 @@ class World:
         return f"{self._runs:08x}{self.rng.getrandbits(96):024x}"
 
     def rebootstrap(self, safekeepers: list[SimSafekeeper]) -> Rebootstrap:
-        """Begin a new cluster, as an operator does: what was committed before is given up, the truth begins anew."""
+        """Begin a new cluster, as an operator does."""
         cluster_id = self.new_run()
         begun = Rebootstrap(self, safekeepers, new_cluster(cluster_id, safekeepers))
         self.note("operator", "rebootstraps", f"cluster {cluster_id[:8]}")
-        for safekeeper in safekeepers:
-            if safekeeper.disk.control is not None:
-                self.truths.setdefault(safekeeper.disk.control.cluster_id, self.checker)
-        self.checker = Checker(self, cluster_id)
         return begun
 
     def undo_rebootstrap(self, safekeepers: list[SimSafekeeper], remembered: ControlState) -> Rebootstrap:
-        """Bring back what a rebootstrap has replaced; once a quorum has done so, the truth of before holds again."""
+        """Bring back what a rebootstrap has replaced."""
         self.note("operator", "undoes the rebootstrap", f"cluster {remembered.cluster_id[:8]}")
         return Rebootstrap(self, safekeepers, old_cluster(remembered, safekeepers))
 
-    def restore_truth(self, cluster_id: str) -> None:
-        """Judge by what was committed before the rebootstrap again; nothing is, since then."""
-        if self.checker.cluster_id not in ("", cluster_id) and self.checker.committed:
-            lsn = format_lsn(self.checker.committed_lsn)
-            raise Violation("LeaderCompleteness", f"an undo gives up what the new cluster has committed, up to {lsn}")
-        self.checker = self.truths[cluster_id]
-        self.checker.cluster_id = cluster_id
+    @property
+    def checker(self) -> Checker:
+        """The truth of the cluster that the operator goes on with."""
+        return self.truths.current
 
     # ------------------------------------------------------------------ what the parts ask for
 
@@ -353,6 +349,10 @@ class World:
             primary.quiet = False
             primary.start()
         self.run(self.clock.now + SETTLE_S)
+        try:
+            self.operator.settle()
+        except Violation as error:
+            raise SimulationFailed(error, self.trace()) from error
         self.current = self.best_primary(without)
         self.note("operator", "settles on", self.current.name)
         self.current.flush()
@@ -380,6 +380,7 @@ class World:
             for control in controls
             if control.membership is not None
             and control.membership.is_voter(control.safekeeper_id, control.incarnation)
+            and not self.checker.is_foreign(control)
         ]
         away = safekeeper.put_away.control if safekeeper.put_away is not None else None
         if away is None or not known:
@@ -397,6 +398,25 @@ class World:
         Raises:
             SimulationFailed: there is none, so what they have is a mixture.
         """
+        newest = self._newest_log(without)
+        if newest is None:
+            return self.primaries[0]
+        fitting = [p for p in self.primaries if _continues(p, *newest)]
+        if not fitting:
+            end_lsn = newest[0] + len(newest[1])
+            error = Violation("LogMatching", f"the newest log, up to {format_lsn(end_lsn)}, is no primary's (S10)")
+            raise SimulationFailed(error, self.trace())
+        return fitting[-1] if self.rng.random() < 0.7 or len(fitting) < 2 else self.rng.choice(fitting)
+
+    def is_log_recycled(self) -> bool:
+        """Return whether the primary that the newest log came from lacks what it must be compared with."""
+        newest = self._newest_log()
+        if newest is None or any(_continues(p, *newest) for p in self.primaries):
+            return False
+        return any(_continues(p, *newest, may_be_recycled=True) for p in self.primaries)
+
+    def _newest_log(self, without: frozenset[int] = frozenset()) -> tuple[Lsn, bytes, list[HistoryEntry]] | None:
+        """Return the newest log among the voters: where it begins, its bytes and its history; None if there is none."""
         best = None
         for safekeeper in self.safekeepers.values():
             disk = safekeeper.disk
@@ -412,20 +432,17 @@ class World:
             if best is None or rank > best[0]:
                 best = (rank, disk, history)
         if best is None:
-            return self.primaries[0]
+            return None
         (_, end_lsn), disk, history = best
-        log = bytes(disk.wal[: end_lsn - disk.begin_lsn])
-        fitting = [p for p in self.primaries if _continues(p, disk.begin_lsn, log, history)]
-        if not fitting:
-            error = Violation("LogMatching", f"the newest log, up to {format_lsn(end_lsn)}, is no primary's (S10)")
-            raise SimulationFailed(error, self.trace())
-        return fitting[-1] if self.rng.random() < 0.7 or len(fitting) < 2 else self.rng.choice(fitting)
+        return disk.begin_lsn, bytes(disk.wal[: end_lsn - disk.begin_lsn]), history
 
     def is_lost(self, identity: Identity) -> bool:
-        """Return whether a data folder is gone, put away, or replaced by an older copy."""
+        """Return whether a data folder is gone, put away, replaced by an older copy, or belongs to another cluster."""
         safekeeper = self.safekeepers[identity[0]]
         control = safekeeper.disk.control
-        return control is None or control.incarnation != identity[1] or identity[1] in safekeeper.restored
+        if control is None or control.incarnation != identity[1] or identity[1] in safekeeper.restored:
+            return True
+        return self.checker.is_foreign(control)
 
     def may_lose(self, safekeeper: SimSafekeeper) -> bool:
         """Return whether the disk of a safekeeper may be lost: the quorums of each half remain, and no member changes.
@@ -447,7 +464,8 @@ class World:
     def may_exchange(self, safekeeper: SimSafekeeper) -> bool:
         """Return whether a safekeeper may exchange its folder: the quorums of each half must be there then."""
         membership, other = self.checker.membership, safekeeper.put_away
-        incarnation = other.control.incarnation if other is not None and other.control is not None else ""
+        control = other.control if other is not None else None
+        incarnation = control.incarnation if control is not None and not self.checker.is_foreign(control) else ""
         return membership is not None and self._is_spared(membership, safekeeper, incarnation)
 
     def _is_spared(self, membership: Membership, safekeeper: SimSafekeeper, incarnation: str) -> bool:
@@ -462,7 +480,9 @@ class World:
         """Return whether this disk is a member's, whether or not the process runs, or knows."""
         control, latest = safekeeper.disk.control, self.checker.membership
         membership = latest if latest is not None or control is None else control.membership
-        if membership is None or control is None or control.incarnation in safekeeper.restored:
+        if membership is None or control is None or self.checker.is_foreign(control):
+            return False
+        if control.incarnation in safekeeper.restored:
             return False
         return membership.is_voter(safekeeper.id, control.incarnation)
 
@@ -535,8 +555,9 @@ class World:
     def check_all(self) -> None:
         """Compare every byte on every disk with what it must be."""
         try:
-            self.checker.check_logs()
-            self.checker.check_committed_is_held()
+            for truth in self.truths.all():
+                truth.check_logs()
+                truth.check_committed_is_held()
             self.checker.archive.check_objects()
             self.checker.archive.check_nothing_is_lost()
         except (Violation, WalproxyError) as error:
@@ -548,11 +569,14 @@ class World:
         return max(leading, key=lambda proxy: proxy.proposer.term if proxy.proposer else 0, default=None)
 
 
-def _continues(primary: VirtualPrimary, begin_lsn: Lsn, wal: bytes, history: list[HistoryEntry]) -> bool:
+def _continues(
+    primary: VirtualPrimary, begin_lsn: Lsn, wal: bytes, history: list[HistoryEntry], *, may_be_recycled: bool = False
+) -> bool:
     """Tell whether a primary's WAL goes on where this log ends, and has the same bytes before."""
     end_lsn = begin_lsn + len(wal)
     timed_lsn, _ = last_timed_record(wal, begin_lsn, end_lsn)
-    if not history or primary.flush_lsn < end_lsn or primary.oldest_lsn > (timed_lsn or begin_lsn):
+    is_recycled = primary.oldest_lsn > (timed_lsn or begin_lsn) and not may_be_recycled
+    if not history or primary.flush_lsn < end_lsn or is_recycled:
         return not history
     try:
         plan = plan_log(tuple(history), end_lsn, primary.identity())
