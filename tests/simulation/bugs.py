@@ -493,7 +493,8 @@ BUGS: dict[str, Bug] = {
         "the start of the term is committed before the members change",
         "members",
         ((leadership_module, "next_membership", dropped.next_membership_before_the_start),),
-        scenario="members_change_before_the_term_has_committed",
+        weights={"replace_lost": 100, "wipe": 0, "exchange_folder": 0, "change_members": 5, "promote": 0},
+        rates={"trims": 0.0, "faults_s": 6.0, "fault_every_s": 0.4},
     ),
     "not_counted_again": Bug(
         "S8c",

@@ -223,6 +223,53 @@ class Faults:
         if options:
             proxy.change_members(*options[self.rng.randint(0, len(options) - 1)])
 
+    def replace_lost(self) -> None:
+        """A member lags, another one loses its disk, a proxy takes over: the lost folder is replaced once it leads."""
+        world = self.world
+        proxy, lost, laggard = self._proxy(), self._safekeeper(), self._safekeeper()
+        if not world.checker.won or lost is laggard:
+            return
+        for other in world.proxies:
+            world.network.blocked.add((other.name, laggard.id, TO_SAFEKEEPER))
+        if world.current.up:
+            world.current.write_record(HEADER_BYTES + self.rng.randint(1, PAGE_BYTES))
+            world.current.flush()
+        world.clock.after(0.5 * self.rng.random(), self._lose_and_take_over, proxy, lost, laggard)
+
+    def _lose_and_take_over(self, proxy: "SimProxy", lost: "SimSafekeeper", laggard: "SimSafekeeper") -> None:
+        world = self.world
+        if world.clock.now > self.ends_at:
+            return
+        proxy.stop()
+        world.network.unblock(proxy.name, laggard.id, TO_SAFEKEEPER)
+        if world.may_lose(lost):
+            if lost.acceptor is not None:
+                lost.crash(power_cut=True)
+            lost.wipe()
+            for slow in (lost, laggard):
+                slow.flush_delay_s = 5.0
+            proxy.takeover = True
+            ends_at_s = world.clock.now + 2.0
+            world.clock.after(_LOOK_EVERY_S, self._replace_when_it_leads, proxy, lost, laggard, ends_at_s)
+        proxy.start()
+
+    def _replace_when_it_leads(
+        self, proxy: "SimProxy", lost: "SimSafekeeper", laggard: "SimSafekeeper", ends_at_s: float
+    ) -> None:
+        world = self.world
+        leadership = proxy.proposer.leadership if proxy.proposer is not None else None
+        known = dict(proxy.known_folders())
+        if world.clock.now < min(ends_at_s, self.ends_at) and (leadership is None or lost.id not in known):
+            world.clock.after(_LOOK_EVERY_S, self._replace_when_it_leads, proxy, lost, laggard, ends_at_s)
+            return
+        if leadership is not None and not leadership.membership.new_members:
+            world.counts.count("lost members replaced")
+            membership = leadership.membership
+            wanted = tuple(Member(m.id, known.get(m.id, m.incarnation)) for m in membership.members)
+            proxy.change_members(wanted, membership.quorum_sizes)
+        for unlucky in (lost, laggard):
+            world.clock.after(0.1 + 0.4 * self.rng.random(), self._cut_power_now, unlucky)
+
     def slow_disk(self) -> None:
         safekeeper = self._safekeeper()
         safekeeper.flush_delay_s = 1.0

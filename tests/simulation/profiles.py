@@ -154,6 +154,7 @@ PROFILES: dict[str, Profile] = {
         weights=_with(
             change_members=40,
             exchange_folder=15,
+            replace_lost=2,
             rebootstrap=4,
             wipe=8,
             restart_proxy=8,
