@@ -7,6 +7,7 @@ have cut some of it at a fork (S9): those that believed it before learn that wit
 from typing import TYPE_CHECKING
 
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory, divergence, last_term
 from tests.simulation.violation import Violation
 
@@ -30,7 +31,7 @@ class TruncateChecker:
         told = leadership.truncate_lsn, leadership.elected.history
         if told != self._told:
             self._told = told
-            self._require(who, *told)
+            self._require(who, *told, leadership.membership)
 
     def on_handled(self, safekeeper: "SimSafekeeper") -> None:
         """An acceptor has handled an event: what it believes is true of its own log."""
@@ -40,13 +41,17 @@ class TruncateChecker:
         believed = acceptor.truncate_lsn, acceptor.control.history
         if self._believed.get(safekeeper.id) != believed:
             self._believed[safekeeper.id] = believed
-            self._require(safekeeper.name, *believed)
+            self._require(safekeeper.name, *believed, acceptor.control.membership)
 
-    def _require(self, who: str, lsn: Lsn, history: TermHistory) -> None:
+    def _require(self, who: str, lsn: Lsn, history: TermHistory, membership: Membership | None) -> None:
         if not history or lsn <= history[0].start_lsn:
             return  # There is no byte below.
         whole = self._truth.whole(history)
+        is_deposed = last_term(history) < max(self._truth.won, default=0)
         for member in self._truth.members():
+            control = member.disk.control
+            if is_deposed and control and membership and not membership.is_voter(member.id, control.incarnation):
+                continue  # A later leader goes on with a member that the one before has just removed.
             log = self._truth.log_in(member.disk)
             control = log.control if log is not None else None
             if log is not None and not _has(log, lsn, whole, self._truth.whole(control.history) if control else ()):
