@@ -103,7 +103,9 @@ def _everywhere(name: str, value: Any) -> Swaps:
 _UNCHECKED: Swaps = tuple((kind, "check", dropped.nothing_required) for kind in (Acceptor, Proposer))
 _BELIEVES: Swaps = ((Checker, "believes", True),)
 _ARCHIVING = {"trims": 1.0, "archive": 1.0}
+_STRANDING = {"trims": 0.0, "faults_s": 6.0, "record_every_s": 0.02, "clock_skew": 0.0, "late_words": 0.0}
 _REBOOTSTRAPPING = {"rebootstrap": 40}
+_CHANGES_ONLY = {"replace_lost": 0, "rebootstrap": 0}
 BUGS: dict[str, Bug] = {
     "apply_follows_flush": Bug(
         "S1",
@@ -135,7 +137,7 @@ BUGS: dict[str, Bug] = {
         "nothing is committed below the start of the term",
         "figure8",
         ((QuorumRule, "lsn", dropped.quorum_without_term_start),),
-        rates={"trims": 0.0, "faults_s": 6.0, "record_every_s": 0.02, "clock_skew": 0.0, "late_words": 0.0},
+        rates=_STRANDING,
     ),
     "no_truncate": Bug("S5", "the WAL is cut where histories part", "elections", _acceptor(dropped.NoTruncate)),
     "cut_before_history": Bug(
@@ -305,9 +307,9 @@ BUGS: dict[str, Bug] = {
     "history_cut_above_commit": Bug(
         "S5",
         "a term that is forgotten is followed by one that a quorum has adopted",
-        "elections",
+        "figure8",
         _everywhere("bound_history", dropped.bound_at_any_position),
-        scenario="terms_are_forgotten_that_no_quorum_has_adopted",
+        rates=_STRANDING,
     ),
     "held_term_without_its_start": Bug(
         "S9",
@@ -481,6 +483,7 @@ BUGS: dict[str, Bug] = {
         "a change goes through a joint membership",
         "members",
         ((leadership_module, "next_membership", dropped.next_membership_at_once),),
+        weights=_CHANGES_ONLY,
     ),
     "membership_not_on_a_quorum": Bug(
         "S8a",
@@ -515,7 +518,7 @@ BUGS: dict[str, Bug] = {
         "what either half holds may have been committed",
         "members",
         ((QuorumRule, "possible_lsn", dropped.possible_on_both_halves),),
-        weights={"promote": 25, "exchange_folder": 0},
+        weights={"promote": 25, "exchange_folder": 0, **_CHANGES_ONLY},
     ),
     "generation_without_its_author": Bug(
         "S8a",
@@ -532,6 +535,7 @@ BUGS: dict[str, Bug] = {
             (Membership, "has_elect_quorum", dropped.elect_quorum_of_ids),
             (QuorumRule, "lsn", dropped.lsn_of_ids),
         ),
+        weights=_CHANGES_ONLY,
     ),
     "counted_again_over_too_few": Bug(
         "S8d",

@@ -34,6 +34,8 @@ QUICK = (
     "refusal_of_another_server",
     "old_member_joins_unwiped",
     "votes_in_any_cluster",
+    "history_cut_above_commit",
+    "change_before_term_start",
     "membership_not_on_a_quorum",
     "not_counted_again",
     "counted_again_over_too_few",
