@@ -6,7 +6,8 @@ is judged as it was, by the logs of its members, wherever they lie. What an oper
 - A safekeeper that a rebootstrap has reached takes no part in the cluster before, and keeps its log aside. So that
   cluster may never lead a term again, and nobody asks for what it has acknowledged. But if it does, since too few were
   reached, or since an undo has brought them back, then all that it has ever acknowledged must be there.
-- A safekeeper keeps one log aside. What lay there before another rebootstrap is given up, for good.
+- A safekeeper keeps one log aside. Another rebootstrap, over WAL that was written since, gives up for good what lay
+  there before.
 - An undo gives nothing up: either the cluster that it ends has committed nothing, or it still has a quorum. Only where
   the operator agrees to that (`discard`) it may lose what it has committed.
 - A folder that is wiped is lost with all that it keeps.
