@@ -333,8 +333,8 @@ class Operator:
     def settle(self) -> None:
         """Repeat what was begun until one cluster has its quorums; wipe what belongs to others.
 
-        The proxies are stopped, and every safekeeper is up. A cluster that an undo has brought back may be one whose
-        WAL the primary has recycled since: it is given up.
+        The proxies are stopped, and every safekeeper comes up by itself. A cluster that an undo has brought back may be
+        one whose WAL the primary has recycled since: it is given up.
 
         Raises:
             Violation: nothing that the operator does makes a cluster whole.
@@ -351,6 +351,8 @@ class Operator:
             self.last = Command(world, self._on_end, is_undo=is_undo, discards=True)
             while not self.last.is_over:
                 world.run(world.clock.now + 0.1)
+            if self.last.problem:
+                world.run(world.clock.now + 1.0)  # A safekeeper may be away for a while yet.
         else:
             raise Violation("Convergence", f"no cluster becomes whole again: {self.last.problem or 'no log fits'}")
         strays = [each for each in world.safekeepers.values() if world.checker.is_foreign(each.disk.control)]
