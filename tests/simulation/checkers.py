@@ -557,14 +557,16 @@ class Checker:
         return self.world.truths.of(control.cluster_id) is not self
 
     def members(self) -> "list[SimSafekeeper]":
-        """Return the safekeepers that are members, and whose disks are neither lost nor put away, nor of others."""
+        """Return the safekeepers that are members, and whose disks are neither lost nor put away, restored, of others."""
         if self.membership is None:
             return []
         members = []
         for safekeeper_id, incarnation in sorted(self.membership.identities()):
             safekeeper = self.world.safekeepers[safekeeper_id]
             control = safekeeper.disk.control
-            if control is not None and control.incarnation == incarnation and not self.is_foreign(control):
+            if control is None or self.is_foreign(control) or incarnation in safekeeper.restored:
+                continue
+            if control.incarnation == incarnation:
                 members.append(safekeeper)
         return members
 
