@@ -557,7 +557,7 @@ class Checker:
         return self.world.truths.of(control.cluster_id) is not self
 
     def members(self) -> "list[SimSafekeeper]":
-        """Return the safekeepers that are members, and whose disks are neither lost nor put away, restored, of others."""
+        """Return the members whose disks are neither lost, put away, replaced by older copies, nor of another cluster."""
         if self.membership is None:
             return []
         members = []
