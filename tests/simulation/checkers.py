@@ -557,7 +557,7 @@ class Checker:
         return self.world.truths.of(control.cluster_id) is not self
 
     def members(self) -> "list[SimSafekeeper]":
-        """Return the members whose disks are neither lost, put away, replaced by older copies, nor of another cluster."""
+        """Return the members whose disks are not lost, put away, replaced by older copies, or of another cluster."""
         if self.membership is None:
             return []
         members = []
