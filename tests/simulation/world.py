@@ -459,7 +459,14 @@ class World:
             and control.membership is not None
             and control.membership.is_same(membership)
         ]
-        return quorums.can_commit(membership, informed) and self._is_spared(membership, safekeeper, "")
+        # A membership that only one of them has may still be a leader's: it was voted for, or will be.
+        on_disks = [
+            control.membership
+            for each in self.safekeepers.values()
+            if (control := each.disk.control) is not None and not self.checker.is_foreign(control)
+        ]
+        known = [membership, *(each for each in on_disks if each is not None)]
+        return quorums.can_commit(membership, informed) and all(self._is_spared(each, safekeeper, "") for each in known)
 
     def may_exchange(self, safekeeper: SimSafekeeper) -> bool:
         """Return whether a safekeeper may exchange its folder: the quorums of each half must be there then."""

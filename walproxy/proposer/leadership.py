@@ -117,6 +117,15 @@ class Leadership(Replication):
 
     # Connections of members.
 
+    def is_told(self, identity: Identity) -> bool:
+        """Return whether a safekeeper was sent `Elected` on its present connection.
+
+        Another greeting on it answers an earlier one. If `Elected` were sent again, with the oldest WAL of this moment, the
+        answers to the two could not be told apart.
+        """
+        progress = self.members.get(identity[0])
+        return progress is not None and progress.is_connected and progress.identity == identity
+
     def on_greeting(self, identity: Identity, now: float) -> None:
         """Send `Elected` to a safekeeper that has greeted. WAL that is durable in the same folder still counts."""
         safekeeper_id = identity[0]

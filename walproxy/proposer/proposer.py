@@ -522,7 +522,7 @@ class Proposer:
             self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason)
         elif greeting.membership and Cluster(greeting.cluster_id, greeting.membership).is_later_than(ours):
             self._end_term(now, "a member has a newer membership")
-        else:
+        elif not leadership.is_told((safekeeper_id, greeting.incarnation)):
             leadership.on_greeting((safekeeper_id, greeting.incarnation), now)
 
     def _try_to_begin(self, now: float, due: bool = False) -> None:

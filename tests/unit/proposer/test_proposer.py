@@ -159,6 +159,21 @@ def vote(leader_id: LeaderId, **changes: Any) -> VoteResponse:
     return msgspec.structs.replace(message, **changes)
 
 
+def test_a_second_greeting_on_a_connection_on_which_the_term_was_announced_changes_nothing() -> None:
+    table = Table()
+    table.leads()
+    table.event(table.proposer.disconnected(3, table.now))
+    table.event(table.proposer.connected(3, table.now))
+    table.proposer.roster.greet(3, PRIMARY, table.now)  # It was greeted twice, as when the primary comes into sight.
+    table.hears(3, greeting(3))
+    assert table.sent(Elected).keys() == {3}
+    table.hears(3, greeting(3))
+    assert table.said == []
+    table.event(table.proposer.disconnected(3, table.now))
+    table.connects(3)
+    assert table.sent(Elected).keys() == {3}, "on another connection it is told again"
+
+
 # Gathering and bootstrap.
 
 
