@@ -120,8 +120,8 @@ class Leadership(Replication):
     def is_told(self, identity: Identity) -> bool:
         """Return whether a safekeeper was sent `Elected` on its present connection.
 
-        Another greeting on it answers an earlier one. If `Elected` were sent again, with the oldest WAL of this moment, the
-        answers to the two could not be told apart.
+        Another greeting on it answers an earlier one. If `Elected` were sent again, with the oldest WAL of that moment,
+        the answers to the two could not be told apart.
         """
         progress = self.members.get(identity[0])
         return progress is not None and progress.is_connected and progress.identity == identity
