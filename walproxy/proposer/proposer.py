@@ -481,7 +481,9 @@ class Proposer:
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         self.roster.on_greeting(safekeeper_id, greeting)
         known = self.peers[safekeeper_id].older_than
-        if known is not None and not self.peers[safekeeper_id].refused:
+        membership = self.leadership.membership if self.leadership is not None else greeting.membership
+        is_member = membership is not None and membership.is_voter(safekeeper_id, greeting.incarnation)
+        if known is not None and is_member and not self.peers[safekeeper_id].refused:
             self._on_older_copy(safekeeper_id, greeting, known, now)
             return
         if not self.peers[safekeeper_id].refused:
@@ -508,7 +510,8 @@ class Proposer:
     def _welcome(self, leadership: Leadership, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         """Send `Elected` to a safekeeper, unless it belongs to another cluster."""
         ours = _cluster_of(leadership)
-        if self.roster.is_doubted(safekeeper_id, ours.id):
+        is_member = ours.membership.is_voter(safekeeper_id, greeting.incarnation)
+        if is_member and self.roster.is_doubted(safekeeper_id, ours.id):
             # Others have reported more of its data folder since it has greeted.
             self.peers[safekeeper_id].greeting = None
             self._out.append(self.roster.greet(safekeeper_id, self.primary, now))

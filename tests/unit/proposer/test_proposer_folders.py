@@ -148,6 +148,18 @@ def test_one_that_has_greeted_before_more_was_reported_is_greeted_again_when_the
     assert table.sent(Elected).keys() == {3}
 
 
+def test_a_learner_that_has_less_than_it_once_had_stays_a_learner() -> None:
+    table = Table()
+    for safekeeper_id in (1, 2):
+        connects(table, folder(safekeeper_id), FolderState(3, "f" * 32, 2, 3, END))
+    leads_without(table)
+    table.event(table.proposer.connected(3, table.now))
+    # The undo of a rebootstrap has left it nothing of this cluster, of which it had been a member.
+    table.hears(3, states(FolderState(3, "f" * 32, 2, 0, 0)))
+    table.hears(3, greeting(3, incarnation="f" * 32))
+    assert table.sent(Elected).keys() == {3} and table.sent(FolderIsOlder) == table.sent(ProposerGreeting) == {}
+
+
 def test_what_it_had_in_another_cluster_is_not_compared() -> None:
     table = Table()
     for safekeeper_id in (1, 2):
