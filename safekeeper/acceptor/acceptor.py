@@ -71,6 +71,7 @@ from safekeeper.consensus.messages import (
     Replaced,
     Standby,
     StandbyFeedback,
+    TailPreVoteRequest,
     TailRequest,
     TailResponse,
     VoteRequest,
@@ -124,6 +125,7 @@ class Acceptor(AcceptorLog):
         self._handlers: dict[type, Callable[[int, Any, float], Effects]] = {
             Bootstrap: self._bootstrap,
             PreVoteRequest: self._pre_vote,
+            TailPreVoteRequest: self._tail_pre_vote,
             VoteRequest: self._vote,
             Elected: self._elected,
             AppendRequest: self._append,
@@ -438,6 +440,16 @@ class Acceptor(AcceptorLog):
         live_proposer_id = self._live_proposer_id(now)
         granted = message.takeover or live_proposer_id in ("", message.proposer_id)
         yield Send(connection, PreVoteResponse(granted, live_proposer_id))
+
+    def _tail_pre_vote(self, connection: int, message: TailPreVoteRequest, now: float) -> Effects:
+        """Let a proposer without a primary be elected only if no other one was heard, healthy or not (step 12).
+
+        Else each restart of a primary would cost a term.
+        """
+        leader = self.leader
+        is_heard = leader is not None and now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S
+        live_proposer_id = leader.proposer_id if leader is not None and is_heard else ""
+        yield Send(connection, PreVoteResponse(live_proposer_id in ("", message.proposer_id), live_proposer_id))
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
         control = self.control

@@ -391,6 +391,11 @@ def seconds(written: Any) -> float:
     return float(number)
 
 
+def seconds_or_never(written: Any) -> float:
+    """Parse a time in seconds; 0 stands for never."""
+    return 0.0 if _number(written, float) == 0 else seconds(written)
+
+
 _POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _UNITS = {"": 1, "B": 1} | {letter + ending: 1 << power for letter, power in _POWERS.items() for ending in ("B", "IB")}
 

@@ -4,6 +4,7 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then follow, e
 
     Bootstrap       -> Bootstrapped       the first membership of an empty cluster (protocol step 0)
     PreVoteRequest  -> PreVoteResponse    whether another proposer is alive; changes nothing (step 2)
+    TailPreVoteRequest -> PreVoteResponse whether no other proposer is alive at all (step 12)
     VoteRequest     -> VoteResponse       the promise, and the acceptor's state as of the promise (step 3)
     Elected         -> AppendResponse     the term's history, adopted (step 5)
     AppendRequest   -> AppendResponse     WAL, or a heartbeat if empty (step 7); pipelined
@@ -147,6 +148,12 @@ class PreVoteRequest(msgspec.Struct, frozen=True, tag="pre_vote_request"):
 
     proposer_id: str
     takeover: bool = False
+
+
+class TailPreVoteRequest(msgspec.Struct, frozen=True, tag="tail_pre_vote_request"):
+    """Ask whether no other proposer is alive, so that this one may win a term without a primary."""
+
+    proposer_id: str
 
 
 class PreVoteResponse(msgspec.Struct, frozen=True, tag="pre_vote_response"):
@@ -502,6 +509,7 @@ ProposerMessage = (
     ProposerGreeting
     | Bootstrap
     | PreVoteRequest
+    | TailPreVoteRequest
     | VoteRequest
     | Elected
     | AppendRequest

@@ -69,6 +69,7 @@ from safekeeper.consensus.messages import (
     Refusal,
     Standby,
     StandbyFeedback,
+    TailPreVoteRequest,
     TailRequest,
     TailResponse,
     VoteRequest,
@@ -283,6 +284,7 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         ProposerGreeting
         | Bootstrap
         | PreVoteRequest
+        | TailPreVoteRequest
         | VoteRequest
         | Elected
         | Reconfigure

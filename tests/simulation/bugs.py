@@ -625,6 +625,18 @@ BUGS: dict[str, Bug] = {
         "restored",
         ((Campaign, "_drop_doubted", dropped.nothing_required),),
     ),
+    "tail_from_the_commit_position": Bug(
+        "S9a",
+        "a tail term takes the donor's log whole",
+        "tails",
+        ((Campaign, "_take_whole_log", dropped.tail_from_commit),),
+    ),
+    "tail_term_ends_at_once": Bug(
+        "S9a",
+        "a tail term does not end in the event that has won it",
+        "tails",
+        ((Proposer, "_try_tail_term", dropped.tail_ends_at_once),),
+    ),
     "promise_goes_back": Bug(
         "checks",
         "a promise is for a higher term",

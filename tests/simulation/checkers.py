@@ -135,6 +135,7 @@ class Checker:
             )
             self._before[sent[-1]] = won.history[:-1]
             self.world.counts.count("histories cut", int(leadership.elected.forgotten_term > 0))
+            self.world.counts.count("tail terms won", int(leadership.is_tail))
             self._on_won(won, proposer.config.allow_data_loss)
         elif won.leader_id != leader_id:
             raise Violation("ElectionSafety", f"term {leader_id.term} is won by {won.leader_id} and by {leader_id}")

@@ -46,6 +46,7 @@ FAULT_KINDS = (
 )
 REACHED = (
     "terms won",
+    "tail terms won",
     "pre-votes granted",
     "pre-votes refused",
     "votes granted",

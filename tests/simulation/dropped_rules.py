@@ -49,10 +49,10 @@ from tests.simulation.primary import SYSTEM_ID
 from tests.simulation.proxy import SimProxy
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_complete_end
 from tests.simulation.world import World
-from walproxy.proposer.campaign import Campaign
+from walproxy.proposer.campaign import Campaign, Outcome
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.member_change import ChangeFacts, Target, next_membership
-from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.refusals import Refusals
@@ -98,6 +98,26 @@ class ComparedAsPair(Acceptor):
 def never_older(state: FolderState, known: FolderState | None) -> bool:
     """No data folder has ever gone back."""
     return False
+
+
+def tail_from_commit(campaign: Campaign, vote: VoteResponse) -> None:
+    """A tail term begins where the donor knows its log to be committed, and cuts the rest."""
+    start_lsn = max(vote.commit_lsn, vote.history[0].start_lsn) if vote.history else 0
+    if not start_lsn:
+        campaign._lose("the log has no WAL yet")
+        return
+    campaign.plan = LogPlan(start_lsn, tli_at(vote.history, start_lsn - 1) or vote.history[0].tli, cuts=True)
+    campaign.outcome = Outcome.WON
+
+
+_TRIES_TAIL_TERM = Proposer._try_tail_term
+
+
+def tail_ends_at_once(proposer: Proposer, now: float) -> None:
+    """A tail term ends as soon as it is won, if a primary is there by then."""
+    if proposer._ends_tail_term():
+        proposer._end_term(now, "a primary is connected")
+    _TRIES_TAIL_TERM(proposer, now)
 
 
 class NoTruncate(Acceptor):

@@ -25,6 +25,7 @@ class Profile:
         trims: probability that safekeepers remove old WAL, after long and after short, whoever may need it.
         archive: probability that such a run has an archive: then they remove also what a member lacks.
         pulls: probability that proxies know the addresses of safekeepers, so that members pull WAL from each other.
+        tails: probability that proxies win tail terms when they see no primary.
         clock_skew: probability that each machine's clock has a rate of its own, from half as fast to twice.
         late_words: probability that what a proxy had sent to a safekeeper when it ended arrives seconds later.
         torn_by_page: probability that a power cut tears writes at borders of 4-KiB pages instead of 512-byte sectors.
@@ -47,6 +48,7 @@ class Profile:
     trims: float = 0.0
     archive: float = 0.0
     pulls: float = 0.0
+    tails: float = 0.0
     clock_skew: float = 0.3
     late_words: float = 0.3
     torn_by_page: float = 0.5
@@ -187,6 +189,15 @@ PROFILES: dict[str, Profile] = {
             unblock=8,
         ),
         faults_s=6.0,
+    ),
+    "tails": replace(
+        BALANCED,
+        weights=_with(
+            crash_primary=20, lose_primary=15, restart_proxy=15, promote=10, slow_disk=8, block=8, unblock=8, wipe=2
+        ),
+        faults_s=4.0,
+        tails=1.0,
+        spare=0.8,
     ),
     "refusals": replace(
         BALANCED,

@@ -20,6 +20,7 @@ from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
 from walproxy.proposer.actions import (
     Action,
     Disconnect,
+    EmptyWindow,
     Finish,
     IdentifyPrimary,
     Note,
@@ -129,6 +130,7 @@ class SimProxy:
             allow_unverified_primary=self.allow_unverified_primary,
             several_primaries=len(self.hosts) > 1,
             apply_rule=self.world.apply_rule,
+            tail_after_s=self.world.tail_after_s,
             timing=self.world.timing,
         )
         self.allow_data_loss = False
@@ -272,6 +274,9 @@ class SimProxy:
                 self._tail_begin_lsn, self._tail = action.begin_lsn, bytearray()
             if self._link is not None:
                 self._later(self._primary_delay_s(), self._open_copy, self._link, action)
+        elif isinstance(action, EmptyWindow):
+            self._window.reset(action.begin_lsn)
+            self._tail_begin_lsn, self._tail = action.begin_lsn, bytearray()
         elif isinstance(action, StopReplication):
             self._close_link()
             self._later(CONNECT_RETRY_S, self._connect_primary)

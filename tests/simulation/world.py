@@ -86,6 +86,7 @@ class World:
 
     Attributes:
         seed: what every source of chance comes from.
+        tail_after_s: how long proxies see no primary before they win a tail term, None for no such terms.
         has_addresses: whether proxies know where safekeepers listen, so that members pull WAL from each other.
         rng: the source of chance for all that has none of its own.
         current: the primary that the operator believes to be the right one.
@@ -122,6 +123,8 @@ class World:
         self.profile = profile
         self.timing = TIMING
         self.has_addresses = random.Random(f"{seed} addresses").random() < profile.pulls
+        tails = random.Random(f"{seed} tails")
+        self.tail_after_s = 0.5 * tails.random() if tails.random() < profile.tails else None
         self.clock = Clock()
         self.counts = Counts()
         self.network = Network(self.clock, self.rng, profile.delay_s)

@@ -99,6 +99,13 @@ class StartReplication:
 
 
 @dataclass(frozen=True, slots=True)
+class EmptyWindow:
+    """Empty the window: a tail term begins, and no primary sends WAL behind `begin_lsn` in it."""
+
+    begin_lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
 class StopReplication:
     """Close the replication connection; reconnect, and identify the primary."""
 
@@ -146,6 +153,7 @@ Action = (
     | HangUp
     | IdentifyPrimary
     | StartReplication
+    | EmptyWindow
     | StopReplication
     | RefusePrimary
     | ReportStatus

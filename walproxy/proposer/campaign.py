@@ -20,11 +20,12 @@ from safekeeper.consensus.messages import (
     Elected,
     PreVoteRequest,
     PreVoteResponse,
+    TailPreVoteRequest,
     TailResponse,
     VoteRequest,
     VoteResponse,
 )
-from safekeeper.consensus.term_history import last_term
+from safekeeper.consensus.term_history import last_term, tli_at
 from walproxy.proposer.actions import Action, Disconnect, IdentifyPrimary, Level, Note
 from walproxy.proposer.election import (
     check_vote,
@@ -60,7 +61,8 @@ class Campaign:
         reason: why it is lost, empty if that need not be logged.
         error: the error that ends the process: this primary is refused, or this proposer is fenced.
         cluster: the cluster whose members are asked.
-        primary: its identity, as received last.
+        primary: its identity, as received last; None for a tail term, which needs none (step 12).
+        is_tail: whether this is an attempt to win a tail term.
         asked: the members that are asked, or were: their data folders, by safekeeper id.
         leader_id: the candidate that the votes are for; None during the pre-vote.
         refusals: the members that refused, or are disconnected.
@@ -79,7 +81,7 @@ class Campaign:
         stream: PrimaryStream,
         candidacy: Candidacy,
         cluster: Cluster,
-        primary: PrimaryIdentity,
+        primary: PrimaryIdentity | None,
         now: float,
         out: list[Action],
     ) -> None:
@@ -88,6 +90,7 @@ class Campaign:
         self.error: WalproxyError | None = None
         self.cluster = cluster
         self.primary = primary
+        self.is_tail = primary is None
         self.asked = voters_of(roster.peers, cluster)
         self.leader_id: LeaderId | None = None
         self.pre_votes: dict[int, PreVoteResponse] = {}
@@ -134,6 +137,10 @@ class Campaign:
 
     def begin(self, now: float) -> None:
         """Send the requests for pre-votes."""
+        if self.is_tail:
+            for safekeeper_id in sorted(self.asked):
+                self._out.append(self._roster.ask(safekeeper_id, TailPreVoteRequest(self._config.proposer_id), now))
+            return
         for safekeeper_id in sorted(self.asked):
             # Once: two proposers that depose each other repeatedly would win terms indefinitely.
             takeover = self._config.takeover and not self._candidacy.was_elected
@@ -205,6 +212,7 @@ class Campaign:
         assert self.leader_id is not None  # a vote was asked for
         vote = self.donor_vote
         try:
+            assert self.primary is not None  # by the callers
             plan = self.plan = plan_term(vote, self.primary)
         except PrimaryRefused as refused:
             self._fail(refused)
@@ -296,7 +304,10 @@ class Campaign:
     def elected(self) -> Elected:
         """Return the first message to the members of the term that is won (step 5)."""
         assert self.plan is not None and self.leader_id is not None  # by the outcome
-        vote, primary = self.donor_vote, self.primary
+        vote = self.donor_vote
+        # In a tail term the log says of which PostgreSQL it is.
+        source = self._roster.peers[self.donor].greeting if self.is_tail else self.primary
+        assert source is not None  # by the outcome: the donor is connected
         gives_up = self.verification is not None and self.verification.gives_up
         history, forgotten_term = shorten_history(
             extend_history(vote.history, self.plan, self.leader_id, gives_up),
@@ -307,12 +318,14 @@ class Campaign:
         return Elected(
             self.leader_id,
             self.cluster.id,
-            primary.system_id,
-            primary.segment_size,
-            primary.server_version,
+            source.system_id,
+            source.segment_size,
+            source.server_version,
             msgspec.structs.replace(self.membership, author=self.leader_id.term),
             history,
-            collect_tli_histories(history, primary, vote.tli_histories),
+            collect_tli_histories(
+                history, () if self.primary is None else self.primary.tli_histories, vote.tli_histories
+            ),
             vote.wal_begin_lsn if vote.history else self.plan.start_lsn,
             0,
             # WAL that a fork cuts is no longer committed (S9).
@@ -350,10 +363,10 @@ class Campaign:
         runs = ", ".join(sorted({run[:8] for run in rivals.values()}))
         if outcome is Outcome.WON:
             self._ask_for_votes(now)
-        elif self._has_quorum(rivals) and self._candidacy.held_term:
+        elif self._has_quorum(rivals) and self._candidacy.has_led:
             self._fail(Fenced(f"a majority of safekeepers follows another proxy (run {runs})"))
         elif outcome is Outcome.LOST:
-            if rivals and not self._candidacy.is_spare:
+            if rivals and not self._candidacy.is_spare and not self.is_tail:
                 self._candidacy.is_spare = True
                 self._out.append(Note(Level.INFO, f"another proxy serves (run {runs}): this one is a spare"))
             self._lose("")
@@ -387,6 +400,8 @@ class Campaign:
         self.refusals.discard(safekeeper_id)
         if greeting.membership is None:
             # It missed the end of the bootstrap; the membership lists it.
+            if self.primary is None:
+                return
             self._out.append(self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, self.primary), now))
         request = VoteRequest(self.leader_id, self.membership.generation, self.cluster.id, self.membership)
         self._out.append(self._roster.ask(safekeeper_id, request, now))
@@ -394,9 +409,12 @@ class Campaign:
     def _elect(self) -> None:
         """Choose the donor, since a quorum has promised, and identify the primary again."""
         self._stage.enter(Phase.VERIFYING)
-        self._candidacy.was_elected = True
         self.donor, _ = choose_donor(self.votes)
         vote, stream = self.donor_vote, self._stream
+        if self.is_tail:
+            self._take_whole_log(vote)
+            return
+        self._candidacy.was_elected = True
         if not stream.is_open:
             # Its identity from before the votes may be older than they are.
             self._out.append(IdentifyPrimary())
@@ -408,6 +426,14 @@ class Campaign:
             self.outcome = Outcome.WON
         else:
             self._lose("another proposer has written to the log, so the primary is checked again")
+
+    def _take_whole_log(self, vote: VoteResponse) -> None:
+        """Begin a tail term where the donor's log ends: nothing of it is cut, and there is no primary to compare."""
+        if not vote.history or vote.flush_lsn <= vote.history[0].start_lsn:
+            self._lose("the log has no WAL yet")
+            return
+        self.plan = LogPlan(vote.flush_lsn, tli_at(vote.history, vote.flush_lsn - 1), cuts=False)
+        self.outcome = Outcome.WON
 
     def _has_written(self, vote: VoteResponse) -> bool:
         """Return whether this log ends in the last term of this proposer: no other one has written to it since."""

@@ -22,7 +22,7 @@ from safekeeper.consensus.term_history import (
     forget_front,
     last_term,
 )
-from walproxy.proposer.primary import LogPlan, PrimaryIdentity
+from walproxy.proposer.primary import LogPlan
 
 TLI_HISTORY_BYTES_MAX = 512 << 10
 # `Elected` repeats a vote's description of its log, has more fields, and must fit a frame of 2 MiB.
@@ -105,7 +105,7 @@ def extend_history(history: TermHistory, plan: LogPlan, leader_id: LeaderId, giv
 
 
 def collect_tli_histories(
-    history: TermHistory, primary: PrimaryIdentity, known: tuple[TliHistory, ...]
+    history: TermHistory, of_primary: tuple[TliHistory, ...], known: tuple[TliHistory, ...]
 ) -> tuple[TliHistory, ...]:
     """Return the history files of the timelines above 1 in `history`: the primary's, else those of the votes.
 
@@ -113,7 +113,7 @@ def collect_tli_histories(
     in a message; the newest one lists every ancestor, which suffices for readers.
     """
     content = {entry.tli: entry.content for entry in known}
-    content.update({entry.tli: entry.content for entry in primary.tli_histories})
+    content.update({entry.tli: entry.content for entry in of_primary})
     tlis = {entry.tli for entry in history}
     kept: list[TliHistory] = []
     room = TLI_HISTORY_BYTES_MAX

@@ -54,6 +54,7 @@ class Leadership(Replication):
 
     Attributes:
         donor: the safekeeper whose log is the log of the term below its start.
+        is_tail: whether this is a tail term: it has no primary, and makes known where the log ends (step 12).
         write_lsn: received by a quorum, in this term; 0 while commit_lsn is.
         archiving: the archiver, and the archive's progress.
         wanted: the members and their quorums at the end of the change under way; the present ones without a change.
@@ -70,9 +71,12 @@ class Leadership(Replication):
         now: float,
         out: list[Action],
         addresses: Mapping[int, str] | None = None,
+        *,
+        is_tail: bool = False,
     ) -> None:
         super().__init__(elected, timing, now, out, addresses)
         self.donor = donor
+        self.is_tail = is_tail
         self.write_lsn: Lsn = 0
         self.archiving = Archiving(elected.segment_size, now)
         self._standbys = standbys

@@ -67,6 +67,7 @@ class ProposerConfig:
         bootstrap: begin a new cluster on empty safekeepers although the slot exists on the primary already.
         allow_unverified_primary: accept a primary that has recycled WAL which would have to be compared (S10).
         several_primaries: other hosts can be tried, so that a primary that is refused does not end the process.
+        tail_after_s: after so long without a primary, win a term that makes the log's tail known; None: never.
         replace_lost: replace a member by another data folder that answers under its id.
         apply_rule: the standbys that must have replayed all WAL below the `apply` position.
     """
@@ -78,6 +79,7 @@ class ProposerConfig:
     bootstrap: bool = False
     allow_unverified_primary: bool = False
     several_primaries: bool = False
+    tail_after_s: float | None = None
     replace_lost: bool = False
     apply_rule: ApplyRule = field(default_factory=ApplyRule)
     addresses: Mapping[int, str] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class Candidacy:
         term: the last term that it requested or holds; none is requested twice.
         held_term, held_commit_lsn: the last term that it held, and how far it committed, at least the term's start;
             0 if it held none.
+        has_led: it has led a term with a primary: a majority that follows another proposer has deposed it.
         was_elected: a quorum has voted for it once: from then on it does not take over.
         is_spare: another proposer is alive; this one waits.
         failed: consecutive campaigns that were lost after votes were requested.
@@ -100,6 +103,7 @@ class Candidacy:
     term: int = 0
     held_term: int = 0
     held_commit_lsn: Lsn = 0
+    has_led: bool = False
     was_elected: bool = False
     is_spare: bool = False
     failed: int = 0

@@ -41,6 +41,7 @@ from safekeeper.consensus.messages import (
 from walproxy.proposer.actions import (
     Action,
     Disconnect,
+    EmptyWindow,
     Finish,
     Level,
     Note,
@@ -63,6 +64,7 @@ from walproxy.proposer.roster import (
     Roster,
     clusters_of,
     find_cluster,
+    has_unknown_tail,
     later_cluster_reason,
     majority_against,
     misfit_reason,
@@ -118,6 +120,7 @@ class Proposer:
         self._stream = PrimaryStream()
         self._probe_sequence: int | None = None
         self._next_attempt_at = 0.0
+        self._without_primary_since: float | None = None
         self._tell_folders_at = 0.0
         self._jitter = 0.5
         self._steady: dict[int, Progress] = {}
@@ -235,8 +238,10 @@ class Proposer:
             self.roster.greet_all(primary, now)
         campaign = self.campaign
         if self.leadership is not None:
-            self._on_primary_in_term(self.leadership, primary, now)
-        elif campaign is not None:
+            # A tail term ends at the next tick: then this primary is compared.
+            if not self.leadership.is_tail:
+                self._on_primary_in_term(self.leadership, primary, now)
+        elif campaign is not None and not campaign.is_tail:
             campaign.primary = primary
             if campaign.awaits_primary and not self._refuse_foreigners(primary, now):
                 campaign.primary_identified()
@@ -335,6 +340,9 @@ class Proposer:
     def tick(self, now: float, jitter: float) -> list[Action]:
         """Handle the passing of time. `jitter`, uniform in [0, 1), separates the attempts of candidates (step 2)."""
         self._jitter = jitter
+        if self._ends_tail_term():
+            self._end_term(now, "a primary is connected")
+            return self._take()
         self.roster.give_up_on_silent(now, self.timing.response_timeout_s)
         if any(len(peer.addresses) > 1 for peer in self.peers.values()):
             self._dial_members(now)
@@ -356,7 +364,35 @@ class Proposer:
             # process begins as soon as a primary and a quorum are connected: it repeats no other.
             self._next_attempt_at = now + self.timing.retry_interval_s * (0.5 + jitter)
             self._try_to_begin(now, due=True)
+        self._try_tail_term(now)
         return self._take()
+
+    # ------------------------------------------------------------------ tail terms (step 12)
+
+    def _ends_tail_term(self) -> bool:
+        """Return whether a tail term is led and a primary is there. It never ends in the event that has won it."""
+        return self.leadership is not None and self.leadership.is_tail and self.primary is not None
+
+    def _try_tail_term(self, now: float) -> None:
+        """Campaign for a tail term if there has been no primary for long enough, and one is wanted and of use."""
+        if self.primary is not None:
+            self._without_primary_since = None
+            return
+        if self._without_primary_since is None:
+            self._without_primary_since = now
+        tail_after_s = self.config.tail_after_s
+        if tail_after_s is None or now - self._without_primary_since < tail_after_s:
+            return
+        if self.phase is not Phase.GATHERING or now < self._next_attempt_at:
+            return
+        cluster = find_cluster(self.peers)
+        if cluster is None or not has_unknown_tail(self.peers, cluster):
+            return
+        self._stage.enter(Phase.PRE_VOTING)
+        self.campaign = Campaign(
+            self.config, self._stage, self.roster, self._stream, self.candidacy, cluster, None, now, self._out
+        )
+        self.campaign.begin(now)
 
     # ------------------------------------------------------------------ events: the operator
 
@@ -665,13 +701,30 @@ class Proposer:
         self.standbys.cut(term_start_lsn)
         self._stage.enter(Phase.LEADING)
         leadership = Leadership(
-            elected, campaign.donor, self.standbys, self.timing, now, self._out, self.config.addresses
+            elected,
+            campaign.donor,
+            self.standbys,
+            self.timing,
+            now,
+            self._out,
+            self.config.addresses,
+            is_tail=campaign.is_tail,
         )
-        leadership.received_lsn = stream.received_lsn
-        leadership.window_begin_lsn = stream.window_begin_lsn
-        stream.awaits_link = campaign.awaits_link
-        leadership.streaming = stream.is_checked = stream.is_open and not stream.awaits_link
         candidacy = self.candidacy
+        if campaign.is_tail:
+            self._out.append(EmptyWindow(term_start_lsn))
+            self._note(
+                Level.INFO,
+                f"tail term {leadership.leader_id.term}: elected by {len(campaign.votes)} of "
+                f"{len(campaign.membership.members)}, donor {campaign.donor}: the log ends at "
+                f"{format_lsn(term_start_lsn)} on timeline {leadership.tli}",
+            )
+        else:
+            leadership.received_lsn = stream.received_lsn
+            leadership.window_begin_lsn = stream.window_begin_lsn
+            stream.awaits_link = campaign.awaits_link
+            leadership.streaming = stream.is_checked = stream.is_open and not stream.awaits_link
+            candidacy.has_led = True
         candidacy.failed = 0
         candidacy.held_term, candidacy.held_commit_lsn = elected.leader_id.term, term_start_lsn
         self.leadership, self.campaign = leadership, None
@@ -782,7 +835,7 @@ class Proposer:
         campaign = self.campaign
         if campaign is not None and campaign.leader_id is not None:
             self._note(Level.INFO, f"term {campaign.leader_id.term} is not led, the primary is refused: {reason}")
-        if campaign is not None and campaign.phase is Phase.VERIFYING:
+        if campaign is not None and campaign.phase is Phase.VERIFYING and campaign.primary is not None:
             by_bytes = campaign.plan is not None
             self.refusals.remember(
                 campaign.primary, reason, campaign.cluster, campaign.votes, by_bytes=by_bytes, now=now

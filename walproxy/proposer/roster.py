@@ -335,6 +335,13 @@ def voters_of(peers: Peers, cluster: Cluster) -> dict[int, Identity]:
     }
 
 
+def has_unknown_tail(peers: Peers, cluster: Cluster) -> bool:
+    """Return whether WAL of this cluster may be acknowledged that no member has as committed (step 12)."""
+    greetings = [greeting for i in voters_of(peers, cluster) if (greeting := peers[i].greeting) is not None]
+    last_terms = {greeting.last_term for greeting in greetings}
+    return len(last_terms) > 1 or any(greeting.flush_lsn > greeting.commit_lsn for greeting in greetings)
+
+
 def highest_promise(peers: Peers) -> int:
     """Return the highest term that any greeted safekeeper has promised, 0 if none has."""
     return max((p.greeting.promised.term for p in peers.values() if p.greeting is not None), default=0)

@@ -17,6 +17,7 @@ from safekeeper.base.settings import (
     option,
     positive_integer,
     seconds,
+    seconds_or_never,
     secret_option,
     size_bytes,
     text,
@@ -189,6 +190,12 @@ class ProxyConfig:
         parse=yes_or_no,
         default="false",
         metavar="BOOL",
+    )
+    tail_after: float = option(
+        "Seconds without a primary after which the proxy makes known where the quorum's log ends, 0 for never",
+        parse=seconds_or_never,
+        default="0",
+        metavar="SECONDS",
     )
     drain_timeout: float = option(
         "Seconds that a shutdown waits for the quorum to acknowledge the last WAL",

@@ -33,6 +33,7 @@ from walproxy.proposer.actions import (
     Action,
     Dial,
     Disconnect,
+    EmptyWindow,
     Finish,
     HangUp,
     IdentifyPrimary,
@@ -111,6 +112,7 @@ class Proxy:
                 allow_unverified_primary=config.allow_unverified_primary,
                 apply_rule=config.remote_apply_standbys,
                 several_primaries=len(hosts) > 1,
+                tail_after_s=config.tail_after or None,
                 replace_lost=config.replace_lost,
                 timing=timing,
             )
@@ -506,6 +508,9 @@ class Proxy:
                 if identity is not None and not checks:
                     self._digest = PageChecksums(identity.segment_size, action.begin_lsn)
             self.feed.start(action)
+        elif isinstance(action, EmptyWindow):
+            self.window.reset(action.begin_lsn)
+            self._digest = None
         elif isinstance(action, StopReplication):
             self.feed.stop(action.reason)
         elif isinstance(action, RefusePrimary):

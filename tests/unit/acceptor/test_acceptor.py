@@ -52,6 +52,7 @@ from safekeeper.consensus.messages import (
     Reconfigured,
     Refusal,
     RefusalCode,
+    TailPreVoteRequest,
     VoteRequest,
     VoteResponse,
 )
@@ -1131,3 +1132,17 @@ def test_a_change_of_the_members_without_a_leader_that_knows_of_it_is_refused() 
     of_version_4.acceptor._versions[1] = PROTOCOL_VERSION_MIN
     of_version_4.greet(connection=9)
     assert of_version_4.tell(WANTED, connection=9).code is RefusalCode.NO_LEADER
+
+
+# Tail terms (step 12).
+
+
+def test_a_tail_term_is_granted_only_if_no_other_proposer_is_heard_healthy_or_not() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, healthy=False)
+    bench.greet(2)
+    assert bench.tell(PreVoteRequest("run2"), connection=2) == PreVoteResponse(True)
+    assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(False, "run1")
+    assert bench.tell(TailPreVoteRequest("run1"), connection=2) == PreVoteResponse(True, "run1")
+    bench.now += HEARTBEAT_TIMEOUT_S
+    assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(True)

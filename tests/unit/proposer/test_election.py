@@ -112,7 +112,8 @@ def test_timelines_that_are_in_the_history_no_more_are_forgotten() -> None:
     )
     known = (TliHistory(2, b"two"), TliHistory(3, b"an older three"), TliHistory(4, b"four"))
     history = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2), HistoryEntry(9, 200, 3))
-    assert collect_tli_histories(history, primary, known) == (TliHistory(2, b"two"), TliHistory(3, b"three"))
+    kept = (TliHistory(2, b"two"), TliHistory(3, b"three"))
+    assert collect_tli_histories(history, primary.tli_histories, known) == kept
 
 
 def test_terms_that_come_to_nothing_do_not_make_the_history_longer() -> None:
@@ -141,4 +142,4 @@ def test_files_of_old_timelines_go_when_not_all_of_them_fit() -> None:
     primary = PrimaryIdentity(system_id=7, tli=1, flush_lsn=1, segment_size=1024, server_version=150000)
     history = tuple(HistoryEntry(term, 100 * term, term) for term in range(1, 11))
     known = tuple(TliHistory(tli, bytes(TLI_HISTORY_BYTES_MAX // 4)) for tli in range(2, 11))
-    assert collect_tli_histories(history, primary, known) == known[-4:]
+    assert collect_tli_histories(history, primary.tli_histories, known) == known[-4:]
