@@ -156,7 +156,8 @@ class Faults:
     def restore_folder(self) -> None:
         """Take a snapshot of a data folder, and some time later put it in the folder's place."""
         safekeeper = self._safekeeper()
-        if self.world.checker.won and safekeeper.disk.control is not None:
+        # While it runs: what it has read at its start is on its disk.
+        if self.world.checker.won and safekeeper.is_serving:
             snapshot = safekeeper.disk.duplicate()
             self.world.clock.after(1.0 + 2.0 * self.rng.random(), self._restore_now, safekeeper, snapshot)
 
