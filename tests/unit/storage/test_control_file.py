@@ -54,7 +54,34 @@ FORMAT_1 = base64.b64decode(
 )
 
 
-def test_a_control_file_of_the_format_before_is_read_and_rewritten(tmp_path: Path) -> None:
+# One as the release with format version 2 wrote it. Its WAL is being set aside.
+FORMAT_2 = base64.b64decode(
+    "U0FGRUtFRVACAAAA3gIAAN4AGK1zYWZla2VlcGVyX2lkAqtpbmNhcm5hdGlvbtkgMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
+    "MjKuZm9ybWF0X3ZlcnNpb24CqmNsdXN0ZXJfaWTZIGNjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjqXN5c3RlbV9pZM9kZlkq"
+    "akGBFaxzZWdtZW50X3NpemXOAQAAAK5zZXJ2ZXJfdmVyc2lvbs4AAkoCqm1lbWJlcnNoaXCGqmdlbmVyYXRpb24Dp21lbWJlcnOTkwHZ"
+    "IDExMTExMTExMTExMTExMTExMTExMTExMTExMTExMTExqHNrMTo1NDU0kwLZIDIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
+    "qHNrMjo1NDU0kwPZIDMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzqHNrMzo1NDU0q25ld19tZW1iZXJzkKZhdXRob3IJrHF1"
+    "b3J1bV9zaXplc5KlTi8yKzGlTi8yKzGwbmV3X3F1b3J1bV9zaXplc5KlTi8yKzGlTi8yKzGocHJvbWlzZWSSCdkgcnJycnJycnJycnJy"
+    "cnJycnJycnJycnJycnJycnJycnKnaGlzdG9yeZKVAc4BAAAAAcIAlQnOAwABAALDAa5mb3Jnb3R0ZW5fdGVybQStdGxpX2hpc3Rvcmll"
+    "c5CrdHJ1bmNhdGVfdG/AqGJhc2VfbHNuwK13YWxfYmVnaW5fbHNuzgEAAACpc2V0X2FzaWRlw6xzZXRfYXNpZGVfYXOgqHJlcGxhY2Vk"
+    "wKxyZXBsYWNlZF93YWygrHJlc3RvcmVfZnJvbaCqY29tbWl0X2xzbs4DAAIArHRydW5jYXRlX2xzbs4CAAAArGFyY2hpdmVkX2xzbs4B"
+    "AAAAqmFyY2hpdmVfaWTZIGFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhayn4BA=="
+)
+
+
+def test_a_control_file_of_format_2_is_read_and_rewritten(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE_NAME).write_bytes(FORMAT_2)
+    before = ControlFile(RealFileSystem(), tmp_path).load(ControlState)
+    assert before is not None and before.format_version == 2
+    assert before.history == (HistoryEntry(1, 0x1000000, 1), HistoryEntry(9, 0x3000100, 2, gives_up=True, floor=1))
+    assert before.membership is not None and before.membership.key == (9, 3)
+    assert (before.forgotten_term, before.starts, before.folders) == (4, 0, ())
+    with contextlib.closing(DataFolder.open(RealFileSystem(), tmp_path, 2, "9" * 32)) as folder:
+        assert folder.control == msgspec.structs.replace(before, format_version=FORMAT_VERSION)
+    assert (tmp_path / CONTROL_FILE_NAME).read_bytes()[8] == FORMAT_VERSION
+
+
+def test_a_control_file_of_format_1_is_read_and_rewritten(tmp_path: Path) -> None:
     # Its WAL is to be set aside, so that none has to be there.
     content = FORMAT_1[:-4].replace(b"set_aside\xc2", b"set_aside\xc3")
     (tmp_path / CONTROL_FILE_NAME).write_bytes(content + google_crc32c.value(content).to_bytes(4, "little"))
