@@ -169,7 +169,7 @@ class Faults:
         begun = Acceptor(control, flush_lsn).folder_state
         state = msgspec.structs.replace(begun, starts=begun.starts + 1)  # It will start once.
         is_same = here is not None and here.incarnation == control.incarnation
-        if is_same and world.clock.now < self.ends_at and world.may_lose(safekeeper) and world.is_noticed(state):
+        if is_same and world.clock.now < self.ends_at and world.may_restore(safekeeper, control, state):
             if safekeeper.acceptor is not None:
                 safekeeper.crash(power_cut=self.rng.random() < 0.5)
             safekeeper.restore_folder(snapshot)

@@ -496,7 +496,15 @@ class World:
             return False
         return membership.is_voter(safekeeper.id, control.incarnation)
 
-    def is_noticed(self, state: FolderState) -> bool:
+    def may_restore(self, safekeeper: SimSafekeeper, snapshot: ControlState, state: FolderState) -> bool:
+        """Return whether a snapshot may take the place of a folder, which will begin in `state` then.
+
+        It counts as lost, also among the members of that time: alone it must not have been a quorum of them.
+        """
+        was_spared = snapshot.membership is None or self._is_spared(snapshot.membership, safekeeper, "")
+        return was_spared and self.may_lose(safekeeper) and self._is_noticed(state)
+
+    def _is_noticed(self, state: FolderState) -> bool:
         """Return whether every other member that is there remembers a later state of this folder, on its disk.
 
         Only then may an operator restore it: what nobody remembers is not noticed (S8e).
