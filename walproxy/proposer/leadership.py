@@ -178,12 +178,11 @@ class Leadership(Replication):
                 f"write position {format_lsn(response.write_lsn)} and flush position "
                 f"{format_lsn(response.flush_lsn)} cannot be: the log ends at {format_lsn(self.received_lsn)}"
             )
-        if not progress.follows:
+        is_first = not progress.follows
+        if is_first:
             if response.write_lsn < progress.skipped_to_lsn:
                 return  # Sent before the member skipped WAL: these positions are of a log that is given up.
             progress.become_streaming(response.write_lsn)
-            if not response.has_readers:
-                self.on_standby_feedback(safekeeper_id, ())
             if self.archiving.archiver:
                 self._out.append(self._archive_assignment(safekeeper_id))
         if response.write_lsn > progress.sent_lsn:
@@ -201,6 +200,9 @@ class Leadership(Replication):
         if progress.refusal or progress.is_doubted:
             self._trust_again(safekeeper_id, progress)
         self._after_answer(safekeeper_id, progress, now)
+        if is_first and not response.has_readers:
+            # This may be reported, after which the window may shrink: behind the WAL that was sent from it.
+            self.on_standby_feedback(safekeeper_id, ())
         if progress.has_readers:
             # Its readers may be new, or the commit may have been advanced between `Elected` and this answer.
             self._send_commit(safekeeper_id, progress, now)

@@ -275,6 +275,23 @@ def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
     assert table.leadership.status().apply_lsn == START
 
 
+def test_wal_is_sent_before_a_report_after_which_the_window_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table("a")
+    table.receives(START + 100)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 100)
+    table.hears(1, at(START + 20))
+    table.leadership.disconnected(3, table.now)
+    table.leadership.on_greeting((3, "3" * 32), table.now)
+    table.take()
+    # Its first answer says that no standby streams there, and that moves `apply`.
+    monkeypatch.setattr(table.standbys, "on_report", lambda *_: setattr(table.standbys, "applied_lsn", START + 50))
+    table.acks(3, START)
+    assert table.appends(3) == [(0, 100)] and table.reports() == [ReportStatus(START + 100, START + 100, START + 50)]
+    kinds = [type(action) for action in table.said]
+    assert kinds.index(SendAppend) < kinds.index(ReportStatus)
+
+
 def test_elected_carries_the_commit_that_is_known_by_then() -> None:
     table = Table()
     table.receives(START + 50)
