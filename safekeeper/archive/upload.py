@@ -22,6 +22,7 @@ a quarter full), everything included. The disk bounds it: 17 ms to write and syn
 import datetime
 import logging
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
@@ -56,6 +57,9 @@ from safekeeper.base.lsn import format_lsn
 
 _PIECE_BYTES = 1 << 20
 _ZSTD_LEVEL = 3
+# For how long a manifest is looked for that was just written, and the pause between two looks, in seconds.
+MANIFEST_FOUND_WITHIN_S = 2.0
+MANIFEST_PAUSE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -350,9 +354,13 @@ def create(store: ObjectStore, system_id: int, segment_size: int, cluster_id: st
     """
     ours = Manifest(system_id, segment_size, (cluster_id,), _now(), secrets.token_hex(16))
     store.put(MANIFEST_KEY, msgspec.json.encode(ours), absent=True)
-    found = read_manifest(store)
-    if found is None:
-        raise ArchiveUnavailable(f"{store.url}/{MANIFEST_KEY} was written and cannot be found: retry")
+    # A store without conditional writes may have no version of it for a moment while another archiver writes it, too
+    # (rclone: 1 of 100 times that three archivers create an archive at once).
+    give_up_at = time.monotonic() + MANIFEST_FOUND_WITHIN_S
+    while (found := read_manifest(store)) is None:
+        if time.monotonic() >= give_up_at:
+            raise ArchiveUnavailable(f"{store.url}/{MANIFEST_KEY} was written and cannot be found: retry")
+        time.sleep(MANIFEST_PAUSE_S)
     return found
 
 

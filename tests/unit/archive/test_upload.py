@@ -25,6 +25,7 @@ from safekeeper.base.errors import (
     ArchiveRefused,
     ArchiveUnavailable,
     LocalProtocolError,
+    ObjectMissing,
     StorageFailed,
 )
 from tests.unit.tiny_s3 import Answer, TinyS3
@@ -462,6 +463,31 @@ def test_clusters_that_claim_at_once_are_not_both_let_in(store: Meddled) -> None
 
     store.before = meddle
     with pytest.raises(ArchiveRefused, match="belongs to the cluster c2"):
+        uploader(store).claim()
+
+
+def test_manifest_that_is_away_for_a_moment_is_looked_for_again(store: Meddled) -> None:
+    class Replaced(ObjectStore):
+        """A store that removes an object before it writes its next version, as another archiver does here."""
+
+        looks = 0
+
+        def get(self, key: str) -> bytes:
+            self.looks += 1
+            if self.looks in (2, 3):
+                raise ObjectMissing("it is being replaced")
+            return super().get(key)
+
+    late = Replaced.open(store.url)
+    assert uploader(late).claim() == read_manifest(store) and late.looks == 4
+
+
+def test_manifest_that_is_not_found_is_an_archive_that_is_not_available(
+    store: Meddled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("safekeeper.archive.upload.MANIFEST_FOUND_WITHIN_S", 0.1)
+    store.after = lambda key, number: store.delete([key])
+    with pytest.raises(ArchiveUnavailable, match=r"manifest\.json was written and cannot be found: retry"):
         uploader(store).claim()
 
 
