@@ -660,7 +660,7 @@ class Acceptor(AcceptorLog):
     def _leave_identity(self, connection: int, message: FolderIsOlder, now: float) -> Effects:
         """Give this data folder another incarnation: it was replaced by an older copy, and no longer counts.
 
-        Its WAL stays: as a learner it continues from there. The new incarnation is the same if this is repeated.
+        Its WAL stays: as a learner it continues from there. Once that is on disk, a repeated message is ignored.
         """
         control, known = self.control, message.known
         if message.leader_id.term < control.promised.term:

@@ -2,7 +2,8 @@
 
 It is one small value, replaced as a whole: the control file contains the old or the new one, never a mixture
 (safekeeper/storage/control_file.py). `commit_lsn`, `truncate_lsn`, `archived_lsn` and `folders` are written along
-with the others and otherwise lazily: an older value only costs work, never data.
+with the others and otherwise lazily. An older position only costs work; with older `folders` an older copy of another
+member's data folder may not be noticed (S8e).
 
 The contents of PostgreSQL's timeline history files are part of it, so that adopting a history and removing the
 timelines that it cuts is one atomic write (docs/design/adr/0003-control-state.md).
