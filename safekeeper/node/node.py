@@ -84,7 +84,7 @@ SHORTAGE_PAUSES_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 
 _log = logging.getLogger(__name__)
 # These make the WAL durable themselves or replace it: a flush that runs is counted with them, and not once more.
-_INCLUDES_FLUSH = (FlushWal, TruncateWal, ResetWal, SetWalAside)
+INCLUDES_FLUSH = (FlushWal, TruncateWal, ResetWal, SetWalAside)
 
 
 class Outbox(Protocol):
@@ -416,7 +416,7 @@ class Node:
 
     def _hand_to_disk(self, effect: Effect) -> None:
         flush: Flush | None = None
-        if isinstance(effect, _INCLUDES_FLUSH):
+        if isinstance(effect, INCLUDES_FLUSH):
             # The thread finishes the flush before this effect, which counts it; its completion is then ignored by the
             # loop.
             flush, self._flush = self._flush, None

@@ -100,8 +100,8 @@ class ModelDisk:
         self.wal += payload
 
     def start_flush(self) -> Any:
-        """Take a snapshot of what is written; `finish_flush` makes it durable."""
-        return self.write_lsn
+        """Take a snapshot of what is written; `finish_flush` makes it durable. None if all of it is."""
+        return self.write_lsn if self.durable_lsn < self.write_lsn else None
 
     def finish_flush(self, flush: Any) -> Lsn:
         self.durable_lsn = max(self.durable_lsn, min(flush, self.write_lsn))
@@ -154,7 +154,9 @@ class ModelDisk:
     def restore(self, label: str) -> Lsn:
         # Repeatable: what was moved back before a crash is there already.
         if label in self.aside:
-            self.begin_lsn, self.wal, self.durable_lsn = self.aside.pop(label)
+            self.begin_lsn, self.wal, _ = self.aside.pop(label)
+            # Opening the log makes all of it durable that is there.
+            self.durable_lsn = self.write_lsn
         return self.durable_lsn
 
     def read(self, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:

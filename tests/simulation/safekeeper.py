@@ -45,6 +45,7 @@ from safekeeper.consensus.messages import (
     RefusalCode,
     VoteResponse,
 )
+from safekeeper.node.node import INCLUDES_FLUSH
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
 from tests.simulation.node_effects import flushed_effects, message_effects
@@ -378,6 +379,12 @@ class SimSafekeeper:
                 world.network.send(connection, TO_PROXY, message)
             return None
         world.note(self.name, "does", effect)
+        under_way: Any = None
+        if isinstance(effect, INCLUDES_FLUSH):
+            # As the node does it: its end is no event any more.
+            under_way, self._flush = self._flush, None
+            if under_way is not None and not isinstance(effect, FlushWal):
+                disk.finish_flush(under_way[0])
         if isinstance(effect, Close):
             connection = self._connections.pop(effect.connection, None)
             if connection is not None:
@@ -390,7 +397,6 @@ class SimSafekeeper:
             world.truths.of_folder(self).on_write(self, effect.begin_lsn, payload)
             self._flush_is_due = True
         elif isinstance(effect, FlushWal):
-            under_way, self._flush = self._flush, None
             disk.flush_all(under_way[0] if under_way is not None else None)
         elif isinstance(effect, Persist):
             before = disk.control
