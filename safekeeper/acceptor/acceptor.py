@@ -81,6 +81,7 @@ from safekeeper.consensus.term_history import (
     check_history,
     cut_history,
     last_term,
+    last_tli,
     next_tli_switch,
     tli_at,
 )
@@ -350,6 +351,7 @@ class Acceptor(AcceptorLog):
                 return
         self._versions[connection] = message.protocol_version
         yield from self._tell_folders(connection)
+        history = cut_history(control.history, self.flush_lsn)
         yield Send(
             connection,
             AcceptorGreeting(
@@ -362,12 +364,14 @@ class Acceptor(AcceptorLog):
                 server_version=control.server_version,
                 membership=control.membership,
                 promised=control.promised,
-                last_term=last_term(cut_history(control.history, self.flush_lsn)),
+                last_term=last_term(history),
                 wal_begin_lsn=control.wal_begin_lsn,
                 flush_lsn=self.flush_lsn,
                 commit_lsn=self.commit_lsn,
                 truncate_lsn=self.truncate_lsn,
                 replaced=_told_of(control.replaced),
+                log_tli=last_tli(history, self.flush_lsn),
+                floor=history[-1].floor if history else 0,
             ),
         )
 

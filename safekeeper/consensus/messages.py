@@ -93,7 +93,12 @@ class Replaced(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
-    """The acceptor's identity and state. Decides only the next term's number (step 1); `replaced` is for an undo."""
+    """The acceptor's identity and state. Decides only the next term's number (step 1); `replaced` is for an undo.
+
+    Attributes:
+        log_tli: the timeline of its log's last byte, 0 without a byte; a proposer of protocol version 4 ignores it.
+        floor: the highest timeline that a failover has sealed, as far as its log tells (step 13).
+    """
 
     protocol_version: int
     safekeeper_id: int
@@ -110,6 +115,8 @@ class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
     commit_lsn: Lsn
     truncate_lsn: Lsn
     replaced: Replaced | None = None
+    log_tli: int = 0
+    floor: int = 0
 
     @property
     def is_empty(self) -> bool:

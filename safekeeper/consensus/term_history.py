@@ -130,6 +130,13 @@ def tli_at(history: TermHistory, lsn: Lsn) -> int:
     return history[0].tli if history else 0
 
 
+def last_tli(history: TermHistory, log_end_lsn: Lsn) -> int:
+    """Return the timeline of the last byte of a log that ends at `log_end_lsn`, 0 if it has no byte."""
+    if not history or log_end_lsn <= history[0].start_lsn:
+        return 0
+    return tli_at(history, log_end_lsn - 1)
+
+
 def next_tli_switch(history: TermHistory, lsn: Lsn) -> Lsn:
     """Return the first position above `lsn` where the timeline changes, `LSN_MAX` if it does not change."""
     tli = tli_at(history, lsn)

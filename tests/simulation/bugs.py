@@ -14,9 +14,10 @@ from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.membership import Membership
 from tests.simulation import dropped_rules as dropped
-from tests.simulation import quorums, rebootstrap
+from tests.simulation import dropped_seals, quorums, rebootstrap
 from tests.simulation.archive import SimArchiver
 from tests.simulation.checkers import Checker
+from tests.simulation.failover import Failover
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.world import World
@@ -29,6 +30,7 @@ from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.replication import Replication
+from walproxy.proposer.seal import Seal
 from walproxy.proposer.standbys import Standbys
 from walproxy.proxy import rebootstrap_undo
 from walproxy.proxy.window import Window
@@ -636,6 +638,61 @@ BUGS: dict[str, Bug] = {
         "a tail term does not end in the event that has won it",
         "tails",
         ((Proposer, "_try_tail_term", dropped.tail_ends_at_once),),
+    ),
+    "tail_term_over_a_live_proposer": Bug(
+        "S9a",
+        "no tail term while another proposer is heard",
+        "tails",
+        _acceptor(dropped_seals.GrantsTailsOverTheLiving),
+        scenario="a_live_proposer_without_a_primary_is_left_alone",
+    ),
+    "seal_is_a_flag": Bug(
+        "S15",
+        "the floor is inherited from the donor's last entry, also where that goes",
+        "failovers",
+        _everywhere("extend_history", dropped_seals.floor_of_the_entry_before),
+    ),
+    "seal_in_memory": Bug(
+        "S15",
+        "the floor is in the log",
+        "failovers",
+        _everywhere("extend_history", dropped_seals.floor_of_the_sealer_alone),
+    ),
+    "seal_of_one_timeline": Bug(
+        "S15",
+        "timelines below the floor are refused, too",
+        "failovers",
+        _everywhere("sealed_reason", dropped_seals.only_at_the_floor),
+    ),
+    "seal_before_its_commit": Bug(
+        "S15",
+        "a seal counts when a quorum has its term",
+        "failovers",
+        ((Proposer, "sealed", property(dropped_seals.sealed_once_elected)),),
+    ),
+    "seal_of_the_promoted": Bug(
+        "S15",
+        "only the timeline that was named is sealed",
+        "failovers",
+        ((Campaign, "_take_whole_log", dropped_seals.seal_whatever_the_log_is_on),),
+    ),
+    "timeline_number_taken_twice": Bug(
+        "S15",
+        "each failover has a number of its own",
+        "failovers",
+        ((Seal, "floor", dropped_seals.raised_once),),
+    ),
+    "promoted_at_once": Bug(
+        "S15",
+        "a standby is promoted when it has every record that is committed",
+        "failovers",
+        ((Failover, "waits", False),),
+    ),
+    "waits_for_the_last_byte": Bug(
+        "S15",
+        "a standby need not have an incomplete record",
+        "failovers",
+        ((Failover, "needed_lsn", dropped_seals.needs_the_last_byte),),
     ),
     "promise_goes_back": Bug(
         "checks",

@@ -14,8 +14,8 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Identity, Membership
-from safekeeper.consensus.messages import AppendResponse, Bootstrapped, VoteResponse
-from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, tli_at
+from safekeeper.consensus.messages import AppendResponse, Bootstrapped, Elected, VoteResponse
+from safekeeper.consensus.term_history import HistoryEntry, TermHistory, check_history, divergence, last_tli, tli_at
 from tests.simulation import quorums
 from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.reader_checker import ReaderChecker
@@ -23,6 +23,7 @@ from tests.simulation.synthetic_wal import last_complete_end, records
 from tests.simulation.truncate_checker import TruncateChecker
 from tests.simulation.violation import Violation
 from walproxy.proposer.actions import ReportStatus
+from walproxy.proposer.seal import Seal
 
 if TYPE_CHECKING:
     from safekeeper.consensus.messages import AcceptorMessage
@@ -106,6 +107,7 @@ class Checker:
         self.given_up: dict[int, Lsn] = {}
         self.is_given_up = False
         self._gone: set[Identity] = set()
+        self._seals: list[tuple[int, Lsn]] = []
         self._terms: dict[int, TermBytes] = {}
         self._memberships: dict[tuple[str, tuple[int, int]], Membership] = {}
         self._received: dict[tuple[str, int], Lsn] = {}
@@ -328,6 +330,7 @@ class Checker:
             raise Violation("NeverOverReport", f"{proxy.name} reports {status}, committed is {won.commit_lsn}")
         if status.apply_lsn > self._replayed_lsn(status.flush_lsn):
             raise Violation("NeverOverReport", f"{proxy.name} reports {status}, the standbys have not replayed that")
+        self._require_unsealed(primary, status.flush_lsn)
         received = {
             identity
             for identity in won.membership.identities()
@@ -343,6 +346,51 @@ class Checker:
         # What a later term has given up is released on the old primary, if its proxy does not know yet, and is gone.
         limits = [lsn for given_up_in, lsn in self.given_up.items() if given_up_in > term]
         self._on_acked(primary, min([status.flush_lsn, *limits]))
+
+    # ------------------------------------------------------------------ failovers
+
+    def on_sealed(self, seal: Seal, elected: Elected) -> None:
+        """An operator is told that a timeline is sealed (S15)."""
+        last = elected.history[-1]
+        tli = last_tli(elected.history, last.start_lsn)
+        if tli != seal.tli or last.floor < tli:
+            raise Violation(
+                "SealNamesItsTimeline",
+                f"timeline {seal.tli} was to be sealed: the floor is {last.floor}, the log's timeline {tli}",
+            )
+        self._seals.append((last.floor, last.start_lsn))
+
+    def on_seal_cancelled(self, tli: int) -> None:
+        """An operator lets the server of a timeline in again."""
+        self._seals = [(floor, lsn) for floor, lsn in self._seals if floor < tli]
+
+    def on_promoted(self, primary: "VirtualPrimary", before: "list[VirtualPrimary]") -> None:
+        """A failover has promoted a standby: with every record that is committed, and to a number of its own.
+
+        Args:
+            before: those that failovers have promoted before.
+        """
+        fork_lsn = primary.ancestors[-1].end_lsn
+        lost = next(records(self.committed, self.base_lsn, fork_lsn), None)
+        if lost is not None:
+            raise Violation(
+                "PromotedHasEverything",
+                f"{primary.name} lacks the committed record [{format_lsn(lost[0])}, {format_lsn(lost[1])})",
+            )
+        others = [other.name for other in before if other.tli == primary.tli]
+        if others:
+            raise Violation("PromotedTliIsFree", f"{primary.name} is on timeline {primary.tli}, as {others[0]}")
+
+    def _require_unsealed(self, primary: "VirtualPrimary", flush_lsn: Lsn) -> None:
+        for floor, lsn in self._seals:
+            if primary.tli <= floor and flush_lsn > lsn:
+                raise Violation(
+                    "SealHolds",
+                    f"{primary.name} on timeline {primary.tli} is told flush {format_lsn(flush_lsn)}: timelines up to "
+                    f"{floor} were sealed at {format_lsn(lsn)}",
+                )
+
+    # ------------------------------------------------------------------ what is acknowledged
 
     def _replayed_lsn(self, flush_lsn: Lsn) -> Lsn:
         """Return how far those have replayed, now or ever, that the operator waits for."""

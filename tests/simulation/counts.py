@@ -43,10 +43,17 @@ FAULT_KINDS = (
     "restore_recycled",
     "go_back",
     "lose_data",
+    "fail_over",
 )
 REACHED = (
     "terms won",
     "tail terms won",
+    "seals begun",
+    "timelines sealed",
+    "seals without an object",
+    "standbys promoted by a failover",
+    "failovers cancelled",
+    "failovers finished by the repair",
     "pre-votes granted",
     "pre-votes refused",
     "votes granted",

@@ -113,11 +113,11 @@ def tail_from_commit(campaign: Campaign, vote: VoteResponse) -> None:
 _TRIES_TAIL_TERM = Proposer._try_tail_term
 
 
-def tail_ends_at_once(proposer: Proposer, now: float) -> None:
+def tail_ends_at_once(proposer: Proposer, now: float, is_due: bool) -> None:
     """A tail term ends as soon as it is won, if a primary is there by then."""
     if proposer._ends_tail_term():
         proposer._end_term(now, "a primary is connected")
-    _TRIES_TAIL_TERM(proposer, now)
+    _TRIES_TAIL_TERM(proposer, now, is_due)
 
 
 class NoTruncate(Acceptor):

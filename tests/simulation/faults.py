@@ -503,6 +503,24 @@ class Faults:
         proxy.primary, proxy.others = primary, ()
         proxy.start()
 
+    def fail_over(self) -> None:
+        """The primary dies, or is thought to have; an operator fails over, does that again, or cancels it."""
+        world = self.world
+        if world.failover.is_under_way and self.rng.random() < 0.25:
+            world.failover.cancel()
+            return
+        if world.current.up and self.rng.random() < 0.6:
+            primary = world.current
+            primary.crash()
+            world.clock.after(self._soon(), primary.start)
+        for proxy in world.proxies:
+            if self.rng.random() < 0.5:
+                proxy.stop()
+                world.clock.after(self._soon(), proxy.start)
+        world.failover.begin(repeats=self.rng.random() < 0.3, takeover=self.rng.random() < 0.7)
+        if self.rng.random() < 0.3:
+            world.clock.after(0.3 * self._soon(), world.failover.kill)
+
     def restore_backup(self) -> None:
         """A primary comes back from a backup: the same timeline, behind, and then bytes of its own."""
         world = self.world

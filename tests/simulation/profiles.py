@@ -199,6 +199,27 @@ PROFILES: dict[str, Profile] = {
         tails=1.0,
         spare=0.8,
     ),
+    "failovers": replace(
+        BALANCED,
+        weights=_with(
+            fail_over=12,
+            crash_primary=6,
+            promote=2,
+            restore_backup=0,
+            repoint=8,
+            go_back=8,
+            restart_proxy=8,
+            block=8,
+            unblock=8,
+            wipe=2,
+        ),
+        faults_s=5.0,
+        tails=0.3,
+        spare=0.8,
+        isolated_promotion=0.0,
+        low_fork=0.0,
+        several_hosts=0.3,
+    ),
     "refusals": replace(
         BALANCED,
         weights={

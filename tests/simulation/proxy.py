@@ -114,27 +114,15 @@ class SimProxy:
 
     def start(self) -> None:
         """Start a run, unless one is alive or the proxy was taken out."""
-        if self.proposer is not None or self not in self.world.proxies:
+        if self.proposer is not None or not self.may_start:
             return
         self.life += 1
         self.refusal = None
         self._backlog = None
         run = self.world.new_run()
         self.world.note(self.name, "starts", f"run {run[:8]} on {' '.join(p.name for p in self.hosts)}")
-        config = ProposerConfig(
-            proposer_id=run,
-            safekeeper_ids=tuple(sorted(self.world.safekeepers)),
-            addresses={i: f"S{i}:1" for i in self.world.safekeepers} if self.world.has_addresses else {},
-            takeover=self.takeover,
-            allow_data_loss=self.allow_data_loss,
-            allow_unverified_primary=self.allow_unverified_primary,
-            several_primaries=len(self.hosts) > 1,
-            apply_rule=self.world.apply_rule,
-            tail_after_s=self.world.tail_after_s,
-            timing=self.world.timing,
-        )
+        self.proposer = self.world.proposer_class(self.config(run))
         self.allow_data_loss = False
-        self.proposer = self.world.proposer_class(config)
         self.proposer.refusals = CountedRefusals(self.world)
         self.told_commit_lsn: dict[int, Lsn] = {}
         self._connections: dict[int, Connection] = {}
@@ -151,6 +139,26 @@ class SimProxy:
             self._later(0.0, self._connect, safekeeper_id)
         self._later(0.0, self._connect_primary)
         self._later(self.world.rng.random() * TICK_S, self._tick)
+
+    @property
+    def may_start(self) -> bool:
+        """Whether it was not taken out."""
+        return self in self.world.proxies
+
+    def config(self, run: str) -> ProposerConfig:
+        """Return what a run is started with."""
+        return ProposerConfig(
+            proposer_id=run,
+            safekeeper_ids=tuple(sorted(self.world.safekeepers)),
+            addresses={i: f"S{i}:1" for i in self.world.safekeepers} if self.world.has_addresses else {},
+            takeover=self.takeover,
+            allow_data_loss=self.allow_data_loss,
+            allow_unverified_primary=self.allow_unverified_primary,
+            several_primaries=len(self.hosts) > 1,
+            apply_rule=self.world.apply_rule,
+            tail_after_s=self.world.tail_after_s,
+            timing=self.world.timing,
+        )
 
     @property
     def hosts(self) -> "tuple[VirtualPrimary, ...]":

@@ -23,6 +23,7 @@ otherwise.
     S1 flushes slowly | quickly             b is given up                   (by the operator: it may be lost)
     run 0.5 s                               histories keep 2 terms
     there are 5 safekeepers                 members pull WAL from each other
+    proxies win tail terms after 0.2 s
 
     until CONDITION     (at most 10 s)      expect CONDITION                everything converges on B
 
@@ -126,6 +127,10 @@ class Stage(World):
             safekeeper = SimSafekeeper(self, safekeeper_id, self.model_disk_class(self.rng))
             self.safekeepers[safekeeper_id] = safekeeper
             safekeeper.start()
+
+    def lets_win_tails(self, after: str) -> None:
+        """Proxies that start from now on win tail terms after so long without a primary."""
+        self.tail_after_s = float(after)
 
     def lets_members_pull(self) -> None:
         """Let proxies that start know where safekeepers listen, and drop what is committed at once."""
@@ -534,6 +539,7 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (r"histories keep (\d+) terms", Stage.keep_terms),
     (r"there are (\d+) safekeepers", Stage.adds_safekeepers),
     (r"members pull WAL from each other", Stage.lets_members_pull),
+    (r"proxies win tail terms after ([\d.]+) s", Stage.lets_win_tails),
     (r"run ([\d.]+) s", Stage.runs),
     (r"until (.+)", Stage.until),
     (r"expect (.+)", Stage.expect),

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from safekeeper.acceptor.acceptor import Acceptor
-from safekeeper.base.errors import PrimaryRefused, WalproxyError
-from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import format_lsn
 from safekeeper.consensus import term_history as term_history_module
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.folder_state import FolderState, is_older
 from safekeeper.consensus.membership import Identity, Membership
-from safekeeper.consensus.term_history import HistoryEntry, last_term
+from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
 from tests.simulation import quorums
 from tests.simulation.archive import ModelArchive, SimArchiver
@@ -26,7 +26,9 @@ from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock, MachineClock
 from tests.simulation.counts import Counts
 from tests.simulation.disk import ModelDisk, StorageDisk
+from tests.simulation.failover import Failover
 from tests.simulation.network import Network
+from tests.simulation.newest_log import NewestLog
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
@@ -44,7 +46,6 @@ from walproxy.proposer import replication as replication_module
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.phase import Phase
-from walproxy.proposer.primary import plan_log
 from walproxy.proposer.proposer import Proposer
 
 TRACE_LINES = 60
@@ -93,17 +94,20 @@ class World:
         standbys: the standbys, whether or not they stream.
         truths: what must hold, in each cluster.
         operator: who rebootstraps.
+        failover: who fails over.
         apply_rule: whom remote_apply waits for, as every proxy is told that starts.
         retention: how safekeepers remove what need not be kept.
         archive: where they archive it before, None if there is none.
         counts: how often what happened.
         digest: of all that happens, None if nobody compares two versions of the code.
         archiver_named: who archives.
-        acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
+        acceptor_class, proposer_class, model_disk_class, failover_class, wiped_keeps_incarnation: where bugs are
+            planted.
         quorum_choices: the sizes that an operator chooses from.
     """
 
     acceptor_class: type[Acceptor] = Acceptor
+    failover_class: type[Failover] = Failover
     proposer_class: type[Proposer] = Proposer
     model_disk_class: type[ModelDisk] = ModelDisk
     wiped_keeps_incarnation = False
@@ -147,6 +151,7 @@ class World:
         self.archiver_named = 0
         self.retention = SimRetention(self, seed)
         self.operator = Operator(self)
+        self.failover = self.failover_class(self)
         # In every second seed histories may hardly grow, so that terms are forgotten although members are away.
         self.history_entries_max = SHORT_HISTORY if seed % 2 else term_history_module.HISTORY_ENTRIES_MAX
         self.archive: ModelArchive | None = None
@@ -354,6 +359,7 @@ class World:
         self.run(self.clock.now + SETTLE_S)
         try:
             self.operator.settle()
+            self.failover.settle()
         except Violation as error:
             raise SimulationFailed(error, self.trace()) from error
         self.current = self.best_primary(without)
@@ -401,25 +407,25 @@ class World:
         Raises:
             SimulationFailed: there is none, so what they have is a mixture.
         """
-        newest = self._newest_log(without)
+        newest = self.newest_log(without)
         if newest is None:
             return self.primaries[0]
-        fitting = [p for p in self.primaries if _continues(p, *newest)]
+        fitting = [p for p in self.primaries if newest.is_continued_by(p)]
         if not fitting:
-            end_lsn = newest[0] + len(newest[1])
-            error = Violation("LogMatching", f"the newest log, up to {format_lsn(end_lsn)}, is no primary's (S10)")
+            end = format_lsn(newest.end_lsn)
+            error = Violation("LogMatching", f"the newest log, up to {end}, is no primary's (S10)")
             raise SimulationFailed(error, self.trace())
         return fitting[-1] if self.rng.random() < 0.7 or len(fitting) < 2 else self.rng.choice(fitting)
 
     def is_log_recycled(self) -> bool:
         """Return whether the primary that the newest log came from lacks what it must be compared with."""
-        newest = self._newest_log()
-        if newest is None or any(_continues(p, *newest) for p in self.primaries):
+        newest = self.newest_log()
+        if newest is None or any(newest.is_continued_by(p) for p in self.primaries):
             return False
-        return any(_continues(p, *newest, may_be_recycled=True) for p in self.primaries)
+        return any(newest.is_continued_by(p, may_be_recycled=True) for p in self.primaries)
 
-    def _newest_log(self, without: frozenset[int] = frozenset()) -> tuple[Lsn, bytes, list[HistoryEntry]] | None:
-        """Return the newest log among the voters: where it begins, its bytes and its history; None if there is none."""
+    def newest_log(self, without: frozenset[int] = frozenset()) -> NewestLog | None:
+        """Return the newest log among the voters, None if there is none."""
         best = None
         for safekeeper in self.safekeepers.values():
             disk = safekeeper.disk
@@ -430,14 +436,14 @@ class World:
                 continue  # For want of room it has not begun its log anew, and claims nothing.
             # What a crash has kept from being cut is no part of the log.
             end_lsn = min(disk.durable_lsn, control.truncate_to or disk.durable_lsn)
-            history = [e for e in control.history if e.start_lsn <= end_lsn]
-            rank = (last_term(tuple(history)), end_lsn)
+            history = cut_history(control.history, end_lsn)
+            rank = (last_term(history), end_lsn)
             if best is None or rank > best[0]:
                 best = (rank, disk, history)
         if best is None:
             return None
         (_, end_lsn), disk, history = best
-        return disk.begin_lsn, bytes(disk.wal[: end_lsn - disk.begin_lsn]), history
+        return NewestLog(disk.begin_lsn, bytes(disk.wal[: end_lsn - disk.begin_lsn]), history)
 
     def is_lost(self, identity: Identity) -> bool:
         """Return whether a data folder is gone, put away, replaced by an older copy, or belongs to another cluster."""
@@ -585,22 +591,6 @@ class World:
         """Return a proxy that leads a term, the one of the highest term."""
         leading = [p for p in self.proxies if p.proposer is not None and p.proposer.phase is Phase.LEADING]
         return max(leading, key=lambda proxy: proxy.proposer.term if proxy.proposer else 0, default=None)
-
-
-def _continues(
-    primary: VirtualPrimary, begin_lsn: Lsn, wal: bytes, history: list[HistoryEntry], *, may_be_recycled: bool = False
-) -> bool:
-    """Tell whether a primary's WAL goes on where this log ends, and has the same bytes before."""
-    end_lsn = begin_lsn + len(wal)
-    timed_lsn, _ = last_timed_record(wal, begin_lsn, end_lsn)
-    is_recycled = primary.oldest_lsn > (timed_lsn or begin_lsn) and not may_be_recycled
-    if not history or primary.flush_lsn < end_lsn or is_recycled:
-        return not history
-    try:
-        plan = plan_log(tuple(history), end_lsn, primary.identity())
-    except PrimaryRefused:
-        return False
-    return not plan.cuts and plan.start_lsn == end_lsn and primary.read(begin_lsn, end_lsn) == wal
 
 
 def _quiet(profile: Profile) -> Profile:

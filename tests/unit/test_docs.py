@@ -36,6 +36,7 @@ from safekeeper.peers.codec import WIRE_VERSION
 from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.bugs import BUGS
 from tests.simulation.checkers import Checker
+from tests.simulation.failover import Failover
 from tests.simulation.minority import Minority
 from tests.simulation.profiles import PROFILES
 from tests.simulation.reader_checker import ReaderChecker
@@ -240,7 +241,7 @@ def _named_code(text: str) -> Iterator[tuple[str, list[str]]]:
 def test_each_invariant_has_its_code_and_its_tests() -> None:
     text = page("invariants.md").read_text()
     sections = re.split(r"^## (S\d+[a-e]?) ", text, flags=re.MULTILINE)
-    numbers = [f"S{number}" for number in range(1, 15)]
+    numbers = [f"S{number}" for number in range(1, 16)]
     of_members = ["S8a", "S8b", "S8c", "S8d", "S8e"]
     assert sections[1::2] == [*numbers[:8], *of_members, "S9", "S9a", *numbers[9:]]
     for number, body in zip(sections[1::2], sections[2::2], strict=True):
@@ -277,7 +278,7 @@ def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
 def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
     text = section("invariants.md", "What follows from them, and is checked")
     names = set(re.findall(r"`([\w.]+)`", text))
-    checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, Minority, World)
+    checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, Failover, Minority, World)
     kinds = (*checkers, Acceptor, Proposer, Leadership, Progress)
     functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
     files = set(re.findall(r"tests/[\w/]+\.py", text))

@@ -25,7 +25,7 @@ from safekeeper.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
-from safekeeper.consensus.term_history import last_term, tli_at
+from safekeeper.consensus.term_history import last_term, last_tli
 from walproxy.proposer.actions import Action, Disconnect, IdentifyPrimary, Level, Note
 from walproxy.proposer.election import (
     check_vote,
@@ -137,7 +137,7 @@ class Campaign:
 
     def begin(self, now: float) -> None:
         """Send the requests for pre-votes."""
-        if self.is_tail:
+        if self.is_tail and self._config.seal is None:
             for safekeeper_id in sorted(self.asked):
                 self._out.append(self._roster.ask(safekeeper_id, TailPreVoteRequest(self._config.proposer_id), now))
             return
@@ -309,8 +309,9 @@ class Campaign:
         source = self._roster.peers[self.donor].greeting if self.is_tail else self.primary
         assert source is not None  # by the outcome: the donor is connected
         gives_up = self.verification is not None and self.verification.gives_up
+        seal = self._config.seal if self.is_tail else None
         history, forgotten_term = shorten_history(
-            extend_history(vote.history, self.plan, self.leader_id, gives_up),
+            extend_history(vote.history, self.plan, self.leader_id, gives_up, seal),
             self.votes,
             self.asked[self.donor],
             self.membership,
@@ -366,9 +367,13 @@ class Campaign:
         elif self._has_quorum(rivals) and self._candidacy.has_led:
             self._fail(Fenced(f"a majority of safekeepers follows another proxy (run {runs})"))
         elif outcome is Outcome.LOST:
-            if rivals and not self._candidacy.is_spare and not self.is_tail:
+            seals = self._config.seal is not None
+            if rivals and not self._candidacy.is_spare and (seals or not self.is_tail):
                 self._candidacy.is_spare = True
-                self._out.append(Note(Level.INFO, f"another proxy serves (run {runs}): this one is a spare"))
+                text = f"another proxy serves (run {runs}): this one is a spare"
+                if seals:
+                    text = f"another proxy serves (run {runs}): nothing is sealed"
+                self._out.append(Note(Level.INFO, text))
             self._lose("")
 
     def _ask_for_votes(self, now: float) -> None:
@@ -429,10 +434,15 @@ class Campaign:
 
     def _take_whole_log(self, vote: VoteResponse) -> None:
         """Begin a tail term where the donor's log ends: nothing of it is cut, and there is no primary to compare."""
-        if not vote.history or vote.flush_lsn <= vote.history[0].start_lsn:
+        tli, seal = last_tli(vote.history, vote.flush_lsn), self._config.seal
+        if not tli:
             self._lose("the log has no WAL yet")
             return
-        self.plan = LogPlan(vote.flush_lsn, tli_at(vote.history, vote.flush_lsn - 1), cuts=False)
+        if seal is not None and seal.tli != tli:
+            self._candidacy.log_tli = tli
+            self._lose(f"timeline {seal.tli} is not sealed: the log has gone on to timeline {tli}")
+            return
+        self.plan = LogPlan(vote.flush_lsn, tli, cuts=False)
         self.outcome = Outcome.WON
 
     def _has_written(self, vote: VoteResponse) -> bool:

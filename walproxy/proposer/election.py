@@ -23,6 +23,7 @@ from safekeeper.consensus.term_history import (
     last_term,
 )
 from walproxy.proposer.primary import LogPlan
+from walproxy.proposer.seal import Seal
 
 TLI_HISTORY_BYTES_MAX = 512 << 10
 # `Elected` repeats a vote's description of its log, has more fields, and must fit a frame of 2 MiB.
@@ -82,7 +83,9 @@ def highest_possible_commit(
     return vote.flush_lsn
 
 
-def extend_history(history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False) -> TermHistory:
+def extend_history(
+    history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False, seal: Seal | None = None
+) -> TermHistory:
     """Return the history of the new term's log: the donor's up to the plan's start, then the new term.
 
     An empty entry at the start itself is removed, too: it showed that its owner is newer than logs without it, and so
@@ -93,6 +96,7 @@ def extend_history(history: TermHistory, plan: LogPlan, leader_id: LeaderId, giv
 
     Args:
         gives_up: this term itself cuts what may have been committed (S9).
+        seal: what a tail term does to the floor, which every other term inherits (S15).
     """
     kept = tuple(
         entry
@@ -101,6 +105,8 @@ def extend_history(history: TermHistory, plan: LogPlan, leader_id: LeaderId, giv
     )
     gives_up = gives_up or any(entry.gives_up for entry in history if entry not in kept)
     floor = history[-1].floor if history else 0
+    if seal is not None:
+        floor = seal.floor(history)
     return (*kept, HistoryEntry(leader_id.term, plan.start_lsn, plan.tli, gives_up, floor))
 
 

@@ -8,6 +8,7 @@ from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.lsn import Lsn
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.liveness import Timing
+from walproxy.proposer.seal import Seal
 
 
 class Phase(Enum):
@@ -68,6 +69,7 @@ class ProposerConfig:
         allow_unverified_primary: accept a primary that has recycled WAL which would have to be compared (S10).
         several_primaries: other hosts can be tried, so that a primary that is refused does not end the process.
         tail_after_s: after so long without a primary, win a term that makes the log's tail known; None: never.
+        seal: win such a term in any case, and seal a timeline with it (step 13); None for a proxy.
         replace_lost: replace a member by another data folder that answers under its id.
         apply_rule: the standbys that must have replayed all WAL below the `apply` position.
     """
@@ -80,6 +82,7 @@ class ProposerConfig:
     allow_unverified_primary: bool = False
     several_primaries: bool = False
     tail_after_s: float | None = None
+    seal: Seal | None = None
     replace_lost: bool = False
     apply_rule: ApplyRule = field(default_factory=ApplyRule)
     addresses: Mapping[int, str] = field(default_factory=dict)
@@ -98,6 +101,8 @@ class Candidacy:
         was_elected: a quorum has voted for it once: from then on it does not take over.
         is_spare: another proposer is alive; this one waits.
         failed: consecutive campaigns that were lost after votes were requested.
+        log_tli: the timeline of the log's last byte that a donor has shown although another one was to be sealed; 0 if
+            none has: the log has gone on, and there is nothing to seal.
     """
 
     term: int = 0
@@ -107,3 +112,4 @@ class Candidacy:
     was_elected: bool = False
     is_spare: bool = False
     failed: int = 0
+    log_tli: int = 0

@@ -27,6 +27,7 @@ from safekeeper.consensus.messages import (
     Bootstrap,
     Bootstrapped,
     ChangeMembers,
+    Elected,
     FolderIsOlder,
     FolderStates,
     MembersAnswer,
@@ -340,6 +341,7 @@ class Proposer:
     def tick(self, now: float, jitter: float) -> list[Action]:
         """Handle the passing of time. `jitter`, uniform in [0, 1), separates the attempts of candidates (step 2)."""
         self._jitter = jitter
+        is_due = self.phase is Phase.GATHERING and now >= self._next_attempt_at
         if self._ends_tail_term():
             self._end_term(now, "a primary is connected")
             return self._take()
@@ -347,6 +349,8 @@ class Proposer:
         if any(len(peer.addresses) > 1 for peer in self.peers.values()):
             self._dial_members(now)
         if self.leadership is not None:
+            if self.sealed is not None:
+                self.candidacy.was_elected = True  # The seal holds: this run never takes over again.
             self.leadership.tick(now)
             self._hang_up_removed(self.leadership, now)
             if now >= self._tell_folders_at:
@@ -359,12 +363,12 @@ class Proposer:
         elif self.campaign is not None:
             self.campaign.tick(now)
             self._follow_campaign(self.campaign, now)
-        elif self.phase is Phase.GATHERING and now >= self._next_attempt_at and (self.primary or self.candidacy.term):
+        elif is_due and (self.primary or self.candidacy.term):
             # The time of the next attempt is random each time, whether or not this one starts. Only the first one of a
             # process begins as soon as a primary and a quorum are connected: it repeats no other.
             self._next_attempt_at = now + self.timing.retry_interval_s * (0.5 + jitter)
             self._try_to_begin(now, due=True)
-        self._try_tail_term(now)
+        self._try_tail_term(now, is_due)
         return self._take()
 
     # ------------------------------------------------------------------ tail terms (step 12)
@@ -373,20 +377,26 @@ class Proposer:
         """Return whether a tail term is led and a primary is there. It never ends in the event that has won it."""
         return self.leadership is not None and self.leadership.is_tail and self.primary is not None
 
-    def _try_tail_term(self, now: float) -> None:
-        """Campaign for a tail term if there has been no primary for long enough, and one is wanted and of use."""
+    def _try_tail_term(self, now: float, is_due: bool) -> None:
+        """Campaign for a tail term if there has been no primary for long enough, and one is wanted and of use.
+
+        Args:
+            is_due: the time of the next attempt has come.
+        """
         if self.primary is not None:
             self._without_primary_since = None
             return
         if self._without_primary_since is None:
             self._without_primary_since = now
-        tail_after_s = self.config.tail_after_s
-        if tail_after_s is None or now - self._without_primary_since < tail_after_s:
+        tail_after_s, seal = self.config.tail_after_s, self.config.seal
+        if seal is None and (tail_after_s is None or now - self._without_primary_since < tail_after_s):
             return
-        if self.phase is not Phase.GATHERING or now < self._next_attempt_at:
+        if self.candidacy.log_tli:
+            return  # There is nothing to seal.
+        if self.phase is not Phase.GATHERING or not is_due:
             return
         cluster = find_cluster(self.peers)
-        if cluster is None or not has_unknown_tail(self.peers, cluster):
+        if cluster is None or not (seal is not None or has_unknown_tail(self.peers, cluster)):
             return
         self._stage.enter(Phase.PRE_VOTING)
         self.campaign = Campaign(
@@ -726,6 +736,12 @@ class Proposer:
             leadership.streaming = stream.is_checked = stream.is_open and not stream.awaits_link
             candidacy.has_led = True
         candidacy.failed = 0
+        if self.config.seal is not None:
+            term, floor = leadership.leader_id.term, elected.history[-1].floor
+            if self.config.seal.cancels:
+                self._note(Level.INFO, f"term {term} cancels the seal of timeline {self.config.seal.tli}")
+            else:
+                self._note(Level.INFO, f"term {term} seals the timelines up to {floor}")
         candidacy.held_term, candidacy.held_commit_lsn = elected.leader_id.term, term_start_lsn
         self.leadership, self.campaign = leadership, None
         for safekeeper_id, peer in self.peers.items():
@@ -882,6 +898,17 @@ class Proposer:
             return 0, 0
         leadership.update_truncate()
         return leadership.commit_lsn, leadership.truncate_lsn
+
+    @property
+    def sealed(self) -> Elected | None:
+        """What has begun the term that is led, if that seals a timeline and a quorum has adopted it (step 13).
+
+        From then on the seal holds, whatever becomes of this run.
+        """
+        leadership = self.leadership
+        if self.config.seal is None or leadership is None or not leadership.commit_lsn:
+            return None
+        return leadership.elected
 
     @property
     def quorum_end_lsn(self) -> Lsn:

@@ -25,6 +25,7 @@ from walproxy.proposer.actions import Action, Level, Note, SendMessage, StartRep
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity, first_difference, first_log_plan, plan_log
 from walproxy.proposer.primary_stream import PrimaryStream, check_range, check_range_from
+from walproxy.proposer.seal import sealed_reason
 
 
 def plan_term(vote: VoteResponse, primary: PrimaryIdentity) -> LogPlan:
@@ -34,10 +35,13 @@ def plan_term(vote: VoteResponse, primary: PrimaryIdentity) -> LogPlan:
         vote: the donor's.
 
     Raises:
-        PrimaryRefused: the primary's timelines do not continue the donor's log.
+        PrimaryRefused: the primary's timelines do not continue the donor's log, or its own is sealed (S15).
     """
     if not vote.history:
         return first_log_plan(primary)
+    sealed = sealed_reason(primary, vote.history[-1].floor)
+    if sealed:
+        raise PrimaryRefused(sealed)
     plan = plan_log(vote.history, vote.flush_lsn, primary)
     if plan.start_lsn < vote.wal_begin_lsn:
         raise PrimaryRefused(
@@ -61,6 +65,9 @@ def refusal_in_term(leadership: Leadership, primary: PrimaryIdentity, several_pr
             f"the primary has system identifier {primary.system_id} and segment size {primary.segment_size}, "
             f"the quorum's log has {elected.system_id} and {elected.segment_size}: it is another PostgreSQL server"
         )
+    sealed = sealed_reason(primary, elected.history[-1].floor)
+    if sealed:
+        return sealed
     if primary.tli != leadership.tli:
         if several_primaries and leadership.commit_lsn:
             try:

@@ -101,6 +101,19 @@ def test_a_proposer_that_is_alive_is_left_alone_and_no_spare_is_announced() -> N
     assert table.proposer.phase is Phase.GATHERING
 
 
+def test_a_campaign_that_was_lost_is_repeated() -> None:
+    table = table_of()
+    asks(table)
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = table.sent(VoteRequest)[1].leader_id
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, vote(leader_id, granted=False, promised=leader_id._replace(term=leader_id.term + 1)))
+    assert table.proposer.campaign is None
+    table.ticks(1.0)
+    assert table.sent(TailPreVoteRequest).keys() == {1, 2, 3}
+
+
 def test_the_donor_s_log_is_taken_whole() -> None:
     table = table_of()
     elected = leads_tail(table)[1]
