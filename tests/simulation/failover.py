@@ -160,6 +160,9 @@ class Failover:
         if self.sealed is not sealed or self._sealer is None:
             return
         source = self._source(sealed)
+        if source is not None and self._is_without_records(source):
+            self.cancel()
+            return
         fork_lsn = self._position(source) if source is not None else 0
         if source is None or not fork_lsn:
             self._wait()
@@ -203,6 +206,11 @@ class Failover:
         ]
         has_room = self.world.is_healing or len(self.world.primaries) < PRIMARIES_MAX
         return fitting[0] if fitting and has_room and size > 0 else None
+
+    def _is_without_records(self, source: "VirtualPrimary") -> bool:
+        """Return whether no record of the log is complete: what is promoted would fork off before its beginning."""
+        log = self.world.newest_log()
+        return log is not None and source.record_end_at_or_below(self._end_lsn) < log.begin_lsn
 
     def _position(self, source: "VirtualPrimary") -> Lsn:
         """Return where a standby is promoted, 0 if none may be yet."""
