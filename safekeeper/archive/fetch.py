@@ -44,7 +44,7 @@ from safekeeper.base.errors import (
 )
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, segment_start
-from safekeeper.base.timelines import Lineage, parse_timeline_history
+from safekeeper.base.timelines import PASSED_OVER_HISTORY, Lineage, is_passed_over, parse_timeline_history
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class ArchiveReader:
         return b"".join(verified_pieces(self.store, archived))
 
     def history(self, tli: int) -> bytes | None:
-        """Return the history file of `tli`, None if it is not in the archive.
+        """Return the history file of `tli`, one without ancestors if a promotion passed it over, None if there is none.
 
         Raises:
             ArchiveConflict: there are two that differ.
@@ -166,8 +166,11 @@ class ArchiveReader:
         for disputed, claims in listing.conflicts:
             if disputed == file:
                 raise conflict(self.store, file, claims)
-        found = next((one for one in listing.objects if one.file == file), None)
-        return self.fetch_bytes(found) if found is not None else None
+        archived = {one.file.tli: one for one in listing.objects}
+        newest = max(archived, default=0)
+        if tli not in archived and newest > tli and is_passed_over(tli, newest, self.fetch_bytes(archived[newest])):
+            return PASSED_OVER_HISTORY
+        return self.fetch_bytes(archived[tli]) if tli in archived else None
 
 
 def read_manifest(store: ObjectStore) -> Manifest | None:

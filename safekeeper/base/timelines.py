@@ -18,6 +18,10 @@ TLI_MAX = (1 << 32) - 1
 Lineage: TypeAlias = tuple[tuple[int, Lsn], ...]
 """The ancestors of a TLI, the oldest first: (TLI, the LSN at which it was left). Empty for TLI 1."""
 
+PASSED_OVER_HISTORY = b"# a promotion passed over this number: no WAL of this log is on this timeline\n"
+"""The history file of such a number. PostgreSQL asks for one number after the other: a standby that follows from TLI 1
+to TLI 3 ends if it gets no file of TLI 2, and a recovery looks for no later one. It opens that of the last TLI only."""
+
 _HISTORY_LINE = re.compile(r"\s*(\d{1,10})\s+([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})(?:\s.*)?")
 
 
@@ -44,6 +48,25 @@ def parse_timeline_history(tli: int, content: bytes) -> Lineage:
     if tli > 1 and not lineage:
         raise RemoteProtocolError(f"the history of TLI {tli} does not list a parent")
     return tuple(lineage)
+
+
+def is_passed_over(tli: int, newer_tli: int, newer_content: bytes) -> bool:
+    """Return whether no byte of the log of `newer_tli` is on `tli`, a number between those of two of its timelines.
+
+    A promotion takes the first number of which it finds no history file, so it may pass some over.
+
+    Raises:
+        RemoteProtocolError: the history file of `newer_tli` is not valid.
+    """
+    lineage = parse_timeline_history(newer_tli, newer_content)
+    parents = [parent for parent, _ in lineage]
+    return min(parents, default=tli) < tli < newer_tli and tli not in parents
+
+
+def lists_no_parent(content: bytes) -> bool:
+    """Return whether a history file has comments only, as `PASSED_OVER_HISTORY` has."""
+    lines = (line.strip() for line in content.split(b"\n"))
+    return not any(line and not line.startswith(b"#") for line in lines)
 
 
 def format_timeline_history(lineage: Lineage, reason: str = "no recovery target specified") -> bytes:

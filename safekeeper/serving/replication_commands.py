@@ -14,7 +14,7 @@ from typing import NamedTuple
 from safekeeper.acceptor.readable import ReadableLog
 from safekeeper.base.errors import CommandError
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.base.timelines import format_timeline_history, timeline_history_name, tli_of_byte
+from safekeeper.base.timelines import PASSED_OVER_HISTORY, format_timeline_history, timeline_history_name, tli_of_byte
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.pgwire.backend import BOOL, BYTEA, INT4, INT8, PG_LSN, TEXT, Column
 from safekeeper.pgwire.commands import Select
@@ -167,6 +167,8 @@ def select(
 def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answer:
     """Answer TIMELINE_HISTORY, for the log's timeline and its ancestors except the first, which has no history file.
 
+    A number between theirs that a promotion passed over gets a file without ancestors.
+
     Raises:
         CommandError: the file does not exist (58P01).
     """
@@ -179,6 +181,8 @@ def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answe
         if content is None and tli != (*ancestors, log.tli)[0]:
             index = ancestors.index(tli) if tli in ancestors else len(ancestors)
             content = format_timeline_history(log.lineage[:index])
+    elif ancestors and ancestors[0] < tli < log.tli:
+        content = PASSED_OVER_HISTORY
     if content is None:
         raise CommandError("58P01", f'could not open file "pg_wal/{name}": No such file or directory')
     content_type = TEXT if control.server_version >= _WIDE_TLI_VERSION else BYTEA

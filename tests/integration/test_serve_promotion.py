@@ -5,6 +5,7 @@ A standby that lacks something which may have been acknowledged is refused, and 
 
 import json
 import re
+import shutil
 
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
@@ -104,6 +105,28 @@ def test_promoted_standby_has_every_acknowledged_commit_and_all_readers_follow_i
         assert_equal_to_primary(cluster, other)
     _assert_old_primary_is_refused(cluster, old)
     assert_equal_to_primary(cluster, other)
+
+
+@NEWEST
+def test_readers_follow_a_promotion_that_has_passed_a_number_over(new_gated: NewGated) -> None:
+    cluster = new_gated(candidates=["heir"]).start_gated()
+    heir, other = cluster.add_standby("heir"), cluster.add_standby("other", 3, 2)
+    with cluster.load() as load:
+        load.wait_for_commits(20)
+        cluster.postgres.kill9()
+        wait_for(lambda: standby_status(cluster, "heir")["has_everything"] is True, "the standby has everything")
+        # Another standby was promoted, and given up: its history file is in the archive that this one reads.
+        passed = heir.pg_wal / TLI_2_HISTORY
+        passed.write_bytes(b"1\t0/800000\tno recovery target specified\n")
+        shutil.chown(passed, passed.parent.owner(), passed.parent.group())
+        cluster.promote("heir")
+        wait_for(
+            lambda: said(cluster.proxy, "tli") == 3 and cluster.serving() is not None, "the log goes on", FOLLOWS_S
+        )
+        wait_for(lambda: received_tli(other) == 3, "the other standby follows to timeline 3", FOLLOWS_S)
+        load.wait_for_commits(20)
+        load.stop()
+        assert_equal_to_primary(cluster, other)
 
 
 def _assert_history_is_that_of(cluster: Gated, archive: ReceiveWal) -> None:

@@ -208,9 +208,16 @@ class Failover:
         return fitting[0] if fitting and has_room and size > 0 else None
 
     def _is_without_records(self, source: "VirtualPrimary") -> bool:
-        """Return whether no record of the log is complete: what is promoted would fork off before its beginning."""
+        """Return whether no record of the log is complete, or none of its first timeline: the log has nothing to keep.
+
+        What is promoted would fork off before the log's beginning, or where its first timeline has no byte yet.
+        """
         log = self.world.newest_log()
-        return log is not None and source.record_end_at_or_below(self._end_lsn) < log.begin_lsn
+        if log is None:
+            return False
+        is_first = bool(source.ancestors) and log.history[0].tli == source.tli
+        lowest_lsn = max(log.begin_lsn, source.ancestors[-1].end_lsn if is_first else 0)
+        return source.record_end_at_or_below(self._end_lsn) <= lowest_lsn
 
     def _position(self, source: "VirtualPrimary") -> Lsn:
         """Return where a standby is promoted, 0 if none may be yet."""
@@ -229,19 +236,22 @@ class Failover:
 
     # ------------------------------------------------------------------ the second phase
 
-    def settle(self) -> None:
+    def settle(self, without: frozenset[int]) -> None:
         """Finish what was begun: where the log is sealed and no primary is above the floor, a standby is promoted.
+
+        Args:
+            without: safekeepers that will be out of reach. The others' log may have a seal that was not committed.
 
         Raises:
             Violation: the failover does not come to its end.
         """
         world = self.world
         self._finish()
-        log = world.newest_log()
-        if log is None or not log.floor or any(log.is_continued_by(primary) for primary in world.primaries):
+        logs = [log for log in (world.newest_log(), world.newest_log(without)) if log is not None]
+        if all(not log.floor or any(map(log.is_continued_by, world.primaries)) for log in logs):
             return
         world.counts.count("failovers finished by the repair")
-        self.tli = log.tli
+        self.tli = logs[0].tli
         self._run(Seal(self.tli), takeover=False)
         ends_at_s = world.clock.now + PATIENCE_S
         while self._sealer is not None:

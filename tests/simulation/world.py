@@ -359,7 +359,7 @@ class World:
         self.run(self.clock.now + SETTLE_S)
         try:
             self.operator.settle()
-            self.failover.settle()
+            self.failover.settle(without)
         except Violation as error:
             raise SimulationFailed(error, self.trace()) from error
         self.current = self.best_primary(without)

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from safekeeper.base.errors import ArchiveRefused, ConfigurationError, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn, segment_name
-from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
+from safekeeper.base.timelines import lists_no_parent, parse_timeline_history, timeline_history_name
 from walproxy.recovery.pages import check_pages
 from walproxy.wal_sources.ranges import next_of, reach_of
 from walproxy.wal_sources.source import (
@@ -130,6 +130,8 @@ class Fetcher:
     def history(self, tli: int) -> bytes | None:
         """Return the history file of `tli`, None if every source has replied that it has none.
 
+        That of a number that a promotion passed over has no ancestors.
+
         Raises:
             SourceUnavailable: a source does not reply, and the others have none.
             SourceCorrupt: no existing one can be used.
@@ -207,11 +209,15 @@ class Fetcher:
     def _history(self, tli: int) -> bytes | None:
         silent: list[str] = []
         corrupt: list[str] = []
+        passed_over: bytes | None = None
         for source in self.sources:
             try:
                 self._admit(source)
                 content = source.history(tli)
                 if content is None:
+                    continue
+                if lists_no_parent(content):
+                    passed_over = content  # Another source may have the WAL of a server that was given up.
                     continue
                 parse_timeline_history(tli, content)
                 return content
@@ -226,7 +232,7 @@ class Fetcher:
             raise SourceUnavailable("; ".join(silent))
         if corrupt:
             raise SourceCorrupt("; ".join(corrupt))
-        return None
+        return passed_over
 
     def _fetch_steady_segment(self, tli: int, begin_lsn: Lsn, target: Path, whole_only: bool) -> Delivered | None:
         for _ in range(_ROUNDS_MAX):

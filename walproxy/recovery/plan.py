@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_segment_name, segment_start
-from safekeeper.base.timelines import parse_timeline_history
+from safekeeper.base.timelines import lists_no_parent, parse_timeline_history
 from walproxy.recovery.base_backup import BackupFacts
 from walproxy.recovery.fetcher import Fetcher
 from walproxy.recovery.record_times import Commit, Scanned, scan
@@ -109,7 +109,7 @@ def choose_path(fetcher: Fetcher, backup: BackupFacts, timeline: str) -> LogPath
     content = fetcher.history(tli) if tli > 1 else b""
     if content is None and tli == backup.start_tli:
         return LogPath(tli, (), segment_size)
-    if content is None:
+    if content is None or (tli > 1 and lists_no_parent(content)):
         raise ConfigurationError(f"no source has the history of timeline {tli}: correct --target-timeline")
     path = LogPath(tli, parse_timeline_history(tli, content), segment_size)
     if path.tli_of(backup.checkpoint_lsn) != backup.start_tli:

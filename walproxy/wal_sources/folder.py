@@ -11,6 +11,7 @@ from pathlib import Path
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn, format_lsn, segment_name
+from safekeeper.base.timelines import PASSED_OVER_HISTORY, is_passed_over
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.storage.control_file import ControlFile, DataDirectoryLock
@@ -69,7 +70,11 @@ class FolderSource:
 
     def history(self, tli: int) -> bytes | None:
         """See SegmentSource."""
-        return next((file.content for file in self._control.tli_histories if file.tli == tli), None)
+        files = {file.tli: file.content for file in self._control.tli_histories}
+        newest = max(files, default=0)
+        if tli not in files and newest > tli and is_passed_over(tli, newest, files[newest]):
+            return PASSED_OVER_HISTORY
+        return files.get(tli)
 
     def has_later(self, tli: int, begin_lsn: Lsn) -> str | None:
         """See SegmentSource."""

@@ -152,7 +152,7 @@ class SegmentSource(WalSource, Protocol):
         ...
 
     def history(self, tli: int) -> bytes | None:
-        """Return the history file of `tli`, None if it has none.
+        """Return the history file of `tli`, one without ancestors if a promotion passed it over, None if it has none.
 
         Raises:
             SourceCorrupt: it has one that cannot be used.

@@ -20,6 +20,7 @@ from safekeeper.base.errors import (
     ObjectMissing,
     StorageFailed,
 )
+from safekeeper.base.timelines import PASSED_OVER_HISTORY
 
 SEGMENT = 1 << 20
 MANIFEST = Manifest(system_id=7, segment_size=SEGMENT, cluster_ids=("c1",), created_at="2026-01-01T00:00:00+00:00")
@@ -153,6 +154,13 @@ def test_contradicting_receipts_are_a_conflict_unless_something_else_is_there(st
     assert reader.find(1, SEGMENT) is None
     partial = put(store, partial_file(1, 0, 5, SEGMENT), b"12345")
     assert reader.find(1, 0) == partial
+
+
+def test_a_number_that_a_promotion_passed_over_has_a_history_without_ancestors(store: ObjectStore) -> None:
+    put(store, history_file(6), b"2\t0/10\tx\n\n4\t0/20\tx\n")
+    reader = ArchiveReader(store)
+    assert [reader.history(tli) for tli in (3, 5)] == 2 * [PASSED_OVER_HISTORY]
+    assert [reader.history(tli) for tli in (1, 2, 4, 7)] == 4 * [None]
 
 
 def test_history_is_read_and_verified(store: ObjectStore) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from safekeeper.base.errors import ArchiveRefused
 from safekeeper.base.lsn import Lsn
+from safekeeper.base.timelines import PASSED_OVER_HISTORY
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.storage.control_file import ControlFile
@@ -132,6 +133,17 @@ def test_neither_a_part_nor_nothing_is_an_answer_while_a_source_is_silent(target
                 fetch(target, silent, other, find_holes=find_holes)
     with pytest.raises(SourceUnavailable):
         Fetcher([silent, FakeSource("b", MIB)]).history(2)
+
+
+def test_a_history_without_ancestors_is_used_if_no_source_has_another_one() -> None:
+    passing, other = FakeSource("a", 2 * MIB), FakeSource("b", 2 * MIB)
+    passing.histories[2] = PASSED_OVER_HISTORY
+    assert Fetcher([passing, other]).history(2) == PASSED_OVER_HISTORY
+    other.histories[2] = b"1\t0/10\tx\n"
+    assert Fetcher([passing, other]).history(2) == other.histories[2]
+    other.is_silent = True
+    with pytest.raises(SourceUnavailable):
+        Fetcher([passing, other]).history(2)
 
 
 def test_what_nobody_has_is_not_there(target: Path) -> None:

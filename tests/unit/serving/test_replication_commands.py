@@ -4,7 +4,7 @@ import pytest
 
 from safekeeper.acceptor.readable import ReadableLog
 from safekeeper.base.errors import CommandError
-from safekeeper.base.timelines import parse_timeline_history
+from safekeeper.base.timelines import PASSED_OVER_HISTORY, lists_no_parent, parse_timeline_history
 from safekeeper.consensus.control_state import ControlState, TliHistory
 from safekeeper.pgwire.backend import INT4, INT8
 from safekeeper.pgwire.commands import Select, parse_command
@@ -68,7 +68,12 @@ def test_a_history_file_that_is_not_here_is_made_from_the_lineage() -> None:
         assert parse_timeline_history(tli, row[1]) == lineage
 
 
-@pytest.mark.parametrize("tli", [1, 2, 5])
+def test_a_number_that_a_promotion_passed_over_has_a_file_without_ancestors() -> None:
+    assert timeline_history(2, LOG, control()).row == ("00000002.history", PASSED_OVER_HISTORY)
+    assert lists_no_parent(PASSED_OVER_HISTORY)
+
+
+@pytest.mark.parametrize("tli", [1, 5])
 def test_the_first_timeline_and_foreign_ones_have_no_file(tli: int) -> None:
     files = (TliHistory(5, b"1\t0/2000000\tnot readable yet\n"),)
     with pytest.raises(CommandError, match="No such file"):
