@@ -251,7 +251,7 @@ class Failover:
         if all(not log.floor or any(map(log.is_continued_by, world.primaries)) for log in logs):
             return
         world.counts.count("failovers finished by the repair")
-        self.tli = logs[0].tli
+        self.tli, self.is_under_way = logs[0].tli, True
         self._run(Seal(self.tli), takeover=False)
         ends_at_s = world.clock.now + PATIENCE_S
         while self._sealer is not None:

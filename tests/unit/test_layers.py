@@ -36,6 +36,7 @@ LAYERS = {
         "proposer",
         "wal_sources",
         "proxy",
+        "failover",
         "recovery",
         "pipeline",
         "lab",

@@ -1,0 +1,1 @@
+"""Failover: sealing the old primary's timeline, choosing, feeding and promoting a standby."""

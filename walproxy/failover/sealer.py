@@ -1,0 +1,248 @@
+"""The process that seals a timeline: a proposer without a primary, and its connections to the safekeepers (step 13).
+
+It campaigns until its seal is committed, and then leads on, so that safekeepers know where the log ends and send all of
+it to standbys. It ends when it is told to: a proxy with a promoted server deposes it by the ordinary pre-vote.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from safekeeper.base.errors import RemoteProtocolError, WalproxyError
+from safekeeper.base.settings import Address
+from safekeeper.base.settings import address as parse_address
+from safekeeper.consensus.messages import AcceptorMessage, Elected
+from safekeeper.net.safekeeper_connection import Credentials
+from safekeeper.peers.codec import encode
+from walproxy.proposer.actions import Action, Dial, Disconnect, Finish, HangUp, Level, Note, SendAppend, SendMessage
+from walproxy.proposer.phase import ProposerConfig
+from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.seal import Seal
+from walproxy.proxy.safekeeper_link import SafekeeperLink
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.05
+_LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
+
+
+class NotSealed(WalproxyError):
+    """The timeline is not sealed. One line says why, and what to do.
+
+    Attributes:
+        log_tli: the timeline that the log has gone on to, 0 if it has not.
+    """
+
+    def __init__(self, message: str, log_tli: int = 0) -> None:
+        super().__init__(message)
+        self.log_tli = log_tli
+
+
+class Sealer:
+    """A proposer that seals, and its connections.
+
+    Attributes:
+        proposer: the consensus.
+        sealed: what began the term whose seal was committed, None before.
+    """
+
+    def __init__(
+        self, safekeepers: Sequence[tuple[int, Address]], seal: Seal, *, takeover: bool, credentials: Credentials
+    ) -> None:
+        self.proposer = Proposer(
+            ProposerConfig(
+                proposer_id=secrets.token_hex(16),
+                safekeeper_ids=tuple(safekeeper_id for safekeeper_id, _ in safekeepers),
+                addresses={safekeeper_id: str(address) for safekeeper_id, address in safekeepers},
+                takeover=takeover,
+                bootstrap=False,
+                seal=seal,
+            )
+        )
+        self.sealed: Elected | None = None
+        self._credentials = credentials
+        self._links = {i: SafekeeperLink(i, address, self, credentials) for i, address in safekeepers}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._error: BaseException | None = None
+        self._events: deque[list[Action]] = deque()
+        self._executing = False
+
+    # ------------------------------------------------------------------ what it is for
+
+    async def seal(self, timeout_s: float) -> Elected:
+        """Win a term, wait until its seal is committed, and return what has begun the term.
+
+        Raises:
+            NotSealed: another proxy serves, the log has gone on to another timeline, or no quorum has answered in time.
+            ConfigurationError: the safekeepers do not belong together.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.sealed is None:
+                    self._check()
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise NotSealed(f"not sealed after {timeout_s:g} s: {self._missing()}") from None
+        return self.sealed
+
+    def _check(self) -> None:
+        """Raise what keeps it from sealing for good."""
+        if self._error is not None:
+            raise self._error
+        log_tli, seal = self.proposer.candidacy.log_tli, self.proposer.config.seal
+        if log_tli and seal is not None:
+            raise NotSealed(
+                f"timeline {seal.tli} is not sealed: the log has gone on to timeline {log_tli}", log_tli=log_tli
+            )
+        if self.proposer.is_spare:
+            raise NotSealed("another proxy leads and has a primary: nothing is sealed")
+
+    def _missing(self) -> str:
+        problems = [f"safekeeper {i}: {link.problem}" for i, link in sorted(self._links.items()) if not link.is_up]
+        return "; ".join(problems) or "no quorum of the safekeepers has voted"
+
+    # ------------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Keep connecting, and let the proposer work, until cancelled."""
+        try:
+            for link in list(self._links.values()):
+                self._run_link(link)
+            while self._error is None:
+                self._handle(lambda: self.proposer.tick(_now(), random.random()))
+                await asyncio.sleep(TICK_S)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _run_link(self, link: SafekeeperLink) -> None:
+        task = self._tasks[link.safekeeper_id] = asyncio.create_task(link.run())
+        task.add_done_callback(self._link_ended)
+
+    def _link_ended(self, task: "asyncio.Task[None]") -> None:
+        error = task.exception() if not task.cancelled() else None
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._changed.set()
+
+    # ------------------------------------------------------------------ events
+
+    def link_up(self, safekeeper_id: int) -> None:
+        """Handle a connection to a safekeeper that is open now."""
+        self._handle(lambda: self.proposer.connected(safekeeper_id, _now()))
+
+    def link_down(self, safekeeper_id: int) -> None:
+        """Handle a connection to a safekeeper that is closed now."""
+        self._handle(lambda: self.proposer.disconnected(safekeeper_id, _now()))
+
+    def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
+        """Handle a message from a safekeeper."""
+        self._handle(lambda: self.proposer.message(safekeeper_id, message, _now()))
+
+    def _handle(self, event: Callable[[], list[Action]]) -> None:
+        """Let the proposer handle an event, then execute what it wants, and what that raises.
+
+        Raises:
+            RemoteProtocolError: a message is invalid: its connection is closed.
+        """
+        try:
+            self._events.append(event())
+            if self._executing:
+                return
+            self._executing = True
+            try:
+                while self._events:
+                    for action in self._events.popleft():
+                        self._execute(action)
+            finally:
+                self._executing = False
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # A bug: `seal` raises it, since the event loop would only log it.
+            self._fail(error)
+        if self.sealed is None:
+            self.sealed = self.proposer.sealed
+        self._changed.set()
+
+    # ------------------------------------------------------------------ actions
+
+    def _execute(self, action: Action) -> None:
+        if isinstance(action, SendAppend):
+            # A heartbeat: without a primary no WAL is received, and what a member lacks comes from another one.
+            for safekeeper_id in action.safekeeper_ids:
+                self._links[safekeeper_id].send(encode(action.header))
+        elif isinstance(action, SendMessage):
+            self._links[action.safekeeper_id].send(encode(action.message))
+        elif isinstance(action, Disconnect):
+            self._links[action.safekeeper_id].disconnect(action.reason)
+        elif isinstance(action, Dial):
+            self._dial(action.safekeeper_id, action.address)
+        elif isinstance(action, HangUp):
+            self._hang_up(action.safekeeper_id, action.reason)
+        elif isinstance(action, Note):
+            logger.log(_LOG_LEVELS[action.level], "%s", action.text)
+        elif isinstance(action, Finish):
+            self._fail(action.error)
+
+    def _dial(self, safekeeper_id: int, text: str) -> None:
+        """Connect to a member at an address that the membership has."""
+        try:
+            address = parse_address(text)
+        except ValueError as error:
+            logger.warning("safekeeper %d cannot be dialled: %s", safekeeper_id, error)
+            return
+        link = self._links.get(safekeeper_id)
+        if link is not None:
+            link.addresses.append(address)
+            return
+        link = self._links[safekeeper_id] = SafekeeperLink(safekeeper_id, address, self, self._credentials)
+        self._run_link(link)
+
+    def _hang_up(self, safekeeper_id: int, reason: str) -> None:
+        """Close the connection to a safekeeper that is no member."""
+        link = self._links.pop(safekeeper_id, None)
+        if link is not None:
+            link.hang_up(reason)
+            self._tasks.pop(safekeeper_id).cancel()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def sealed_timeline(
+    safekeepers: Sequence[tuple[int, Address]],
+    seal: Seal,
+    *,
+    takeover: bool = False,
+    credentials: Credentials | None = None,
+    timeout_s: float = 30.0,
+) -> AsyncIterator[Elected]:
+    """Seal a timeline, or cancel its seal, and lead on without a primary while the block runs.
+
+    Args:
+        safekeepers: ids and addresses.
+        takeover: also if another proxy leads and has a primary.
+        timeout_s: for the seal, in seconds.
+
+    Raises:
+        NotSealed, and what `Sealer.seal` raises.
+    """
+    sealer = Sealer(safekeepers, seal, takeover=takeover, credentials=credentials or Credentials())
+    task = asyncio.create_task(sealer.run())
+    try:
+        yield await sealer.seal(timeout_s)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
