@@ -37,6 +37,7 @@ LAYERS = {
         "wal_sources",
         "proxy",
         "recovery",
+        "agent",
         "pipeline",
         "lab",
         "testing",
