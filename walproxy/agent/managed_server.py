@@ -175,6 +175,7 @@ class ManagedServer:
             return
         if processes.processes_of(self.data_directory):
             raise ServerProblem(f"processes of {self.data_directory} remain without a postmaster: kill them first")
+        processes.remove_stale_pid_file(self.data_directory)
         signalled = any((self.data_directory / name).exists() for name in (_STANDBY_SIGNAL, _RECOVERY_SIGNAL))
         if as_standby and not (self.data_directory / _STANDBY_SIGNAL).exists():
             raise ServerProblem(f"{self.data_directory} has no standby.signal: it would start as a primary")

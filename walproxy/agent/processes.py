@@ -120,6 +120,20 @@ def kill_all(data_directory: Path, timeout_s: float) -> int:
         time.sleep(_POLL_S)
 
 
+def remove_stale_pid_file(data_directory: Path) -> None:
+    """Remove postmaster.pid if its pid is another process now, or one that has ended and is not reaped yet.
+
+    PostgreSQL would refuse to start, because it checks only whether the pid exists. It creates the file after it has
+    changed to the data folder, so the file of a server that starts now is not taken for a stale one.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    file = read_pid_file(data_directory)
+    if file is not None and Path("/proc", str(file.pid)).exists() and not _belongs(file.pid, data_directory):
+        (data_directory / PID_FILE).unlink(missing_ok=True)
+
+
 def wait_until_gone(data_directory: Path, timeout_s: float) -> bool:
     """Wait until no process of the data folder exists; return whether that was in time."""
     deadline = time.monotonic() + timeout_s
