@@ -75,7 +75,7 @@ def test_stopped_primary_hangs_and_is_killed_with_its_children(new_server: NewSe
         server.managed.make_read_only(timeout_s=0.5)
     with pytest.raises(ServerProblem, match=r"has not stopped \(fast\) within 0.3 s"):
         server.managed.stop("fast", timeout_s=0.3)
-    assert server.managed.kill() >= len(found)
+    assert server.managed.kill() > 0
     assert not any(is_alive(each) for each in found)
     assert server.managed.look().state is ServerState.STOPPED
     server.start()

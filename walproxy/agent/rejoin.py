@@ -34,6 +34,7 @@ from walproxy.agent.source import Source, SourceFacts
 BeforeOverwrite = Callable[[RejoinPlan], None]
 
 _LOCK_TIMEOUT_S = 30.0
+_KEEP_ALL_WAL = "1048576GB"
 
 _log = logging.getLogger(__name__)
 
@@ -93,8 +94,10 @@ class Rejoin:
         if self._data_directory.is_symlink():
             raise ConfigurationError(f"{self._data_directory} is a link: use the path of its target")
         with self._folder.locked(_LOCK_TIMEOUT_S) as self._lock:
-            if self._data_directory.is_dir() and processes.processes_of(self._data_directory):
-                raise ServerProblem(f"processes of {self._data_directory} exist: stop the server before the rejoin")
+            if self._data_directory.is_dir():
+                if processes.processes_of(self._data_directory):
+                    raise ServerProblem(f"processes of {self._data_directory} exist: stop the server before the rejoin")
+                processes.remove_stale_pid_file(self._data_directory)
             begun = self._folder.read()
             if begun is None:
                 begun = self._begin()
@@ -238,6 +241,7 @@ class Rejoin:
         for name in ("standby.signal", "recovery.signal"):
             # pg_rewind runs crash recovery in a single-user server, which refuses to be a standby.
             (self._data_directory / name).unlink(missing_ok=True)
+        self._recover_from_crash()
         words = [str(self._server.program("pg_rewind")), "--target-pgdata", str(self._data_directory)]
         words += ["--source-server", self._source.conninfo]
         if self._restore_command:
@@ -251,6 +255,23 @@ class Rejoin:
         self._checked_source(begun)
         _log.warning("pg_rewind failed, a base backup follows: %s", answer)
         return False
+
+    def _recover_from_crash(self) -> None:
+        """Replay the local WAL of a server that was not shut down, without the removal of any WAL.
+
+        pg_rewind would do it, but the checkpoint at its end could remove WAL that pg_rewind reads next: that from the
+        last checkpoint before the fork on.
+        If it fails, pg_rewind fails too, and a base backup follows.
+        """
+        if self._server.control_data().is_clean:
+            return
+        words = [str(self._server.program("postgres")), "--single", "-D", str(self._data_directory)]
+        words += ["-c", f"wal_keep_size={_KEEP_ALL_WAL}", "-c", "archive_mode=off"]
+        if self._server.config_file is not None:
+            words += ["-c", f"config_file={self._server.config_file}"]
+        failure = self._run([*words, "template1"])
+        if failure is not None:
+            _log.warning("crash recovery before pg_rewind failed: %s", failure)
 
     def _back_up(self) -> None:
         """Take a base backup into the new folder, with all that a standby needs."""
