@@ -59,7 +59,8 @@ class AgentsServer:
 
     def start_standby_of(self, primary: "AgentsServer") -> "AgentsServer":
         """Make the data folder with pg_basebackup, and start it as a standby."""
-        words = [self.binaries.bin_directory / "pg_basebackup", "-D", self.data_directory, "-d", primary.conninfo]
+        programs = self.binaries.bin_directory
+        words = [str(programs / "pg_basebackup"), "-D", str(self.data_directory), "-d", primary.conninfo]
         subprocess.run([*words, "-c", "fast", "-N"], check=True, env={"LC_ALL": "C"})
         (self.data_directory / "local.conf").write_text(
             "".join(f"{k} = '{v}'\n" for k, v in {**SETTINGS, "port": str(self.port)}.items())

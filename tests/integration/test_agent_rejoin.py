@@ -44,7 +44,7 @@ def pair(new_server: NewServer, template: Path) -> Pair:
 
 
 def diverge(old: AgentsServer, new: AgentsServer) -> None:
-    """Promote the standby; the old primary has a row that nobody else has, the new one another. The old one is killed."""
+    """Promote the standby, let both servers write other rows, and kill the old primary."""
     old.execute("SELECT pg_switch_wal()")
     new.managed.promote()
     new.execute("INSERT INTO t VALUES (2)")
@@ -77,13 +77,15 @@ def test_diverged_old_primary_is_rewound(pair: Pair, folder: Path) -> None:
     plans: list[RejoinPlan] = []
     kept = folder / "tail"
     (old.data_directory / "own.key").write_text("key")
-    rejoin = old.rejoin(new, before_overwrite=plans.append, keep_wal=kept)
+    command = f"cp {folder}/archive/%f %p"
+    rejoin = old.rejoin(new, before_overwrite=plans.append, keep_wal=kept, restore_command=command)
     assert rejoin.run() is Way.REWIND
     (plan,) = plans
     assert plan.fork is not None and plan.fork.tli == 1 and plan.fork.lsn is not None
     assert [path.name for path in kept.iterdir()]
     verify_standby(old, new)
     assert old.execute("SHOW work_mem") == [("5MB",)]
+    assert old.execute("SHOW restore_command") == [(command,)]
     assert (old.data_directory / "own.key").read_text() == "key"
     assert (old.data_directory / "own.key").stat().st_uid == old.data_directory.stat().st_uid
 
@@ -123,7 +125,6 @@ def test_old_primary_without_the_wal_at_the_fork_is_replaced(pair: Pair) -> None
 def test_rewind_that_fails_is_followed_by_a_base_backup(pair: Pair) -> None:
     old, new = pair
     diverge(old, new)
-    # pg_rewind needs the record of the checkpoint before the fork, in a segment that the comparison does not read.
     (old.data_directory / "base" / "1" / "PG_VERSION").unlink()
     shutil.rmtree(old.data_directory / "pg_xact")
     assert old.rejoin(new).run() is Way.BASE_BACKUP
@@ -144,7 +145,7 @@ def test_same_number_of_two_histories_is_not_rewound(pair: Pair, new_server: New
     three.execute("INSERT INTO t SELECT 0 FROM generate_series(1, 1000)")
     three.managed.stop()
     two.execute("CHECKPOINT")
-    words = [three.binaries.bin_directory / "pg_rewind", "--target-pgdata", three.data_directory, "--dry-run"]
+    words = [str(three.binaries.bin_directory / "pg_rewind"), "--target-pgdata", str(three.data_directory), "--dry-run"]
     user = three.user.uid if three.user is not None else None
     pg_rewind = subprocess.run([*words, "--source-server", two.conninfo], capture_output=True, text=True, user=user)
     assert "no rewind required" in pg_rewind.stderr
@@ -185,7 +186,7 @@ def test_attempt_that_ended_at_any_step_is_continued(pair: Pair) -> None:
         rejoin.run()
     assert not old.managed.look().rejoin_begun
     rejoin._source.conninfo = new_source
-    run, rejoin._run = rejoin._run, lambda words: (_ for _ in ()).throw(ServerProblem("killed"))  # type: ignore[assignment]
+    run, rejoin._run = rejoin._run, lambda words: (_ for _ in ()).throw(ServerProblem("killed"))  # type: ignore[method-assign]
     with pytest.raises(ServerProblem, match="killed"):
         rejoin.run()
     assert old.managed.look().rejoin_begun
