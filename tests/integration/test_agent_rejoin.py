@@ -1,5 +1,6 @@
 """An old primary becomes a standby of the new one: followed, rewound, or replaced, also after a crash in the middle."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -233,17 +234,15 @@ def test_killed_agent_leaves_no_program_that_overwrites(pair: Pair, folder: Path
     )
     # A pg_rewind that does not end.
     programs = folder / "programs"
-    shutil.copytree(old.binaries.bin_directory, programs, symlinks=True)
-    (programs / "pg_rewind").unlink()
+    programs.mkdir()
+    for name in ("postgres", "pg_controldata"):
+        (programs / name).symlink_to(old.binaries.bin_directory / name)
     (programs / "pg_rewind").write_text("#!/bin/sh\nexec sleep 300\n")
     (programs / "pg_rewind").chmod(0o755)
-    (programs / "pg_controldata").unlink()
-    (programs / "pg_controldata").symlink_to(old.binaries.bin_directory / "pg_controldata")
     words = [sys.executable, "-c", program, str(old.data_directory), str(programs), old.conninfo, new.conninfo]
     agent = subprocess.Popen(words, cwd=Path(__file__).parents[2])
-    record = RejoinFolder(old.data_directory)
     try:
-        wait_for(lambda: record.read() is not None and children_of(agent.pid), "pg_rewind runs")
+        wait_for(lambda: "sleep" in children_of(agent.pid).values(), "pg_rewind runs")
         (child,) = children_of(agent.pid)
         os.kill(agent.pid, signal.SIGKILL)
     finally:
@@ -255,8 +254,13 @@ def test_killed_agent_leaves_no_program_that_overwrites(pair: Pair, folder: Path
     verify_standby(old, new)
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def children_of(pid: int) -> dict[int, str]:
+    """Return {pid: name} of the children of a process."""
+    found = {}
+    for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has ended meanwhile.
+            found[int(each)] = Path(f"/proc/{each}/comm").read_text().strip()
+    return found
 
 
 @NEWEST
