@@ -38,6 +38,7 @@ LAYERS = {
         "proxy",
         "failover",
         "recovery",
+        "agent",
         "pipeline",
         "lab",
         "testing",

@@ -1,0 +1,124 @@
+"""Statements with a deadline that holds for every step, also against a server that hangs.
+
+A stopped postmaster accepts connections, because the kernel does, and sends nothing; a stopped backend receives a
+cancellation and does not reply. Therefore libpq is used without waiting, and the connection is dropped at the deadline.
+Only the resolution of host names is not bounded: a local server is reached by an address or a socket.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from walproxy.agent.errors import ServerHangs
+from walproxy.postgres.problems import problem_of_connect, problem_of_error
+from walproxy.postgres.replication_protocol import Conversation, ServerRefused, Wait, run_command
+from walproxy.postgres.sql import sql_conninfo
+from walproxy.postgres.waiting import wait_blocking
+
+APPLICATION_NAME = "walproxy agent"
+
+Row = tuple[str | None, ...]
+
+
+class BoundedConnection:
+    """An SQL connection whose statements end before one common deadline. `bounded_connection` makes it.
+
+    Args:
+        whose: names the server in errors, e.g. "the local server".
+        deadline: by time.monotonic().
+    """
+
+    def __init__(self, pgconn: pq.abc.PGconn, whose: str, timeout_s: float, deadline: float) -> None:
+        self._pgconn = pgconn
+        self._whose = whose
+        self._timeout_s = timeout_s
+        self._deadline = deadline
+
+    def rows(self, sql: str, doing: str) -> list[Row]:
+        """Run one statement in autocommit mode and return its rows, as text.
+
+        Args:
+            doing: what it is for, to follow "cannot" in an error.
+
+        Raises:
+            ServerHangs: no reply before the deadline.
+            PrimaryProblem: the server refuses it, or the connection is lost.
+        """
+        try:
+            results = self._wait(run_command(self._pgconn, sql))
+        except ServerRefused as error:
+            raise problem_of_error(doing, error.sqlstate, error.message) from None
+        except psycopg.Error as error:
+            raise problem_of_error(doing, None, str(error)) from None
+        return [
+            tuple(_text(result.get_value(row, column)) for column in range(result.nfields))
+            for result in results[-1:]
+            for row in range(result.ntuples)
+        ]
+
+    def value(self, sql: str, doing: str) -> str | None:
+        """Return the only value of a statement with one row. Raises as `rows`."""
+        return self.rows(sql, doing)[0][0]
+
+    def connect(self) -> None:
+        """Complete the connection. Raises as `rows`."""
+        try:
+            self._wait(_connected(self._pgconn))
+        except psycopg.Error as error:
+            raise problem_of_connect(str(error)) from None
+        self._pgconn.nonblocking = 1
+
+    def _wait(self, conversation: Conversation[list[pq.abc.PGresult]]) -> list[pq.abc.PGresult]:
+        try:
+            return wait_blocking(conversation, self._pgconn, max(0.0, self._deadline - time.monotonic()))
+        except TimeoutError:
+            raise ServerHangs(f"{self._whose} does not reply within {self._timeout_s:g} s") from None
+
+
+@contextlib.contextmanager
+def bounded_connection(
+    conninfo: str, *, whose: str, timeout_s: float, application_name: str = APPLICATION_NAME
+) -> Iterator[BoundedConnection]:
+    """Connect, and disconnect after the block. All of it, with the statements, has `timeout_s`.
+
+    Raises:
+        ServerHangs, PrimaryProblem: as `BoundedConnection.rows`.
+        ConfigurationError: the connection string is wrong.
+    """
+    deadline = time.monotonic() + timeout_s
+    text = make_conninfo(sql_conninfo(conninfo), application_name=application_name)
+    pgconn = pq.PGconn.connect_start(text.encode())
+    try:
+        connection = BoundedConnection(pgconn, whose, timeout_s, deadline)
+        connection.connect()
+        yield connection
+    finally:
+        pgconn.finish()
+
+
+def _connected(pgconn: pq.abc.PGconn) -> Conversation[list[pq.abc.PGresult]]:
+    if pgconn.status == pq.ConnStatus.BAD:
+        raise psycopg.OperationalError(pgconn.get_error_message())
+    wanted = Wait.WRITE
+    while True:
+        yield wanted
+        status = pgconn.connect_poll()
+        if status == pq.PollingStatus.OK:
+            return []
+        if status == pq.PollingStatus.FAILED:
+            raise psycopg.OperationalError(pgconn.get_error_message())
+        wanted = Wait.READ if status == pq.PollingStatus.READING else Wait.WRITE
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")
+
+
+def quoted(text: str) -> str:
+    """Return `text` as an SQL literal that does not depend on standard_conforming_strings."""
+    doubled = text.replace("\\", "\\\\").replace("'", "''")
+    return f" E'{doubled}'" if "\\" in text else f"'{doubled}'"

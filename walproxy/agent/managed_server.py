@@ -1,0 +1,424 @@
+"""The PostgreSQL server beside the agent: looked at, started, stopped, killed, demoted and promoted.
+
+Nothing here decides. Each function blocks, with a bound, and states in one line why it failed; the caller falls back
+to a stronger one: make_read_only, then stop, then kill.
+
+A look combines three sources: the processes of the data folder, SQL with a deadline, and pg_control. A server of which
+processes exist and that does not reply before the deadline HANGS: stopped by SIGSTOP, a disk that does not reply, a
+machine without memory. `kill` ends it nevertheless.
+
+A server is never started in a way that writes WAL on a timeline which is not its own: a data folder that was a standby
+is started only as a standby, and one whose overwrite has begun (rejoin_folder.py) not at all.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
+from walproxy.agent import agent_settings, processes
+from walproxy.agent.bounded_sql import APPLICATION_NAME, BoundedConnection, bounded_connection, quoted
+from walproxy.agent.control_data import ControlData, parse_control_data
+from walproxy.agent.errors import RejoinFailed, ServerHangs, ServerProblem
+from walproxy.agent.owner_commands import Owner, essence, owner_of, run_as_owner
+from walproxy.agent.rejoin_folder import RejoinFolder
+from walproxy.agent.server_look import ServerLook, ServerState
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind
+
+StopMode = Literal["fast", "immediate"]
+
+_STOP_SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+_STANDBY_SIGNAL, _RECOVERY_SIGNAL = "standby.signal", "recovery.signal"
+_READ_ONLY = "default_transaction_read_only"
+_PROGRAM_TIMEOUT_S = 10.0
+_POLL_S = 0.05
+_LOG_LINES = 3
+_LOG_BYTES = 4096
+
+# A function of the other role is not called: it would be an error. The TLI of a primary is that of the segment that it
+# writes; pg_control has it only after the next checkpoint.
+_LOOK = """
+SELECT pg_is_in_recovery(), current_setting('data_directory'), (SELECT system_identifier FROM pg_control_system()),
+  current_setting('default_transaction_read_only'),
+  CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_flush_lsn()) END,
+  CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn() END,
+  pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
+  (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
+   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true)
+"""
+
+
+class ManagedServer:
+    """The server of one data folder on this machine.
+
+    Attributes:
+        data_directory: its absolute path.
+
+    Args:
+        data_directory: exists, or is being replaced by a rejoin.
+        bin_directory: with `postgres`, `pg_ctl`, `pg_controldata`, and for a rejoin `pg_rewind` and `pg_basebackup`.
+        conninfo: of a superuser, over a socket or an address of this machine.
+        log_path: for the server's output until its own logging begins; its folder must be writable for its user.
+        start_options: further words for `postgres`, e.g. ("-c", "config_file=/etc/postgresql/15/main/postgresql.conf").
+        config_file: postgresql.conf, if it is not in the data folder.
+    """
+
+    def __init__(
+        self,
+        data_directory: Path,
+        bin_directory: Path,
+        conninfo: str,
+        *,
+        log_path: Path,
+        start_options: Sequence[str] = (),
+        config_file: Path | None = None,
+    ) -> None:
+        self.data_directory = data_directory.absolute()
+        self.config_file = config_file
+        self._bin_directory = bin_directory
+        self._conninfo = conninfo
+        self._log_path = log_path
+        self._start_options = tuple(start_options)
+        self._rejoin_folder = RejoinFolder(self.data_directory)
+
+    # Looking.
+
+    def look(self, timeout_s: float = 3.0) -> ServerLook:
+        """Return the state of the server. What cannot be read is unknown in the result; nothing is raised.
+
+        Args:
+            timeout_s: a server that has not replied by then HANGS.
+        """
+        begun, problem = self._rejoin_begun()
+        if not (self.data_directory / "global").is_dir():
+            return ServerLook(ServerState.MISSING, rejoin_begun=begun, problem=problem)
+        try:
+            pid = processes.postmaster_of(self.data_directory)
+            status = self._status() if pid is not None else ""
+        except OSError as error:
+            return ServerLook(
+                ServerState.REFUSES, rejoin_begun=begun, problem=f"cannot read the server's state: {error}"
+            )
+        if pid is None:
+            remaining = processes.processes_of(self.data_directory)
+            if not remaining:
+                return self._without_sql(ServerState.STOPPED, None, begun, problem)
+            # A single-user server, or children that have not noticed the end of their postmaster yet.
+            return self._without_sql(ServerState.STOPPING, None, begun, "processes of the server remain")
+        try:
+            with bounded_connection(self._conninfo, whose="the local server", timeout_s=timeout_s) as connection:
+                return self._from_sql(pid, connection, begun)
+        except ServerHangs as error:
+            return self._without_sql(ServerState.HANGS, pid, begun, str(error))
+        except PrimaryProblem as error:
+            state = ServerState.REFUSES
+            if status == "stopping" or "shutting down" in error.message:
+                state = ServerState.STOPPING
+            elif error.kind is ProblemKind.STARTING or status in ("", "starting"):
+                state = ServerState.STARTING
+            return self._without_sql(state, pid, begun, error.message)
+        except ConfigurationError as error:
+            return self._without_sql(ServerState.REFUSES, pid, begun, str(error))
+
+    def control_data(self) -> ControlData:
+        """Return the content of pg_control.
+
+        Raises:
+            ServerProblem: it cannot be read.
+        """
+        words = [str(self.program("pg_controldata")), "-D", str(self.data_directory)]
+        answer = run_as_owner(self.owner(), words, timeout_s=_PROGRAM_TIMEOUT_S)
+        if answer.returncode != 0:
+            raise ServerProblem(f"pg_controldata cannot read {self.data_directory}: {essence(answer.stdout)}")
+        return parse_control_data(answer.stdout)
+
+    def owner(self) -> Owner:
+        """Return the user that runs the server.
+
+        Raises:
+            ConfigurationError: as `owner_of`; or no data folder exists.
+        """
+        for folder in (self.data_directory, self._rejoin_folder.new, self._rejoin_folder.old):
+            if folder.is_dir():
+                return owner_of(folder)
+        raise ConfigurationError(f"the data folder {self.data_directory} does not exist")
+
+    def program(self, name: str) -> Path:
+        """Return the path of a program of this server's version.
+
+        Raises:
+            ConfigurationError: it is missing.
+        """
+        path = self._bin_directory / name
+        if not path.exists():
+            raise ConfigurationError(f"{path} is missing: install PostgreSQL's server and client programs")
+        return path
+
+    # Starting and stopping.
+
+    def start(self, *, as_standby: bool, timeout_s: float = 60.0) -> None:
+        """Start the server, and wait until it has begun to serve (a standby: or to recover). A running one is fine.
+
+        Raises:
+            ServerProblem: it must not be started so, it ended, or it is not ready in time (and continues to start).
+        """
+        if self._rejoin_begun()[0]:
+            raise ServerProblem(
+                f"an overwrite of {self.data_directory} has begun and is not complete: repeat the rejoin"
+            )
+        if processes.postmaster_of(self.data_directory) is not None:
+            return
+        if processes.processes_of(self.data_directory):
+            raise ServerProblem(f"processes of {self.data_directory} remain without a postmaster: kill them first")
+        processes.remove_stale_pid_file(self.data_directory)
+        signalled = any((self.data_directory / name).exists() for name in (_STANDBY_SIGNAL, _RECOVERY_SIGNAL))
+        if as_standby and not (self.data_directory / _STANDBY_SIGNAL).exists():
+            raise ServerProblem(f"{self.data_directory} has no standby.signal: it would start as a primary")
+        if not as_standby and (signalled or self.control_data().was_standby):
+            raise ServerProblem(
+                f"{self.data_directory} is a standby's: started as a primary, it would write WAL on the timeline of "
+                "its primary; start it as a standby and promote it"
+            )
+        options = [*self._start_options]
+        if self.config_file is not None:
+            options += ["-c", f"config_file={self.config_file}"]
+        words = [str(self.program("pg_ctl")), "start", "-D", str(self.data_directory), "-l", str(self._log_path)]
+        words += ["-w", "-t", str(max(1, round(timeout_s))), "-s"]
+        if options:
+            words += ["-o", " ".join(_shell_quoted(option) for option in options)]
+        answer = run_as_owner(self.owner(), words, timeout_s=timeout_s + _PROGRAM_TIMEOUT_S, ends_with_us=False)
+        if answer.returncode != 0:
+            raise ServerProblem(
+                f"PostgreSQL did not start ({self.data_directory}): {essence(answer.stdout)}; its log ends with: "
+                f"{self._log_tail()}"
+            )
+
+    def stop(self, mode: StopMode = "fast", timeout_s: float = 60.0) -> None:
+        """Stop the server, as `pg_ctl stop` does. A stopped one is fine.
+
+        "fast" writes a checkpoint, and waits until all connected walsenders have sent it; "immediate" is a crash.
+
+        Raises:
+            ServerProblem: it still runs after `timeout_s`: kill it.
+        """
+        processes.send_signal(self.data_directory, _STOP_SIGNALS[mode])
+        if not processes.wait_until_gone(self.data_directory, timeout_s):
+            raise ServerProblem(f"PostgreSQL has not stopped ({mode}) within {timeout_s:g} s")
+
+    def kill(self, timeout_s: float = 10.0) -> int:
+        """End every process of the server with SIGKILL, stopped ones too; return their number. It is a crash.
+
+        Raises:
+            ServerProblem: one still exists after `timeout_s`.
+        """
+        if not self.data_directory.is_dir():
+            return 0
+        return processes.kill_all(self.data_directory, timeout_s)
+
+    # Roles.
+
+    def make_standby(
+        self,
+        primary_conninfo: str,
+        restore_command: str = "",
+        *,
+        primary_slot_name: str = "",
+        settings: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Make the stopped server a standby, or change the sources of a running one; return whether anything changed.
+
+        Args:
+            primary_conninfo: of the safekeepers, or of the primary.
+            restore_command: "" for none.
+            primary_slot_name: "" for none.
+            settings: further settings of the server.
+
+        Raises:
+            ServerProblem: it runs as a primary.
+        """
+        running = processes.postmaster_of(self.data_directory) is not None
+        signal_file = self.data_directory / _STANDBY_SIGNAL
+        if running and not signal_file.exists():
+            raise ServerProblem("PostgreSQL runs as a primary: stop it before it is made a standby")
+        wanted = self.standby_settings(primary_conninfo, restore_command, primary_slot_name)
+        changed = agent_settings.write(self.data_directory, {**wanted, **(settings or {})})
+        if not signal_file.exists():
+            self.touch_as_owner(signal_file)
+            changed = True
+        if running and changed:
+            processes.send_signal(self.data_directory, signal.SIGHUP)
+        return changed
+
+    def make_read_only(self, timeout_s: float = 10.0, *, spared_applications: Sequence[str] = ("walproxy",)) -> int:
+        """Make new transactions read-only and end all client sessions; return the number of ended sessions.
+
+        A session that is opened later is read-only by default, and its client can change that: this ends the service of
+        well-behaved clients, and is not a fence.
+
+        Args:
+            timeout_s: for all of it.
+            spared_applications: sessions whose application_name begins with one of these are not ended.
+
+        Raises:
+            ServerProblem: not all of that was possible in time: stop or kill the server.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._set_read_only(True, deadline)
+        spared = " AND ".join(
+            f"NOT starts_with(application_name, {quoted(name)})" for name in (*spared_applications, APPLICATION_NAME)
+        )
+        # Sessions that began since then have the new default, but look like the others: all that exist now are ended.
+        ours = f"backend_type = 'client backend' AND pid <> pg_backend_pid() AND {spared}"
+        doing = "end the clients' sessions"
+        ended: set[str | None] = set()
+        with self._connection(deadline) as connection:
+            rows = connection.rows(f"SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}", doing)
+            ended = {pid for pid, _ in rows}
+            while ended:
+                listed = ", ".join(str(pid) for pid in ended)
+                still = connection.rows(f"SELECT pid FROM pg_stat_activity WHERE pid IN ({listed}) AND {ours}", doing)
+                if not still:
+                    break
+                if time.monotonic() > deadline:
+                    raise ServerProblem(f"{len(still)} sessions have not ended within {timeout_s:g} s")
+                time.sleep(_POLL_S)
+        return len(ended)
+
+    def make_writable(self, timeout_s: float = 10.0) -> None:
+        """Undo `make_read_only`; sessions that exist follow from their next transaction on.
+
+        Raises:
+            ServerProblem: it does not reply in time, or is still read-only, because the user's settings request that.
+        """
+        self._set_read_only(False, time.monotonic() + timeout_s)
+
+    def promote(self, timeout_s: float = 60.0) -> None:
+        """Promote a standby, and wait until it is a primary. A primary is fine.
+
+        Raises:
+            ServerProblem: it is not a primary in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._connection(deadline) as connection:
+            doing = "promote PostgreSQL"
+            if connection.value("SELECT pg_is_in_recovery()", doing) == "t":
+                connection.rows("SELECT pg_promote(false)", doing)
+            while connection.value("SELECT pg_is_in_recovery()", doing) == "t":
+                if time.monotonic() > deadline:
+                    raise ServerProblem(f"the standby was not promoted within {timeout_s:g} s")
+                time.sleep(_POLL_S)
+
+    @staticmethod
+    def standby_settings(primary_conninfo: str, restore_command: str, primary_slot_name: str) -> dict[str, str]:
+        """Return the settings that `make_standby` writes."""
+        return {
+            "primary_conninfo": primary_conninfo,
+            "restore_command": restore_command,
+            "primary_slot_name": primary_slot_name,
+            "recovery_target_timeline": "latest",
+        }
+
+    def touch_as_owner(self, path: Path) -> None:
+        """Create an empty file, durably, that belongs to the server's user."""
+        owner = self.owner()
+        path.touch(mode=0o600)
+        if os.geteuid() == 0:
+            os.chown(path, owner.uid, owner.gid)
+        agent_settings.sync_folder(path.parent)
+
+    # The parts.
+
+    def _rejoin_begun(self) -> tuple[bool, str]:
+        try:
+            return self._rejoin_folder.read() is not None, ""
+        except (RejoinFailed, OSError) as error:
+            return True, str(error)
+
+    def _status(self) -> str:
+        file = processes.read_pid_file(self.data_directory)
+        return file.status if file is not None else ""
+
+    def _from_sql(self, pid: int, connection: BoundedConnection, begun: bool) -> ServerLook:
+        row = connection.rows(_LOOK, "read the server's state")[0]
+        in_recovery, folder, system_id, read_only, segment, flushed, received, replayed, standby_tli = row
+        if not Path(folder or "").exists() or not Path(folder or "").samefile(self.data_directory):
+            problem = f"the connection string reaches the server of {folder}, not of {self.data_directory}"
+            return self._without_sql(ServerState.REFUSES, pid, begun, problem)
+        return ServerLook(
+            state=ServerState.STANDBY if in_recovery == "t" else ServerState.PRIMARY,
+            pid=pid,
+            # PostgreSQL prints it as a signed number.
+            system_id=int(system_id or 0) % (1 << 64),
+            tli=int(segment[:8], 16) if segment else int(standby_tli or 0),
+            is_read_only=read_only == "on",
+            written_lsn=_lsn(flushed),
+            received_lsn=_lsn(received),
+            replayed_lsn=_lsn(replayed),
+            rejoin_begun=begun,
+        )
+
+    def _without_sql(self, state: ServerState, pid: int | None, begun: bool, problem: str) -> ServerLook:
+        try:
+            control = self.control_data()
+        except (ServerProblem, ConfigurationError, OSError) as error:
+            return ServerLook(state, pid, rejoin_begun=begun, problem=problem or str(error))
+        return ServerLook(
+            state,
+            pid,
+            system_id=control.system_id,
+            tli=control.last_tli,
+            written_lsn=max(control.checkpoint_lsn, control.min_recovery_lsn),
+            control=control,
+            rejoin_begun=begun,
+            problem=problem,
+        )
+
+    @contextlib.contextmanager
+    def _connection(self, deadline: float) -> Iterator[BoundedConnection]:
+        timeout_s = max(0.0, deadline - time.monotonic())
+        try:
+            with bounded_connection(self._conninfo, whose="the local server", timeout_s=timeout_s) as connection:
+                yield connection
+        except PrimaryProblem as error:
+            raise ServerProblem(error.message) from None
+
+    def _set_read_only(self, on: bool, deadline: float) -> None:
+        """Write the setting, reload, and wait until new sessions have it."""
+        settings = agent_settings.read(self.data_directory)
+        settings.pop(_READ_ONLY, None)
+        agent_settings.write(self.data_directory, {**settings, _READ_ONLY: "on"} if on else settings)
+        if not processes.send_signal(self.data_directory, signal.SIGHUP):
+            raise ServerProblem("PostgreSQL does not run")
+        while True:
+            # Each time a new session: it has what the postmaster has read.
+            with self._connection(deadline) as connection:
+                found = connection.value(f"SHOW {_READ_ONLY}", "read the setting")
+            if (found == "on") == on:
+                return
+            if time.monotonic() > deadline:
+                raise ServerProblem(
+                    f"{_READ_ONLY} is still {found} in new sessions: another setting overrides the agent's"
+                )
+            time.sleep(_POLL_S)
+
+    def _log_tail(self) -> str:
+        try:
+            with self._log_path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"({error})"
+        return " / ".join(lines[-_LOG_LINES:])
+
+
+def _lsn(text: str | None) -> Lsn:
+    return parse_lsn(text) if text else 0
+
+
+def _shell_quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'"
