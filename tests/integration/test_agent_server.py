@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.integration.agent_fixtures import AgentsServer, agents_servers
-from tests.integration.conftest import EVERY, NEWEST
+from tests.integration.conftest import NEWEST
 from tests.waiting import wait_for
 from walproxy.agent.errors import ServerProblem
 from walproxy.agent.processes import processes_of
@@ -28,7 +28,6 @@ def new_server(servers: dict[int, ServerBinaries], major: int, folder: Path) -> 
         yield make
 
 
-@EVERY
 def test_look_follows_a_server_from_its_start_to_its_promotion(new_server: NewServer, template: Path) -> None:
     primary = new_server("one")
     assert primary.managed.look().state is ServerState.MISSING
@@ -57,7 +56,6 @@ def test_look_follows_a_server_from_its_start_to_its_promotion(new_server: NewSe
     assert (look.state, look.tli, look.pid) == (ServerState.STOPPED, 2, None)
 
 
-@EVERY
 def test_stopped_primary_hangs_and_is_killed_with_its_children(new_server: NewServer, template: Path) -> None:
     server = new_server("one").fill(template).start()
     pid = server.managed.look().pid
@@ -106,7 +104,6 @@ def test_pid_of_another_process_in_postmaster_pid_is_never_killed(
         bystander.wait()
 
 
-@EVERY
 def test_read_only_server_has_no_old_session_and_refuses_writes(new_server: NewServer, template: Path) -> None:
     server = new_server("one").fill(template).start()
     server.execute("CREATE TABLE t (a int)")

@@ -1,5 +1,6 @@
 """The record of an overwrite that has begun, and what is kept meanwhile."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -49,11 +50,21 @@ def test_the_lock_is_held_by_one_process_and_its_children(data: Path) -> None:
     with pytest.raises(RejoinFailed, match="is locked"), RejoinFolder(data).locked(0.1):
         pass
     os.close(inherited)
-    with RejoinFolder(data).locked(0.1):
-        folder.remove()
-        # The next process does not share a lock that was removed.
-        with RejoinFolder(data).locked(0.1):
-            pass
+
+
+def test_a_lock_that_its_holder_removes_meanwhile_is_not_taken(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, real = RejoinFolder(data), fcntl.flock
+    calls: list[int] = []
+
+    def after_the_holder(file: int, operation: int) -> None:
+        calls.append(file)
+        if len(calls) == 1:
+            folder.remove()
+        real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_holder)
+    with folder.locked(5.0), pytest.raises(RejoinFailed, match="is locked"), RejoinFolder(data).locked(0.1):
+        pass
 
 
 def test_the_users_files_replace_those_of_the_source(data: Path) -> None:
