@@ -83,11 +83,11 @@ def start(
     return ForkedProcess(server, request, output, output if errors is None else errors)
 
 
-def stop_servers() -> None:
-    """End the servers of this process, and so every process that they have started."""
+def stop_servers(*programs: str) -> None:
+    """End the servers of these programs, all by default, and so every process that they have started."""
     with _lock:
-        while _servers:
-            _servers.popitem()[1].close()
+        for program in programs or tuple(_servers):
+            _servers.pop(program).close()
 
 
 class ForkedProcess:

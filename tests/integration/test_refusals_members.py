@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_UNEXPECTED
-from safekeeper.consensus.messages import Bootstrap
+from safekeeper.consensus.messages import Bootstrap, VoteRequest
 from tests.integration.cluster_fixtures import Commit
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import (
@@ -166,9 +166,11 @@ def test_a_bootstrap_that_breaks_off_in_the_middle_is_repeated(new_stand: NewSta
     stand.postgres.start()
     for safekeeper in stand.safekeepers.values():
         safekeeper.start()
-    with Relay(port_of(stand, 3)) as relay:
+    with Relay(port_of(stand, 3)) as relay, Relay(port_of(stand, 2)) as without_votes:
         relay.cut_at = Bootstrap
-        proxy = proxy_with(stand, "first", members(stand, s3=relay.port))
+        # Else members 1 and 2 elect the proxy, and its first message to member 3 brings that what the bootstrap would.
+        without_votes.cut_at = VoteRequest
+        proxy = proxy_with(stand, "first", members(stand, s2=without_votes.port, s3=relay.port))
         wait_for(lambda: relay.cut >= 2, "the bootstrap was broken off twice")
 
         def state_of(safekeeper_id: int) -> str:
@@ -180,8 +182,8 @@ def test_a_bootstrap_that_breaks_off_in_the_middle_is_repeated(new_stand: NewSta
         # Whoever dies now, process or safekeeper: the next attempt repeats it.
         stand.safekeepers[2].kill9()
         proxy.kill9()
-        relay.cut_at = None
-        proxy_with(stand, "second", members(stand, s3=relay.port))
+        relay.cut_at = without_votes.cut_at = None
+        proxy_with(stand, "second", members(stand, s2=without_votes.port, s3=relay.port))
         stand.safekeepers[2].start()
         stand.wait_for_state("streaming")
         for safekeeper_id in stand.safekeepers:

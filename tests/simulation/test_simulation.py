@@ -44,7 +44,7 @@ def test_hosts_are_refused_again_without_a_term() -> None:
 
 
 def test_clusters_are_begun_anew_and_brought_back() -> None:
-    outcomes = [attempt(Task(seed, "members")) for seed in range(2 * SEEDS_PER_PROFILE)]
+    outcomes = [attempt(Task(seed, "members")) for seed in range(4 * SEEDS_PER_PROFILE)]
     held = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
     assert len(held) == len(outcomes)
     total = added(outcome.counts for outcome in held)
