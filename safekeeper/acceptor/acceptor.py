@@ -352,6 +352,7 @@ class Acceptor(AcceptorLog):
         self._versions[connection] = message.protocol_version
         yield from self._tell_folders(connection)
         history = cut_history(control.history, self.flush_lsn)
+        knows_seals = message.protocol_version >= PROTOCOL_VERSION
         yield Send(
             connection,
             AcceptorGreeting(
@@ -370,8 +371,8 @@ class Acceptor(AcceptorLog):
                 commit_lsn=self.commit_lsn,
                 truncate_lsn=self.truncate_lsn,
                 replaced=_told_of(control.replaced),
-                log_tli=last_tli(history, self.flush_lsn),
-                floor=history[-1].floor if history else 0,
+                log_tli=last_tli(history, self.flush_lsn) if knows_seals else 0,
+                floor=history[-1].floor if history and knows_seals else 0,
             ),
         )
 

@@ -92,11 +92,12 @@ class Replaced(msgspec.Struct, frozen=True, array_like=True):
     commit_lsn: Lsn
 
 
-class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
+class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting", omit_defaults=True):
     """The acceptor's identity and state. Decides only the next term's number (step 1); `replaced` is for an undo.
 
     Attributes:
-        log_tli: the timeline of its log's last byte, 0 without a byte; a proposer of protocol version 4 ignores it.
+        log_tli: the timeline of its log's last byte, 0 without a byte. Absent if 0, as the floor is: both always
+            for a proposer of protocol version 4, which does not know them.
         floor: the highest timeline that a failover has sealed, as far as its log tells (step 13).
     """
 
@@ -114,7 +115,7 @@ class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting"):
     flush_lsn: Lsn
     commit_lsn: Lsn
     truncate_lsn: Lsn
-    replaced: Replaced | None = None
+    replaced: Replaced | None
     log_tli: int = 0
     floor: int = 0
 

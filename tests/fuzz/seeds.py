@@ -82,7 +82,7 @@ _FROM_PROPOSERS = (
     TailRequest(_NODE, 3, 200),
 )
 _FROM_ACCEPTORS = (
-    AcceptorGreeting(4, 1, "a", "cluster", 5, _SIZE, 170002, _MEMBERS, _NODE, 7, 300, 200, 100, 0),
+    AcceptorGreeting(4, 1, "a", "cluster", 5, _SIZE, 170002, _MEMBERS, _NODE, 7, 300, 200, 100, 0, None),
     Bootstrapped("cluster", 3),
     PreVoteResponse(True, "run6"),
     VoteResponse(_NODE, True, _NODE, _HISTORY, _FILES, 300, 200, 100, 0, 5),

@@ -185,6 +185,14 @@ def test_a_greeting_says_what_is_here() -> None:
     assert (answer.last_term, answer.wal_begin_lsn, answer.flush_lsn) == (1, BASE, BASE + 100)
     assert answer.promised == P1
     assert not answer.is_empty
+    assert (answer.log_tli, answer.floor) == (1, 0)
+
+
+def test_a_proposer_of_the_version_before_is_greeted_in_its_form() -> None:
+    bench = following(100)
+    for version, is_said in ((PROTOCOL_VERSION_MIN, False), (PROTOCOL_VERSION, True)):
+        frame = b"".join(encode(bench.greet(connection=version, protocol_version=version)))
+        assert b"replaced" in frame and (b"log_tli" in frame) is is_said
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from tests.unit.event_loop import on_the_loop, until
 from tests.unit.node.test_proposer_listener import BASE_LSN, LEADER, MIB, SEGMENT_SIZE, Client, House, house
 
 GREETING = AcceptorGreeting(
-    PROTOCOL_VERSION, 2, "b" * 32, "c" * 32, 5, SEGMENT_SIZE, 150018, None, NOBODY, 1, BASE_LSN, BASE_LSN, 0, 0
+    PROTOCOL_VERSION, 2, "b" * 32, "c" * 32, 5, SEGMENT_SIZE, 150018, None, NOBODY, 1, BASE_LSN, BASE_LSN, 0, 0, None
 )
 END_LSN = BASE_LSN + 3 * MIB
 Answer = Callable[[PeerRead], list[AcceptorMessage] | None]

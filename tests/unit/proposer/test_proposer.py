@@ -144,13 +144,14 @@ def greeting(safekeeper_id: int, **changes: Any) -> AcceptorGreeting:
         flush_lsn=END,
         commit_lsn=BASE,
         truncate_lsn=BASE,
+        replaced=None,
     )
     return msgspec.structs.replace(message, **changes)
 
 
 def empty(safekeeper_id: int) -> AcceptorGreeting:
     return AcceptorGreeting(
-        PROTOCOL_VERSION, safekeeper_id, str(safekeeper_id) * 32, "", 0, 0, 0, None, NOBODY, 0, 0, 0, 0, 0
+        PROTOCOL_VERSION, safekeeper_id, str(safekeeper_id) * 32, "", 0, 0, 0, None, NOBODY, 0, 0, 0, 0, 0, None
     )
 
 

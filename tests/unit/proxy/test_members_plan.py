@@ -50,6 +50,7 @@ def greeting(member: Member, membership: Membership | None = PRESENT, **changes:
         "flush_lsn": 900 if membership is not None else 0,
         "commit_lsn": 900 if membership is not None else 0,
         "truncate_lsn": 900 if membership is not None else 0,
+        "replaced": None,
     }
     return AcceptorGreeting(**{**fields, **changes})
 

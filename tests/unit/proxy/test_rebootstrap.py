@@ -84,6 +84,7 @@ def greeting(safekeeper_id: int, *, flush_lsn: int = 5 << 20, generation: int = 
         flush_lsn=flush_lsn,
         commit_lsn=flush_lsn,
         truncate_lsn=0,
+        replaced=None,
     )
 
 

@@ -85,6 +85,7 @@ def greeting(
         flush_lsn=5 << 20 if term else 0,
         commit_lsn=0,
         truncate_lsn=0,
+        replaced=None,
     )
 
 
