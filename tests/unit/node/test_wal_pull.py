@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -178,13 +179,20 @@ async def after_held_read(there: House, meanwhile: Callable[[], Awaitable[None]]
     member.send(PeerRead(LEADER, 0, BASE_LSN, BASE_LSN + 1))
     assert isinstance(await member.receive(), ReadResponse)
     assert reads._worker is not None  # A read was served.
-    held = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    reads._worker.submit(lambda: asyncio.run_coroutine_threadsafe(held.wait(), loop).result(), lambda *_: None)
+    is_busy, held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_busy.set()
+        held.wait()
+
+    reads._worker.submit(hold, lambda *_: None)
+    await until(is_busy.is_set)
     member.send(PeerRead(LEADER, 1, BASE_LSN, BASE_LSN + 50))
     await until(lambda: any(reads._queues.values()))
-    await meanwhile()
-    held.set()
+    try:
+        await meanwhile()
+    finally:
+        held.set()
 
 
 @on_the_loop
