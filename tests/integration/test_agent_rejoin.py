@@ -16,11 +16,12 @@ from safekeeper.base.lsn import segment_name
 from tests.integration.agent_fixtures import AgentsServer, agents_servers
 from tests.integration.conftest import EVERY, NEWEST
 from tests.waiting import wait_for
-from walproxy.agent.errors import RejoinFailed, ServerProblem
+from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder, Step
 from walproxy.agent.rejoin_plan import RejoinPlan, Way
 from walproxy.agent.server_look import ServerState
 from walproxy.postgres.binaries import ServerBinaries
+from walproxy.postgres.problems import ServerProblem
 
 NewServer = Callable[[str], AgentsServer]
 Pair = tuple[AgentsServer, AgentsServer]

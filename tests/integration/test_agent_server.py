@@ -13,10 +13,10 @@ import pytest
 from tests.integration.agent_fixtures import AgentsServer, agents_servers
 from tests.integration.conftest import NEWEST
 from tests.waiting import wait_for
-from walproxy.agent.errors import ServerProblem
 from walproxy.agent.processes import processes_of
 from walproxy.agent.server_look import ServerState
 from walproxy.postgres.binaries import ServerBinaries
+from walproxy.postgres.problems import ServerProblem
 from walproxy.postgres.process_table import is_alive
 
 NewServer = Callable[[str], AgentsServer]

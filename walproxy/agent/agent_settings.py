@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from walproxy.agent.errors import ServerProblem
+from walproxy.postgres.problems import ServerProblem
 
 AGENT_CONF = "walproxy.agent.conf"
 AUTO_CONF = "postgresql.auto.conf"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.agent.errors import ServerProblem
+from walproxy.postgres.problems import ServerProblem
 
 _LINE = re.compile(r"^([^:]+):\s*(.*)$")
 # Source: dbState() in src/bin/pg_controldata/pg_controldata.c

@@ -22,13 +22,13 @@ from typing import Literal
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.agent import agent_settings, processes
-from walproxy.agent.bounded_sql import APPLICATION_NAME, BoundedConnection, bounded_connection, quoted
 from walproxy.agent.control_data import ControlData, parse_control_data
-from walproxy.agent.errors import RejoinFailed, ServerHangs, ServerProblem
+from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.owner_commands import Owner, essence, owner_of, run_as_owner
 from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.server_look import ServerLook, ServerState
-from walproxy.postgres.problems import PrimaryProblem, ProblemKind
+from walproxy.postgres.bounded_sql import APPLICATION_NAME, BoundedConnection, bounded_connection, quoted
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind, ServerHangs, ServerProblem
 
 StopMode = Literal["fast", "immediate"]
 

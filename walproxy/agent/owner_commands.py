@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.agent.errors import ServerProblem
 from walproxy.postgres.local_server import end_with_parent
+from walproxy.postgres.problems import ServerProblem
 
 # They would lead the programs to another server. Passwords, TLS and service files remain.
 _MISLEADING = frozenset(

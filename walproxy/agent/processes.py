@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from walproxy.agent.errors import ServerProblem
+from walproxy.postgres.problems import ServerProblem
 from walproxy.postgres.process_table import descendants
 
 PID_FILE = "postmaster.pid"

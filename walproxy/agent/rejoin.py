@@ -24,12 +24,13 @@ from safekeeper.base.lsn import Lsn, parse_segment_name
 from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
 from walproxy.agent import agent_settings, processes
 from walproxy.agent.control_data import ControlData
-from walproxy.agent.errors import RejoinFailed, ServerProblem
+from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.owner_commands import essence, run_as_owner
 from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder, Step
 from walproxy.agent.rejoin_plan import ComparedWal, History, RejoinPlan, Way, check_source, find_fork, plan_rejoin
 from walproxy.agent.source import Source, SourceFacts
+from walproxy.postgres.problems import ServerProblem
 
 BeforeOverwrite = Callable[[RejoinPlan], None]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, segment_name, segment_start
 from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
-from walproxy.agent.bounded_sql import BoundedConnection, bounded_connection, quoted
-from walproxy.agent.errors import RejoinFailed, ServerHangs
+from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.rejoin_plan import ComparedWal, Fork, History
-from walproxy.postgres.problems import PrimaryProblem
+from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
+from walproxy.postgres.problems import PrimaryProblem, ServerHangs
 
 _DOING = "read the state of the new primary"
 _POLL_S = 0.1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.agent.errors import ServerProblem
+from walproxy.postgres.problems import ServerProblem
 
 DEVICE = Path("/dev/watchdog")
 

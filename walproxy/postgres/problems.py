@@ -47,6 +47,14 @@ class ProblemKind(Enum):
         self.exit_code = exit_code
 
 
+class ServerProblem(WalproxyError):
+    """A server did not do what was requested, or not in time. The message is one line."""
+
+
+class ServerHangs(ServerProblem):
+    """The server accepts the connection and does not reply in time."""
+
+
 class PrimaryProblem(WalproxyError):
     """Something is wrong with the primary or with the way to it.
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from walproxy.agent.control_data import ControlData, parse_control_data
-from walproxy.agent.errors import ServerProblem
+from walproxy.postgres.problems import ServerProblem
 
 PRINTED = """\
 pg_control version number:            1300

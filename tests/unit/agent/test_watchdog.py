@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.agent.errors import ServerProblem
 from walproxy.agent.watchdog import WDIOC_SETTIMEOUT, Watchdog
+from walproxy.postgres.problems import ServerProblem
 
 
 class Device:

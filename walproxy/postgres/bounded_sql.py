@@ -13,8 +13,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from walproxy.agent.errors import ServerHangs
-from walproxy.postgres.problems import problem_of_connect, problem_of_error
+from walproxy.postgres.problems import ServerHangs, problem_of_connect, problem_of_error
 from walproxy.postgres.replication_protocol import Conversation, ServerRefused, Wait, run_command
 from walproxy.postgres.sql import sql_conninfo
 from walproxy.postgres.waiting import wait_blocking
