@@ -27,8 +27,8 @@ def seal(cluster: Gated, wish: Seal, meanwhile: Callable[[Elected], None] = lamb
 
     async def run() -> Elected:
         async with sealed_timeline(safekeepers, wish, credentials=credentials, timeout_s=20.0) as sealed:
-            await asyncio.to_thread(meanwhile, sealed)
-            return sealed
+            await asyncio.to_thread(meanwhile, sealed.elected)
+            return sealed.elected
 
     return asyncio.run(run())
 

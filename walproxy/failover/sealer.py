@@ -68,14 +68,29 @@ class Sealer:
         self._links = {i: SafekeeperLink(i, address, self, credentials) for i, address in safekeepers}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._error: BaseException | None = None
+        self._error: BaseException | None = None  # Once it is set, it does not campaign again.
         self._events: deque[list[Action]] = deque()
         self._executing = False
 
     # ------------------------------------------------------------------ what it is for
 
-    async def seal(self, timeout_s: float) -> Elected:
-        """Win a term, wait until its seal is committed, and return what has begun the term.
+    @property
+    def elected(self) -> Elected:
+        """What has begun the term that holds the seal. Only after `seal`."""
+        assert self.sealed is not None
+        return self.sealed
+
+    def check(self) -> None:
+        """Make sure that the sealing term is still led.
+
+        Raises:
+            NotSealed: another proxy has taken over.
+        """
+        if self._error is not None:
+            raise self._error
+
+    async def seal(self, timeout_s: float) -> None:
+        """Win a term, and wait until its seal is committed.
 
         Raises:
             NotSealed: another proxy serves, the log has gone on to another timeline, or no quorum has answered in time.
@@ -89,12 +104,10 @@ class Sealer:
                     await self._changed.wait()
         except TimeoutError:
             raise NotSealed(f"not sealed after {timeout_s:g} s: {self._missing()}") from None
-        return self.sealed
 
     def _check(self) -> None:
         """Raise what keeps it from sealing for good."""
-        if self._error is not None:
-            raise self._error
+        self.check()
         log_tli, seal = self.proposer.candidacy.log_tli, self.proposer.config.seal
         if log_tli and seal is not None:
             raise NotSealed(
@@ -172,6 +185,9 @@ class Sealer:
             self._fail(error)
         if self.sealed is None:
             self.sealed = self.proposer.sealed
+        elif self.proposer.leadership is None and self._error is None:
+            # Never a second campaign: it would raise the floor above the number of the server that is being promoted.
+            self._fail(NotSealed(f"another proxy has taken over after term {self.sealed.leader_id.term}"))
         self._changed.set()
 
     # ------------------------------------------------------------------ actions
@@ -228,7 +244,7 @@ async def sealed_timeline(
     takeover: bool = False,
     credentials: Credentials | None = None,
     timeout_s: float = 30.0,
-) -> AsyncIterator[Elected]:
+) -> AsyncIterator[Sealer]:
     """Seal a timeline, or cancel its seal, and lead on without a primary while the block runs.
 
     Args:
@@ -242,7 +258,8 @@ async def sealed_timeline(
     sealer = Sealer(safekeepers, seal, takeover=takeover, credentials=credentials or Credentials())
     task = asyncio.create_task(sealer.run())
     try:
-        yield await sealer.seal(timeout_s)
+        await sealer.seal(timeout_s)
+        yield sealer
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,47 @@
+"""`walproxy switchover`: move the primary to a standby while everything works."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from safekeeper.base import settings
+from walproxy.cli.failover import load, print_report, with_progress
+from walproxy.cli.failover_progress import FailoverProgress
+from walproxy.failover.config import FailoverConfig
+from walproxy.failover.failover import Failover
+from walproxy.failover.switchover import switch_over
+from walproxy.postgres.hosts import primary_hosts
+from walproxy.proxy.config import ENVIRONMENT_PREFIX
+from walproxy.proxy.credentials import read_peer_credentials
+
+
+@click.command()
+@click.option("--to", "wanted", required=True, metavar="HOST", help="The standby to promote.")
+@click.option(
+    "--stop-command",
+    default="",
+    metavar="COMMAND",
+    help="Shell command that stops the old primary (fast mode); without it all sessions are ended over SQL.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@settings.click_options(FailoverConfig, ENVIRONMENT_PREFIX)
+def switchover(config: Path | None, wanted: str, stop_command: str, as_json: bool, **command_line: Any) -> None:
+    """Move the primary to a standby while everything works, with a short time without commits.
+
+    Brings the old primary to rest: with --stop-command it is stopped, otherwise its sessions are ended and new ones are
+    read-only by default. When the standby has everything, the old timeline is sealed and the standby promoted, as
+    walproxy failover does. An old primary that was stopped can be started again as a standby without pg_rewind.
+
+    \b
+    Examples:
+      walproxy switchover --to pg2 --stop-command 'ssh pg1 sudo systemctl stop postgresql' \\
+          --primary 'host=pg1,pg2,pg3 user=walproxy' --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy switchover --to pg2 --config /etc/walproxy.toml
+    """
+    loaded = load(config, command_line)
+    hosts = primary_hosts(loaded.primary, "the servers'")
+    progress = FailoverProgress()
+    run = Failover(loaded.safekeepers, hosts, read_peer_credentials(loaded), progress)
+    report = with_progress(progress, switch_over(run, hosts, wanted, progress, stop_command=stop_command))
+    print_report(report, as_json)

@@ -1,0 +1,119 @@
+"""A server of a failover, over SQL: looked at, and promoted.
+
+PostgreSQL promotes to the first timeline above its own of which it finds no history file, by restore_command or in
+pg_wal (tried on 15, 17 and 18). To make it pass over numbers that failed promotions may have used, files of comments
+only are placed there by COPY, which runs as the server's own user; a role that may not do that is told so.
+"""
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from psycopg.conninfo import make_conninfo
+
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import Lsn, parse_lsn
+from safekeeper.base.timelines import PASSED_OVER_HISTORY, timeline_history_name
+from walproxy.failover.candidates import HostLook
+from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
+from walproxy.postgres.hosts import PrimaryHost
+from walproxy.postgres.problems import PrimaryProblem, ServerProblem
+
+APPLICATION_NAME = "walproxy failover"
+_POLL_S = 0.05
+# The TLI of a primary is that of the segment that it writes; pg_control has it only after the next checkpoint.
+_LOOK = """
+SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
+  CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_flush_lsn()) END,
+  CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn() END,
+  pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
+  (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
+   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true)
+"""
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What a promotion was.
+
+    Attributes:
+        tli: the timeline that the server writes now.
+        fork_lsn: where it begins: the end of the last record that was replayed.
+    """
+
+    tli: int
+    fork_lsn: Lsn
+
+
+class Server:
+    """One server, named by a connection string of one host. Every call is one short connection, and blocks."""
+
+    def __init__(self, host: PrimaryHost) -> None:
+        self.name = host.name
+        # Of several hosts the string may ask for one that takes writes; here a standby is wanted, too.
+        self._conninfo = make_conninfo(host.conninfo, target_session_attrs="any")
+
+    def look(self, timeout_s: float = 3.0) -> HostLook:
+        """Return its state. A server that does not reply is one with a problem; nothing is raised."""
+        try:
+            with self._connection(timeout_s) as connection:
+                return _look(self.name, connection)
+        except (PrimaryProblem, ServerProblem) as error:
+            return HostLook(self.name, problem=str(error))
+
+    def reserve(self, tlis: range, timeout_s: float = 10.0) -> None:
+        """Make sure that a promotion passes these numbers over. A number with a history file is reserved already.
+
+        Raises:
+            WalproxyError: the role may not write files of the server, or the server does not reply.
+        """
+        if not tlis:
+            return
+        with self._connection(timeout_s) as connection:
+            doing = f"place history files for {self.name}"
+            folder = connection.value("SELECT current_setting('data_directory')", doing)
+            for tli in tlis:
+                path = f"{folder}/pg_wal/{timeline_history_name(tli)}"
+                if connection.value(f"SELECT size FROM pg_stat_file({quoted(path)}, true)", doing) is None:
+                    line = quoted(PASSED_OVER_HISTORY.decode().rstrip("\n"))
+                    connection.rows(f"COPY (SELECT {line}) TO {quoted(path)}", doing)
+
+    def promote(self, timeout_s: float = 60.0) -> Promotion:
+        """Promote it, and wait until it is a primary. A primary is fine.
+
+        Raises:
+            WalproxyError: it is not a primary in time, refuses, or is lost on the way.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._connection(timeout_s) as connection:
+            doing = f"promote {self.name}"
+            if connection.value("SELECT pg_is_in_recovery()", doing) == "t":
+                connection.rows("SELECT pg_promote(false)", doing)
+            while (look := _look(self.name, connection)).in_recovery:
+                if time.monotonic() > deadline:
+                    raise WalproxyError(f"{self.name} was not promoted within {timeout_s:g} s: see its log")
+                time.sleep(_POLL_S)
+            return Promotion(look.tli, look.replayed_lsn)
+
+    def _connection(self, timeout_s: float) -> AbstractContextManager[BoundedConnection]:
+        return bounded_connection(
+            self._conninfo, whose=self.name, timeout_s=timeout_s, application_name=APPLICATION_NAME
+        )
+
+
+def _look(name: str, connection: BoundedConnection) -> HostLook:
+    row = connection.rows(_LOOK, f"look at {name}")[0]
+    in_recovery, system_id, segment, written, received, replayed, tli = row
+    return HostLook(
+        name,
+        in_recovery=in_recovery == "t",
+        system_id=int(system_id or 0) % (1 << 64),  # PostgreSQL prints it as a signed number.
+        tli=int(segment[:8], 16) if segment is not None else int(tli or 0),
+        received_lsn=_lsn(received),
+        replayed_lsn=_lsn(replayed),
+        written_lsn=_lsn(written),
+    )
+
+
+def _lsn(text: str | None) -> Lsn:
+    return parse_lsn(text) if text else 0
