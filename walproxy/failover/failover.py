@@ -363,16 +363,11 @@ class Failover:
                 return  # Its proxy leads: later seals are above its timeline.
 
     async def _readmit(self, tli: int, plan: Readmit) -> None:
-        """Lower the floor below a promoted server, so that proxies accept it, and not below the old primary for long.
-
-        A floor is only lowered to below the log's timeline, and then raised again by seals. Until the first of them the
-        old primary is accepted, too; whichever is first, no acknowledged commit is lost.
-        """
+        """Lower the floor below a promoted server, so that proxies accept it. The old primary stays sealed off."""
         name, promoted_tli = plan.promoted.name, plan.promoted.tli
         self._show.step(f"{name} was promoted to timeline {promoted_tli} and sealed off: letting it in again")
-        async with self._sealed(Seal(tli, cancels=True)):
+        async with self._sealed(Seal(tli, readmits=promoted_tli)):
             pass
-        await self._raise_floor(tli, promoted_tli)
 
     async def _until_log_is_on(self, name: str, promotion: Promotion) -> int:
         """Wait until a quorum has WAL of the promoted server; return the term."""

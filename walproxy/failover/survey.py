@@ -253,9 +253,12 @@ def log_is_on(greeting: AcceptorGreeting, tli: int, fork_lsn: Lsn) -> bool:
 
 def overtaken_reason(greetings: Mapping[int, AcceptorGreeting], tli: int) -> str:
     """Return why the log will not go on to timeline `tli`, empty if it may."""
-    for greeting in greetings.values():
-        if greeting.log_tli > tli:
-            return f"the log has gone on to timeline {greeting.log_tli}"
-        if greeting.floor >= tli:
-            return f"another failover has sealed the timelines up to {greeting.floor}"
+    if not greetings:
+        return ""
+    # A member that was away may have a higher floor, of a seal that was lost or cancelled.
+    newest = max(greetings.values(), key=lambda greeting: (greeting.last_term, greeting.flush_lsn))
+    if newest.log_tli > tli:
+        return f"the log has gone on to timeline {newest.log_tli}"
+    if newest.floor >= tli:
+        return f"another failover has sealed the timelines up to {newest.floor}"
     return ""

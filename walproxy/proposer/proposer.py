@@ -740,6 +740,11 @@ class Proposer:
             term, floor = leadership.leader_id.term, elected.history[-1].floor
             if self.config.seal.cancels:
                 self._note(Level.INFO, f"term {term} cancels the seal of timeline {self.config.seal.tli}")
+            elif self.config.seal.readmits:
+                self._note(
+                    Level.INFO,
+                    f"term {term} lets timeline {self.config.seal.readmits} in: the timelines up to {floor} are sealed",
+                )
             else:
                 self._note(Level.INFO, f"term {term} seals the timelines up to {floor}")
         candidacy.held_term, candidacy.held_commit_lsn = elected.leader_id.term, term_start_lsn

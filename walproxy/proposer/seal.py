@@ -20,16 +20,19 @@ from walproxy.proposer.primary import PrimaryIdentity
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """A wish to seal a timeline, or to cancel a seal.
+    """A wish to seal a timeline, to cancel a seal, or to lower the floor below a server that was promoted.
 
     Attributes:
         tli: the timeline of the log's last byte, as the caller knows it. If the log has gone on to another one, nothing
             is sealed: a failover that is repeated must not seal the timeline of the new primary.
         cancels: lower the floor to just below the timeline, so that its server is let in again.
+        readmits: lower the floor to just below this timeline, above `tli`, of a server that a failover has promoted and
+            another one has sealed off. What is sealed below stays sealed. 0 for none.
     """
 
     tli: int
     cancels: bool = False
+    readmits: int = 0
 
     def floor(self, inherited: TermHistory) -> int:
         """Return the floor of a sealing term.
@@ -39,6 +42,8 @@ class Seal:
         """
         if self.cancels:
             return self.tli - 1
+        if self.readmits:
+            return min(self.readmits - 1, inherited[-1].floor)
         return max(self.tli, inherited[-1].tli, inherited[-1].floor + 1)
 
 

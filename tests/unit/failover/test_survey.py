@@ -194,3 +194,9 @@ def test_another_failover_may_overtake() -> None:
     assert overtaken_reason({1: greeting(log_tli=1, floor=1), 2: greeting(log_tli=2, floor=1)}, 2) == ""
     assert overtaken_reason({1: greeting(log_tli=3, floor=1)}, 2) == "the log has gone on to timeline 3"
     assert "another failover has sealed the timelines up to 2" in overtaken_reason({1: greeting(floor=2)}, 2)
+
+
+def test_a_member_that_was_away_does_not_say_that_another_failover_overtakes() -> None:
+    lost_seal = greeting(2, last_term=5, floor=3)
+    assert "up to 3" in overtaken_reason({2: lost_seal}, 2)
+    assert overtaken_reason({1: greeting(last_term=7, floor=1), 2: lost_seal}, 2) == ""

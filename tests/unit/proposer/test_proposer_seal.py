@@ -39,6 +39,8 @@ def entry(tli: int, floor: int = 0) -> HistoryEntry:
         (Seal(4), entry(4, floor=2), 4),
         (Seal(1, cancels=True), entry(1, floor=3), 0),
         (Seal(4, cancels=True), entry(4, floor=4), 3),
+        (Seal(1, readmits=2), entry(1, floor=3), 1),  # Timeline 1 stays sealed.
+        (Seal(1, readmits=3), entry(1, floor=0), 0),  # Its seal was cancelled meanwhile.
     ],
 )
 def test_the_floor_is_raised_by_each_seal_and_lowered_by_its_cancellation(
