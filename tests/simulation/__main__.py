@@ -34,6 +34,8 @@ class Held:
 
     seeds: int = 0
     steps: int = 0
+    failed_over: int = 0
+    failed_over_amid_faults: int = 0
     cpu_s: float = 0.0
     counts: Counts = field(default_factory=Counts)
     digest: Any = field(default_factory=hashlib.sha256)
@@ -44,6 +46,8 @@ class Held:
         self.steps += outcome.steps
         self.cpu_s += outcome.cpu_s
         self.counts.update(outcome.counts)
+        self.failed_over += outcome.counts["failovers completed"] > 0
+        self.failed_over_amid_faults += outcome.counts["failovers completed amid faults"] > 0
         self.digest.update(outcome.digest.encode())
 
 
@@ -116,6 +120,12 @@ def _print_reached(held: Held, took_s: float, is_all_profiles: bool) -> None:
     if is_all_profiles and held.seeds >= RUNS_THAT_REACH_ALL:
         for name in never_reached(held.counts):
             print(f"warning: {held.seeds} seeds never reached: {name}")
+    if held.counts["failovers begun"]:
+        print(
+            f"failovers completed in {100 * held.failed_over / held.seeds:.0f} % of seeds, amid faults in "
+            f"{100 * held.failed_over_amid_faults / held.seeds:.0f} %: {held.counts['failovers completed']} in "
+            f"{held.seeds} seeds"
+        )
     print(
         f"all {held.seeds} held in {took_s:.1f} s ({held.seeds / held.cpu_s:.1f} seeds per second of a core, "
         f"{held.steps // held.seeds} events a seed): {held.counts['commits released']} acknowledgements compared byte "

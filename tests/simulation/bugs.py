@@ -17,10 +17,11 @@ from tests.simulation import dropped_rules as dropped
 from tests.simulation import dropped_seals, quorums, rebootstrap
 from tests.simulation.archive import SimArchiver
 from tests.simulation.checkers import Checker
-from tests.simulation.failover import Failover
 from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.world import World
+from walproxy.failover import failover as failover_module
+from walproxy.failover import world as failover_world
 from walproxy.proposer import election, refusals, replication
 from walproxy.proposer import leadership as leadership_module
 from walproxy.proposer.campaign import Campaign
@@ -644,7 +645,6 @@ BUGS: dict[str, Bug] = {
         "no tail term while another proposer is heard",
         "tails",
         _acceptor(dropped_seals.GrantsTailsOverTheLiving),
-        scenario="a_live_proposer_without_a_primary_is_left_alone",
     ),
     "seal_is_a_flag": Bug(
         "S15",
@@ -664,6 +664,12 @@ BUGS: dict[str, Bug] = {
         "failovers",
         _everywhere("sealed_reason", dropped_seals.only_at_the_floor),
     ),
+    "seal_not_heeded": Bug(
+        "S15",
+        "a primary on a sealed timeline is refused",
+        "failovers",
+        _everywhere("sealed_reason", dropped_seals.never_sealed),
+    ),
     "seal_before_its_commit": Bug(
         "S15",
         "a seal counts when a quorum has its term",
@@ -682,17 +688,35 @@ BUGS: dict[str, Bug] = {
         "failovers",
         ((Seal, "floor", dropped_seals.raised_once),),
     ),
+    "timeline_numbers_not_reserved": Bug(
+        "S15",
+        "a standby passes over the numbers of other failovers",
+        "failovers",
+        ((failover_module, "tlis_to_reserve", dropped_seals.nothing_reserved),),
+    ),
+    "readmitted_with_the_old_primary": Bug(
+        "S15",
+        "what lets a promoted server in again lets no older one in",
+        "failovers",
+        ((Seal, "floor", dropped_seals.readmitted_with_the_old_primary),),
+    ),
     "promoted_at_once": Bug(
         "S15",
         "a standby is promoted when it has every record that is committed",
         "failovers",
-        ((Failover, "waits", False),),
+        ((failover_module, "has_everything", dropped_seals.has_anything),),
     ),
     "waits_for_the_last_byte": Bug(
         "S15",
         "a standby need not have an incomplete record",
         "failovers",
-        ((Failover, "needed_lsn", dropped_seals.needs_the_last_byte),),
+        ((failover_module, "has_everything", dropped_seals.has_the_last_byte),),
+    ),
+    "seal_not_led_on": Bug(
+        "S15",
+        "the sealing term is led until the standby has the log",
+        "failovers",
+        ((failover_world, "sealed_timeline", dropped_seals.sealed_and_left),),
     ),
     "promise_goes_back": Bug(
         "checks",

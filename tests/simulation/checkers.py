@@ -107,7 +107,10 @@ class Checker:
         self.given_up: dict[int, Lsn] = {}
         self.is_given_up = False
         self._gone: set[Identity] = set()
-        self._seals: list[tuple[int, Lsn]] = []
+        self._seals: list[tuple[int, int, Lsn]] = []  # Term, floor, and where the log ends.
+        self._lowered: dict[int, int] = {}  # By term: what it lets in again is above this floor.
+        self._needless: dict[str, set[int]] = {}  # By run: who has granted it a tail term although another one leads.
+        self._promoted: list[tuple[int, VirtualPrimary]] = []
         self._terms: dict[int, TermBytes] = {}
         self._memberships: dict[tuple[str, tuple[int, int]], Membership] = {}
         self._received: dict[tuple[str, int], Lsn] = {}
@@ -138,6 +141,8 @@ class Checker:
             self._before[sent[-1]] = won.history[:-1]
             self.world.counts.count("histories cut", int(leadership.elected.forgotten_term > 0))
             self.world.counts.count("tail terms won", int(leadership.is_tail))
+            if leadership.is_tail and proposer.config.seal is None:
+                self._require_needed(proxy, leader_id)
             self._on_won(won, proposer.config.allow_data_loss)
         elif won.leader_id != leader_id:
             raise Violation("ElectionSafety", f"term {leader_id.term} is won by {won.leader_id} and by {leader_id}")
@@ -150,6 +155,24 @@ class Checker:
         elif leadership.commit_lsn < won.commit_lsn:
             raise Violation("CommitMonotonic", f"{proxy.name} takes back commits of term {leader_id.term}")
         self.truncate.on_led(proxy.name, leadership)
+
+    def on_tail_granted(self, safekeeper: "SimSafekeeper", run: str, is_needless: bool) -> None:
+        """A safekeeper lets a run without a primary be elected: is another leader heard there?"""
+        granted = self._needless.setdefault(run, set())
+        if is_needless:
+            granted.add(safekeeper.id)
+        else:
+            granted.discard(safekeeper.id)
+
+    def _require_needed(self, proxy: "SimProxy", leader_id: LeaderId) -> None:
+        """A tail term is won only where no member that lets it be elected has heard of another leader (S9a)."""
+        granted = sorted(self._needless.get(leader_id.proposer_id, ()))
+        if granted:
+            raise Violation(
+                "NoNeedlessTerm",
+                f"{proxy.name} wins tail term {leader_id.term} with the consent of safekeepers {granted}, which heard "
+                "another leader a moment before",
+            )
 
     def _of_new_term(self, sent: TermHistory, donated: TermHistory) -> TermHistory:
         """Return the history of a new term, with what was removed from the donor's, now or ever."""
@@ -358,32 +381,46 @@ class Checker:
                 "SealNamesItsTimeline",
                 f"timeline {seal.tli} was to be sealed: the floor is {last.floor}, the log's timeline {tli}",
             )
-        self._seals.append((last.floor, last.start_lsn))
+        self._seals.append((last.term, last.floor, last.start_lsn))
 
-    def on_seal_cancelled(self, tli: int) -> None:
-        """An operator lets the server of a timeline in again."""
-        self._seals = [(floor, lsn) for floor, lsn in self._seals if floor < tli]
+    def on_floor_lowered(self, seal: Seal, elected: Elected) -> None:
+        """An operator lets a server in again, and none below: the term is won, and may be in force from now on."""
+        self._lowered[elected.leader_id.term] = (seal.readmits or seal.tli) - 1
 
-    def on_promoted(self, primary: "VirtualPrimary", before: "list[VirtualPrimary]") -> None:
-        """A failover has promoted a standby: with every record that is committed, and to a number of its own.
+    def _floor_left(self, term: int, floor: int) -> int:
+        """Return what is left of the floor of a sealing term, which later ones may have lowered."""
+        return min([floor, *(lower for later, lower in self._lowered.items() if later > term)])
+
+    def on_promoted(self, primary: "VirtualPrimary", sealed: Elected) -> None:
+        """A failover has promoted a standby: with every record of the log that it has sealed, to a number of its own.
 
         Args:
-            before: those that failovers have promoted before.
+            sealed: what began the term that holds its seal. The process may have slept since, and others gone on.
         """
         fork_lsn = primary.ancestors[-1].end_lsn
-        lost = next(records(self.committed, self.base_lsn, fork_lsn), None)
+        log = self.log_of(self.whole(sealed.history), self.base_lsn, sealed.history[-1].start_lsn)
+        lost = next(records(log, self.base_lsn, fork_lsn), None)
         if lost is not None:
             raise Violation(
                 "PromotedHasEverything",
                 f"{primary.name} lacks the committed record [{format_lsn(lost[0])}, {format_lsn(lost[1])})",
             )
-        others = [other.name for other in before if other.tli == primary.tli]
-        if others:
-            raise Violation("PromotedTliIsFree", f"{primary.name} is on timeline {primary.tli}, as {others[0]}")
+        next_tli = sealed.history[-1].floor + 1
+        if primary.tli < next_tli:
+            raise Violation("PromotedTliIsFree", f"{primary.name} is on timeline {primary.tli}, not on {next_tli}")
+        if primary.tli > next_tli:
+            # It has passed over a number with a history file, and is like one that was promoted by other means.
+            self.world.counts.count("promotions to another number")
+            return
+        for term, other in self._promoted:
+            # A floor that was lowered gives its numbers out again.
+            if other.tli == primary.tli <= self._floor_left(term, primary.tli):
+                raise Violation("PromotedTliIsFree", f"{primary.name} is on timeline {primary.tli}, as {other.name}")
+        self._promoted.append((sealed.leader_id.term, primary))
 
     def _require_unsealed(self, primary: "VirtualPrimary", flush_lsn: Lsn) -> None:
-        for floor, lsn in self._seals:
-            if primary.tli <= floor and flush_lsn > lsn:
+        for term, floor, lsn in self._seals:
+            if flush_lsn > lsn and primary.tli <= self._floor_left(term, floor):
                 raise Violation(
                     "SealHolds",
                     f"{primary.name} on timeline {primary.tli} is told flush {format_lsn(flush_lsn)}: timelines up to "

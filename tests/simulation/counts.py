@@ -44,6 +44,8 @@ FAULT_KINDS = (
     "go_back",
     "lose_data",
     "fail_over",
+    "freeze_primary",
+    "stop_command",
 )
 REACHED = (
     "terms won",
@@ -52,7 +54,14 @@ REACHED = (
     "timelines sealed",
     "seals without an object",
     "standbys promoted by a failover",
+    "promotions to another number",
+    "failovers begun",
+    "failovers reported",
+    "failovers failed",
+    "failovers completed",
+    "failovers completed amid faults",
     "failovers cancelled",
+    "commands killed",
     "failovers finished by the repair",
     "pre-votes granted",
     "pre-votes refused",

@@ -1,18 +1,24 @@
 """The rules of seals and failovers, each left out: what is planted to be found (S15)."""
 
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import Effects, Send
-from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import Elected, PreVoteResponse, TailPreVoteRequest, VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory, last_tli
-from tests.simulation.failover import Failover
-from tests.simulation.primary import VirtualPrimary
+from walproxy.failover.candidates import HostLook, obstacle
+from walproxy.failover.log_end import LogEnd
+from walproxy.failover.sealer import sealed_timeline
 from walproxy.proposer.campaign import Campaign, Outcome
 from walproxy.proposer.election import extend_history
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.seal import Seal
+
+_FLOOR = Seal.floor
 
 
 def floor_of_the_entry_before(
@@ -41,6 +47,16 @@ def only_at_the_floor(primary: PrimaryIdentity, floor: int) -> str:
     return f"timeline {primary.tli} is sealed" if primary.tli == floor else ""
 
 
+def never_sealed(primary: PrimaryIdentity, floor: int) -> str:
+    """A primary is refused for its bytes alone."""
+    return ""
+
+
+def readmitted_with_the_old_primary(seal: Seal, inherited: TermHistory) -> int:
+    """A promoted server that was sealed off is let in again by cancelling the seal."""
+    return _FLOOR(Seal(seal.tli, cancels=True) if seal.readmits else seal, inherited)
+
+
 def raised_once(seal: Seal, inherited: TermHistory) -> int:
     """A repeated failover has the number of the one before."""
     return seal.tli - 1 if seal.cancels else max(seal.tli, inherited[-1].floor)
@@ -62,9 +78,36 @@ def sealed_once_elected(proposer: Proposer) -> Elected | None:
     return leadership.elected if proposer.config.seal is not None and leadership is not None else None
 
 
-def needs_the_last_byte(failover: Failover, source: VirtualPrimary, end_lsn: Lsn) -> Lsn:
-    """A standby is waited for until it has the log's last byte, which may be in the midst of a record."""
-    return end_lsn
+@contextlib.asynccontextmanager
+async def sealed_and_left(
+    safekeepers: Any, seal: Seal, *, waiting: Any, timeout_s: float, **settings: Any
+) -> AsyncIterator[Any]:
+    """The process that seals is done when it has sealed."""
+    async with sealed_timeline(safekeepers, seal, waiting=waiting, timeout_s=timeout_s, **settings) as sealer:
+        elected = sealer.elected
+    yield _Left(elected)
+
+
+class _Left(NamedTuple):
+    elected: Elected
+
+    def check(self) -> None:
+        """It looks no more whether its term is led."""
+
+
+def nothing_reserved(look: HostLook, end: LogEnd) -> range:
+    """A standby takes the number next to its own."""
+    return range(0)
+
+
+def has_anything(look: HostLook, end: LogEnd) -> bool:
+    """A standby is promoted as it is."""
+    return not obstacle(look, end)
+
+
+def has_the_last_byte(look: HostLook, end: LogEnd) -> bool:
+    """A standby is waited for until it has replayed the log's last byte, which may be in the midst of a record."""
+    return not obstacle(look, end) and look.replayed_lsn >= end.end_lsn
 
 
 class GrantsTailsOverTheLiving(Acceptor):

@@ -1,189 +1,385 @@
-"""Failovers, as `walproxy failover` does them: seal a timeline, wait for a standby, promote it, point proxies at it.
+"""Failovers: the command of walproxy/failover itself, which operators repeat, kill and cancel at any moment.
 
-The operator names the timeline, and repeats the command when it has died half-way. He may believe that the old primary
-is dead when it is not, may repeat a failover that was done long ago, and may cancel one before anything was promoted.
+`Command` is one process of it; failover_shell.py has what it stands on. Its servers are all that there are: primaries,
+standbys that stream from safekeepers, one that streams from the primary. An operator may take the old primary for dead
+when it is not, may run two commands at once, may repeat a failover that was done long ago, and may cancel one before
+anything was promoted. He cancels while no other command runs, as the manual says.
 
-A standby is one that streams from safekeepers, in runs that have any. In others it is one that streamed from the old
-primary, so that it may also have more than the log has. Either is promoted as a new server with a copy of its WAL.
+What is promoted is a new primary with the standby's WAL. Another server takes the standby's place, from a backup.
 """
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
 
-from safekeeper.base.lsn import Lsn, format_lsn
-from tests.simulation.proxy import SimProxy
-from tests.simulation.synthetic_wal import last_complete_end
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import format_lsn
+from safekeeper.base.settings import Address
+from safekeeper.consensus.messages import AppendRequest, Elected, Reconfigure
+from safekeeper.consensus.term_history import tli_at
+from safekeeper.net.safekeeper_connection import Credentials
+from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
+from tests.simulation.primary import FIRST_LSN, VirtualPrimary
+from tests.simulation.synthetic_wal import end_of_the_first_part, last_complete_end
 from tests.simulation.violation import Violation
-from walproxy.proposer.actions import Action
-from walproxy.proposer.phase import ProposerConfig
-from walproxy.proposer.seal import Seal
+from tests.simulation.virtual_loop import VirtualLoop
+from walproxy.failover.failover import Failover, Report
+from walproxy.postgres.hosts import PrimaryHost
+from walproxy.proposer.primary import Ancestor
+from walproxy.proposer.proposer import Proposer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from safekeeper.consensus.messages import Elected
-    from tests.simulation.primary import VirtualPrimary
+    from tests.simulation.direct_standby import DirectStandby
+    from tests.simulation.network import Connection
+    from tests.simulation.newest_log import NewestLog
+    from tests.simulation.proxy import SimProxy
+    from tests.simulation.standby import SimStandby
     from tests.simulation.world import World
 
-POLL_S = 0.05
+PRIMARIES_MAX = 12
+SEAL_TIMEOUT_S = 6.0
+RESUME_TIMEOUT_S = 5.0
+PROMOTE_TIMEOUT_S = 3.0
+SQL_DELAY_S = 0.04
+LATE_S_MAX = 3.0
+# A quorum, a standby and nothing but the command: commits resume within so long.
 PATIENCE_S = 30.0
-PRIMARIES_MAX = 8
+REPEAT_AFTER_S = 0.5
+STEPS = ("seal", "catch up", "promote", "resume")
 
 
-class Sealer(SimProxy):
-    """The process of the command: a proposer that has no primary, and one thing to do.
-
-    Attributes:
-        seal: what it is to do.
-    """
-
-    def __init__(
-        self, world: "World", name: str, seal: Seal, takeover: bool, on_end: "Callable[[Sealer], None]"
-    ) -> None:
-        super().__init__(world, name, world.current, takeover)
-        self.seal = seal
-        self.primary_is_cut_off = True
-        self._on_end = on_end
-        self._has_ended = False
-
-    @property
-    def may_start(self) -> bool:
-        """It is one process, and none of the proxies."""
-        return not self._has_ended
-
-    def config(self, run: str) -> ProposerConfig:
-        """Without a primary, and with the seal."""
-        return replace(super().config(run), seal=self.seal, tail_after_s=None)
-
-    def _step(self, actions: list[Action]) -> None:
-        super()._step(actions)
-        if self.proposer is None or self._has_ended:
-            return
-        if self.proposer.sealed is not None or self.proposer.candidacy.log_tli:
-            self._has_ended = True
-            self._on_end(self)
-
-
-class Failover:
-    """The operator, and the failover that is under way, if there is one.
+class Servers:
+    """The servers, by the name of the host: what was a standby may be a primary now.
 
     Attributes:
-        tli: the timeline that was named last, 0 before the first failover.
-        is_under_way: whether a timeline was named, and neither a standby promoted since, nor the failover cancelled.
-        sealed: what began the term that has sealed it, None before that; then a standby is waited for.
+        promoted: what failovers have promoted.
     """
-
-    # Where bugs are planted.
-    waits = True
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.tli = 0
-        self.is_under_way = False
+        self.promoted: list[VirtualPrimary] = []
+        self._by_name: dict[str, VirtualPrimary | SimStandby | DirectStandby] = {}
+
+    @property
+    def completed(self) -> int:
+        """How many failovers are complete: clients were told of commits on the promoted server."""
+        return sum(primary.told_lsn > primary.own_lsn for primary in self.promoted)
+
+    def names(self) -> list[str]:
+        """Return the names of all hosts."""
+        known = list(self._by_name.values())
+        for server in (*self.world.primaries, *self.world.standbys, *self.world.directs):
+            if server not in known:
+                self._by_name[server.name] = server
+        return list(self._by_name)
+
+    def is_standby(self, name: str) -> bool:
+        """Return whether a standby runs on a host."""
+        return not isinstance(self.at(name), VirtualPrimary)
+
+    def at(self, name: str) -> "VirtualPrimary | SimStandby | DirectStandby":
+        """Return what runs on a host."""
+        return self._by_name[name]
+
+    def promote(self, name: str, life: int, command: "Command") -> None:
+        """Make a primary of a standby, on the first timeline of which it finds no history file.
+
+        Args:
+            life: that of the standby which was signalled.
+        """
+        world, standby = self.world, self._by_name[name]
+        if isinstance(standby, VirtualPrimary) or standby.life != life:
+            return  # Another command was first; or it was restarted.
+        (fork_lsn, tli), line = standby.on_disk, standby.line
+        ancestors = (*(each for each in line.ancestors if each.tli < tli), Ancestor(tli, fork_lsn))
+        taken = self._numbers_found(standby)
+        new_tli = next(number for number in range(tli + 1, tli + 1000) if number not in taken)
+        promoted = VirtualPrimary(world, world.next_primary_name(), new_tli, ancestors, line.read(FIRST_LSN, fork_lsn))
+        world.new_primary(promoted)
+        self._by_name[name] = promoted
+        standby.be_replaced()
+        self._by_name[f"{standby.name}.{len(self.promoted) + 1}"] = standby
+        assert command.sealed is not None  # it promotes under a seal
+        world.truths.of(command.sealed.cluster_id).on_promoted(promoted, command.sealed)
+        self.promoted.append(promoted)
+        world.counts.count("standbys promoted by a failover")
+        world.failover.on_promoted(promoted)
+
+    def _numbers_found(self, standby: "SimStandby | DirectStandby") -> set[int]:
+        """Return the numbers with a history file: in its pg_wal, and where its restore_command looks.
+
+        Of promotions by other means all files are found; of those by failovers what is in a safekeeper's log.
+        """
+        world = self.world
+        others = {primary.tli for primary in world.primaries if primary not in self.promoted}
+        serving = [each.acceptor for each in world.safekeepers.values() if each.acceptor and each.is_serving]
+        known = max((acceptor.readable_tli for acceptor in serving), default=0)
+        fetched = set(range(known + 1)) if world.rng.random() < 0.8 else set()
+        return others | fetched | standby.passed_over
+
+
+class Command:
+    """One process of `walproxy failover`, or of `walproxy failover --cancel`.
+
+    Attributes:
+        name, life: what the network asks of whoever speaks to safekeepers.
+        loop: it runs on.
+        servers: what it can name.
+        unreachable: the hosts that it cannot reach.
+        connections: those to safekeepers that are open.
+        proposer: that of its present seal, None before the first one.
+        sealed: what began the last term that holds a seal of its own, None before.
+        is_over: whether it has ended, or was killed.
+        report: what it has shown at its end, None if it has failed.
+        error: why it has failed, empty if it has not.
+        waits_for: what it has waited for last.
+    """
+
+    def __init__(
+        self,
+        world: "World",
+        name: str,
+        *,
+        cancels: bool = False,
+        wanted: str = "",
+        old_is_dead: bool = False,
+        unreachable: frozenset[str] = frozenset(),
+        dies_after: str = "",
+    ) -> None:
+        """Start it.
+
+        Args:
+            dies_after: the process dies soon after the end of this step, one of `STEPS`, or of "look", its first one.
+        """
+        self.world = world
+        self.name = name
+        self.life = 0
+        self.cancels = cancels
+        self.wanted = wanted
+        self.old_is_dead = old_is_dead
+        self.servers = world.servers
+        self.unreachable = unreachable
+        self.connections: list[Connection] = []
+        self.proposer: Proposer | None = None
         self.sealed: Elected | None = None
-        self._sealer: Sealer | None = None
+        self.is_over = False
+        self.report: Report | None = None
+        self.error = self.waits_for = ""
+        self._without_object: Proposer | None = None
+        self._dies_after = dies_after
+        self._truth = world.checker
+        self.loop = VirtualLoop(world.clock, world.rng, SQL_DELAY_S, self)
+        what = "cancels" if cancels else f"fails over{f' to {wanted}' if wanted else ''}"
+        world.note(name, "begins", what, "the old one is dead" if old_is_dead else "")
+        self.loop.run_task(self._main(), self._ended)
+        if dies_after == "look":
+            self._die_soon()
+
+    async def _main(self) -> None:
+        world = self.world
+        failover = Failover(
+            tuple((i, Address(f"S{i}", 1)) for i in sorted(world.safekeepers)),
+            [PrimaryHost(name, "") for name in self.servers.names()],
+            Credentials(),
+            self,
+            seal_timeout_s=SEAL_TIMEOUT_S,
+            resume_timeout_s=RESUME_TIMEOUT_S,
+            promote_timeout_s=PROMOTE_TIMEOUT_S,
+        )
+        try:
+            if self.cancels:
+                await failover.cancel()
+            else:
+                self.report = await failover.run(self.wanted, old_is_dead=self.old_is_dead)
+        finally:
+            await failover.close()
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, WalproxyError):
+            self.loop.failure = error
+            return
+        if not task.cancelled():
+            self.error = str(error or "")
+            self.world.note(self.name, "ends", self.error or "done")
+            self._is_gone()
+
+    def kill(self) -> None:
+        """End the process, wherever it is. What it has sent may arrive, also late."""
+        if self.is_over:
+            return
+        world = self.world
+        world.note(self.name, "is killed")
+        for connection in self.connections:
+            late_words = world.profile.late_words
+            if late_words and world.rng.random() < late_words:
+                world.network.let_go(connection, LATE_S_MAX * world.rng.random())
+            else:
+                world.network.break_connection(connection, silent=world.rng.random() < 0.2)
+        self.error = "killed"
+        self.loop.kill()
+        self._is_gone()
+
+    def _is_gone(self) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self.life += 1
+        self.world.failover.on_command_ended(self)
+
+    def suspend(self, for_s: float) -> None:
+        """SIGSTOP, and SIGCONT some time later."""
+        self.world.note(self.name, "is suspended")
+        self.loop.suspend(for_s)
+
+    def _die_soon(self) -> None:
+        self._dies_after = ""
+        self.world.clock.after(0.05 * self.world.rng.random(), self.kill)
+
+    # ------------------------------------------------------------------ what it shows
+
+    def step(self, text: str) -> None:
+        """A step has begun, or ended."""
+        self.world.note(self.name, "shows", text)
+        begun = next((word for word in _STEP_OF if word in text), "")
+        if self._dies_after and _STEP_OF.get(begun) == self._dies_after:
+            self._die_soon()
+
+    def waiting(self, text: str, missing_bytes: int = 0) -> None:
+        """It waits for something."""
+        self.waits_for = text
+
+    # ------------------------------------------------------------------ the seal, under the eyes of the checkers
+
+    def begins(self, proposer: Proposer) -> None:
+        """A proposer begins to seal."""
+        self.proposer = proposer
+        self.world.counts.count("seals begun")
+
+    def stepped(self, proposer: Proposer) -> None:
+        """The proposer has handled an event."""
+        leadership, world = proposer.leadership, self.world
+        if leadership is None:
+            if proposer.candidacy.log_tli and proposer is not self._without_object:
+                self._without_object = proposer
+                world.counts.count("seals without an object")
+            return
+        self._truth = world.truths.of(leadership.elected.cluster_id)
+        self._truth.on_proposer_stepped(self, proposer)
+        sealed, seal = proposer.sealed, proposer.config.seal
+        assert seal is not None
+        if seal.cancels or seal.readmits:
+            self._truth.on_floor_lowered(seal, leadership.elected)
+        if sealed is None or sealed is self.sealed:
+            return
+        self.sealed = sealed
+        entry = sealed.history[-1]
+        world.note("operator", "is told", f"floor {entry.floor} at {format_lsn(entry.start_lsn)}")
+        if not seal.cancels and not seal.readmits:
+            world.counts.count("timelines sealed")
+            self._truth.on_sealed(seal, sealed)
+
+    def says(self, message: Any, connection: "Connection") -> None:
+        """It sends a message to a safekeeper."""
+        if isinstance(message, (AppendRequest, Elected)):
+            self._truth.on_commit_said(self, message.leader_id, message.commit_lsn)
+        elif isinstance(message, Reconfigure):
+            self._truth.on_membership_said(message.leader_id, message.membership)
+        self.world.note(self.name, "says", message, connection.number)
+
+
+# Words of the command's texts, by the step that has ended when it shows them.
+_STEP_OF = {"sealed timeline": "seal", "promoting": "catch up", "is a primary": "promote"}
+
+
+class FailoverOperator:
+    """Who fails over.
+
+    Attributes:
+        commands: those that run.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.commands: list[Command] = []
         self._count = 0
-        self._cancels = False
-        self._end_lsn: Lsn = 0
-        self._promoted: list[VirtualPrimary] = []
+        self._chance = random.Random(f"{world.seed} failovers")
+        self._proxies: list[SimProxy] = []
+        self._missing: frozenset[int] = frozenset()
 
-    # ------------------------------------------------------------------ what the operator does
+    # ------------------------------------------------------------------ while there are faults
 
-    def begin(self, *, repeats: bool, takeover: bool) -> None:
-        """Fail over; or repeat the last command, whether it has died or has done all."""
-        log = self.world.newest_log()
-        if log is None or last_complete_end(log.wal, log.begin_lsn, log.end_lsn) == log.begin_lsn:
-            return  # Where no record is complete, a promotion would fork off before the log's beginning.
-        if not (self.tli and (repeats or self.is_under_way)):
-            self.tli = log.tli
-        self.is_under_way = True
-        self._run(Seal(self.tli), takeover)
+    def begin(self, *, wanted: str = "", old_is_dead: bool, dies_after: str = "", unreachable: frozenset[str]) -> None:
+        """Run the command, beside others that run already. None runs beside one that cancels."""
+        for command in list(self.commands):
+            if command.cancels:
+                command.kill()
+        if len(self.commands) < 3 and len(self.world.primaries) < PRIMARIES_MAX:
+            self.world.counts.count("failovers begun")
+            self._run(wanted=wanted, old_is_dead=old_is_dead, dies_after=dies_after, unreachable=unreachable)
 
     def cancel(self) -> None:
         """Let the old primary in again, before anything was promoted: else numbers could be taken twice."""
-        was_promoted = any(each.tli > self.tli for each in self._promoted)
-        if self.is_under_way and not was_promoted:
-            self.world.counts.count("failovers cancelled")
-            # From now on it may be in force, whether or not the operator hears of that.
-            for truth in self.world.truths.all():
-                truth.on_seal_cancelled(self.tli)
-            self._run(Seal(self.tli, cancels=True), takeover=True)
+        log = self.world.newest_log()
+        if log is None or log.floor < log.tli or any(each.tli > log.tli for each in self.world.servers.promoted):
+            return
+        for command in list(self.commands):
+            command.kill()
+        self.world.counts.count("failovers cancelled")
+        self._run(cancels=True)
 
-    def _run(self, seal: Seal, takeover: bool) -> None:
-        self.kill()
-        self.sealed = None
+    def _run(self, **options: Any) -> Command:
         self._count += 1
-        self._cancels = seal.cancels
-        self._sealer = Sealer(self.world, f"F{self._count}", seal, takeover, self._on_end)
-        self.world.counts.count("seals begun")
-        self._sealer.start()
+        name = f"F{self._count}"
+        self._cut_off(name)
+        command = Command(self.world, name, **options)
+        self.commands.append(command)
+        return command
 
-    def kill(self) -> None:
-        """The command dies, wherever it is; what it was to do is remembered by the operator."""
-        sealer, self._sealer = self._sealer, None
-        if sealer is not None:
-            sealer.stop()
+    def _cut_off(self, name: str) -> None:
+        """Keep a process from the safekeepers that are out of reach."""
+        for safekeeper_id in self._missing:
+            for way in (TO_SAFEKEEPER, TO_PROXY):
+                self.world.network.blocked.add((name, safekeeper_id, way))
 
-    def _finish(self) -> None:
-        self.kill()
-        self.sealed, self.is_under_way = None, False
+    def on_command_ended(self, command: Command) -> None:
+        """A command has ended, in whatever way: somebody may repeat it."""
+        world = self.world
+        self.commands.remove(command)
+        if command.cancels:
+            return
+        if command.report is not None:
+            world.counts.count("failovers reported")
+        elif command.error == "killed":
+            world.counts.count("commands killed")
+        else:
+            world.counts.count("failovers failed")
+        if command.report is None and not world.is_healing and self._chance.random() < 0.7:
+            world.clock.after(REPEAT_AFTER_S * self._chance.random(), self._repeat, command)
 
-    def _on_end(self, sealer: Sealer) -> None:
-        if sealer is not self._sealer:
-            return
-        assert sealer.proposer is not None  # it has just made a step
-        elected = sealer.proposer.sealed
-        if elected is None:
-            self.world.note("operator", "finds", f"timeline {self.tli} left: the log has gone on")
-            self.world.counts.count("seals without an object")
-            self._finish()
-            return
-        leadership = sealer.proposer.leadership
-        assert leadership is not None  # by `sealed`
-        self._end_lsn = elected.history[-1].start_lsn
-        self.world.note("operator", "is told", f"floor {elected.history[-1].floor} at {format_lsn(self._end_lsn)}")
-        if self._cancels:
-            self._finish()
-            return
-        self.world.counts.count("timelines sealed")
-        self.world.truths.of(elected.cluster_id).on_sealed(sealer.seal, elected)
-        self.sealed = elected
-        self._wait()
+    def _repeat(self, command: Command) -> None:
+        if not self.world.is_healing and not any(other.cancels for other in self.commands):
+            self.begin(wanted=command.wanted, old_is_dead=command.old_is_dead, unreachable=frozenset())
 
-    # ------------------------------------------------------------------ the standby
+    def abandon(self) -> None:
+        """The run is over: drop what still runs."""
+        for command in self.commands:
+            command.loop.kill()
 
-    def _wait(self) -> None:
-        """Wait for a standby; the command goes on leading, so that standbys are sent the end of the log."""
-        self.world.clock.after(POLL_S, self._promote_when_ready, self.sealed)
-
-    def _promote_when_ready(self, sealed: "Elected") -> None:
-        if self.sealed is not sealed or self._sealer is None:
-            return
-        source = self._source(sealed)
-        if source is not None and self._is_without_records(source):
-            self.cancel()
-            return
-        fork_lsn = self._position(source) if source is not None else 0
-        if source is None or not fork_lsn:
-            self._wait()
-            return
-        world, tli = self.world, sealed.history[-1].floor + 1
-        if any(primary.tli == tli for primary in world.primaries if primary not in self._promoted):
-            # A promotion by other means has taken it, and its history file is found. What failovers have promoted may
-            # be out of sight: but they have reserved their numbers.
-            self._run(Seal(self.tli), takeover=True)
-            return
-        promoted = world.new_primary(source.promoted(world.next_primary_name(), fork_lsn, tli))
-        world.truths.of(sealed.cluster_id).on_promoted(promoted, self._promoted)
-        self._promoted.append(promoted)
-        world.counts.count("standbys promoted by a failover")
-        self._finish()
+    def on_promoted(self, promoted: VirtualPrimary) -> None:
+        """A standby has become a primary: clients write there, and proxies are pointed at it."""
+        world = self.world
         world.current = promoted
         if world.is_healing:
+            self._serve(promoted)
             return
         world.start_workload(promoted)
+        beside = world.rng.choice(world.proxies)  # It runs on the machine of the promoted server.
+        for way in (TO_SAFEKEEPER, TO_PROXY):
+            for safekeeper_id in world.safekeepers:
+                world.network.unblock(beside.name, safekeeper_id, way)
         for proxy in world.proxies:
-            if world.rng.random() < 0.8:
+            if proxy is beside or world.rng.random() < 0.7:
                 world.point(proxy, promoted)
                 if world.rng.random() < 0.5:
                     proxy.stop()
@@ -191,75 +387,105 @@ class Failover:
                 else:
                     proxy.lose_primary()
 
-    def _source(self, sealed: "Elected") -> "VirtualPrimary | None":
-        """Return a server on the sealed timeline whose bytes the log has: any copy of its WAL is as good as it."""
-        log = self.world.newest_log()
-        if log is None:
-            return None
-        size = min(self._end_lsn, log.end_lsn) - log.begin_lsn
-        fitting = [
-            primary
-            for primary in self.world.primaries
-            if primary.tli == self.tli
-            and primary.insert_lsn >= self._end_lsn
-            and primary.read(log.begin_lsn, log.begin_lsn + size) == log.wal[:size]
-        ]
-        has_room = self.world.is_healing or len(self.world.primaries) < PRIMARIES_MAX
-        return fitting[0] if fitting and has_room and size > 0 else None
-
-    def _is_without_records(self, source: "VirtualPrimary") -> bool:
-        """Return whether no record of the log is complete, or none of its first timeline: the log has nothing to keep.
-
-        What is promoted would fork off before the log's beginning, or where its first timeline has no byte yet.
-        """
-        log = self.world.newest_log()
-        if log is None:
-            return False
-        is_first = bool(source.ancestors) and log.history[0].tli == source.tli
-        lowest_lsn = max(log.begin_lsn, source.ancestors[-1].end_lsn if is_first else 0)
-        return source.record_end_at_or_below(self._end_lsn) <= lowest_lsn
-
-    def _position(self, source: "VirtualPrimary") -> Lsn:
-        """Return where a standby is promoted, 0 if none may be yet."""
-        needed_lsn, rng = self.needed_lsn(source, self._end_lsn), self.world.rng
-        if self.world.standbys:
-            positions = [standby.applied_lsn for standby in self.world.standbys if standby.applied_lsn]
-        else:
-            above_lsn = max(self._end_lsn, rng.randint(self._end_lsn, max(self._end_lsn, source.flush_lsn)))
-            positions = [source.record_end_at_or_below(rng.choice((self._end_lsn, self._end_lsn, above_lsn)))]
-        ready = [lsn for lsn in positions if lsn >= needed_lsn or not self.waits]
-        return max(ready, default=0) if self.waits else min(ready, default=0)
-
-    def needed_lsn(self, source: "VirtualPrimary", end_lsn: Lsn) -> Lsn:
-        """Return what a standby must have replayed: the last complete record of the log, and not its last byte."""
-        return source.record_end_at_or_below(end_lsn)
-
     # ------------------------------------------------------------------ the second phase
 
-    def settle(self, without: frozenset[int]) -> None:
-        """Finish what was begun: where the log is sealed and no primary is above the floor, a standby is promoted.
+    def loses_primaries(self) -> bool:
+        """Return whether every primary is lost when the faults end: nothing but standbys and safekeepers is left."""
+        is_drawn = self._chance.random() < self.world.profile.primaries_lost
+        return is_drawn and self.world.checker.acked_lsn > 0 and self._set_up_standbys()
+
+    def _set_up_standbys(self) -> bool:
+        """Let those standbys be set up that are none yet, or must be rewound; return whether there are any."""
+        world, truth = self.world, self.world.checker
+        end_lsn = last_complete_end(truth.committed, truth.base_lsn, truth.committed_lsn)
+        end_lsn = max(end_lsn, end_of_the_first_part(truth.committed, truth.base_lsn) or 0)
+        standbys = [*world.standbys, *world.directs]
+        if end_lsn <= truth.base_lsn or not standbys:
+            return False
+        tli = tli_at(truth.won[truth.committed_term].history, end_lsn - 1)
+        for standby in standbys:
+            standby.set_up_from_backup(end_lsn, tli)
+        return True
+
+    def settle(self, without: frozenset[int], proxies: "list[SimProxy]", *, primaries_are_lost: bool) -> None:
+        """Bring commits back with the command alone, where nothing else can.
+
+        That is so if the primaries are lost, and if the log is sealed and no primary is above the floor. A command that
+        fails is repeated. A proxy runs beside what is promoted.
 
         Args:
-            without: safekeepers that will be out of reach. The others' log may have a seal that was not committed.
+            without: safekeepers that are out of reach meanwhile: no process needs them. The others' log may have a seal
+                that was not committed.
+            proxies: of which one is to run beside the promoted server.
 
         Raises:
-            Violation: the failover does not come to its end.
+            Violation: commits have not resumed in time.
         """
         world = self.world
-        self._finish()
+        for command in list(self.commands):
+            command.kill()
         logs = [log for log in (world.newest_log(), world.newest_log(without)) if log is not None]
-        if all(not log.floor or any(map(log.is_continued_by, world.primaries)) for log in logs):
+        is_sealed = any(log.floor and not any(map(log.is_continued_by, world.primaries)) for log in logs)
+        if not primaries_are_lost and not is_sealed:
             return
         world.counts.count("failovers finished by the repair")
-        self.tli, self.is_under_way = logs[0].tli, True
-        self._run(Seal(self.tli), takeover=False)
-        ends_at_s = world.clock.now + PATIENCE_S
-        while self._sealer is not None:
-            if world.clock.now > ends_at_s:
-                raise Violation("FailoverEnds", f"after {PATIENCE_S:g} s without faults: {self._state()}")
-            world.run(world.clock.now + 0.1)
+        self._missing = without
+        try:
+            self._bring_back(logs[0], proxies)
+        finally:
+            self._missing = frozenset()
+            world.network.unblock_all()
 
-    def _state(self) -> str:
-        if self.sealed is None:
-            return f"timeline {self.tli} is not sealed"
-        return f"no standby has the log up to {format_lsn(self._end_lsn)}"
+    def _bring_back(self, log: "NewestLog", proxies: "list[SimProxy]") -> None:
+        """See `settle`."""
+        world = self.world
+        if not self._set_up_standbys():
+            # Nobody was told of a commit, and no standby can be promoted: the old primary goes on.
+            self._cancel_for_good(log.tli)
+            return
+        self._proxies = proxies
+        for standby in world.directs:
+            standby.is_cut_off = True  # What is alive may be sealed off.
+        for promoted in world.servers.promoted:
+            if promoted.answers and promoted.tli == log.floor + 1:
+                self._serve(promoted)
+        began_at_s, acked_lsn = world.clock.now, world.checker.acked_lsn
+        standbys = [""]
+        while world.checker.acked_lsn <= acked_lsn:
+            command = self._run(wanted=standbys.pop(), old_is_dead=True)
+            # An agent fails over to its own server, which is a standby.
+            standbys = standbys or [name for name in world.servers.names() if world.servers.is_standby(name)]
+            while not command.is_over and world.clock.now < began_at_s + PATIENCE_S:
+                world.run(world.clock.now + 0.1)
+            if world.clock.now >= began_at_s + PATIENCE_S:
+                why = command.error or command.waits_for or "no commit was released"
+                raise Violation("CommitsResume", f"after {PATIENCE_S:g} s with a quorum and a standby: {why}")
+            world.run(world.clock.now + REPEAT_AFTER_S)
+
+    def _cancel_for_good(self, tli: int) -> None:
+        """Let the server of a timeline in again. What was promoted is of no use, and out of the way."""
+        world = self.world
+        others = [name for name in world.servers.names() if getattr(world.servers.at(name), "tli", 0) > tli]
+        command = self._run(cancels=True, unreachable=frozenset(others))
+        while not command.is_over:
+            world.run(world.clock.now + 0.1)
+        for primary in world.primaries:
+            primary.is_lost = False
+            primary.start()
+
+    def _serve(self, promoted: VirtualPrimary) -> None:
+        """Let a proxy run beside a promoted server, as an agent would."""
+        world = self.world
+        proxy = self._proxies[0] if self._proxies else None
+        if proxy is None:
+            return
+        world.current = promoted
+        for standby in world.directs:
+            standby.is_cut_off = False
+        world.proxies = [proxy]
+        proxy.stop()
+        proxy.primary_is_cut_off = proxy.takeover = False
+        proxy.primary, proxy.others = promoted, ()
+        self._cut_off(proxy.name)
+        world.start_workload(promoted)
+        proxy.start()

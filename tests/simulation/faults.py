@@ -310,7 +310,7 @@ class Faults:
 
     def block(self) -> None:
         """A partition of one pair, one way or both, until it is healed; sometimes of a proxy from all."""
-        proxy = self._proxy()
+        proxy = self.rng.choice([*self.world.proxies, *self.world.failover.commands])
         ways = self.rng.choice(((TO_SAFEKEEPER,), (TO_PROXY,), (TO_SAFEKEEPER, TO_PROXY)))
         safekeepers = [self._safekeeper()] if self.rng.random() < 0.7 else list(self.world.safekeepers.values())
         for safekeeper in safekeepers:
@@ -504,22 +504,58 @@ class Faults:
         proxy.start()
 
     def fail_over(self) -> None:
-        """The primary dies, or is thought to have; an operator fails over, does that again, or cancels it."""
+        """The primary dies, stands still, is cut off, or is thought to be lost: an operator fails over, or cancels."""
         world = self.world
-        if world.failover.is_under_way and self.rng.random() < 0.25:
+        if self.rng.random() < 0.1:
             world.failover.cancel()
             return
-        if world.current.up and self.rng.random() < 0.6:
+        if not world.checker.acked_lsn and self.rng.random() < 0.9:
+            return  # Nobody misses a primary yet.
+        fate = self.rng.random()
+        if fate < 0.4 and world.current.up:
             primary = world.current
             primary.crash()
             world.clock.after(self._soon(), primary.start)
+        elif fate < 0.6:
+            self.freeze_primary()
         for proxy in world.proxies:
-            if self.rng.random() < 0.5:
+            if self.rng.random() < 0.4:
                 proxy.stop()
                 world.clock.after(self._soon(), proxy.start)
-        world.failover.begin(repeats=self.rng.random() < 0.3, takeover=self.rng.random() < 0.7)
-        if self.rng.random() < 0.3:
-            world.clock.after(0.3 * self._soon(), world.failover.kill)
+            elif self.rng.random() < 0.2:
+                for safekeeper_id in world.safekeepers:
+                    for way in (TO_SAFEKEEPER, TO_PROXY):
+                        world.network.blocked.add((proxy.name, safekeeper_id, way))
+        for _ in range(2 if self.rng.random() < 0.2 else 1):
+            self._run_failover()
+
+    def _run_failover(self) -> None:
+        names = self.world.servers.names()
+        dies_after = self.rng.choice(("", "", "", "", "look", "seal", "catch up", "promote"))
+        wanted = self.rng.choice(names) if self.rng.random() < 0.15 else ""
+        unreachable = frozenset(name for name in names if self.rng.random() < 0.1)
+        self.world.failover.begin(
+            wanted=wanted, old_is_dead=self.rng.random() < 0.7, dies_after=dies_after, unreachable=unreachable
+        )
+
+    def freeze_primary(self) -> None:
+        """The primary's machine stands still, with the proxy that streams from it, and goes on as if nothing was."""
+        primary, for_s = self.world.current, self._soon()
+        if primary.answers:
+            primary.freeze()
+            self.world.clock.after(for_s, primary.thaw)
+            if primary.walsender is not None and self.rng.random() < 0.7:
+                primary.walsender.suspend(for_s)
+
+    def stop_command(self) -> None:
+        """A command of a failover dies, or stands still for a while."""
+        commands = self.world.failover.commands
+        if commands:
+            command = self.rng.choice(commands)
+            if self.rng.random() < 0.5:
+                command.kill()
+            else:
+                command.suspend(self._soon())
 
     def restore_backup(self) -> None:
         """A primary comes back from a backup: the same timeline, behind, and then bytes of its own."""

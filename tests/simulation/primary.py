@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from safekeeper.base.lsn import Lsn, segment_start
+from safekeeper.base.timelines import format_timeline_history
 from safekeeper.consensus.control_state import TliHistory
 from tests.simulation.synthetic_wal import (
     HEADER_BYTES,
@@ -41,6 +42,8 @@ class VirtualPrimary:
         told_lsn, told_apply_lsn: the highest flush and apply positions that it was told.
         oldest_lsn: what is below this was recycled, a segment start.
         quiet: whether nobody writes at the moment.
+        frozen: whether its process is stopped: it is there, and does and answers nothing.
+        is_lost: whether its machine is gone: nothing starts it.
         walsender: the proxy that streams from it, one at most: there is one slot.
         life: grows at every crash.
         repeated: sizes of records that it writes instead of what it is asked for, and whether they bear a time.
@@ -59,6 +62,8 @@ class VirtualPrimary:
         self.walsender: SimProxy | None = None
         self.up = True
         self.quiet = False
+        self.frozen = False
+        self.is_lost = False
         self.life = 0
         self.repeated: deque[tuple[int, bool]] = deque()
         self._last_record_lsn = last_record_start(self.wal, FIRST_LSN, self.insert_lsn)
@@ -70,7 +75,8 @@ class VirtualPrimary:
 
     def identity(self) -> PrimaryIdentity:
         """What IDENTIFY_SYSTEM and TIMELINE_HISTORY say."""
-        tlis = [*(ancestor.tli for ancestor in self.ancestors[1:]), *([self.tli] if self.ancestors else [])]
+        ancestors = self.ancestors
+        tlis = [*(ancestor.tli for ancestor in ancestors[1:]), *([self.tli] if ancestors else [])]
         return PrimaryIdentity(
             system_id=SYSTEM_ID,
             tli=self.tli,
@@ -78,7 +84,10 @@ class VirtualPrimary:
             segment_size=SEGMENT_SIZE,
             server_version=SERVER_VERSION,
             ancestors=self.ancestors,
-            tli_histories=tuple(TliHistory(tli, f"{tli} of {self.name}".encode()) for tli in tlis),
+            tli_histories=tuple(
+                TliHistory(tli, format_timeline_history(ancestors[:parents], f"of {self.name}"))
+                for parents, tli in enumerate(tlis, 1)
+            ),
         )
 
     # ------------------------------------------------------------------ writing
@@ -115,17 +124,35 @@ class VirtualPrimary:
 
     # ------------------------------------------------------------------ life and death
 
+    @property
+    def answers(self) -> bool:
+        """Whether it does what it is asked for."""
+        return self.up and not self.frozen
+
+    def freeze(self) -> None:
+        """SIGSTOP: its connections stay, and it does nothing until it goes on."""
+        self.world.note(self.name, "is frozen")
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """Go on as if no time had passed."""
+        if self.frozen:
+            self.world.note(self.name, "goes on")
+            self.frozen = False
+            if self.walsender is not None:
+                self.walsender.primary_has_more()
+
     def crash(self) -> None:
         """kill -9: flushed WAL survives. A record that was cut short stays so; the next one follows behind it."""
         self.world.note(self.name, "crashes")
-        self.up = False
+        self.up = self.frozen = False
         self.life += 1
         del self.wal[self.flush_lsn - FIRST_LSN :]
         self.drop_walsender()
 
     def start(self) -> None:
         """Come back with what is on disk. Nothing is told anew, so nobody is released until it is."""
-        if not self.up:
+        if not self.up and not self.is_lost:
             self.world.note(self.name, "starts")
             self.up = True
             self._last_record_lsn = last_record_start(self.wal, FIRST_LSN, self.insert_lsn)

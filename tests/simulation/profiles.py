@@ -26,6 +26,10 @@ class Profile:
         archive: probability that such a run has an archive: then they remove also what a member lacks.
         pulls: probability that proxies know the addresses of safekeepers, so that members pull WAL from each other.
         tails: probability that proxies win tail terms when they see no primary.
+        standby: probability that a run that would have no standby has one.
+        direct: probability of a standby that streams from the primary; where there is no other one, there is one.
+        primaries_lost: probability that all primaries are lost when the faults end, so that a failover must bring
+            commits back.
         clock_skew: probability that each machine's clock has a rate of its own, from half as fast to twice.
         late_words: probability that what a proxy had sent to a safekeeper when it ended arrives seconds later.
         torn_by_page: probability that a power cut tears writes at borders of 4-KiB pages instead of 512-byte sectors.
@@ -49,6 +53,9 @@ class Profile:
     archive: float = 0.0
     pulls: float = 0.0
     tails: float = 0.0
+    standby: float = 0.0
+    direct: float = 0.0
+    primaries_lost: float = 0.0
     clock_skew: float = 0.3
     late_words: float = 0.3
     torn_by_page: float = 0.5
@@ -203,22 +210,29 @@ PROFILES: dict[str, Profile] = {
         BALANCED,
         weights=_with(
             fail_over=12,
+            freeze_primary=3,
+            stop_command=4,
+            hang=2,
             crash_primary=6,
             promote=2,
             restore_backup=0,
-            repoint=8,
-            go_back=8,
-            restart_proxy=8,
-            block=8,
+            repoint=4,
+            go_back=3,
+            restart_proxy=5,
+            block=4,
             unblock=8,
-            wipe=2,
         ),
-        faults_s=5.0,
+        faults_s=7.0,
+        fault_every_s=0.25,
         tails=0.3,
         spare=0.8,
         isolated_promotion=0.0,
         low_fork=0.0,
         several_hosts=0.3,
+        minority=0.4,
+        standby=0.8,
+        direct=0.4,
+        primaries_lost=0.5,
     ),
     "refusals": replace(
         BALANCED,

@@ -48,13 +48,14 @@ if TYPE_CHECKING:
 TICK_S = 0.1
 CONNECT_RETRY_S = 0.2
 REFUSED_RETRY_S = 1.5
+FROZEN_AGAIN_S = 0.1
 LATE_S_MAX = 3.0
 WINDOW_BYTES = 24 << 10
 READ_BYTES_MAX = 24 << 10
 
 
 class PrimaryLink:
-    """A connection to a primary. `position_lsn` is None while no COPY is open."""
+    """A connection to a primary. `commands` counts what it was told; the last one counts."""
 
     def __init__(self, primary: "VirtualPrimary") -> None:
         self.primary = primary
@@ -63,6 +64,7 @@ class PrimaryLink:
         self.checked = False
         self.tli = 0
         self.links_to_lsn: Lsn | None = None
+        self.commands = 0
 
 
 class CountedRefusals(Refusals):
@@ -275,12 +277,14 @@ class SimProxy:
                 self._later(0.0, self._lost, action.safekeeper_id)
         elif isinstance(action, IdentifyPrimary):
             if self._link is not None:
+                self._link.commands += 1
                 self._later(self._primary_delay_s(), self._identify, self._link)
         elif isinstance(action, StartReplication):
             if not action.resumes:
                 self._window.reset(action.begin_lsn)
                 self._tail_begin_lsn, self._tail = action.begin_lsn, bytearray()
             if self._link is not None:
+                self._link.commands += 1
                 self._later(self._primary_delay_s(), self._open_copy, self._link, action)
         elif isinstance(action, EmptyWindow):
             self._window.reset(action.begin_lsn)
@@ -409,16 +413,23 @@ class SimProxy:
         candidate = self._rota.next(now) or self._rota.next(now)
         assert candidate is not None  # a run ends when all of them are refused
         primary = (self.primary, *self._listed)[self._rota.candidates.index(candidate)]
-        if not primary.up or self.primary_is_cut_off:
+        if not primary.answers or self.primary_is_cut_off:
             self._rota.failed(HostState.UNREACHABLE, "it is down")
             self._later(CONNECT_RETRY_S, self._connect_primary)
             return
         self._link = PrimaryLink(primary)
         self._later(self._primary_delay_s(), self._identify, self._link)
 
+    def _retry(self, link: PrimaryLink, commands: int, command: "Callable[..., None]", *args: Any) -> None:
+        """Let a primary that was frozen do what it was told, unless it was told something else since."""
+        if link.commands == commands:
+            command(link, *args)
+
     def _identify(self, link: PrimaryLink) -> None:
         if self._is_dead(link):
             self._primary_is_lost()
+        elif self._link is link and link.primary.frozen:
+            self._later(FROZEN_AGAIN_S, self._retry, link, link.commands, self._identify)
         elif self._link is link:
             assert self.proposer is not None
             self._rota.connected()
@@ -441,6 +452,9 @@ class SimProxy:
         if self._is_dead(link):
             self._primary_is_lost()
         if self._link is not link:
+            return
+        if link.primary.frozen:
+            self._later(FROZEN_AGAIN_S, self._retry, link, link.commands, self._open_copy, action)
             return
         assert self.proposer is not None
         primary, now = link.primary, self.clock.now
@@ -491,6 +505,8 @@ class SimProxy:
         link, proposer = self._link, self.proposer
         if link is None or proposer is None or not self._link_stands(link) or not link.copying or not link.checked:
             return
+        if link.primary.frozen:
+            return  # It calls when it goes on.
         self._evict(proposer)
         primary, begin_lsn = link.primary, self._window.end_lsn + len(self._unlinked)
         tli_end = primary.tli_end(link.tli)
@@ -585,7 +601,7 @@ class SimProxy:
 
     def _send_status(self) -> None:
         link, status = self._link, self._status
-        if link is None or status is None or not link.copying or not self._link_stands(link):
+        if link is None or status is None or not link.copying or not self._link_stands(link) or link.primary.frozen:
             return
         if link.primary.walsender is self:
             flush_lsn = self._slot_lsn(status.flush_lsn)

@@ -124,6 +124,8 @@ def plan(task: Task) -> Schedule:
     real_storage = shape.randrange(STORAGE_ONE_IN) == 0
     uses_wire = shape.randrange(WIRE_ONE_IN) == 0
     standby_count = shape.choice((0, 0, 1, 2))
+    if not standby_count and random.Random(f"{task.seed} standbys").random() < task.faults().standby:
+        standby_count = 1
     if "lose_data" in task.faults().weights:
         # One that has replayed what was given up would have to be made anew.
         standby_count = 0
@@ -178,18 +180,21 @@ def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> N
     faults.begin(ends_at_s)
     world.run(ends_at_s)
     world.check_all()
+    world.counts.count("failovers completed amid faults", world.servers.completed)
     if heals:
         minority = Minority(world)
         world.heal(minority.missing)
         minority.is_not_missed()
         world.converge()
         world.check_all()
+    world.failover.abandon()
 
 
 def _outcome(world: World) -> Outcome:
     truths = world.truths.all()
     world.counts.count("terms won", sum(len(truth.won) for truth in truths))
     world.counts.count("words that came late", world.network.late_words)
+    world.counts.count("failovers completed", world.servers.completed)
     for safekeeper in world.safekeepers.values():
         if isinstance(safekeeper.disk, StorageDisk):
             world.counts.count("writes torn by sector", safekeeper.disk.fs.torn[SECTOR_BYTES])

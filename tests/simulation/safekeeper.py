@@ -8,7 +8,7 @@ that was running is then simply dropped, as a crash would drop it.
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.acceptor.acceptor import HEARTBEAT_TIMEOUT_S, Acceptor
 from safekeeper.acceptor.effects import (
     Close,
     DigestWal,
@@ -36,13 +36,16 @@ from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.messages import (
     AcceptorMessage,
+    AppendRequest,
     AppendResponse,
+    Elected,
     PeerRead,
     PreVoteResponse,
     PullWal,
     ReadResponse,
     Refusal,
     RefusalCode,
+    TailPreVoteRequest,
     VoteResponse,
 )
 from safekeeper.node.node import INCLUDES_FLUSH
@@ -105,6 +108,10 @@ class SimSafekeeper:
         self._connections: dict[int, Connection] = {}
         self._flush: Any = None
         self._flush_is_due = False
+        # What is handled, since when, whether it is refused; and the last message of a leader that was not.
+        self._handled: tuple[int, Any, float] | None = None
+        self._refuses = False
+        self._heard: tuple[int, LeaderId, float] | None = None
 
     # ------------------------------------------------------------------ life and death
 
@@ -114,6 +121,7 @@ class SimSafekeeper:
             return
         self.life += 1
         self.effects_left = None
+        self._handled = self._heard = None
         try:
             control, flush_lsn = self.disk.open()
             if control is None:
@@ -263,6 +271,7 @@ class SimSafekeeper:
             if kind == "message":
                 if connection.number in self._connections:
                     self.world.note(self.name, "gets", content, connection.number)
+                    self._handled, self._refuses = (connection.number, content, now), False
                     self._run(message_effects(acceptor, connection.number, content, now))
             elif kind == "end":
                 if self._connections.pop(connection.number, None) is not None:
@@ -348,6 +357,7 @@ class SimSafekeeper:
                     world.clock.after(delay_s, self._resume_later, life, result)
                     return
         self._task = None
+        self._remember_leader()
         assert self.acceptor is not None  # its event has just ended
         self.acceptor.check()
         self.puller.wake()
@@ -367,12 +377,32 @@ class SimSafekeeper:
         if self._flush_is_due and self._flush is None:
             self._begin_flush()
 
+    def _remember_leader(self) -> None:
+        """Note when a leader was last heard, if the message that was handled was taken."""
+        handled, self._handled = self._handled, None
+        if handled is not None and isinstance(handled[1], (AppendRequest, Elected)) and not self._refuses:
+            self._heard = handled[0], handled[1].leader_id, handled[2]
+
+    def _live_leader(self) -> str:
+        """Return the run of the leader that was heard within the heartbeat timeout, empty if there is none."""
+        acceptor, heard = self.acceptor, self._heard
+        assert acceptor is not None and self._handled is not None  # it handles a message
+        if heard is None or heard[:2] != (acceptor.leader_connection, acceptor.leader):
+            return ""
+        return heard[1].proposer_id if self._handled[2] - heard[2] < HEARTBEAT_TIMEOUT_S else ""
+
     def _execute(self, effect: Effect) -> Any:
         world, disk = self.world, self.disk
         if isinstance(effect, Send):
             message = effect.message
             world.note(self.name, "says", message, effect.connection)
             self._count_said(message)
+            self._refuses = self._refuses or isinstance(message, Refusal)
+            handled = self._handled[1] if self._handled is not None else None
+            if isinstance(handled, TailPreVoteRequest) and isinstance(message, PreVoteResponse) and message.granted:
+                live = self._live_leader()
+                is_needless = live not in ("", handled.proposer_id)
+                world.truths.of_folder(self).on_tail_granted(self, handled.proposer_id, is_needless)
             world.truths.of_folder(self).on_acceptor_says(self, message)
             connection = self._connections.get(effect.connection)
             if connection is not None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.messages import Standby
+from safekeeper.consensus.term_history import tli_at
 from tests.simulation.synthetic_wal import first_record_start, last_complete_end
 
 if TYPE_CHECKING:
     from tests.simulation.disk import ModelDisk
+    from tests.simulation.primary import VirtualPrimary
     from tests.simulation.safekeeper import SimSafekeeper
     from tests.simulation.world import World
 
@@ -28,6 +30,11 @@ class SimStandby:
         received_lsn: the end of what it was sent, and has on its disk.
         applied_lsn: how far it has replayed, a record's end; 0 before it was set up.
         highest_lsn: the highest that `applied_lsn` ever was.
+        tli: the timeline of the last byte that it was sent, 0 before it was set up.
+        on_disk: how far it had ever replayed, and on which timeline: after a restart it would replay that far again
+            before a promotion.
+        passed_over: numbers of timelines with a history file that was placed in its pg_wal.
+        life: grows when it is restarted, or set up anew: a promotion that was requested before is forgotten.
         is_restless: whether it leaves, moves and restarts by itself, while there are faults.
     """
 
@@ -39,11 +46,16 @@ class SimStandby:
         self.received_lsn: Lsn = 0
         self.applied_lsn: Lsn = 0
         self.highest_lsn: Lsn = 0
+        self.tli = 0
+        self.on_disk: tuple[Lsn, int] = (0, 0)
+        self.passed_over: set[int] = set()
+        self.life = 0
         self.is_restless = True
         self._restart_lsn: Lsn = 0
         self._truth = world.checker
         self._stream = 0
         self._read_is_due = False
+        self._away_until_s = 0.0
 
     @property
     def words(self) -> Standby:
@@ -55,6 +67,44 @@ class SimStandby:
         """Where its slot stands, 0 before it was set up: it may replay again from there on."""
         return min(self.applied_lsn, self._restart_lsn or self.applied_lsn)
 
+    @property
+    def streamed_lsn(self) -> Lsn:
+        """What its walreceiver has received since it has connected, 0 while it is not connected."""
+        return self.received_lsn if self.safekeeper is not None else 0
+
+    @property
+    def line(self) -> "VirtualPrimary":
+        """A primary with its bytes, and its timelines: the one that has written them is one."""
+        base_lsn, (lsn, tli) = self._truth.base_lsn, self.on_disk
+        wal = self._truth.committed[: lsn - base_lsn]
+        for primary in self.world.primaries:
+            end_lsn = primary.tli_end(tli)
+            if end_lsn is not None and end_lsn >= lsn and primary.read(base_lsn, lsn) == wal:
+                return primary
+        raise AssertionError(f"no primary has written what {self.name} has replayed")
+
+    def be_replaced(self) -> None:
+        """It has become a primary: another one takes its place and its name, from a backup."""
+        self.leave()
+        self._stream += 1
+        self._forget_backup()
+        self._away_until_s = self.world.clock.now + 1.0 + self.rng.random()
+        self._reconnect_in(2.0)
+
+    def _forget_backup(self) -> None:
+        self.applied_lsn = self.received_lsn = self._restart_lsn = 0
+        self.tli, self.on_disk, self.passed_over = 0, (0, 0), set()
+        self.life += 1
+
+    def set_up_from_backup(self, end_lsn: Lsn, tli: int) -> None:
+        """Begin with a backup that ends there, at a record's end, unless it was set up already."""
+        if not self.applied_lsn:
+            self.leave()
+            self.applied_lsn = self.received_lsn = self._restart_lsn = end_lsn
+            self.highest_lsn, self.tli, self.on_disk = max(self.highest_lsn, end_lsn), tli, (end_lsn, tli)
+            self._away_until_s = 0.0
+            self._reconnect_in(RECONNECT_S)
+
     def start(self) -> None:
         """Begin to look for a safekeeper, and to leave it now and then."""
         self.world.clock.after(self.rng.random() * RECONNECT_S, self._connect, self._stream)
@@ -64,6 +114,9 @@ class SimStandby:
 
     def _connect(self, stream: int) -> None:
         if stream != self._stream or self.safekeeper is not None:
+            return
+        if self.world.clock.now < self._away_until_s:
+            self.world.clock.after(RECONNECT_S, self._connect, stream)
             return
         safekeepers = [each for each in self.world.safekeepers.values() if self._can_stream_from(each)]
         if safekeepers:
@@ -77,7 +130,7 @@ class SimStandby:
         archive, serving = self.world.archive, [s for s in self.world.safekeepers.values() if s.is_serving]
         if archive is None and any(safekeeper.disk.begin_lsn > self.applied_lsn for safekeeper in serving):
             # Its WAL was on a safekeeper where it had no slot: it is set up anew, from a backup.
-            self.applied_lsn = self._restart_lsn = 0
+            self._forget_backup()
         for safekeeper in serving:
             acceptor = safekeeper.acceptor
             if archive is not None and acceptor is not None and self.applied_lsn:
@@ -86,6 +139,8 @@ class SimStandby:
                 end_lsn = last_complete_end(wal, self.applied_lsn, self.applied_lsn + len(wal))
                 self.world.checker.readers.on_replayed(self, wal[: end_lsn - self.applied_lsn])
                 self.received_lsn = self.applied_lsn = end_lsn
+                self.tli = tli_at(acceptor.control.history, end_lsn - 1)
+                self._keep()
                 self.highest_lsn = max(self.highest_lsn, end_lsn)
 
     def _can_stream_from(self, safekeeper: "SimSafekeeper") -> bool:
@@ -105,7 +160,8 @@ class SimStandby:
         truth = self.world.truths.of_folder(safekeeper)
         if truth is not self._truth:
             # What it has replayed may be given up in this cluster: it is set up anew, from a backup.
-            self._truth, self.applied_lsn, self._restart_lsn = truth, 0, 0
+            self._truth = truth
+            self._forget_backup()
         self.received_lsn = self.applied_lsn
         safekeeper.readers.append(self)
         safekeeper.readers_changed()
@@ -151,6 +207,7 @@ class SimStandby:
             if self.rng.random() < 0.3:
                 # After a crash it replays from its last restart point.
                 self.applied_lsn = self._restart_lsn
+                self.life += 1
             self._restart_lsn = self.applied_lsn
             self._reconnect_in(self.rng.choice((0.05, 0.5, 2.0)))
         self.world.clock.after(self.rng.expovariate(1.0) * RESTLESS_EVERY_S, self._be_restless)
@@ -174,6 +231,8 @@ class SimStandby:
         disk, readable_lsn = safekeeper.disk, safekeeper.acceptor.readable_lsn
         if not self.applied_lsn and readable_lsn > disk.begin_lsn:
             self._set_up(disk, readable_lsn)
+            self.tli = tli_at(safekeeper.acceptor.control.history, self.applied_lsn - 1)
+            self._keep()
             if self.applied_lsn == readable_lsn:
                 # Nothing follows its backup: it says where it is all the same.
                 self.received_lsn = readable_lsn
@@ -187,8 +246,14 @@ class SimStandby:
             end_lsn = last_complete_end(wal, self.applied_lsn, readable_lsn)
             self._truth.readers.on_replayed(self, bytes(wal[: end_lsn - self.applied_lsn]))
             self.received_lsn, self.applied_lsn = readable_lsn, end_lsn
+            self.tli = tli_at(safekeeper.acceptor.control.history, readable_lsn - 1)
+            self._keep()
             self.highest_lsn = max(self.highest_lsn, end_lsn)
             safekeeper.readers_changed()
+
+    def _keep(self) -> None:
+        """Remember what has reached its disk."""
+        self.on_disk = max(self.on_disk, (self.applied_lsn, self.tli))
 
     def _set_up(self, disk: "ModelDisk", readable_lsn: Lsn) -> None:
         """Begin with a backup: it ends where a record does, and the log may begin amidst one."""

@@ -113,6 +113,12 @@ def first_record_start(wal: bytes | bytearray, begin_lsn: Lsn) -> Lsn:
     return begin_lsn + _next_start(wal, 0)
 
 
+def end_of_the_first_part(wal: bytes | bytearray, begin_lsn: Lsn) -> Lsn | None:
+    """Return where the record ends that the WAL begins amidst, None if it is not complete, or was cut short."""
+    end = _next_start(wal, 0)
+    return begin_lsn + end if end and wal[end - 1] == _END else None
+
+
 def last_record_start(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> Lsn:
     """Return the start of the last record that begins below `lsn`, 0 if there is none."""
     position = wal.rfind(_START, 0, max(0, lsn - begin_lsn))

@@ -45,6 +45,12 @@ QUICK = (
     "commit_and_elect_without_overlap",
     "elections_without_overlap",
     "sizes_on_too_few",
+    "tail_term_over_a_live_proposer",
+    "seal_not_heeded",
+    "seal_of_the_promoted",
+    "timeline_number_taken_twice",
+    "promoted_at_once",
+    "seal_not_led_on",
 )
 SEEDS = 150
 

@@ -22,6 +22,9 @@ def test_everything_holds_and_converges_under(profile: str) -> None:
     # A run in which nothing was acknowledged, or nobody was elected anew, shows nothing.
     assert sum(o.acks for o in outcomes if not isinstance(o, Failure)) > 5 * SEEDS_PER_PROFILE
     assert sum(o.terms for o in outcomes if not isinstance(o, Failure)) > 2 * SEEDS_PER_PROFILE
+    if profile == "failovers":
+        completed = [o.counts["failovers completed"] for o in outcomes if not isinstance(o, Failure)]
+        assert sum(map(bool, completed)) > SEEDS_PER_PROFILE / 2
 
 
 def test_old_wal_goes_members_skip_wal_and_archivers_change() -> None:

@@ -25,8 +25,10 @@ from tests.simulation.archive import ModelArchive, SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock, MachineClock
 from tests.simulation.counts import Counts
+from tests.simulation.direct_standby import direct_standbys_of
 from tests.simulation.disk import ModelDisk, StorageDisk
-from tests.simulation.failover import Failover
+from tests.simulation.failover import FailoverOperator, Servers
+from tests.simulation.failover_shell import REPLACED
 from tests.simulation.network import Network
 from tests.simulation.newest_log import NewestLog
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
@@ -91,7 +93,9 @@ class World:
         has_addresses: whether proxies know where safekeepers listen, so that members pull WAL from each other.
         rng: the source of chance for all that has none of its own.
         current: the primary that the operator believes to be the right one.
-        standbys: the standbys, whether or not they stream.
+        standbys: the standbys that stream from safekeepers, whether or not they do at the moment.
+        directs: those that stream from the primary.
+        servers: all servers, by the names of their hosts.
         truths: what must hold, in each cluster.
         operator: who rebootstraps.
         failover: who fails over.
@@ -101,13 +105,11 @@ class World:
         counts: how often what happened.
         digest: of all that happens, None if nobody compares two versions of the code.
         archiver_named: who archives.
-        acceptor_class, proposer_class, model_disk_class, failover_class, wiped_keeps_incarnation: where bugs are
-            planted.
+        acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
         quorum_choices: the sizes that an operator chooses from.
     """
 
     acceptor_class: type[Acceptor] = Acceptor
-    failover_class: type[Failover] = Failover
     proposer_class: type[Proposer] = Proposer
     model_disk_class: type[ModelDisk] = ModelDisk
     wiped_keeps_incarnation = False
@@ -147,11 +149,14 @@ class World:
         self.current = self.primaries[0]
         self.proxies: list[SimProxy] = []
         self.standbys = standbys_of(self, standby_count, seed)
+        has_direct = random.Random(f"{seed} direct").random() < profile.direct or not standby_count
+        self.directs = direct_standbys_of(self, int(profile.direct > 0 and has_direct))
+        self.servers = Servers(self)
         self.apply_rule = parse_apply_rule(apply_rule)
         self.archiver_named = 0
         self.retention = SimRetention(self, seed)
         self.operator = Operator(self)
-        self.failover = self.failover_class(self)
+        self.failover = FailoverOperator(self)
         # In every second seed histories may hardly grow, so that terms are forgotten although members are away.
         self.history_entries_max = SHORT_HISTORY if seed % 2 else term_history_module.HISTORY_ENTRIES_MAX
         self.archive: ModelArchive | None = None
@@ -292,6 +297,7 @@ class World:
             with _small_frames(self.history_entries_max):
                 self.clock.run(until_s, events)
         except Exception as error:
+            self.failover.abandon()
             raise SimulationFailed(error, self.trace()) from error
 
     def start(self) -> None:
@@ -300,7 +306,7 @@ class World:
             safekeeper.start()
             self.clock.after(CHECKPOINT_S * self.rng.random(), self._checkpoint, safekeeper)
         self.retention.start()
-        for standby in self.standbys:
+        for standby in (*self.standbys, *self.directs):
             standby.start()
 
     def _checkpoint(self, safekeeper: SimSafekeeper) -> None:
@@ -318,7 +324,7 @@ class World:
         if is_healing is not self.is_healing:
             return
         rng = self.rng
-        if primary.up and not primary.quiet and (primary is self.current or primary.walsender is not None):
+        if primary.answers and not primary.quiet and (primary is self.current or primary.walsender is not None):
             commits = rng.choice((0.0, 0.5, 0.9))
             for _ in range(rng.choice((1, 1, 2, 5))):
                 size = HEADER_BYTES + int(rng.expovariate(1.0) * rng.choice((20, 200, 600)))
@@ -353,14 +359,23 @@ class World:
             safekeeper.effects_left, safekeeper.dies_after = None, ""
             safekeeper.disk.full = False
             safekeeper.flush_delay_s = self.profile.flush_delay_s
+        primaries_are_lost = self.failover.loses_primaries()
         for primary in self.primaries:
             primary.quiet = False
+            primary.thaw()
             primary.start()
+            primary.is_lost = primaries_are_lost
+            if primaries_are_lost:
+                primary.crash()
         self.run(self.clock.now + SETTLE_S)
         try:
             self.operator.settle()
-            self.failover.settle(without)
+            self.failover.settle(without, proxies, primaries_are_lost=primaries_are_lost)
+            for primary in self.primaries:
+                primary.is_lost = False
+                primary.start()
         except Violation as error:
+            self.failover.abandon()
             raise SimulationFailed(error, self.trace()) from error
         self.current = self.best_primary(without)
         self.note("operator", "settles on", self.current.name)
@@ -600,7 +615,8 @@ def _quiet(profile: Profile) -> Profile:
 @contextmanager
 def _small_frames(history_entries_max: int) -> Iterator[None]:
     """Make all things small: frames, so that a few KiB of WAL are many messages; segments; waits for an archiver."""
-    small = (
+    small: tuple[tuple[Any, str, Any], ...] = (
+        *REPLACED,
         (replication_module, "APPEND_BYTES_MAX", 2000),
         (replication_module, "IN_FLIGHT_BYTES_MAX", 12000),
         (replication_module, "READ_BYTES", 3000),

@@ -36,7 +36,7 @@ from safekeeper.peers.codec import WIRE_VERSION
 from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.bugs import BUGS
 from tests.simulation.checkers import Checker
-from tests.simulation.failover import Failover
+from tests.simulation.failover import FailoverOperator
 from tests.simulation.minority import Minority
 from tests.simulation.profiles import PROFILES
 from tests.simulation.reader_checker import ReaderChecker
@@ -278,7 +278,7 @@ def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
 def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
     text = section("invariants.md", "What follows from them, and is checked")
     names = set(re.findall(r"`([\w.]+)`", text))
-    checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, Failover, Minority, World)
+    checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, FailoverOperator, Minority, World)
     kinds = (*checkers, Acceptor, Proposer, Leadership, Progress)
     functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
     files = set(re.findall(r"tests/[\w/]+\.py", text))
