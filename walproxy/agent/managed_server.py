@@ -220,6 +220,10 @@ class ManagedServer:
             return 0
         return processes.kill_all(self.data_directory, timeout_s)
 
+    def reload(self) -> None:
+        """Let a running server read its settings again."""
+        processes.send_signal(self.data_directory, signal.SIGHUP)
+
     # Roles.
 
     def make_standby(
