@@ -429,11 +429,11 @@ class Agent:
         _log.info(self._doing)
 
         def start() -> None:
-            agent_settings.write(self.config.pgdata, self._common_settings())
+            agent_settings.write(self.config.pgdata, {**self._common_settings(), _READ_ONLY: "on"})
             self.server.start(as_standby=False, timeout_s=self.config.start_timeout)
 
+        self._decider.ended_writes = True
         await asyncio.to_thread(start)
-        self._decider.ended_writes = False
         self._is_configured = True
 
     async def _start_standby(self) -> None:
@@ -471,15 +471,21 @@ class Agent:
                 "have been acknowledged"
             ) from None
         self._promoted = order, began_at, promotion
-        self._decider.ended_writes = False
         await self._proxy.keep_running(time.monotonic())
 
     async def _guard_promotion(self, old: list[str]) -> None:
-        """Make sure of what the operator wants before a promotion: the old primary fenced, the watchdog running."""
+        """Make sure of what a promotion requires: the old primary fenced, the watchdog running, no writes at first."""
         if self.config.watchdog != "off":
             self._watchdog.open()
-        if not self.config.fence_command:
-            return
+        if self.config.fence_command:
+            await self._fence(old)
+        # It accepts writes once commits succeed. A standby accepts none in any case.
+        self._decider.ended_writes = True
+        kept = agent_settings.read(self.config.pgdata)
+        await asyncio.to_thread(agent_settings.write, self.config.pgdata, {**kept, _READ_ONLY: "on"})
+        self.server.reload()
+
+    async def _fence(self, old: list[str]) -> None:
         self._doing = "failover: waiting for --fence-command"
         process = await asyncio.create_subprocess_shell(
             self.config.fence_command,

@@ -7,6 +7,7 @@ Theory of operation. Each agent sees the cluster through the safekeepers (`Clust
   the agents report decides only which of them tries, and when. If two try, the seal lets one of them in.
 - A server becomes a primary without a failover only if it was the primary of the log's timeline, and no failover has
   sealed that. If one seals it at the same instant, nothing that the server commits is acknowledged.
+- A server that becomes a primary accepts writes once commits succeed, and no earlier.
 - A primary ends its writes if the safekeepers may have heard no leader for nearly as long as the others wait. Its agent
   has a lower bound for when they last did: the time at which it sent the request, less the age that they replied.
   This is for reads and for commits that do not wait (`local`, `off`): the seal protects those that wait.
@@ -28,8 +29,12 @@ from walproxy.agent.server_look import ServerLook, ServerState
 
 # A report that is older is that of an agent that is away.
 FRESH_S = 2.0
+# How long a primary that runs when its agent starts may accept writes until a leader is known to have been heard.
+FIRST_VIEW_S = 1.0
 # How long each further candidate waits for the one before it.
 TURN_S = 3.0
+# How long the others wait for a failover that an agent reports to be under way.
+BUSY_S = 30.0
 # How long an agent whose attempt has failed leaves the next one to others.
 RETRY_S = 5.0
 # How long a leader that has resigned waits for another one before it goes on itself.
@@ -223,7 +228,6 @@ class Decider:
     retry_at: float = 0.0
     orders_done: set[str] = field(default_factory=set)
     _leader_heard_at: float | None = None
-    _primary_since: float | None = None
     _hangs_since: float | None = None
     _lost_since: float | None = None
     _was_primary: bool = False
@@ -288,13 +292,13 @@ class Decider:
     # ------------------------------------------------------------------ memory
 
     def _remember(self, now: float, look: ServerLook) -> None:
+        if self._leader_heard_at is None:
+            # Found running by an agent that has just started: it has a second to hear from the safekeepers.
+            self._leader_heard_at = now - demote_after_s(self.own.dead_after_s) + FIRST_VIEW_S
         if look.state is ServerState.PRIMARY:
             self._was_primary = True
-            if self._primary_since is None:
-                self._primary_since = now
         elif look.state in (ServerState.STANDBY, ServerState.STOPPED, ServerState.MISSING):
             self._was_primary = False
-            self._primary_since = None
         if look.state is not ServerState.HANGS:
             self._hangs_since = None
         elif self._hangs_since is None:
@@ -305,8 +309,7 @@ class Decider:
 
     def _silent_s(self, now: float) -> float:
         """Return for how long, at most, the safekeepers have heard no leader."""
-        known = [each for each in (self._leader_heard_at, self._primary_since) if each is not None]
-        return now - max(known) if known else 0.0
+        return now - self._leader_heard_at if self._leader_heard_at is not None else 0.0
 
     def _dead_after_s(self, view: ClusterView) -> float:
         """Return how long the most impatient agent waits."""
@@ -373,7 +376,9 @@ class Decider:
             return Wait("the leader is lost, and this agent has --no-failover")
         if look.system_id != view.system_id != 0:
             return Wait(f"the server belongs to another system, {look.system_id}, not {view.system_id}")
-        ranked = [report.name for report in self._ranked(view)]
+        wanted = order.agent if order is not None and order.kind != "reinit" else ""
+        # The one that an order names is the first. Sorting keeps the order of the others.
+        ranked = sorted((report.name for report in self._ranked(view)), key=lambda name: name != wanted)
         if self.own.name not in ranked:
             return Wait("the leader is lost; this agent's first report is under way")
         if self._lost_since is None:
@@ -384,7 +389,7 @@ class Decider:
             if report.doing.startswith("failover") and report.name != self.own.name
         ]
         turn = ranked.index(self.own.name)
-        if now < self.retry_at or ((turn or busy) and now - self._lost_since < TURN_S * max(turn, 1)):
+        if now < self.retry_at or now - self._lost_since < (BUSY_S if busy else TURN_S * turn):
             return Wait(f"the leader is lost: {(busy or ranked)[0]} is first")
         return FailOver()
 
