@@ -11,7 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+import msgspec
+
 from safekeeper.base.settings import Address
+from walproxy.proxy.readiness import SERVING_STATES
 
 _log = logging.getLogger(__name__)
 
@@ -19,6 +22,7 @@ _RESTART_PAUSE_MIN_S = 0.25
 _RESTART_PAUSE_MAX_S = 5.0
 _WORKS_AFTER_S = 10.0
 _REPLY_TIMEOUT_S = 1.0
+_REPLY_BYTES_MAX = 1 << 20
 
 
 class ProxyProcess:
@@ -28,7 +32,6 @@ class ProxyProcess:
         arguments: after `walproxy run`.
         http: its --http-listen.
         launcher: words before the command, e.g. those that make it end with its parent.
-        scheme: "http", or "https" if it serves TLS.
     """
 
     def __init__(self, arguments: Sequence[str], http: Address, launcher: Sequence[str] = ()) -> None:
@@ -93,18 +96,24 @@ class ProxyProcess:
         await process.wait()
 
     async def commits(self) -> bool:
-        """Return whether commits succeed through it now, by its /readyz."""
+        """Return whether it streams to a quorum, by its /status."""
         if not self.is_running:
             return False
         writer = None
         try:
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
                 reader, writer = await asyncio.open_connection(self._http.host, self._http.port)
-                writer.write(f"GET /readyz HTTP/1.1\r\nHost: {self._http}\r\nConnection: close\r\n\r\n".encode())
-                status = await reader.readline()
-        except (OSError, TimeoutError):
-            return False  # It starts, or hangs; a problem that lasts ends its leadership by the safekeepers' clocks.
+                writer.write(f"GET /status HTTP/1.1\r\nHost: {self._http}\r\nConnection: close\r\n\r\n".encode())
+                answer = await reader.read(_REPLY_BYTES_MAX)
+                while chunk := await reader.read(_REPLY_BYTES_MAX - len(answer)):
+                    answer += chunk
+            return bool(msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=_Status).state in SERVING_STATES)
+        except (OSError, TimeoutError, msgspec.DecodeError):
+            return False  # It starts, or hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
         finally:
             if writer is not None:
                 writer.close()
-        return status.startswith(b"HTTP/1.1 200 ")
+
+
+class _Status(msgspec.Struct):
+    state: str
