@@ -344,7 +344,8 @@ class World:
         self.cut = set()
         for node in self.nodes:
             self.resume(node)
-            node.hangs = False
+            if node.hangs:
+                node.hangs, node.exempt_until = False, self.now + COMES_BACK_S
 
     def run(self) -> None:
         end_s = 100.0 + FAULTS_END_S
