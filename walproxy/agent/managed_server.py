@@ -49,7 +49,8 @@ SELECT pg_is_in_recovery(), current_setting('data_directory'), (SELECT system_id
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn() END,
   pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
   (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
-   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true)
+   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true),
+  (SELECT status FROM pg_stat_get_wal_receiver())
 """
 
 
@@ -349,7 +350,7 @@ class ManagedServer:
 
     def _from_sql(self, pid: int, connection: BoundedConnection, begun: bool) -> ServerLook:
         row = connection.rows(_LOOK, "read the server's state")[0]
-        in_recovery, folder, system_id, read_only, segment, flushed, received, replayed, standby_tli = row
+        in_recovery, folder, system_id, read_only, segment, flushed, received, replayed, standby_tli, receiver = row
         if not Path(folder or "").exists() or not Path(folder or "").samefile(self.data_directory):
             problem = f"the connection string reaches the server of {folder}, not of {self.data_directory}"
             return self._without_sql(ServerState.REFUSES, pid, begun, problem)
@@ -363,6 +364,7 @@ class ManagedServer:
             written_lsn=_lsn(flushed),
             received_lsn=_lsn(received),
             replayed_lsn=_lsn(replayed),
+            is_streaming=receiver == "streaming",
             rejoin_begun=begun,
         )
 

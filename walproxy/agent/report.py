@@ -26,6 +26,7 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
         tli: the timeline that the server writes, or receives and replays.
         written_lsn: of a primary; or of a stopped server, the end of what is known of its WAL.
         received_lsn, replayed_lsn: of a standby; 0 for nothing since its start.
+        is_streaming: of a standby: its walreceiver streams; else it restores WAL, or waits.
         is_leader: the server is the primary, accepts writes, and its proxy streams to a quorum.
         has_resigned: it led, and gives the lead up: the others need not wait for its loss.
         is_read_only: new transactions are read-only by default.
@@ -47,6 +48,7 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
     written_lsn: Lsn = 0
     received_lsn: Lsn = 0
     replayed_lsn: Lsn = 0
+    is_streaming: bool = False
     is_leader: bool = False
     has_resigned: bool = False
     is_read_only: bool = False
@@ -85,9 +87,12 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         kind: "switchover" or "failover".
+        agent: of the new primary.
+        tli, term: of the new primary.
         fork_lsn: where the new timeline begins.
         seconds: from the decision until commits went on.
         at: in seconds since 1970.
+        old_tli: the timeline that ended; 0 if unknown.
     """
 
     kind: str
@@ -97,6 +102,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     fork_lsn: Lsn = 0
     seconds: float = 0.0
     at: float = 0.0
+    old_tli: int = 0
 
 
 CHANGES_MAX = 50

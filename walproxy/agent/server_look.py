@@ -43,6 +43,7 @@ class ServerLook:
         written_lsn: the end of the WAL that a primary has flushed; of a stopped server, its latest checkpoint; 0 if
             unknown.
         received_lsn, replayed_lsn: of a standby; 0 if nothing was received since its start, or if it does not reply.
+        is_streaming: of a standby: its walreceiver streams.
         control: pg_control, read only if the server does not reply to SQL; it may be old.
         rejoin_begun: an overwrite of the data folder has begun and is not complete: it must not be started.
         problem: one line; "" if there is none.
@@ -56,6 +57,7 @@ class ServerLook:
     written_lsn: Lsn = 0
     received_lsn: Lsn = 0
     replayed_lsn: Lsn = 0
+    is_streaming: bool = False
     control: ControlData | None = None
     rejoin_begun: bool = False
     problem: str = ""
