@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,9 @@ from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Chang
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.agent.sight import Sight
+from walproxy.agent.state import AgentState
+from walproxy.agent.state import ClusterView as ShownView
+from walproxy.agent.state import view_of as shown_view_of
 from walproxy.agent.watchdog import Watchdog
 from walproxy.failover.candidates import HostLook
 from walproxy.failover.failover import Failover
@@ -125,6 +129,9 @@ class Agent:
         self._order_result = ""
         self._waits_for = ""
         self._step: asyncio.Task[None] | None = None
+        self._shown = ShownView(problem=self.view.problem)
+        self._started_at = time.time()
+        self._quorum_seen_at = 0.0
         self._promoted: tuple[Order | None, float, Promotion] | None = None
         self._is_configured = False
         self._changed = asyncio.Event()
@@ -185,6 +192,12 @@ class Agent:
             self.sight = await self._views.exchange(encode(self.report()), timeout_s=timeout_s)
             view = view_of(self.sight)
             self.view = view
+            try:
+                self._shown = shown_view_of(self.sight)
+            except RemoteProtocolError:
+                self._shown = replace(self._shown, has_quorum=view.has_quorum, problem=view.problem)
+            if view.has_quorum:
+                self._quorum_seen_at = time.time()
             self._decider.saw(view)
             self._changed.set()
             await asyncio.sleep(max(0.0, began_at + EXCHANGE_INTERVAL_S - time.monotonic()))
@@ -323,6 +336,7 @@ class Agent:
             is_leader=is_leader,
             has_resigned=self._decider.has_resigned,
             is_read_only=bool(look.is_read_only),
+            is_streaming=look.is_streaming,
             may_lead=self._decider.own.may_lead,
             priority=config.priority,
             dead_after_s=config.dead_after,
@@ -330,6 +344,16 @@ class Agent:
             problem=(self._problem or look.problem)[:500],
             order_done=self._order_done,
             order_result=self._order_result[:500],
+        )
+
+    def state(self) -> AgentState:
+        """Return what the pages of this agent show."""
+        return AgentState(
+            own=self.report(),
+            view=self._shown,
+            made_at=min(self.view.sent_at, self._looked_at),
+            started_at=self._started_at,
+            quorum_seen_at=self._quorum_seen_at,
         )
 
     # ------------------------------------------------------------------ steps

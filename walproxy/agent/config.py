@@ -121,9 +121,7 @@ class AgentConfig(MembersConfig):
     priority: int = option(
         "Of equally advanced standbys the one with the highest is promoted", parse=priority, default="100", metavar="N"
     )
-    no_failover: bool = option(
-        "Never promote the local PostgreSQL", parse=yes_or_no, default="false", metavar="BOOL", reloadable=True
-    )
+    no_failover: bool = option("Never promote the local PostgreSQL", parse=yes_or_no, default="false", metavar="BOOL")
     without_quorum: str = option(
         "What ends the writes of a primary without a quorum of safekeepers: read-only or stop",
         parse=one_of("read-only", "stop"),

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import uvloop
@@ -14,8 +14,14 @@ import uvloop
 from safekeeper.base import logs, settings
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.base.signals import reload_settings, take_signals
+from safekeeper.net.admission import Wish
+from safekeeper.net.http_server import HTTP_BUDGET, serve_http
+from safekeeper.net.listener import Listener
+from safekeeper.process.credential_files import server_tls
+from safekeeper.process.open_files import listener_budgets
 from walproxy.agent.agent import Agent
 from walproxy.agent.config import AgentConfig
+from walproxy.agent.rest import agent_routes
 from walproxy.proxy.config import ENVIRONMENT_PREFIX
 from walproxy.proxy.credentials import read_peer_credentials, reload_credentials
 
@@ -53,13 +59,26 @@ def agent(config: Path | None, **command_line: str | None) -> NoReturn:
 
 
 async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig]) -> int:
+    http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
+    listeners: dict[str, Listener[Any]] = {}
+    http = await serve_http(
+        agent_routes(one.state, listeners),
+        config.http_listen,
+        tls=http_tls,
+        networks=config.http_allow,
+        budget=listener_budgets({"http": Wish(HTTP_BUDGET)})["http"],
+    )
+    listeners["http"] = http
+
     def reload() -> None:
-        if reload_settings(config, read) is not None:
-            reload_credentials(one.credentials, None)
+        new = reload_settings(config, read)
+        if new is not None:
+            reload_credentials(one.credentials, http_tls)
+            http.networks = new.http_allow
 
     try:
         take_signals(stop=one.stop, reload=reload)
-        logger.info("starts, REST on %s; process %d", config.http_listen, os.getpid())
+        logger.info("starts, REST on %s; process %d", http.address, os.getpid())
         await one.run()
     except WalproxyError as error:
         logger.error("%s", error)
@@ -67,5 +86,7 @@ async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig
     except Exception as bug:
         logger.error("%s", logs.describe_bug(bug))
         return EXIT_UNEXPECTED
+    finally:
+        await http.close()
     logger.info("stopped")
     return EXIT_FINE
