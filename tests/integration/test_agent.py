@@ -1,19 +1,15 @@
 """Agents as processes: the primary dies, and nobody does anything; switchover; a host that comes back."""
 
 import itertools
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.cluster_templates import init_by_copying
 from tests.forking.daemons import ForkedLocalProcess
 from tests.integration.conftest import NEWEST
-from tests.waiting import wait_for
-from walproxy.agent.server_look import ServerState
 from walproxy.lab.cluster.agent_cluster import AgentCluster
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.transactions import SingleStatement

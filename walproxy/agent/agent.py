@@ -97,7 +97,7 @@ class Agent:
             config.pgdata,
             config.bin_dir,
             config.conninfo,
-            log_path=config.server_log or config.pgdata.with_name(f"{config.pgdata.name}.log"),
+            log_path=self._log_path(),
             config_file=config.config_file,
         )
         hosts = primary_hosts(config.conninfo, "the local server's")
@@ -166,7 +166,13 @@ class Agent:
         """End `run`."""
         self._stopping.set()
 
+    def _log_path(self) -> Path:
+        return self.config.server_log or self.config.pgdata.with_name(f"{self.config.pgdata.name}.log")
+
     def _prepare(self) -> None:
+        if not self._log_path().exists():
+            # The server's user need not be allowed to create files in that folder.
+            self.server.touch_as_owner(self._log_path())
         self.server.owner()
         for program in ("postgres", "pg_ctl", "pg_controldata"):
             self.server.program(program)
@@ -641,6 +647,8 @@ def view_of(sight: Sight) -> ClusterView:
     return ClusterView(
         sent_at=sight.began_at,
         has_quorum=sight.has_quorum(),
+        is_new=sight.is_new(),
+        system_id=sight.system_id(),
         leader_heard_age_s=sight.leader_heard_age_s(),
         log_tli=log.log_tli if log is not None else 0,
         floor=log.floor if log is not None else 0,

@@ -380,6 +380,7 @@ class ManagedServer:
             tli=control.last_tli,
             written_lsn=max(control.checkpoint_lsn, control.min_recovery_lsn),
             control=control,
+            has_standby_signal=(self.data_directory / _STANDBY_SIGNAL).exists(),
             rejoin_begun=begun,
             problem=problem,
         )

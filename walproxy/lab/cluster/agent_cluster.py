@@ -27,6 +27,7 @@ _SETTINGS = {
     "hot_standby": "on",
     "wal_retrieve_retry_interval": "200ms",
     "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
 }
 
 
@@ -113,8 +114,9 @@ class AgentCluster:
         return self.process_type(f"safekeeper {safekeeper_id}", arguments, http, log_path)
 
     def _make_host(self, name: str, binaries: ServerBinaries, options: Sequence[str]) -> AgentHost:
-        settings = {**_SETTINGS, "cluster_name": name}
-        postgres = LocalPostgres(binaries, self.directory / name, port=free_port(), settings=settings)
+        port = free_port()
+        settings = {**_SETTINGS, "cluster_name": name, "port": str(port)}
+        postgres = LocalPostgres(binaries, self.directory / name, port=port, settings=settings)
         http = free_port()
         feed = psycopg.conninfo.make_conninfo(
             "",
