@@ -13,7 +13,7 @@ import msgspec
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.consensus.membership import Identity, Membership
-from safekeeper.consensus.messages import AgentSettingsVersion, AgentView
+from safekeeper.consensus.messages import AcceptorGreeting, AgentSettingsVersion, AgentView
 from walproxy.agent.report import AgentReport, AgentSettings, decode
 from walproxy.proposer.roster import Cluster
 
@@ -52,7 +52,8 @@ class Sight:
         began_at: when it began, on the caller's monotonic clock, in seconds: every request was sent later.
         cluster: the cluster and its newest membership; None if no safekeeper has reported one.
         views: the replies that were received in time, by safekeeper id; also of learners, never of another cluster.
-        problems: why the others have not replied, one line each, by safekeeper id.
+        problems: why the others have not replied, or why one that has does not keep the settings, one line each, by
+            safekeeper id.
     """
 
     began_at: float
@@ -98,6 +99,13 @@ class Sight:
         """Return the newest version of the shared settings that a member has; None if none has any."""
         return newest_settings(self._members().values())
 
+    def keeps(self, version: AgentSettingsVersion) -> bool:
+        """Return whether a quorum of the members has exactly this version on disk."""
+        if self.cluster is None:
+            return False
+        having = (each for each, view in self._members().items() if view.settings == version)
+        return has_quorum(self.cluster.membership, having)
+
     def shared(self) -> AgentSettings:
         """Return the content of `settings`; the defaults without any.
 
@@ -138,6 +146,25 @@ def has_quorum(membership: Membership, identities: Iterable[Identity]) -> bool:
     """Return whether these data folders are an elect quorum and a commit quorum, of each half."""
     present = frozenset(identities)
     return membership.has_elect_quorum(present) and membership.has_commit_quorum(present)
+
+
+def latest_cluster(greetings: Mapping[int, AcceptorGreeting], *, with_quorum: bool) -> Cluster | None:
+    """Return the latest cluster and membership in these greetings, None if there is none.
+
+    Args:
+        with_quorum: only one whose members with these greetings are an elect quorum and a commit quorum.
+    """
+    found: Cluster | None = None
+    for greeting in greetings.values():
+        if greeting.membership is None or not greeting.cluster_id:
+            continue
+        cluster = Cluster(greeting.cluster_id, greeting.membership)
+        greeted = ((i, each.incarnation) for i, each in greetings.items() if each.cluster_id in ("", cluster.id))
+        if with_quorum and not has_quorum(cluster.membership, greeted):
+            continue
+        if found is None or cluster.is_later_than(found):
+            found = cluster
+    return found
 
 
 def newest_settings(views: Iterable[AgentView]) -> AgentSettingsVersion | None:
