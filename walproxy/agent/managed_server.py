@@ -221,6 +221,10 @@ class ManagedServer:
             return 0
         return processes.kill_all(self.data_directory, timeout_s)
 
+    def reload(self) -> None:
+        """Let a running server read its settings again."""
+        processes.send_signal(self.data_directory, signal.SIGHUP)
+
     # Roles.
 
     def make_standby(
@@ -376,6 +380,7 @@ class ManagedServer:
             tli=control.last_tli,
             written_lsn=max(control.checkpoint_lsn, control.min_recovery_lsn),
             control=control,
+            has_standby_signal=(self.data_directory / _STANDBY_SIGNAL).exists(),
             rejoin_begun=begun,
             problem=problem,
         )

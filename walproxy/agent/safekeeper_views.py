@@ -313,7 +313,7 @@ class SafekeeperViews:
         if cluster is not None:
             for safekeeper_id in sorted(cluster.membership.ids() - self._peers.keys()):
                 problems[safekeeper_id] = f"the address of safekeeper {safekeeper_id} is unknown"
-        return Sight(current.began_at, cluster, views, problems)
+        return Sight(current.began_at, cluster, views, problems, dict(current.greetings))
 
     def _problem_of(self, safekeeper_id: int, peer: _Peer, *, has_replied: bool) -> str:
         if has_replied:

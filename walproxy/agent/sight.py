@@ -60,6 +60,19 @@ class Sight:
     cluster: Cluster | None
     views: Mapping[int, TimedView] = field(default_factory=dict)
     problems: Mapping[int, str] = field(default_factory=dict)
+    greetings: Mapping[int, AcceptorGreeting] = field(default_factory=dict)
+
+    def is_new(self) -> bool:
+        """Return whether all safekeepers have replied, and none has a cluster: nothing was ever acknowledged."""
+        unknown = any(each.membership is not None for each in self.greetings.values())
+        return self.cluster is None and bool(self.greetings) and not unknown and not self.problems
+
+    def system_id(self) -> int:
+        """Return the system of the members' log, 0 if it is not known."""
+        if self.cluster is None:
+            return 0
+        found = (each for each in self.greetings.values() if each.cluster_id == self.cluster.id)
+        return next((each.system_id for each in found if each.system_id), 0)
 
     def has_quorum(self) -> bool:
         """Return whether an elect quorum and a commit quorum of the members, of each half, have replied."""
