@@ -348,6 +348,7 @@ class Agent:
             has_resigned=self._decider.has_resigned,
             is_read_only=bool(look.is_read_only),
             is_streaming=look.is_streaming,
+            is_paused=self.view.settings.is_paused,
             may_lead=self._decider.own.may_lead,
             priority=config.priority,
             dead_after_s=config.dead_after,
