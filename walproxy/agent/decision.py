@@ -101,6 +101,7 @@ class Own:
     """The agent's options that matter here; see `AgentConfig`."""
 
     name: str
+    address: str = ""
     dead_after_s: float = 5.0
     may_lead: bool = True
     priority: int = 100
@@ -318,6 +319,8 @@ class Decider:
     # ------------------------------------------------------------------ states of the server
 
     def _as_primary(self, now: float, look: ServerLook, view: ClusterView, commits: bool) -> Step:
+        if _is_foreign(look, view):
+            return Wait(_foreign(look, view))  # The agent's settings are wrong, not the server.
         if view.has_quorum and view.log_tli and view.is_sealed_off(look.tli):
             return Stop(
                 f"timeline {look.tli} is sealed by a failover"
@@ -374,8 +377,11 @@ class Decider:
             return Wait()
         if not self.own.may_lead:
             return Wait("the leader is lost, and this agent has --no-failover")
-        if look.system_id != view.system_id != 0:
-            return Wait(f"the server belongs to another system, {look.system_id}, not {view.system_id}")
+        if _is_foreign(look, view):
+            return Wait(_foreign(look, view))
+        namesake, _ = view.reports.get(self.own.name, (None, 0.0))
+        if namesake is not None and namesake.address != self.own.address:
+            return Wait(f"another agent, at {namesake.address}, has the name {self.own.name}, too: correct --name")
         wanted = order.agent if order is not None and order.kind != "reinit" else ""
         # The one that an order names is the first. Sorting keeps the order of the others.
         ranked = sorted((report.name for report in self._ranked(view)), key=lambda name: name != wanted)
@@ -423,8 +429,8 @@ class Decider:
             return StartPrimary() if now >= self.retry_at else Wait("waiting to start again")
         if not view.has_quorum:
             return Wait(view.problem or "no quorum of the safekeepers")
-        if view.system_id and look.system_id and look.system_id != view.system_id:
-            return Wait(f"the data folder belongs to another system, {look.system_id}, not {view.system_id}")
+        if _is_foreign(look, view):
+            return Wait(_foreign(look, view))
         if view.is_sealed_off(look.tli):
             return self._rejoin(now, look, view)
         if self.resigned_at is not None:
@@ -488,6 +494,17 @@ class Decider:
         if name not in reports:
             return f"no agent {name} reports"
         return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is no candidate'}"
+
+
+def _is_foreign(look: ServerLook, view: ClusterView) -> bool:
+    return bool(view.system_id and look.system_id and look.system_id != view.system_id)
+
+
+def _foreign(look: ServerLook, view: ClusterView) -> str:
+    return (
+        f"the server belongs to another system, {look.system_id}, than the WAL of the safekeepers, {view.system_id}: "
+        "correct --safekeepers or --pgdata"
+    )
 
 
 def without_order(settings: AgentSettings, order: Order | None) -> AgentSettings:

@@ -105,6 +105,12 @@ def test_old_primary_is_stopped(floor: int, log_tli: int, reason: str) -> None:
     assert isinstance(step, Stop) and reason in step.reason
 
 
+def test_primary_of_another_system_is_left_alone() -> None:
+    foreign = replace(PRIMARY, system_id=8)
+    step = decide(foreign, view(floor=1, log_tli=5, heard_s=60.0), commits=False)
+    assert isinstance(step, Wait) and "another system, 8" in step.reason
+
+
 def test_promoted_primary_whose_timeline_the_log_is_not_on_yet_is_left_alone() -> None:
     step = decide(replace(PRIMARY, tli=2), view(floor=1, log_tli=1))
     assert step == Wait("waiting for the quorum")
@@ -246,6 +252,7 @@ def test_failed_attempt_leaves_the_next_one_to_others() -> None:
         (STANDBY, view(report("pg2"), heard_s=9.0), {"may_lead": False}, "no-failover"),
         (replace(STANDBY, system_id=8), view(report("pg2", system_id=8), heard_s=9.0), {}, "another system"),
         (STANDBY, view(heard_s=9.0), {}, "first report"),
+        (STANDBY, view(report("pg2", address="db9:5432"), heard_s=9.0), {}, "at db9:5432, has the name pg2, too"),
         (STANDBY, view(report("pg2"), heard_s=9.0, log_tli=0), {}, "no WAL"),
     ],
 )
