@@ -356,7 +356,7 @@ class Decider:
             return Refuse(order, self._why_not(order.agent, view))
         lag_bytes = look.written_lsn - able[0].reached_lsn
         if lag_bytes > LAG_BYTES_MAX:
-            return Refuse(order, f"{able[0].name} is {lag_bytes} bytes behind: try again when it has caught up")
+            return Refuse(order, f"{able[0].name} is {lag_bytes} bytes short of the leader: try again when it has caught up")
         return StepDown(order, able[0].name)
 
     def _as_standby(self, now: float, look: ServerLook, view: ClusterView) -> Step:
@@ -404,7 +404,7 @@ class Decider:
             if order.agent != self.own.name:
                 return None
             leader = view.leader()
-            return Rebuild(leader, order) if leader is not None else Refuse(order, "there is no leader to copy")
+            return Rebuild(leader, order) if leader is not None else Refuse(order, "no leader can be copied")
         if not view.has_quorum or not view.log_tli:
             return None
         ranked = [report.name for report in self._ranked(view)]
@@ -493,7 +493,7 @@ class Decider:
             return f"no standby can be promoted: {found or 'no agent reports'}"
         if name not in reports:
             return f"no agent {name} reports"
-        return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is no candidate'}"
+        return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is not a candidate'}"
 
 
 def _is_foreign(look: ServerLook, view: ClusterView) -> bool:

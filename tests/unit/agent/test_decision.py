@@ -344,7 +344,7 @@ def test_leader_steps_down_for_the_named_standby_or_the_first_one() -> None:
         ("switchover", "pg9", (), "no agent pg9"),
         ("switchover", "", (), "no standby can be promoted"),
         ("switchover", "pg2", (report("pg2", may_lead=False),), "--no-failover"),
-        ("switchover", "pg2", (report("pg2", received_lsn=0),), "bytes behind"),
+        ("switchover", "pg2", (report("pg2", received_lsn=0),), "bytes short"),
         ("failover", "pg2", (report("pg2"),), "use switchover"),
         ("reinit", "pg1", (), "switch over first"),
     ],
