@@ -12,9 +12,9 @@ Theory of operation. Each agent sees the cluster through the safekeepers (`Clust
   has a lower bound for when they last did: the time at which it sent the request, less the age that they replied.
   This is for reads and for commits that do not wait (`local`, `off`): the seal protects those that wait.
 
-The leader is lost when a quorum of the safekeepers has heard no proxy with a primary for `dead_after_s`, or if the
-agent that led has resigned. Then the first of the candidates acts; the next one does after `TURN_S` more, and so on,
-because an agent may report and not be able to act.
+The leader is lost when a quorum of the safekeepers has replied for `dead_after_s`, and has heard no proxy with a
+primary for that long, or if the agent that led has resigned. Then the first of the candidates acts; the next one does
+after `TURN_S` more, and so on, because an agent may report and not be able to act.
 """
 
 import dataclasses
@@ -229,6 +229,8 @@ class Decider:
     retry_at: float = 0.0
     orders_done: set[str] = field(default_factory=set)
     _leader_heard_at: float | None = None
+    _quorum_seen_at: float | None = None
+    _quorum_since: float = 0.0
     _hangs_since: float | None = None
     _lost_since: float | None = None
     _was_primary: bool = False
@@ -239,6 +241,10 @@ class Decider:
             heard_at = view.sent_at - view.leader_heard_age_s
             if self._leader_heard_at is None or heard_at > self._leader_heard_at:
                 self._leader_heard_at = heard_at
+        if view.has_quorum:
+            if self._quorum_seen_at is None or view.sent_at - self._quorum_seen_at > FRESH_S:
+                self._quorum_since = view.sent_at
+            self._quorum_seen_at = view.sent_at
         if self.resigned_at is not None and view.leader() is not None:
             self.resigned_at = None
 
@@ -356,7 +362,9 @@ class Decider:
             return Refuse(order, self._why_not(order.agent, view))
         lag_bytes = look.written_lsn - able[0].reached_lsn
         if lag_bytes > LAG_BYTES_MAX:
-            return Refuse(order, f"{able[0].name} is {lag_bytes} bytes short of the leader: try again when it has caught up")
+            return Refuse(
+                order, f"{able[0].name} is {lag_bytes} bytes short of the leader: try again when it has caught up"
+            )
         return StepDown(order, able[0].name)
 
     def _as_standby(self, now: float, look: ServerLook, view: ClusterView) -> Step:
@@ -372,9 +380,13 @@ class Decider:
             return Wait("the safekeepers have no WAL")
         age_s = view.leader_heard_age_s or 0.0
         resigned = any(report.has_resigned for report in view.fresh()) and view.leader() is None
-        if age_s < self.own.dead_after_s and not resigned:
-            self._lost_since = None
-            return Wait()
+        if not resigned:
+            if age_s < self.own.dead_after_s:
+                self._lost_since = None
+                return Wait()
+            if now - self._quorum_since < self.own.dead_after_s:
+                # The safekeepers were away, not the leader: its heartbeats reach them soon.
+                return Wait("a quorum of the safekeepers is back: waiting for the leader's heartbeats")
         if not self.own.may_lead:
             return Wait("the leader is lost, and this agent has --no-failover")
         if _is_foreign(look, view):
