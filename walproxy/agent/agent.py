@@ -346,6 +346,7 @@ class Agent:
             may_lead=self._decider.own.may_lead,
             priority=config.priority,
             dead_after_s=config.dead_after,
+            is_paused=self.view.settings.is_paused,
             doing=(self._doing or self._waits_for)[:200],
             problem=(self._problem or look.problem)[:500],
             order_done=self._order_done,
