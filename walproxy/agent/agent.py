@@ -74,7 +74,7 @@ _TICK_S = 0.25
 _SETTINGS_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 30.0
 _FORCED_STOP_TIMEOUT_S = 5.0
-_CATCH_UP_TIMEOUT_S = 60.0
+_CATCH_UP_TIMEOUT_S = 25.0
 _FENCE_TIMEOUT_S = 60.0
 _READ_ONLY = "default_transaction_read_only"
 
@@ -128,6 +128,7 @@ class Agent:
         self._order_done = ""
         self._order_result = ""
         self._waits_for = ""
+        self._is_failing_over = False
         self._step: asyncio.Task[None] | None = None
         self._shown = ShownView(problem=self.view.problem)
         self._started_at = time.time()
@@ -262,7 +263,11 @@ class Agent:
         """Run the proxy beside a primary, also while that restarts; stop it beside a standby or an old primary."""
         look = self.look
         is_current = not (self.view.log_tli and self.view.is_sealed_off(look.tli))
-        if self._promoted is not None or (look.state is ServerState.PRIMARY and is_current):
+        if self._is_failing_over or self._promoted is not None:
+            await self._proxy.keep_running(now)
+        elif self._looked_at < self._look_needed_at:
+            return
+        elif look.state is ServerState.PRIMARY and is_current:
             await self._proxy.keep_running(now)
         elif self._proxy.is_running and (
             look.state is ServerState.STANDBY or (look.state is ServerState.STOPPED and not is_current)
@@ -343,10 +348,11 @@ class Agent:
             has_resigned=self._decider.has_resigned,
             is_read_only=bool(look.is_read_only),
             is_streaming=look.is_streaming,
+            is_paused=self.view.settings.is_paused,
             may_lead=self._decider.own.may_lead,
             priority=config.priority,
             dead_after_s=config.dead_after,
-            is_paused=self.view.settings.is_paused,
+            is_failing_over=self._is_failing_over or self._promoted is not None,
             doing=(self._doing or self._waits_for)[:200],
             problem=(self._problem or look.problem)[:500],
             order_done=self._order_done,
@@ -439,6 +445,8 @@ class Agent:
         """Write the agent's settings of a server that runs already."""
         if self.look.state is ServerState.STANDBY:
             await asyncio.to_thread(self._make_standby)
+            # It would retain WAL without end.
+            await asyncio.to_thread(self.server.drop_slot, self.config.slot)
         elif self.look.state is ServerState.PRIMARY:
             await asyncio.to_thread(self._configure_primary)
         else:
@@ -477,7 +485,7 @@ class Agent:
 
         await asyncio.to_thread(start)
         self._decider.ended_writes = False
-        self._is_configured = True
+        self._is_configured = False
 
     async def _fail_over(self, order: Order | None) -> None:
         kind = order.kind if order is not None else "failover"
@@ -493,16 +501,21 @@ class Agent:
             guard=lambda: self._guard_promotion([name for name in old if name != self.config.name]),
             seal_timeout_s=10.0,
         )
+        self._is_failing_over = True
+        # Its start takes longer than the seal: it is ready when the server is a primary.
+        await self._proxy.keep_running(began_at)
         try:
             async with asyncio.timeout(_CATCH_UP_TIMEOUT_S):
                 _, _, promotion = await run.promote()
+            self._promoted = order, began_at, promotion
         except TimeoutError:
             raise WalproxyError(
                 f"the {kind} was given up after {_CATCH_UP_TIMEOUT_S:g} s: the server has not received all that may "
                 "have been acknowledged"
             ) from None
-        self._promoted = order, began_at, promotion
-        await self._proxy.keep_running(time.monotonic())
+        finally:
+            self._is_failing_over = False
+        self._proxy.retry()
 
     async def _guard_promotion(self, old: list[str]) -> None:
         """Make sure of what a promotion requires: the old primary fenced, the watchdog running, no writes at first."""
@@ -512,9 +525,14 @@ class Agent:
             await self._fence(old)
         # It accepts writes once commits succeed. A standby accepts none in any case.
         self._decider.ended_writes = True
+        await asyncio.to_thread(self._prepare_promotion)
+
+    def _prepare_promotion(self) -> None:
         kept = agent_settings.read(self.config.pgdata)
-        await asyncio.to_thread(agent_settings.write, self.config.pgdata, {**kept, _READ_ONLY: "on"})
+        agent_settings.write(self.config.pgdata, {**kept, _READ_ONLY: "on"})
         self.server.reload()
+        # Made after the promotion, it would not retain the WAL that the proxy compares and sends first.
+        self.server.make_slot(self.config.slot)
 
     async def _fence(self, old: list[str]) -> None:
         self._doing = "failover: waiting for --fence-command"

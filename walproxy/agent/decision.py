@@ -386,7 +386,7 @@ class Decider:
         busy = [
             report.name
             for report in view.fresh()
-            if report.doing.startswith("failover") and report.name != self.own.name
+            if report.name != self.own.name and (report.is_failing_over or self._is_promoted(report, view))
         ]
         turn = ranked.index(self.own.name)
         if now < self.retry_at or now - self._lost_since < (BUSY_S if busy else TURN_S * turn):
@@ -447,6 +447,11 @@ class Decider:
         return Wait(look.problem or "PostgreSQL does not reply")
 
     # ------------------------------------------------------------------ candidates
+
+    @staticmethod
+    def _is_promoted(report: AgentReport, view: ClusterView) -> bool:
+        """Return whether a server was promoted by the last failover: its proxy is about to lead."""
+        return report.state == ServerState.PRIMARY.value and report.tli == view.floor + 1 > view.log_tli
 
     def _ranked(self, view: ClusterView) -> list[AgentReport]:
         """Return the agents whose server may be promoted, the first one first.

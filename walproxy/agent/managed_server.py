@@ -318,6 +318,25 @@ class ManagedServer:
                     raise ServerProblem(f"the standby was not promoted within {timeout_s:g} s")
                 time.sleep(_POLL_S)
 
+    def make_slot(self, name: str, timeout_s: float = 5.0) -> None:
+        """Create a physical replication slot that retains WAL from now on. One that exists is fine.
+
+        Raises:
+            ServerProblem: the server refuses it, or does not reply in time.
+        """
+        with self._connection(time.monotonic() + timeout_s) as connection:
+            missing = f"NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = {quoted(name)})"
+            sql = f"SELECT pg_create_physical_replication_slot({quoted(name)}, true) WHERE {missing}"
+            connection.rows(sql, f"create the slot {name}")
+
+    def drop_slot(self, name: str, timeout_s: float = 5.0) -> None:
+        """Drop a replication slot that no connection uses. One that does not exist is fine. Raises as `make_slot`."""
+        with self._connection(time.monotonic() + timeout_s) as connection:
+            sql = (
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active AND slot_name = "
+            )
+            connection.rows(sql + quoted(name), f"drop the slot {name}")
+
     @staticmethod
     def standby_settings(primary_conninfo: str, restore_command: str, primary_slot_name: str) -> dict[str, str]:
         """Return the settings that `make_standby` writes."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -82,6 +83,12 @@ class ProxyProcess:
         except TimeoutError:
             _log.warning("walproxy run has not stopped within %g s: killing it", timeout_s)
             await self._kill(process)
+
+    def retry(self) -> None:
+        """Let it connect to the server now: without this it waits up to two seconds between attempts."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGHUP)
 
     async def kill(self) -> None:
         """End it at once."""

@@ -213,7 +213,7 @@ class World:
             is_leader=bool(leads and node.look.state is PRIMARY and not view.is_sealed_off(node.look.tli)),  # type: ignore[union-attr]
             has_resigned=node.decider.has_resigned,
             dead_after_s=self.dead_after_s,
-            doing="failover" if isinstance(node.step, FailOver) else "",
+            is_failing_over=isinstance(node.step, FailOver),
         )
         reports: dict[str, tuple[AgentReport, float]] = {}
         for safekeeper in reached:

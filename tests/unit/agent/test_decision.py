@@ -214,12 +214,20 @@ def test_turns_of_the_candidates(own: dict[str, object], other: dict[str, object
 
 
 def test_first_candidate_lets_another_failover_that_runs_go_on_for_a_while() -> None:
-    busy = report("pg3", priority=1, received_lsn=800, doing="failover: sealing timeline 1")
+    busy = report("pg3", priority=1, received_lsn=800, is_failing_over=True)
     decider = Decider(Own("pg2"))
     lost = view(report("pg2"), busy, heard_s=6.0)
     assert decider.decide(NOW, STANDBY, lost, commits=False) == Wait("the leader is lost: pg3 is first")
     later = replace(lost, sent_at=NOW + BUSY_S + 0.1)
     assert decider.decide(NOW + BUSY_S + 0.1, STANDBY, later, commits=False) == FailOver()
+
+
+def test_server_that_was_promoted_is_given_time_for_its_proxy() -> None:
+    promoted = report("pg3", "primary", tli=2)
+    lost = view(report("pg2"), promoted, heard_s=6.0, floor=1)
+    assert decide(STANDBY, lost) == Wait("the leader is lost: pg3 is first")
+    old = report("pg1", "primary", tli=1)
+    assert decide(STANDBY, view(report("pg2"), old, heard_s=6.0, floor=1)) == FailOver()
 
 
 def test_failed_attempt_leaves_the_next_one_to_others() -> None:
