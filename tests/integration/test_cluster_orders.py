@@ -80,11 +80,11 @@ def test_operator_moves_the_primary_pauses_and_rebuilds(agents: Agents) -> None:
     assert "the agents are paused, and execute no order: walproxy cluster resume" in only_line(refused.stderr)
     assert result(agents, "resume", "--wait")["missing"] == []
 
-    leftover = agents.hosts["pg1"].postgres.data_directory / "leftover"
-    leftover.touch()
+    folder = agents.hosts["pg1"].postgres.data_directory
+    inode = folder.stat().st_ino
     rebuilt = run(agents, "reinit", "pg1", "--yes")
     assert rebuilt.returncode == 0, rebuilt.stderr
-    assert rebuilt.stdout.startswith("pg1 has been rebuilt (") and not leftover.exists()
+    assert rebuilt.stdout.startswith("pg1 has been rebuilt (") and folder.stat().st_ino != inode
     wait_for(lambda: statuses(agents, "pg1") == STANDBY, "it is a standby again", TIMEOUT_S)
 
     (change,) = result(agents, "history")

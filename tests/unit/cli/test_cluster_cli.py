@@ -1,6 +1,8 @@
 """`walproxy cluster` with safekeepers in memory and agents that a test plays."""
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -222,6 +224,17 @@ def test_a_refusal_may_be_reported_after_the_order_is_gone(cluster: Cluster) -> 
     result = cluster("switchover", "--to", "two", "--yes")
     last = result.stderr.splitlines()[-1]
     assert last == "walproxy: the switchover to two has failed: one: two lacks 16 bytes"
+
+
+def test_an_interrupted_command_leaves_the_order_to_the_agents(cluster: Cluster) -> None:
+    def interrupts(views: ScriptedViews) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    cluster.views.steps = [nothing, resigns, interrupts]
+    result = cluster("switchover", "--to", "two", "--yes")
+    assert result.returncode == 130
+    assert result.stderr.splitlines()[-1] == "interrupted: the agents may go on; walproxy cluster show shows them"
+    assert cluster.order is not None and cluster.views.is_closed
 
 
 def test_an_order_that_no_agent_acts_on_is_withdrawn(cluster: Cluster) -> None:
