@@ -48,8 +48,7 @@ from walproxy.agent.decision import Step as Decided
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.proxy_process import ProxyProcess
 from walproxy.agent.rejoin import Rejoin as RejoinRun
-from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder
-from walproxy.agent.rejoin_folder import Step as RejoinStep
+from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.rejoin_plan import RejoinPlan, Way
 from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Change, Order, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
@@ -634,14 +633,10 @@ class Agent:
     async def _rebuild(self, leader: AgentReport, order: Order) -> None:
         self._doing = f"rebuilding from {leader.name}"
         _log.warning("rebuilding the data folder by a base backup of %s", leader.name)
-        look = self.look
 
         def rebuild() -> None:
             self._stop_by_force()
-            folder = RejoinFolder(self.config.pgdata)
-            folder.keep_users_files()
-            folder.write(Overwrite(RejoinStep.BASE_BACKUP, look.system_id, look.tli))
-            self._rejoin_run(leader).run()
+            self._rejoin_run(leader).run(by_base_backup=True)
 
         try:
             await asyncio.to_thread(rebuild)
