@@ -133,6 +133,17 @@ def test_transaction_that_began_before_the_fork_has_all_its_rows(tmp_path: Path)
     assert (report.read_from_lsn, by_xid(report)[100].rows) == (3 * MIB, {RELATION: Rows(1, 0, 0)})
 
 
+def test_first_proof_of_what_was_running_counts(tmp_path: Path) -> None:
+    wal = new_log()
+    wal.running(100)
+    from_lsn = wal.end_lsn
+    wal.insert(100)
+    wal.running(101)
+    wal.commit(100)
+    report = report_of(tmp_path, wal, from_lsn)
+    assert ([each.is_complete for each in report.tail.transactions], report.notes) == ([True], ())
+
+
 def test_look_back_passes_the_zeros_after_a_switch(tmp_path: Path) -> None:
     wal = TransactionsWal(begin_lsn=16 * MIB, segment_size=16 * MIB, system_id=7)
     wal.running(100)
@@ -151,10 +162,14 @@ def test_prepared_transactions_by_where_their_parts_are(tmp_path: Path) -> None:
     for xid in (100, 101, 102, 103):
         wal.insert(xid)
         wal.prepare(xid, b"gid%d" % xid)
+        if xid == 102:
+            wal.running(103)  # From here on it is certain that no more of the first ones is missing.
     wal.end_prepared(103, commit=True)
     wal.pad(3 * MIB)
+    wal.insert(104)
+    wal.prepare(104, b"still prepared")
     from_lsn = wal.end_lsn
-    wal.end_prepared(100, commit=True)
+    committed = wal.end_prepared(100, commit=True)
     wal.end_prepared(101, commit=False)
     prepared = {}
     for xid in (110, 111, 112):
@@ -172,6 +187,7 @@ def test_prepared_transactions_by_where_their_parts_are(tmp_path: Path) -> None:
     found = by_xid(report)
     assert [each.gid for each in found.values()] == ["gid100", "gid101", "gid112", "gid110"]
     assert 0 < found[100].prepare_lsn < from_lsn
+    assert found[100].wal_bytes == committed.total_length + sum(r.total_length for r in wal.records if r.xid == 100)
     assert found[110].prepare_lsn == found[112].lsn - (prepared[112].start_lsn - prepared[110].start_lsn)
     assert all(each.rows == {RELATION: Rows(1, 0, 0)} for each in found.values())
     assert [each.xid for each in report.tail.aborted] == [111]
@@ -262,6 +278,12 @@ def test_tail_ends_with_the_last_valid_record(tmp_path: Path) -> None:
     assert kinds(discarded_report(tmp_path, from_lsn)) == expected
     last.rename(f"{last}.partial")
     assert kinds(discarded_report(tmp_path, from_lsn)) == expected
+    (tmp_path / last.name).write_bytes(written[:100_000])
+    assert kinds(discarded_report(tmp_path, from_lsn)) == expected
+    (tmp_path / last.name).write_bytes(written)
+    Path(f"{last}.partial").write_bytes(written[:100_000])
+    assert kinds(discarded_report(tmp_path, from_lsn)) == expected
+    (tmp_path / last.name).unlink()
     # The rest of the WAL.
     Path(f"{last}.partial").unlink()
     report = discarded_report(tmp_path, from_lsn)
@@ -330,8 +352,9 @@ def test_record_whose_rest_the_new_primary_lacked_is_of_the_tail(tmp_path: Path)
     # Also where the WAL that is read must then begin earlier.
     wal.fill_page(leave=PAGE_SIZE // 2)
     wal.pad(2 * MIB - 5 * PAGE_SIZE)
-    wal.add(body(b"m" * 6 * PAGE_SIZE), rmid=0, info=0x20)
-    wal.commit(101)
+    wal.commit(101, range(102, 102 + 2 * PAGE_SIZE))
+    wal.running(200)
+    assert wal.records[-2].start_lsn < 2 * MIB < wal.records[-2].end_lsn
     report = report_of(tmp_path, wal, 2 * MIB)
     assert (kinds(report), report.read_from_lsn) == ([(Kind.COMMIT, 101)], MIB)
 
@@ -342,11 +365,12 @@ def test_record_whose_rest_the_new_primary_lacked_is_of_the_tail(tmp_path: Path)
 def test_timeline_is_the_one_that_was_left_at_the_fork(tmp_path: Path) -> None:
     wal, from_lsn = tail_log()
     child = wal.child(2, from_lsn)
-    child.pad(4 * MIB)
+    child.pad(6 * MIB)
     write_segments(tmp_path, wal)
     expected = kinds(discarded_report(tmp_path, from_lsn))
-    write_segments(tmp_path, child, [2 * MIB, 3 * MIB])
-    assert kinds(discarded_report(tmp_path, from_lsn, 1)) == expected
+    write_segments(tmp_path, child, [2 * MIB, 3 * MIB, 4 * MIB, 5 * MIB])
+    report = discarded_report(tmp_path, from_lsn, 1)
+    assert (kinds(report), report.notes) == (expected, ())
     assert kinds(discarded_report(tmp_path, from_lsn)) == []
     write_history(tmp_path, 2, ((1, from_lsn),))
     assert kinds(discarded_report(tmp_path, from_lsn)) == expected
@@ -380,8 +404,31 @@ def test_tail_of_a_server_that_was_itself_promoted(tmp_path: Path, has_history: 
     report = discarded_report(tmp_path, from_lsn)
     (found,) = report.tail.transactions
     assert (report.tli, found.rows, found.is_complete) == (2, {RELATION: Rows(2, 0, 0)}, True)
-    # The tail may even begin on the older timeline.
+    # The tail may even begin on the older timeline, which has nothing after its end.
     assert discarded_report(tmp_path, 2 * MIB).tli == 2
+    parent.pad(4 * MIB)
+    write_segments(tmp_path, parent, [3 * MIB])
+    (tmp_path / segment_name(2, 3 * MIB, MIB)).unlink()
+    with pytest.raises(
+        WalMissing, match=r"before .*: 000000020000000000000003 is missing|has no 0000000200000000000000"
+    ):
+        discarded_report(tmp_path, from_lsn, 2)
+
+
+def test_pages_of_a_later_timeline_are_not_of_the_tail(tmp_path: Path) -> None:
+    wal = new_log()
+    wal.running(100)
+    from_lsn = wal.end_lsn
+    child = wal.child(2, from_lsn)
+    child.insert(101)
+    child.commit(101)
+    child.fill_page()
+    child.insert(102)
+    child.commit(102)
+    child.tli = 1  # Only for the name of the file.
+    write_segments(tmp_path, child)
+    report = discarded_report(tmp_path, from_lsn)
+    assert (report.tli, kinds(report)) == (1, [(Kind.COMMIT, 101)])
 
 
 # Bad input.

@@ -95,6 +95,16 @@ def test_every_section_of_a_commit_is_passed(major: int) -> None:
             parse_transaction_end(record, main[:cut], major)
 
 
+@pytest.mark.parametrize("section", ["invalidations", "dropped_stats"])
+def test_section_that_is_cut_is_refused(section: str) -> None:
+    main = ends.transaction_end(77, **{section: 3})  # type: ignore[arg-type]
+    record, main = end_record(main, ends.COMMIT)
+    assert parse_transaction_end(record, main, 18) is not None
+    for cut in range(12, len(main)):
+        with pytest.raises(WalFormatError):
+            parse_transaction_end(record, main[:cut], 18)
+
+
 def test_short_commit_and_abort_have_a_time_only() -> None:
     for operation, expected in ((ends.COMMIT, COMMIT), (ends.ABORT, ABORT)):
         record, main = end_record(struct.pack("<q", -5), operation, has_xinfo=False)
