@@ -58,7 +58,6 @@ from walproxy.agent.state import AgentState
 from walproxy.agent.state import ClusterView as ShownView
 from walproxy.agent.state import view_of as shown_view_of
 from walproxy.agent.watchdog import Watchdog
-from walproxy.failover.candidates import HostLook
 from walproxy.failover.discarded_report import discarded_report, write_report
 from walproxy.failover.failover import Failover
 from walproxy.failover.server import Promotion
@@ -355,9 +354,9 @@ class Agent:
             dead_after_s=config.dead_after,
             is_failing_over=self._is_failing_over or self._promoted is not None,
             doing=(self._doing or self._waits_for)[:200],
-            problem=(self._problem or look.problem)[:500],
+            problem=(self._problem or look.problem)[:300],
             order_done=self._order_done,
-            order_result=self._order_result[:500],
+            order_result=self._order_result[:300],
         )
 
     def state(self) -> AgentState:
@@ -516,6 +515,7 @@ class Agent:
             ) from None
         finally:
             self._is_failing_over = False
+            await run.close()
         self._proxy.retry()
 
     async def _guard_promotion(self, old: list[str]) -> None:
@@ -678,10 +678,9 @@ class _Show:
         self._agent._doing = f"{self._kind}: {text}"
         _log.info("%s: %s", self._kind, text)
 
-    def behind(self, look: HostLook, missing_bytes: int) -> None:
-        """Show how much the standby that is waited for lacks."""
-        if missing_bytes:
-            self._agent._doing = f"{self._kind}: waiting for {missing_bytes} bytes of WAL"
+    def waiting(self, text: str, missing_bytes: int = 0) -> None:
+        """Show for what it waits."""
+        self._agent._doing = f"{self._kind}: {text}" + (f" ({missing_bytes} bytes)" if missing_bytes else "")
 
 
 def view_of(sight: Sight) -> ClusterView:
