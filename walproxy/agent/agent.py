@@ -48,7 +48,8 @@ from walproxy.agent.decision import Step as Decided
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.proxy_process import ProxyProcess
 from walproxy.agent.rejoin import Rejoin as RejoinRun
-from walproxy.agent.rejoin_plan import RejoinPlan
+from walproxy.agent.rejoin_folder import RejoinFolder
+from walproxy.agent.rejoin_plan import RejoinPlan, Way
 from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Change, Order, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.server_look import ServerLook, ServerState
@@ -57,7 +58,7 @@ from walproxy.agent.state import AgentState
 from walproxy.agent.state import ClusterView as ShownView
 from walproxy.agent.state import view_of as shown_view_of
 from walproxy.agent.watchdog import Watchdog
-from walproxy.failover.candidates import HostLook
+from walproxy.failover.discarded_report import discarded_report, write_report
 from walproxy.failover.failover import Failover
 from walproxy.failover.server import Promotion
 from walproxy.postgres.hosts import primary_hosts
@@ -108,6 +109,7 @@ class Agent:
         self._decider = Decider(
             Own(
                 config.name,
+                address=str(config.address),
                 dead_after_s=config.dead_after,
                 may_lead=not config.no_failover,
                 priority=config.priority,
@@ -352,9 +354,9 @@ class Agent:
             dead_after_s=config.dead_after,
             is_failing_over=self._is_failing_over or self._promoted is not None,
             doing=(self._doing or self._waits_for)[:200],
-            problem=(self._problem or look.problem)[:500],
+            problem=(self._problem or look.problem)[:300],
             order_done=self._order_done,
-            order_result=self._order_result[:500],
+            order_result=self._order_result[:300],
         )
 
     def state(self) -> AgentState:
@@ -513,6 +515,7 @@ class Agent:
             ) from None
         finally:
             self._is_failing_over = False
+            await run.close()
         self._proxy.retry()
 
     async def _guard_promotion(self, old: list[str]) -> None:
@@ -580,21 +583,52 @@ class Agent:
     async def _rejoin(self, leader: AgentReport) -> None:
         self._doing = f"rejoining {leader.name}"
         _log.info("%s as a standby", self._doing)
-        way = await asyncio.to_thread(self._rejoin_run(leader).run)
+        way = await asyncio.to_thread(self._rejoin_and_report, leader)
         _log.info("rejoined %s (%s)", leader.name, way.value)
 
-    def _rejoin_run(self, leader: AgentReport) -> RejoinRun:
+    def _rejoin_and_report(self, leader: AgentReport) -> Way:
+        if RejoinFolder(self.config.pgdata).read() is not None:
+            return self._rejoin_run(leader).run()  # Continued: its report was made before it began.
+        plan = self._rejoin_run(leader).plan()
+        keep_wal = None
+        if plan.way is not Way.FOLLOW:
+            keep_wal = self._report_discarded(plan)
+        return self._rejoin_run(leader, keep_wal).run()
+
+    def _rejoin_run(self, leader: AgentReport, keep_wal: Path | None = None) -> RejoinRun:
         place = parse_address(leader.address)
         return RejoinRun(
             self.server,
             make_conninfo(self.config.peer_conninfo, host=place.host, port=place.port),
             primary_conninfo=self.config.standby_conninfo,
             restore_command=self.config.restore_command,
-            before_overwrite=self._report_discarded,
+            keep_wal=keep_wal,
         )
 
-    def _report_discarded(self, plan: RejoinPlan) -> None:
-        """Keep a report of the transactions that the rejoin will discard."""
+    def _report_discarded(self, plan: RejoinPlan) -> Path | None:
+        """Keep a report of the transactions that the rejoin discards; return where to keep the WAL if it fails."""
+        folder = self.config.discarded_dir or self.config.pgdata.with_name(f"{self.config.pgdata.name}.discarded")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        control = self.server.control_data()
+        fork_lsn = plan.fork.lsn if plan.fork is not None else None
+        at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        name = f"{at}-timeline-{control.last_tli}"
+        try:
+            if fork_lsn is None:
+                raise ConfigurationError(f"no fork is known: {plan.reason}")
+            report = discarded_report(self.config.pgdata / "pg_wal", fork_lsn, control.last_tli)
+            write_report(folder / f"{name}.json", report)
+        except WalproxyError as error:
+            _log.error("no report of the discarded transactions, their WAL is kept in %s: %s", folder / name, error)
+            return folder / name
+        log = _log.warning if report.commits else _log.info
+        log(
+            "%d committed transactions after %s reached no quorum and are discarded: %s",
+            report.commits,
+            format_lsn(fork_lsn),
+            folder / f"{name}.json",
+        )
+        return None
 
     async def _rebuild(self, leader: AgentReport, order: Order) -> None:
         self._doing = f"rebuilding from {leader.name}"
@@ -644,10 +678,9 @@ class _Show:
         self._agent._doing = f"{self._kind}: {text}"
         _log.info("%s: %s", self._kind, text)
 
-    def behind(self, look: HostLook, missing_bytes: int) -> None:
-        """Show how much the standby that is waited for lacks."""
-        if missing_bytes:
-            self._agent._doing = f"{self._kind}: waiting for {missing_bytes} bytes of WAL"
+    def waiting(self, text: str, missing_bytes: int = 0) -> None:
+        """Show for what it waits."""
+        self._agent._doing = f"{self._kind}: {text}" + (f" ({missing_bytes} bytes)" if missing_bytes else "")
 
 
 def view_of(sight: Sight) -> ClusterView:

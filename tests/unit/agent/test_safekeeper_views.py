@@ -345,6 +345,27 @@ async def test_a_restarted_safekeeper_replies_in_the_next_exchange() -> None:
         assert sorted((await views.exchange(REPORT, timeout_s=LONG_S)).views) == [1, 2, 3]
 
 
+@on_the_loop
+async def test_a_safekeeper_that_is_back_and_slower_than_the_others_is_waited_for_again() -> None:
+    async with world() as safekeepers:
+        views = safekeepers.views()
+        await safekeepers[3].stop()
+        await views.exchange(REPORT, timeout_s=LONG_S)
+        safekeepers[3].hangs = True
+        await safekeepers[3].start()
+        async with asyncio.timeout(DEADLINE_S):
+            while views._peers[3].conversation is None:
+                await views.exchange(REPORT, timeout_s=LONG_S)
+                await asyncio.sleep(0.01)
+        # This exchange was over before the greeting.
+        await until(lambda: bool(safekeepers[3]._held))
+        safekeepers[3].resume()
+        await until(lambda: views._peers[3].conversation is None)
+        safekeepers[3].hangs = True
+        asyncio.get_running_loop().call_later(SHORT_S, safekeepers[3].resume)
+        assert 3 in (await views.exchange(REPORT, timeout_s=LONG_S)).views
+
+
 # Refusals.
 
 
@@ -456,9 +477,8 @@ async def test_settings_that_stay_are_not_written_again_but_made_sure_of() -> No
         assert await views.change_settings(lambda settings: settings, timeout_s=LONG_S) == AgentSettings()
         assert [fake.settings for fake in safekeepers.safekeepers.values()] == [None] * 3
         safekeepers[1].settings = version(4, is_paused=True)
-        assert (await safekeepers.views(1, 2, 3).exchange(b"", timeout_s=LONG_S)).shared().is_paused
-        while safekeepers[2].settings is None:
-            await views.change_settings(pause, timeout_s=LONG_S)
+        await safekeepers[3].stop()
+        await safekeepers.views().change_settings(pause, timeout_s=LONG_S)
         assert safekeepers[2].settings == version(4, is_paused=True)
 
 
@@ -500,10 +520,9 @@ async def test_a_change_that_a_quorum_does_not_confirm_may_come_later_and_says_s
             safekeepers[i].refuses = lambda message: (
                 RefusalCode.STORAGE_FULL if isinstance(message, AgentExchange) and message.settings else None
             )
-        views = safekeepers.views()
         with pytest.raises(WalproxyError, match="has confirmed the settings of the agents within 1 s; they may"):
-            await views.change_settings(pause, timeout_s=1)
-        sight = await views.exchange(REPORT, timeout_s=LONG_S)
+            await safekeepers.views().change_settings(pause, timeout_s=1)
+        sight = await safekeepers.views().exchange(REPORT, version(9), timeout_s=LONG_S)
         # A full disk makes no member miss: what it has of the log is needed.
         assert sorted(sight.views) == [1, 2, 3]
         assert sorted(sight.problems) == [2, 3] and sight.problems[2].endswith(" refuses: because")
@@ -545,14 +564,17 @@ async def test_settings_that_cannot_be_read_are_not_overwritten() -> None:
 
 
 @on_the_loop
-async def test_exchanges_take_place_while_a_change_waits_for_a_quorum() -> None:
+async def test_exchanges_take_place_while_a_change_waits_for_a_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safekeeper_views, "_CHANGE_PART_S", 0.05)
+    monkeypatch.setattr(safekeeper_views, "_REPLY_TIMEOUT_S", LONG_S)
     async with world() as safekeepers:
         views = safekeepers.views()
         await views.exchange(REPORT, timeout_s=LONG_S)
         safekeepers[2].hangs = safekeepers[3].hangs = True
         change = asyncio.ensure_future(views.change_settings(pause, timeout_s=LONG_S))
         await until(lambda: views._exchanging.locked())
-        sight = await views.exchange(REPORT, timeout_s=SHORT_S)
+        async with asyncio.timeout(LONG_S / 2):
+            sight = await views.exchange(REPORT, timeout_s=SHORT_S)
         assert not sight.has_quorum() and not change.done()
         safekeepers[2].resume()
         assert (await change).is_paused

@@ -116,7 +116,7 @@ def test_the_leader_is_lost_for_x_iff_an_elect_quorum_of_each_half_reports_at_le
     if age_s is not None:
         for x_ms in {0, *ages_ms.values(), *(each + 1 for each in ages_ms.values())}:
             reporting = {(i, f"{i}" * 32) for i, age_ms in ages_ms.items() if age_ms >= x_ms}
-            assert membership.has_elect_quorum(reporting) is (age_s * 1000 >= x_ms)
+            assert membership.has_elect_quorum(reporting) is (age_s >= x_ms / 1000)
 
 
 # Reports, settings and the log.
