@@ -136,6 +136,7 @@ def test_any_standby_will_do_if_none_was_named() -> None:
     order = Order("b" * 32, FAILOVER)
     assert headway(ordered(LOST, STANDBY, order=order), order).what == "waiting until an agent acts"
     assert headway(ordered(LOST, NEW, order=order), order).is_done
+    assert not headway(ordered(LEADER, STANDBY, order=order), order, "one").is_done
 
 
 def test_a_refusal_is_whose_and_why() -> None:
