@@ -4,13 +4,14 @@ The agent makes one before it overwrites the old primary, and keeps it as a file
 hand.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
@@ -85,6 +86,10 @@ class DiscardedReport:
             "aborted": [self._transaction(each) for each in tail.aborted],
             "notes": list(self.notes),
         }
+
+    def json(self) -> bytes:
+        """Return `content` as text."""
+        return msgspec.json.format(msgspec.json.encode(self.content()), indent=1)
 
     def _transaction(self, each: DiscardedTransaction) -> dict[str, Any]:
         time = commit_time(each.time_us)
@@ -249,10 +254,9 @@ def write_report(path: Path, report: DiscardedReport) -> None:
     """Write a report as JSON: all of it or nothing, and durably. The folder exists. Raises OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("wb") as file:
             os.fchmod(file.fileno(), 0o600)
-            json.dump(report.content(), file, indent=1)
-            file.write("\n")
+            file.write(report.json() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
