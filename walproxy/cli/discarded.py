@@ -159,7 +159,9 @@ def _changes(report: DiscardedReport, each: DiscardedTransaction) -> list[str]:
 
 
 def _relation(report: DiscardedReport, relation: Relation) -> str:
-    return one_line(report.names.get(relation, "")) or "/".join(map(str, relation))
+    number = "/".join(map(str, relation))
+    created = " (created after --from)" if relation in report.tail.created else ""
+    return one_line(report.names.get(relation, "")) or f"{number}{created}"
 
 
 def _rows(rows: Rows) -> str:

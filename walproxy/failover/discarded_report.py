@@ -113,7 +113,12 @@ class DiscardedReport:
         }
 
     def _relation(self, relation: Relation) -> dict[str, Any]:
-        return {**relation._asdict(), "name": self.names.get(relation), "catalog": is_catalog(relation)}
+        return {
+            **relation._asdict(),
+            "name": self.names.get(relation),
+            "catalog": is_catalog(relation),
+            "created": relation in self.tail.created,
+        }
 
 
 def commit_time(time_us: int) -> datetime | None:

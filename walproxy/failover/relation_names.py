@@ -1,7 +1,7 @@
 """The names of relations that WAL calls by numbers, from a server that has them. Blocking.
 
-A standby, and a primary promoted from one, use the numbers of the old primary; a table that was made or rewritten in
-the tail has no name there.
+A standby, and a primary promoted from one, use the numbers of the old primary. A table that was made or rewritten in
+the tail has no name there, and its number may be another table's.
 """
 
 import dataclasses
@@ -24,11 +24,12 @@ _DOING = "read the names of relations"
 
 
 def with_names(report: DiscardedReport, conninfo: str, *, timeout_s: float = _TIMEOUT_S) -> DiscardedReport:
-    """Return a report with the names of its relations, as far as a server has them; its notes have why some are missing.
+    """Return a report with the names of its relations, as far as a server has them, and why it has none of others.
 
-    Args and Raises: see `relation_names`.
+    Relations that were made in the tail get none. Args and Raises: see `relation_names`.
     """
-    names, problems = relation_names(conninfo, relations_of(report.tail.transactions), timeout_s=timeout_s)
+    wanted = set(relations_of(report.tail.transactions)) - report.tail.created
+    names, problems = relation_names(conninfo, wanted, timeout_s=timeout_s)
     return dataclasses.replace(report, names=names, notes=(*report.notes, *problems))
 
 
