@@ -14,6 +14,7 @@ from tests.integration.cluster_fixtures import Commit, wait_for
 from tests.integration.conftest import NewGated
 from tests.integration.promotion_matrix import ALIVE, ARCHIVES, FOLDERS, FREE, HANGING, IN_USE, LOCAL, REFUSING, dynasty
 from tests.integration.serve_fixtures import assert_equal_to_primary, wait_for_feeder
+from tests.integration.test_ready_to_promote import two_standbys_of_hung_primaries
 from tests.integration.test_serve_promotion import wait_until_tli_is_2
 from tests.pipeline.decoder_comparison import Compared, contradictions
 from tests.pipeline.pg_waldump import stats
@@ -61,6 +62,10 @@ def test_commits_survive_the_loss_of_a_safekeeper_and_of_the_primary(new_gated: 
         wait_until_tli_is_2(cluster)
         load.wait_for_commits(50)
     assert_equal_to_primary(cluster, second)
+
+
+def test_a_standby_whose_primary_hangs_is_made_ready_for_its_promotion(new_gated: NewGated) -> None:
+    two_standbys_of_hung_primaries(new_gated)
 
 
 @pytest.mark.timeout(1800)

@@ -8,9 +8,9 @@ rejoin_folder       the record of an overwrite that has begun, and what is kept 
 source              the new primary, as far as a rejoin needs it
 control_data        the content of pg_control, as pg_controldata prints it
 agent_settings      the server's settings that the agent writes
+standby_folder      a standby's pg_wal, to which WAL is handed over
 owner_commands      PostgreSQL's programs, run as the owner of the data folder
 processes           the processes of one data folder, and signals to them
-bounded_sql         statements with a deadline that also holds for a server that hangs
 errors              the agent's errors
 watchdog            the Linux watchdog device
 

@@ -63,7 +63,7 @@ async def find_log_end(
     """
     entry = elected.history[-1]
     contents = {history.tli: history.content for history in elected.tli_histories}
-    wal = _TermWal(elected, safekeepers, credentials)
+    wal = TermWal(elected, safekeepers, credentials)
     try:
         records_end_lsn = await last_record_end(wal.read, elected.base_lsn, entry.start_lsn, elected.segment_size)
     finally:
@@ -107,7 +107,7 @@ async def last_record_end(read: Read, begin_lsn: Lsn, end_lsn: Lsn, segment_size
         start_lsn -= segment_size
 
 
-class _TermWal:
+class TermWal:
     """The WAL of a term, read at any member that has adopted it."""
 
     def __init__(self, elected: Elected, safekeepers: Sequence[tuple[int, Address]], credentials: Credentials) -> None:

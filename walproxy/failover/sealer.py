@@ -35,11 +35,13 @@ class NotSealed(WalproxyError):
 
     Attributes:
         log_tli: the timeline that the log has gone on to, 0 if it has not.
+        is_led: another proxy leads and has a primary. It may have lost that just now.
     """
 
-    def __init__(self, message: str, log_tli: int = 0) -> None:
+    def __init__(self, message: str, log_tli: int = 0, *, is_led: bool = False) -> None:
         super().__init__(message)
         self.log_tli = log_tli
+        self.is_led = is_led
 
 
 class Sealer:
@@ -114,7 +116,7 @@ class Sealer:
                 f"timeline {seal.tli} is not sealed: the log has gone on to timeline {log_tli}", log_tli=log_tli
             )
         if self.proposer.is_spare:
-            raise NotSealed("another proxy leads and has a primary: nothing is sealed")
+            raise NotSealed("another proxy leads and has a primary: nothing is sealed", is_led=True)
 
     def _missing(self) -> str:
         problems = [f"safekeeper {i}: {link.problem}" for i, link in sorted(self._links.items()) if not link.is_up]

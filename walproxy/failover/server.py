@@ -5,9 +5,12 @@ pg_wal (tried on 15, 17 and 18). To make it pass over numbers that failed promot
 only are placed there by COPY, which runs as the server's own user; a role that may not do that is told so.
 """
 
+import contextlib
+import dataclasses
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
@@ -28,7 +31,8 @@ SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn() END,
   pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
   (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
-   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true)
+   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true),
+  (SELECT pid IS NOT NULL FROM pg_stat_get_wal_receiver())
 """
 
 
@@ -54,12 +58,50 @@ class Server:
         self._conninfo = make_conninfo(host.conninfo, target_session_attrs="any")
 
     def look(self, timeout_s: float = 3.0) -> HostLook:
-        """Return its state. A server that does not reply is one with a problem; nothing is raised."""
+        """Return its state. A server that does not reply is one with a problem; nothing is raised.
+
+        While a standby replays WAL that no walreceiver has received, pg_control has its timeline only later; a role
+        that may replicate reads it in another way.
+        """
         try:
             with self._connection(timeout_s) as connection:
-                return _look(self.name, connection)
+                look, has_walreceiver = _look(self.name, connection)
         except (PrimaryProblem, ServerProblem) as error:
             return HostLook(self.name, problem=str(error))
+        if look.in_recovery and not has_walreceiver:
+            with contextlib.suppress(PrimaryProblem, ServerProblem):
+                return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
+        return look
+
+    def data_directory(self, timeout_s: float = 10.0) -> Path:
+        """Return its data folder, on its own machine.
+
+        Raises:
+            WalproxyError: it does not reply, or the role may not read that.
+        """
+        with self._connection(timeout_s) as connection:
+            return Path(str(connection.value("SELECT current_setting('data_directory')", f"look at {self.name}")))
+
+    def restore_command(self, timeout_s: float = 10.0) -> str:
+        """Return its restore_command, "" if it has none. Raises WalproxyError if it does not reply."""
+        with self._connection(timeout_s) as connection:
+            return str(connection.value("SELECT current_setting('restore_command')", f"look at {self.name}"))
+
+    def walreceiver_pid(self, timeout_s: float = 10.0) -> int | None:
+        """Return the pid of its walreceiver, None if none runs. Raises WalproxyError if it does not reply."""
+        with self._connection(timeout_s) as connection:
+            rows = connection.rows("SELECT pid FROM pg_stat_get_wal_receiver()", f"look at {self.name}")
+        return next((int(pid) for (pid,) in rows if pid is not None), None)
+
+    def has_history(self, tli: int, timeout_s: float = 10.0) -> bool:
+        """Return whether its pg_wal has the history file of a number; that of restore_command is not looked at.
+
+        Raises:
+            WalproxyError: it does not reply, or the role may not read that.
+        """
+        with self._connection(timeout_s) as connection:
+            path = quoted(f"pg_wal/{timeline_history_name(tli)}")
+            return connection.value(f"SELECT size FROM pg_stat_file({path}, true)", "read pg_wal") is not None
 
     def reserve(self, tlis: range, timeout_s: float = 10.0) -> None:
         """Make sure that a promotion passes these numbers over. A number with a history file is reserved already.
@@ -89,22 +131,32 @@ class Server:
             doing = f"promote {self.name}"
             if connection.value("SELECT pg_is_in_recovery()", doing) == "t":
                 connection.rows("SELECT pg_promote(false)", doing)
-            while (look := _look(self.name, connection)).in_recovery:
+            while (look := _look(self.name, connection)[0]).in_recovery:
                 if time.monotonic() > deadline:
                     raise WalproxyError(f"{self.name} was not promoted within {timeout_s:g} s: see its log")
                 time.sleep(_POLL_S)
             return Promotion(look.tli, look.replayed_lsn)
 
-    def _connection(self, timeout_s: float) -> AbstractContextManager[BoundedConnection]:
+    def _replayed_tli(self, timeout_s: float) -> int:
+        with self._connection(timeout_s, replication=True) as connection:
+            row = connection.rows("IDENTIFY_SYSTEM", f"look at {self.name}")[0]
+            return int(row[1] or 0)
+
+    def _connection(self, timeout_s: float, *, replication: bool = False) -> AbstractContextManager[BoundedConnection]:
         return bounded_connection(
-            self._conninfo, whose=self.name, timeout_s=timeout_s, application_name=APPLICATION_NAME
+            self._conninfo,
+            whose=self.name,
+            timeout_s=timeout_s,
+            application_name=APPLICATION_NAME,
+            replication=replication,
         )
 
 
-def _look(name: str, connection: BoundedConnection) -> HostLook:
+def _look(name: str, connection: BoundedConnection) -> tuple[HostLook, bool]:
+    """Return the state, and whether it is a standby with a walreceiver."""
     row = connection.rows(_LOOK, f"look at {name}")[0]
-    in_recovery, system_id, segment, written, received, replayed, tli = row
-    return HostLook(
+    in_recovery, system_id, segment, written, received, replayed, tli, has_walreceiver = row
+    look = HostLook(
         name,
         in_recovery=in_recovery == "t",
         system_id=int(system_id or 0) % (1 << 64),  # PostgreSQL prints it as a signed number.
@@ -113,6 +165,7 @@ def _look(name: str, connection: BoundedConnection) -> HostLook:
         replayed_lsn=_lsn(replayed),
         written_lsn=_lsn(written),
     )
+    return look, has_walreceiver == "t"
 
 
 def _lsn(text: str | None) -> Lsn:
