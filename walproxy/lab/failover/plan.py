@@ -57,7 +57,9 @@ _WEIGHTS: Final = {
 }
 FAULTS: Final = tuple(_WEIGHTS)
 _CUT_MS: Final = (0, 120)
-_LASTS_OF_DEAD_AFTER: Final = (0.2, 2.5)
+_SHORT: Final = (0.2, 1.0)  # of --dead-after: often no failover follows
+_SOON_S: Final = (0.0, 2.0)  # after --dead-after: in the middle of a failover
+_LATE_S: Final = (2.0, 8.0)  # after a failover
 _DOWN_S: Final = (0.0, 3.0)
 
 
@@ -128,5 +130,7 @@ def _plan_fault(chance: Random, number: int, kind: str, dead_after_s: float) -> 
     elif kind in (KILL_POSTGRES, KILL_BOTH):
         lasts_s = 0.0
     else:
-        lasts_s = dead_after_s * chance.uniform(*_LASTS_OF_DEAD_AFTER)
+        shortly = dead_after_s * chance.uniform(*_SHORT)
+        soon, late = dead_after_s + chance.uniform(*_SOON_S), dead_after_s + chance.uniform(*_LATE_S)
+        lasts_s = chance.choices((shortly, soon, late), (1, 2, 2))[0]
     return PlannedRound(number, kind, cut_ms, round(lasts_s, 2), chance.random() < 0.5)

@@ -1,0 +1,56 @@
+"""A discarded report that is wrong, and WAL that contradicts the books, are found."""
+
+from walproxy.lab.failover.discarded import contradictions, differences
+from walproxy.lab.failover.rows import Attempt, Row, Writer
+from walproxy.lab.failover.wal_truth import Commit, Stretch
+from walproxy.lab.load.history import Operation, Outcome
+
+COMMITS = [Commit(0x500, 742, "2026-11-25 18:52:01.853906"), Commit(0x600, 743, "2026-11-25 18:52:01.900000")]
+TAIL = [(Stretch(1, 0x480, None), COMMITS)]
+EPOCH = 1 << 32
+
+
+def attempt(number: int, writer: Writer, xid: int, outcome: Outcome = "ok", server: str = "pg1") -> Attempt:
+    return Operation(0, Row(number, writer, server, 1, EPOCH + xid), 0.0, 1.0, outcome)
+
+
+def test_a_report_that_lists_the_same_transactions_is_right() -> None:
+    assert differences(COMMITS, list(COMMITS)) == []
+    assert differences([], []) == []
+
+
+def test_a_report_that_lacks_or_invents_a_transaction_is_wrong() -> None:
+    (lacks,) = differences(COMMITS, COMMITS[:1])
+    assert lacks == "the report lacks 1 of 2 transactions: xid 743 at 0/600, 2026-11-25 18:52:01.900000"
+    (invents,) = differences(COMMITS[:1], COMMITS)
+    assert "the WAL after the fork does not have, 1 of 2 transactions: xid 743" in invents
+    assert len(differences(COMMITS, [*COMMITS[:1], Commit(0x600, 743, "2026-11-25 18:52:01.900001")])) == 2
+    (twice,) = differences(COMMITS, [*COMMITS, COMMITS[0]])
+    assert "lists 3 transactions" in twice
+
+
+def test_the_books_agree_with_the_tail() -> None:
+    attempts = [
+        attempt(1, "local", 742),
+        attempt(2, "client", 743, "unknown"),
+        attempt(3, "local", 741),  # It reached the quorum.
+        attempt(4, "client", 742, server="pg2"),  # Another server's transaction of the same number.
+    ]
+    assert contradictions(TAIL, attempts, "pg1", {3, 4}) == []
+
+
+def test_a_row_of_the_tail_that_the_new_primary_has_is_found() -> None:
+    (found,) = contradictions(TAIL, [attempt(1, "local", 742)], "pg1", {1})
+    assert "row 1 (local, xid 742 on timeline 1 of pg1) is after the fork" in found
+    assert found.endswith("and the new one has it")
+
+
+def test_an_acknowledged_row_of_the_tail_is_found() -> None:
+    (found,) = contradictions(TAIL, [attempt(1, "client", 742)], "pg1", set())
+    assert found.endswith("was acknowledged, and is after the fork")
+
+
+def test_a_local_row_that_is_nowhere_is_found() -> None:
+    (found,) = contradictions(TAIL, [attempt(1, "local", 740)], "pg1", set())
+    assert found.endswith("was committed locally, is not on the new primary, and not after the fork")
+    assert contradictions(TAIL, [attempt(1, "local", 740, "unknown")], "pg1", set()) == []
