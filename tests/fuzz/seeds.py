@@ -14,6 +14,9 @@ from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
+    AgentExchange,
+    AgentSettingsVersion,
+    AgentView,
     AppendRequest,
     AppendResponse,
     ArchiveAssignment,
@@ -25,6 +28,7 @@ from safekeeper.consensus.messages import (
     Elected,
     FolderIsOlder,
     FolderStates,
+    KeptReport,
     PeerRead,
     PreVoteRequest,
     PreVoteResponse,
@@ -61,6 +65,7 @@ _FILES = (TliHistory(2, b"1\t0/64\tno recovery target specified\n"),)
 _SIZE = 16 << 20
 
 _FOLDER = FolderState(1, "a", 3, 7, 300)
+_SETTINGS = AgentSettingsVersion(3, "0123456789abcdef" * 2, b'{"is_paused":true}')
 _FROM_PROPOSERS = (
     ProposerGreeting(4, "run7", 5, 9, _SIZE),
     Bootstrap("cluster", 5, _SIZE, 170002, _MEMBERS, True),
@@ -72,6 +77,8 @@ _FROM_PROPOSERS = (
     Elected(_NODE, "cluster", 5, _SIZE, 170002, _MEMBERS, _HISTORY, _FILES, 300, 100, 0, 5),
     FolderStates("cluster", (_FOLDER, FolderState(2, "b", 1, 6, 200))),
     FolderIsOlder(_NODE, _FOLDER),
+    AgentExchange("cluster", "db1", b'{"name":"db1"}', _SETTINGS),
+    AgentExchange("cluster", ""),
     ArchiveAssignment(_NODE, 1, 100),
     AppendRequest(_NODE, 3, 300, 200, 100, 5, True, b"WAL"),
     AppendRequest(_NODE, 3, 300, 200, 100, 6, False, b""),
@@ -89,6 +96,8 @@ _FROM_ACCEPTORS = (
     AppendResponse(_NODE, 300, 200, 5, True),
     Reconfigured(_NODE, 3),
     FolderStates("cluster", (_FOLDER,)),
+    AgentView("cluster", "a", _NODE, 250, 7, 2, 1, 300, 200, _SETTINGS, (KeptReport("db1", 9, b"{}"),)),
+    AgentView("cluster", "a", _NODE, 250, 7, 2, 1, 300, 200),
     PullEnded(_NODE, 1, 300, "safekeeper 2 at host:5454: timeout"),
     StandbyFeedback((Standby("standby_1", 300, 200, 100, 7, 0),)),
     ArchiveReport(100, True, True, 0, "no route to the store"),

@@ -1,4 +1,4 @@
-"""The agent's work on the PostgreSQL server of its own machine.
+"""The agent: its work on the PostgreSQL server of its own machine, and what it shares through the safekeepers.
 
 managed_server      looks at the server; starts, stops, kills, demotes and promotes it
 server_look         the result of a look
@@ -10,10 +10,12 @@ control_data        the content of pg_control, as pg_controldata prints it
 agent_settings      the server's settings that the agent writes
 owner_commands      PostgreSQL's programs, run as the owner of the data folder
 processes           the processes of one data folder, and signals to them
-bounded_sql         statements with a deadline that also holds for a server that hangs
 errors              the agent's errors
 watchdog            the Linux watchdog device
+report              what an agent reports of its server, and the settings that all agents share
+sight               what an agent sees of the safekeepers at one moment
+safekeeper_views    exchanges with all safekeepers
 
-Linux only: processes are identified by /proc and signalled by pidfd. All functions block, with a bound; a caller with
-an event loop runs them in a thread.
+Linux only: processes are identified by /proc and signalled by pidfd. All functions but those of `safekeeper_views`
+block, with a bound; a caller with an event loop runs them in a thread.
 """

@@ -11,7 +11,7 @@ Each step can be repeated by any run of the command after any interruption; the 
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -117,6 +117,7 @@ class Failover:
     Args:
         safekeepers: ids and addresses.
         hosts: the servers.
+        guard: called under the seal, right before a standby is promoted; what it raises ends the run.
         resume_timeout_s: how long to wait for a proxy in the last step.
     """
 
@@ -127,6 +128,7 @@ class Failover:
         credentials: Credentials,
         show: Show,
         *,
+        guard: Callable[[], Awaitable[None]] | None = None,
         seal_timeout_s: float = 30.0,
         resume_timeout_s: float = 30.0,
     ) -> None:
@@ -134,6 +136,7 @@ class Failover:
         self._credentials = credentials
         self._servers = {host.name: Server(host) for host in hosts}
         self._show = show
+        self._guard = guard
         self._seal_timeout_s = seal_timeout_s
         self._resume_timeout_s = resume_timeout_s
         self._seconds: dict[str, float] = {}
@@ -164,6 +167,20 @@ class Failover:
             FailoverRefused: the primary lives.
             NoCandidate, NotSealed, ConfigurationError, WalproxyError: one line.
         """
+        survey, name, promotion = await self.promote(wanted, old_is_dead=old_is_dead)
+        term = await self._until_log_is_on(name, promotion)
+        return Report(
+            primary=name,
+            old_tli=survey.log.log_tli,
+            tli=promotion.tli,
+            fork_lsn=promotion.fork_lsn,
+            term_before=survey.log.last_term,
+            term=term,
+            seconds=self._seconds,
+        )
+
+    async def promote(self, wanted: str = "", *, old_is_dead: bool = False) -> tuple[Survey, str, Promotion]:
+        """Take the steps up to the promotion; return what was found, and the promoted server. As `run`."""
         survey = await self.survey()
         living, promoted = survey.living_primary, survey.promoted
         if promoted is not None and (
@@ -182,16 +199,7 @@ class Failover:
             looks = [look for look in survey.looks if look != living]
             choose(looks, survey.estimated_end(), wanted)  # Before anything is changed.
             name, promotion = await self._seal_and_promote(survey.log.log_tli, wanted, takeover=old_is_dead)
-        term = await self._until_log_is_on(name, promotion)
-        return Report(
-            primary=name,
-            old_tli=survey.log.log_tli,
-            tli=promotion.tli,
-            fork_lsn=promotion.fork_lsn,
-            term_before=survey.log.last_term,
-            term=term,
-            seconds=self._seconds,
-        )
+        return survey, name, promotion
 
     async def cancel(self) -> Survey:
         """Let the sealed primary in again; return what was found.
@@ -260,6 +268,8 @@ class Failover:
 
     async def _promote(self, chosen: HostLook, end: LogEnd) -> Promotion:
         server = self._servers[chosen.name]
+        if self._guard is not None:
+            await self._guard()
         self._show.step(f"promoting {chosen.name}, which has everything up to {format_lsn(end.records_end_lsn)}")
         await asyncio.to_thread(server.reserve, tlis_to_reserve(chosen, end))
         return await asyncio.to_thread(server.promote)
