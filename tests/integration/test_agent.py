@@ -1,6 +1,7 @@
 """Agents as processes: the primary dies, and nobody does anything; switchover; a host that comes back."""
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tests.cluster_templates import init_by_copying
 from tests.forking.daemons import ForkedLocalProcess
 from tests.integration.conftest import NEWEST
+from tests.waiting import wait_for
 from walproxy.lab.cluster.agent_cluster import AgentCluster
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.transactions import SingleStatement
@@ -79,12 +81,42 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
     old = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
+        # What no quorum has, and the client of a local commit was told.
+        for safekeeper in cluster.safekeepers.values():
+            safekeeper.pause()
+        old.postgres.execute("SET synchronous_commit = local; INSERT INTO book VALUES (-1)")
         old.kill9()
-        gap_s = book.wait_for_commit()
+        for safekeeper in cluster.safekeepers.values():
+            safekeeper.resume()
+        book.wait_for_commit()
         new = cluster.wait_for_leader("pg2", "pg3")
         old.agent.start()
         cluster.wait_until(lambda: cluster.is_standby("pg1"), "the old primary is a standby")
         book.wait_for_commit()
         book.verify()
-    assert new.server.look().tli == 2
-    print(f"gap {gap_s:.2f} s")
+    assert new.postgres.execute("SELECT count(*) FROM book WHERE n = -1") == [(0,)]
+    [path] = (cluster.directory / "pg1.discarded").iterdir()
+    report = json.loads(path.read_text())
+    assert report["commit_count"] >= 1
+    assert any(relation["inserted"] == 1 for each in report["transactions"] for relation in each["relations"])
+
+
+def test_primary_without_a_quorum_ends_its_writes_and_the_server_is_started_again(new_agents: NewAgents) -> None:
+    cluster = new_agents("--dead-after", "2.5")
+    leader = cluster.hosts["pg1"]
+
+    def is_read_only() -> bool:
+        return leader.postgres.execute("SHOW default_transaction_read_only") == [("on",)]
+
+    for i in (1, 2):
+        cluster.safekeepers[i].pause()
+    wait_for(is_read_only, "the primary is read-only")
+    for i in (1, 2):
+        cluster.safekeepers[i].resume()
+    cluster.wait_for_leader("pg1")
+    assert leader.server.look().tli == 1
+    with Book(cluster) as book:
+        book.wait_for_commit()
+        leader.server.kill()
+        book.wait_for_commit()
+        book.verify()

@@ -15,7 +15,12 @@ watchdog            the Linux watchdog device
 report              what an agent reports of its server, and the settings that all agents share
 sight               what an agent sees of the safekeepers at one moment
 safekeeper_views    exchanges with all safekeepers
+state               what pages and commands show of the agents and the log
+rest, metrics       the HTTP pages of an agent
+rest_answers        the content of these pages: Patroni's REST
+orders              the decision whether an order can be given, and how far it is
+operator_client     what `walproxy cluster` does through the safekeepers
 
-Linux only: processes are identified by /proc and signalled by pidfd. All functions but those of `safekeeper_views`
-block, with a bound; a caller with an event loop runs them in a thread.
+Linux only: processes are identified by /proc and signalled by pidfd. All functions but those of `safekeeper_views` and
+`operator_client` block, with a bound; a caller with an event loop runs them in a thread.
 """

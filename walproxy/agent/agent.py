@@ -50,7 +50,7 @@ from walproxy.agent.proxy_process import ProxyProcess
 from walproxy.agent.rejoin import Rejoin as RejoinRun
 from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder
 from walproxy.agent.rejoin_folder import Step as RejoinStep
-from walproxy.agent.rejoin_plan import RejoinPlan
+from walproxy.agent.rejoin_plan import RejoinPlan, Way
 from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Change, Order, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.server_look import ServerLook, ServerState
@@ -60,6 +60,7 @@ from walproxy.agent.state import ClusterView as ShownView
 from walproxy.agent.state import view_of as shown_view_of
 from walproxy.agent.watchdog import Watchdog
 from walproxy.failover.candidates import HostLook
+from walproxy.failover.discarded_report import discarded_report, write_report
 from walproxy.failover.failover import Failover
 from walproxy.failover.server import Promotion
 from walproxy.postgres.hosts import primary_hosts
@@ -110,6 +111,7 @@ class Agent:
         self._decider = Decider(
             Own(
                 config.name,
+                address=str(config.address),
                 dead_after_s=config.dead_after,
                 may_lead=not config.no_failover,
                 priority=config.priority,
@@ -348,6 +350,7 @@ class Agent:
             has_resigned=self._decider.has_resigned,
             is_read_only=bool(look.is_read_only),
             is_streaming=look.is_streaming,
+            is_paused=self.view.settings.is_paused,
             may_lead=self._decider.own.may_lead,
             priority=config.priority,
             dead_after_s=config.dead_after,
@@ -581,21 +584,52 @@ class Agent:
     async def _rejoin(self, leader: AgentReport) -> None:
         self._doing = f"rejoining {leader.name}"
         _log.info("%s as a standby", self._doing)
-        way = await asyncio.to_thread(self._rejoin_run(leader).run)
+        way = await asyncio.to_thread(self._rejoin_and_report, leader)
         _log.info("rejoined %s (%s)", leader.name, way.value)
 
-    def _rejoin_run(self, leader: AgentReport) -> RejoinRun:
+    def _rejoin_and_report(self, leader: AgentReport) -> Way:
+        if RejoinFolder(self.config.pgdata).read() is not None:
+            return self._rejoin_run(leader).run()  # Continued: its report was made before it began.
+        plan = self._rejoin_run(leader).plan()
+        keep_wal = None
+        if plan.way is not Way.FOLLOW:
+            keep_wal = self._report_discarded(plan)
+        return self._rejoin_run(leader, keep_wal).run()
+
+    def _rejoin_run(self, leader: AgentReport, keep_wal: Path | None = None) -> RejoinRun:
         place = parse_address(leader.address)
         return RejoinRun(
             self.server,
             make_conninfo(self.config.peer_conninfo, host=place.host, port=place.port),
             primary_conninfo=self.config.standby_conninfo,
             restore_command=self.config.restore_command,
-            before_overwrite=self._report_discarded,
+            keep_wal=keep_wal,
         )
 
-    def _report_discarded(self, plan: RejoinPlan) -> None:
-        """Keep a report of the transactions that the rejoin will discard."""
+    def _report_discarded(self, plan: RejoinPlan) -> Path | None:
+        """Keep a report of the transactions that the rejoin discards; return where to keep the WAL if it fails."""
+        folder = self.config.discarded_dir or self.config.pgdata.with_name(f"{self.config.pgdata.name}.discarded")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        control = self.server.control_data()
+        fork_lsn = plan.fork.lsn if plan.fork is not None else None
+        at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        name = f"{at}-timeline-{control.last_tli}"
+        try:
+            if fork_lsn is None:
+                raise ConfigurationError(f"no fork is known: {plan.reason}")
+            report = discarded_report(self.config.pgdata / "pg_wal", fork_lsn, control.last_tli)
+            write_report(folder / f"{name}.json", report)
+        except WalproxyError as error:
+            _log.error("no report of the discarded transactions, their WAL is kept in %s: %s", folder / name, error)
+            return folder / name
+        log = _log.warning if report.commits else _log.info
+        log(
+            "%d committed transactions after %s reached no quorum and are discarded: %s",
+            report.commits,
+            format_lsn(fork_lsn),
+            folder / f"{name}.json",
+        )
+        return None
 
     async def _rebuild(self, leader: AgentReport, order: Order) -> None:
         self._doing = f"rebuilding from {leader.name}"

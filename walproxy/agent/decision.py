@@ -12,9 +12,9 @@ Theory of operation. Each agent sees the cluster through the safekeepers (`Clust
   has a lower bound for when they last did: the time at which it sent the request, less the age that they replied.
   This is for reads and for commits that do not wait (`local`, `off`): the seal protects those that wait.
 
-The leader is lost when a quorum of the safekeepers has heard no proxy with a primary for `dead_after_s`, or if the
-agent that led has resigned. Then the first of the candidates acts; the next one does after `TURN_S` more, and so on,
-because an agent may report and not be able to act.
+The leader is lost when a quorum of the safekeepers has replied for `dead_after_s`, and has heard no proxy with a
+primary for that long, or if the agent that led has resigned. Then the first of the candidates acts; the next one does
+after `TURN_S` more, and so on, because an agent may report and not be able to act.
 """
 
 import dataclasses
@@ -101,6 +101,7 @@ class Own:
     """The agent's options that matter here; see `AgentConfig`."""
 
     name: str
+    address: str = ""
     dead_after_s: float = 5.0
     may_lead: bool = True
     priority: int = 100
@@ -228,6 +229,8 @@ class Decider:
     retry_at: float = 0.0
     orders_done: set[str] = field(default_factory=set)
     _leader_heard_at: float | None = None
+    _quorum_seen_at: float | None = None
+    _quorum_since: float = 0.0
     _hangs_since: float | None = None
     _lost_since: float | None = None
     _was_primary: bool = False
@@ -238,6 +241,10 @@ class Decider:
             heard_at = view.sent_at - view.leader_heard_age_s
             if self._leader_heard_at is None or heard_at > self._leader_heard_at:
                 self._leader_heard_at = heard_at
+        if view.has_quorum:
+            if self._quorum_seen_at is None or view.sent_at - self._quorum_seen_at > FRESH_S:
+                self._quorum_since = view.sent_at
+            self._quorum_seen_at = view.sent_at
         if self.resigned_at is not None and view.leader() is not None:
             self.resigned_at = None
 
@@ -318,6 +325,8 @@ class Decider:
     # ------------------------------------------------------------------ states of the server
 
     def _as_primary(self, now: float, look: ServerLook, view: ClusterView, commits: bool) -> Step:
+        if _is_foreign(look, view):
+            return Wait(_foreign(look, view))  # The agent's settings are wrong, not the server.
         if view.has_quorum and view.log_tli and view.is_sealed_off(look.tli):
             return Stop(
                 f"timeline {look.tli} is sealed by a failover"
@@ -353,7 +362,9 @@ class Decider:
             return Refuse(order, self._why_not(order.agent, view))
         lag_bytes = look.written_lsn - able[0].reached_lsn
         if lag_bytes > LAG_BYTES_MAX:
-            return Refuse(order, f"{able[0].name} is {lag_bytes} bytes behind: try again when it has caught up")
+            return Refuse(
+                order, f"{able[0].name} is {lag_bytes} bytes short of the leader: try again when it has caught up"
+            )
         return StepDown(order, able[0].name)
 
     def _as_standby(self, now: float, look: ServerLook, view: ClusterView) -> Step:
@@ -369,13 +380,20 @@ class Decider:
             return Wait("the safekeepers have no WAL")
         age_s = view.leader_heard_age_s or 0.0
         resigned = any(report.has_resigned for report in view.fresh()) and view.leader() is None
-        if age_s < self.own.dead_after_s and not resigned:
-            self._lost_since = None
-            return Wait()
+        if not resigned:
+            if age_s < self.own.dead_after_s:
+                self._lost_since = None
+                return Wait()
+            if now - self._quorum_since < self.own.dead_after_s:
+                # The safekeepers were away, not the leader: its heartbeats reach them soon.
+                return Wait("a quorum of the safekeepers is back: waiting for the leader's heartbeats")
         if not self.own.may_lead:
             return Wait("the leader is lost, and this agent has --no-failover")
-        if look.system_id != view.system_id != 0:
-            return Wait(f"the server belongs to another system, {look.system_id}, not {view.system_id}")
+        if _is_foreign(look, view):
+            return Wait(_foreign(look, view))
+        namesake, _ = view.reports.get(self.own.name, (None, 0.0))
+        if namesake is not None and namesake.address != self.own.address:
+            return Wait(f"another agent, at {namesake.address}, has the name {self.own.name}, too: correct --name")
         wanted = order.agent if order is not None and order.kind != "reinit" else ""
         # The one that an order names is the first. Sorting keeps the order of the others.
         ranked = sorted((report.name for report in self._ranked(view)), key=lambda name: name != wanted)
@@ -398,7 +416,7 @@ class Decider:
             if order.agent != self.own.name:
                 return None
             leader = view.leader()
-            return Rebuild(leader, order) if leader is not None else Refuse(order, "there is no leader to copy")
+            return Rebuild(leader, order) if leader is not None else Refuse(order, "no leader can be copied")
         if not view.has_quorum or not view.log_tli:
             return None
         ranked = [report.name for report in self._ranked(view)]
@@ -423,8 +441,8 @@ class Decider:
             return StartPrimary() if now >= self.retry_at else Wait("waiting to start again")
         if not view.has_quorum:
             return Wait(view.problem or "no quorum of the safekeepers")
-        if view.system_id and look.system_id and look.system_id != view.system_id:
-            return Wait(f"the data folder belongs to another system, {look.system_id}, not {view.system_id}")
+        if _is_foreign(look, view):
+            return Wait(_foreign(look, view))
         if view.is_sealed_off(look.tli):
             return self._rejoin(now, look, view)
         if self.resigned_at is not None:
@@ -487,7 +505,18 @@ class Decider:
             return f"no standby can be promoted: {found or 'no agent reports'}"
         if name not in reports:
             return f"no agent {name} reports"
-        return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is no candidate'}"
+        return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is not a candidate'}"
+
+
+def _is_foreign(look: ServerLook, view: ClusterView) -> bool:
+    return bool(view.system_id and look.system_id and look.system_id != view.system_id)
+
+
+def _foreign(look: ServerLook, view: ClusterView) -> str:
+    return (
+        f"the server belongs to another system, {look.system_id}, than the WAL of the safekeepers, {view.system_id}: "
+        "correct --safekeepers or --pgdata"
+    )
 
 
 def without_order(settings: AgentSettings, order: Order | None) -> AgentSettings:

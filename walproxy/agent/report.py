@@ -34,6 +34,7 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
         priority: of several equal standbys the one with the highest is promoted.
         dead_after_s: how long this agent waits for a lost leader.
         is_failing_over: it makes its server the primary.
+        is_paused: it has received that all agents are paused.
         doing: what it does beyond watching, one line; "" for nothing.
         problem: why it cannot do what it should, one line; "" for none.
         order_done, order_result: the id of the last order that it has executed or refused, and how that ended.
@@ -57,6 +58,7 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 100
     dead_after_s: float = 5.0
     is_failing_over: bool = False
+    is_paused: bool = False
     doing: str = ""
     problem: str = ""
     order_done: str = ""

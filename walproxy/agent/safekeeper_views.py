@@ -218,7 +218,9 @@ class SafekeeperViews:
             ("settings", settings.content if settings is not None else b"", AGENT_SETTINGS_BYTES_MAX),
         ):
             if len(content) > bytes_max:
-                raise LocalProtocolError(f"the {what} of an agent take {len(content)} bytes, more than {bytes_max}")
+                raise LocalProtocolError(
+                    f"{len(content)} bytes are too many for the {what} of an agent: at most {bytes_max}"
+                )
         async with self._exchanging:
             if settings is not None:
                 self._newest = _newer(self._newest, settings)

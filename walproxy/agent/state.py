@@ -172,6 +172,8 @@ def agent_content(seen: SeenReport, view: ClusterView) -> dict[str, Any]:
         "may_lead": report.may_lead,
         "priority": report.priority,
         "dead_after_s": report.dead_after_s,
+        "is_failing_over": report.is_failing_over,
+        "is_paused": report.is_paused,
         "server_version": report.server_version,
         "system_id": str(report.system_id),
         "doing": report.doing or None,

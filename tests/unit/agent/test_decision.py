@@ -78,10 +78,18 @@ def view(*reports: AgentReport, age_s: float = 0.0, heard_s: float | None = 0.1,
     )
 
 
+def watching(own: Own) -> Decider:
+    """Return the decisions of an agent that has had replies of a quorum for a minute."""
+    decider = Decider(own)
+    for passed_s in range(60):
+        decider.saw(replace(view(), sent_at=NOW - 60 + passed_s))
+    return decider
+
+
 def decide(
     look: ServerLook, seen: ClusterView, *, name: str = "pg2", now: float = NOW, commits: bool = False, **own: object
 ) -> Step:
-    decider = Decider(Own(name, **own))  # type: ignore[arg-type]
+    decider = watching(Own(name, **own))  # type: ignore[arg-type]
     decider.saw(seen)
     return decider.decide(now, look, seen, commits=commits)
 
@@ -103,6 +111,12 @@ def test_healthy_primary_waits() -> None:
 def test_old_primary_is_stopped(floor: int, log_tli: int, reason: str) -> None:
     step = decide(PRIMARY, view(floor=floor, log_tli=log_tli), commits=True)
     assert isinstance(step, Stop) and reason in step.reason
+
+
+def test_primary_of_another_system_is_left_alone() -> None:
+    foreign = replace(PRIMARY, system_id=8)
+    step = decide(foreign, view(floor=1, log_tli=5, heard_s=60.0), commits=False)
+    assert isinstance(step, Wait) and "another system, 8" in step.reason
 
 
 def test_promoted_primary_whose_timeline_the_log_is_not_on_yet_is_left_alone() -> None:
@@ -172,6 +186,19 @@ def test_standby_fails_over_after_the_loss_of_the_leader() -> None:
     assert decide(STANDBY, view(report("pg2"), heard_s=5.0)) == FailOver()
 
 
+def test_standby_gives_the_leader_time_when_a_quorum_is_back() -> None:
+    decider = watching(Own("pg2"))
+    back_at = NOW + 30.0
+    back = replace(view(report("pg2"), heard_s=30.0), sent_at=back_at)
+    decider.saw(back)
+    step = decider.decide(back_at, STANDBY, back, commits=False)
+    assert isinstance(step, Wait) and "is back" in step.reason
+    for passed_s in range(1, 6):
+        decider.saw(replace(back, sent_at=back_at + passed_s))
+    later = replace(back, sent_at=back_at + 5.0)
+    assert decider.decide(back_at + 5.0, STANDBY, later, commits=False) == FailOver()
+
+
 def test_standby_without_a_quorum_waits() -> None:
     assert decide(STANDBY, view(report("pg2"), has_quorum=False, problem="safekeeper 1 is down")) == Wait(
         "safekeeper 1 is down"
@@ -202,7 +229,7 @@ def test_standby_does_not_wait_for_a_leader_that_has_resigned() -> None:
 def test_turns_of_the_candidates(own: dict[str, object], other: dict[str, object], first: str) -> None:
     ours = report("pg2", **own)  # type: ignore[arg-type]
     theirs = report("pg3", **{"state": "standby", **other})  # type: ignore[arg-type]
-    decider = Decider(Own("pg2"))
+    decider = watching(Own("pg2"))
     lost = view(ours, theirs, heard_s=6.0)
     step = decider.decide(NOW, STANDBY, lost, commits=False)
     if first == "pg2":
@@ -215,7 +242,7 @@ def test_turns_of_the_candidates(own: dict[str, object], other: dict[str, object
 
 def test_first_candidate_lets_another_failover_that_runs_go_on_for_a_while() -> None:
     busy = report("pg3", priority=1, received_lsn=800, is_failing_over=True)
-    decider = Decider(Own("pg2"))
+    decider = watching(Own("pg2"))
     lost = view(report("pg2"), busy, heard_s=6.0)
     assert decider.decide(NOW, STANDBY, lost, commits=False) == Wait("the leader is lost: pg3 is first")
     later = replace(lost, sent_at=NOW + BUSY_S + 0.1)
@@ -231,7 +258,7 @@ def test_server_that_was_promoted_is_given_time_for_its_proxy() -> None:
 
 
 def test_failed_attempt_leaves_the_next_one_to_others() -> None:
-    decider = Decider(Own("pg2"))
+    decider = watching(Own("pg2"))
     lost = view(report("pg2"), heard_s=6.0)
     assert decider.decide(NOW, STANDBY, lost, commits=False) == FailOver()
     decider.failed(NOW)
@@ -246,6 +273,7 @@ def test_failed_attempt_leaves_the_next_one_to_others() -> None:
         (STANDBY, view(report("pg2"), heard_s=9.0), {"may_lead": False}, "no-failover"),
         (replace(STANDBY, system_id=8), view(report("pg2", system_id=8), heard_s=9.0), {}, "another system"),
         (STANDBY, view(heard_s=9.0), {}, "first report"),
+        (STANDBY, view(report("pg2", address="db9:5432"), heard_s=9.0), {}, "at db9:5432, has the name pg2, too"),
         (STANDBY, view(report("pg2"), heard_s=9.0, log_tli=0), {}, "no WAL"),
     ],
 )
@@ -337,7 +365,7 @@ def test_leader_steps_down_for_the_named_standby_or_the_first_one() -> None:
         ("switchover", "pg9", (), "no agent pg9"),
         ("switchover", "", (), "no standby can be promoted"),
         ("switchover", "pg2", (report("pg2", may_lead=False),), "--no-failover"),
-        ("switchover", "pg2", (report("pg2", received_lsn=0),), "bytes behind"),
+        ("switchover", "pg2", (report("pg2", received_lsn=0),), "bytes short"),
         ("failover", "pg2", (report("pg2"),), "use switchover"),
         ("reinit", "pg1", (), "switch over first"),
     ],

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from safekeeper.base.errors import StorageFailed, StorageFull
+from safekeeper.base.worker import Worker
 from safekeeper.consensus.control_state import NOBODY, LeaderId
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
@@ -61,6 +63,20 @@ class AgentsBench:
 
     def answers(self, connection: int) -> list[object]:
         return [message for to, message in self.node.said if to == connection][1:]
+
+
+class HeldJobs:
+    """A disk's thread that does nothing yet."""
+
+    def __init__(self) -> None:
+        self._jobs: list[Any] = []
+
+    def submit(self, *job: Any) -> None:
+        self._jobs.append(job)
+
+    def hand_to(self, worker: Worker) -> None:
+        for job in self._jobs:
+            worker.submit(*job)
 
 
 async def leading(node: Bench) -> AgentsBench:
@@ -282,29 +298,32 @@ async def test_a_rebootstrap_drops_reports_and_settings(tmp_path: Path) -> None:
         assert (await agents.exchange(cluster_id=OTHER_CLUSTER)).settings is None
 
 
-@on_the_loop
-async def test_settings_on_their_way_to_the_disk_are_refused_when_a_rebootstrap_replaces_their_cluster(
-    tmp_path: Path,
+@pytest.mark.parametrize("has_new", [False, True])
+def test_settings_on_their_way_to_the_disk_are_refused_when_a_rebootstrap_replaces_their_cluster(
+    tmp_path: Path, has_new: bool
 ) -> None:
-    fs = FaultyFileSystem()
-    async with bench(tmp_path / "sk", fs) as node:
-        agents = await leading(node)
-        held = node.node.agents._disk
-        jobs: list[tuple] = []
-        node.node.agents._disk = type("Held", (), {"submit": lambda _, *job: jobs.append(job)})()  # type: ignore[assignment]
-        agents.sends(version(5), 12)
-        membership = Membership(2, MEMBERSHIP.members)
-        await node.ask(Bootstrap(OTHER_CLUSTER, 5, SEGMENT_SIZE, 150018, membership, True), Bootstrapped)
-        node.says(AgentExchange(OTHER_CLUSTER, "two", b"{}"), 11)
-        (refusal,) = agents.answers(12)
-        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.OTHER_CLUSTER
-        node.says(AgentExchange(OTHER_CLUSTER, "", settings=version(1)), 13)
-        node.node.agents._disk = held
-        for job in jobs:
-            held.submit(*job)
-        await until(lambda: bool(agents.answers(13)))
-        (view,) = agents.answers(13)
-        assert isinstance(view, AgentView) and view.settings == version(1)
+    @on_the_loop
+    async def story() -> None:
+        async with bench(tmp_path / "sk") as node:
+            agents = await leading(node)
+            registry = node.node.agents
+            disk, held = registry._disk, HeldJobs()
+            registry._disk = held  # type: ignore[assignment]
+            agents.sends(version(5), 12)
+            membership = Membership(2, MEMBERSHIP.members)
+            await node.ask(Bootstrap(OTHER_CLUSTER, 5, SEGMENT_SIZE, 150018, membership, True), Bootstrapped)
+            settings = version(1) if has_new else None
+            node.says(AgentExchange(OTHER_CLUSTER, "two", b"{}", settings), 13)
+            (refusal,) = agents.answers(12)
+            assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.OTHER_CLUSTER
+            registry._disk = disk
+            held.hand_to(disk)
+            await until(lambda: not registry._is_writing)
+            (view,) = agents.answers(13)
+            assert isinstance(view, AgentView) and view.settings == settings
+            assert (await agents.exchange(cluster_id=OTHER_CLUSTER)).settings == settings
+
+    story()
 
 
 @on_the_loop
