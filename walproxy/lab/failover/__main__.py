@@ -38,7 +38,7 @@ _PLAIN_WIDTH = 160
 @click.option("--agent-program", default="", help="Words in place of -m walproxy agent.")
 @click.option("--goals", "has_goals", is_flag=True, help="A median gap above its goal is a failure, too.")
 @click.option("--dir", "parent", type=click.Path(path_type=Path, exists=True, file_okay=False), help="For the data.")
-@click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
+@click.option("--results", type=click.Path(path_type=Path, dir_okay=False), help="Write the results as JSON.")
 def main(
     count: int,
     seed: int | None,
@@ -50,7 +50,7 @@ def main(
     agent_program: str,
     has_goals: bool,
     parent: Path | None,
-    wants_json: bool,
+    results: Path | None,
 ) -> None:
     """Break the primary's host again and again, under load, and check that nothing acknowledged is lost."""
     obstacle = "--no-namespaces" if no_namespaces else ""
@@ -103,12 +103,11 @@ def main(
         result.violations.append(failure)
     if has_goals:
         result.violations.extend(result.missed_goals())
-    if wants_json:
-        click.echo(msgspec.json.encode(result).decode())
-    else:
-        console = Console(highlight=False)
-        console = console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
-        console.print(gap_table(result))
+    if results is not None:
+        results.write_bytes(msgspec.json.encode(result))
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+    console.print(gap_table(result))
     for violation in result.violations:
         click.echo(f"VIOLATION {violation}", err=True)
     if result.violations:

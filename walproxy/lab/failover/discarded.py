@@ -5,12 +5,14 @@ books, these are rows whose acknowledgement promised nothing: committed locally,
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from safekeeper.base.errors import WalproxyError
-from safekeeper.base.lsn import format_lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.lab.failover.rows import Attempt
 from walproxy.lab.failover.wal_truth import Commit, Stretch
 
@@ -24,21 +26,52 @@ def new_reports(folder: Path, known: Collection[Path]) -> list[Path]:
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
-def read_report(path: Path) -> list[Commit]:
-    """Return the committed transactions of a report.
+@dataclass(frozen=True)
+class Report:
+    """What is compared of a discarded report.
+
+    Attributes:
+        commits: its committed transactions.
+        inserted: the rows that each has inserted into tables of users, by (xid, LSN).
+    """
+
+    commits: tuple[Commit, ...]
+    inserted: dict[tuple[int, Lsn], int]
+
+
+def read_report(path: Path) -> Report:
+    """Return a report.
 
     Raises:
-        WalproxyError: it is not a report.
+        WalproxyError: it is not one.
     """
+    commits, inserted = [], {}
     try:
-        content = msgspec.json.decode(path.read_bytes())
-        return [
-            Commit(parse_lsn(each["lsn"]), each["xid"], each["time"])
-            for each in content["transactions"]
-            if each["kind"] == "commit"
-        ]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        for each in msgspec.json.decode(path.read_bytes())["transactions"]:
+            if each["kind"] == "commit":
+                lsn, at = parse_lsn(each["lsn"]), datetime.fromisoformat(each["time"]).astimezone(UTC)
+                commits.append(Commit(lsn, each["xid"], at.strftime("%Y-%m-%d %H:%M:%S.%f")))
+                rows = (relation["inserted"] for relation in each["relations"] if not relation["catalog"])
+                inserted[each["xid"], lsn] = sum(rows)
+    except (msgspec.DecodeError, ConfigurationError, KeyError, TypeError, ValueError) as error:
         raise WalproxyError(f"{path} is not a discarded report: {error!r}") from None
+    return Report(tuple(commits), inserted)
+
+
+def find_wrong_rows(
+    report: Report, stretches: Iterable[Stretch], attempts: Iterable[Attempt], server: str
+) -> list[str]:
+    """Return the transactions of writers to which a report does not attribute exactly one inserted row."""
+    tlis = {stretch.tli for stretch in stretches}
+    ours = {
+        attempt.transaction.xid & _XID_MASK
+        for attempt in attempts
+        if attempt.transaction.server == server and attempt.transaction.tli in tlis
+    }
+    wrong = {xid: count for (xid, _), count in report.inserted.items() if xid in ours and count != 1}
+    return [
+        f"the report attributes {count} inserted rows to xid {xid}, which inserted 1" for xid, count in wrong.items()
+    ]
 
 
 def differences(true: Sequence[Commit], reported: Sequence[Commit]) -> list[str]:

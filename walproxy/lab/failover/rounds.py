@@ -263,8 +263,11 @@ class Rounds:
         violations = discarded.contradictions(true, attempts, host.name, there)
         if self._site.manager.has_discarded_reports:
             # An attempt at a rejoin that failed may have left one, and the next one another.
-            reported = {commit for path in reports for commit in discarded.read_report(path)}
+            read = [discarded.read_report(path) for path in reports]
+            reported = {commit for report in read for commit in report.commits}
             violations += discarded.differences(commits, sorted(reported))
+            for report in read:
+                violations += discarded.find_wrong_rows(report, stretches, attempts, host.name)
         return violations, len(commits)
 
     @staticmethod

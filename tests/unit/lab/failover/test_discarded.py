@@ -1,6 +1,12 @@
 """A discarded report that is wrong, and WAL that contradicts the books, are found."""
 
-from walproxy.lab.failover.discarded import contradictions, differences
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from safekeeper.base.errors import WalproxyError
+from walproxy.lab.failover.discarded import contradictions, differences, find_wrong_rows, new_reports, read_report
 from walproxy.lab.failover.rows import Attempt, Row, Writer
 from walproxy.lab.failover.wal_truth import Commit, Stretch
 from walproxy.lab.load.history import Operation, Outcome
@@ -54,3 +60,37 @@ def test_a_local_row_that_is_nowhere_is_found() -> None:
     (found,) = contradictions(TAIL, [attempt(1, "local", 740)], "pg1", set())
     assert found.endswith("was committed locally, is not on the new primary, and not after the fork")
     assert contradictions(TAIL, [attempt(1, "local", 740, "unknown")], "pg1", set()) == []
+
+
+def test_a_report_is_read_as_the_agent_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "20261125T185201Z-timeline-1.json"
+    row = {"tablespace": 1663, "database": 5, "relfilenode": 16384, "inserted": 1, "updated": 0, "deleted": 0}
+    catalog = {**row, "inserted": 3, "catalog": True}
+    listed = [
+        {
+            "kind": "commit",
+            "xid": 742,
+            "lsn": "0/500",
+            "time": "2026-11-25T18:52:01.853906+00:00",
+            "relations": [{**row, "catalog": False}, catalog],
+        },
+        {"kind": "commit", "xid": 743, "lsn": "0/600", "time": "2026-11-25T18:52:01.900000+00:00", "relations": []},
+        {"kind": "prepare", "xid": 744, "lsn": "0/700", "time": "2026-11-25T18:52:02+00:00", "relations": []},
+    ]
+    path.write_bytes(msgspec.json.encode({"transactions": listed}))
+    assert new_reports(tmp_path, set()) == [path]
+    assert new_reports(tmp_path, {path}) == []
+    report = read_report(path)
+    assert differences(COMMITS, report.commits) == []
+    stretches = [stretch for stretch, _ in TAIL]
+    assert find_wrong_rows(report, stretches, [attempt(1, "local", 742)], "pg1") == []
+    (wrong,) = find_wrong_rows(report, stretches, [attempt(1, "local", 743)], "pg1")
+    assert wrong == "the report attributes 0 inserted rows to xid 743, which inserted 1"
+    assert find_wrong_rows(report, stretches, [attempt(1, "local", 743)], "pg2") == []
+
+
+def test_another_file_is_not_taken_for_a_report(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("[]")
+    with pytest.raises(WalproxyError, match=r"other\.json is not a discarded report"):
+        read_report(path)
