@@ -8,17 +8,19 @@ import shlex
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import msgspec
+import psycopg
 from rich.console import Console
 
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, WalproxyError
 from walproxy.lab.failover import isolation
 from walproxy.lab.failover.manager import AgentManager
 from walproxy.lab.failover.network import LoopbackNetwork, NamespaceNetwork, Network
-from walproxy.lab.failover.plan import FAULTS, NETWORK, plan_rounds
+from walproxy.lab.failover.plan import FAULTS, NETWORK, PlannedRound, plan_rounds
 from walproxy.lab.failover.results import RunResult, gap_table
 from walproxy.lab.failover.rounds import Rounds
 from walproxy.lab.failover.site import Site, remove
@@ -38,6 +40,11 @@ _PLAIN_WIDTH = 160
 @click.option("--agent-program", default="", help="Words in place of -m walproxy agent.")
 @click.option("--goals", "has_goals", is_flag=True, help="A median gap above its goal is a failure, too.")
 @click.option("--dir", "parent", type=click.Path(path_type=Path, exists=True, file_okay=False), help="For the data.")
+@click.option(
+    "--safekeeper-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="For the data of the safekeepers; by default --dir.",
+)
 @click.option("--results", type=click.Path(path_type=Path, dir_okay=False), help="Write the results as JSON.")
 def main(
     count: int,
@@ -50,6 +57,7 @@ def main(
     agent_program: str,
     has_goals: bool,
     parent: Path | None,
+    safekeeper_dir: Path | None,
     results: Path | None,
 ) -> None:
     """Break the primary's host again and again, under load, and check that nothing acknowledged is lost."""
@@ -76,31 +84,19 @@ def main(
     manager = AgentManager(dead_after_s, shlex.split(agent_program)) if agent_program else AgentManager(dead_after_s)
     folder = Path(tempfile.mkdtemp(prefix="walproxy-failover-", dir=parent))
     folder.chmod(0o755)
-    failure, violations = "", []
     binaries = choose_server(major)
-    with Site(folder, binaries, network, manager) as site:
-        rounds = Rounds(site, lambda line: click.echo(line, err=True), folder / "kept")
-        try:
-            site.start()
-            rounds.start()
-            for each in planned:
-                rounds.play(each)
-            violations = rounds.check_all()
-            rounds.stop()
-        except (WalproxyError, KeyboardInterrupt) as error:
-            failure = str(error) or "interrupted"
+    with Site(folder, binaries, network, manager, safekeeper_folder=safekeeper_dir) as site:
+        played, violations = _play(site, planned)
     result = RunResult(
         manager=manager.name,
         seed=seed,
         dead_after_s=dead_after_s,
         postgres=binaries.version,
         isolation=f"no partitions ({obstacle})" if obstacle else "in network namespaces",
-        rounds=rounds.results,
-        acknowledged=len(rounds.clients.book.acknowledged),
-        violations=[*(line for each in rounds.results for line in each.violations), *violations],
+        rounds=played.results,
+        acknowledged=len(played.clients.book.acknowledged),
+        violations=[*(line for each in played.results for line in each.violations), *violations],
     )
-    if failure:
-        result.violations.append(failure)
     if has_goals:
         result.violations.extend(result.missed_goals())
     if results is not None:
@@ -115,6 +111,24 @@ def main(
         sys.exit(EXIT_UNEXPECTED)
     remove(folder)
     sys.exit(EXIT_FINE)
+
+
+def _play(site: Site, planned: Sequence[PlannedRound]) -> tuple[Rounds, list[str]]:
+    """Play all rounds; return them, with the violations that belong to no round: the last ones if it was cut short."""
+    rounds = Rounds(site, lambda line: click.echo(line, err=True), site.folder / "kept")
+    violations: list[str] = []
+    try:
+        site.start()
+        rounds.start()
+        for each in planned:
+            rounds.play(each)
+        violations += rounds.check_all()
+        rounds.stop()
+    except KeyboardInterrupt:
+        violations.append("interrupted")
+    except (WalproxyError, psycopg.Error) as error:
+        violations.append(str(error))
+    return rounds, violations
 
 
 if __name__ == "__main__":

@@ -13,15 +13,15 @@ _SHOWN = 5
 
 
 def find_lost(acknowledged: Iterable[Attempt], there: Collection[int]) -> list[str]:
-    """Return the violation that acknowledged rows are not on the primary; none if all are.
+    """Return the violation that acknowledged rows are not on a server; none if all are.
 
     Args:
-        there: the ids of the rows on the primary.
+        there: the ids of the rows on the server.
     """
     lost = [attempt for attempt in acknowledged if attempt.transaction.id not in there]
     if not lost:
         return []
-    return [f"{len(lost)} acknowledged rows are not on the primary: {_named(lost)}"]
+    return [f"{len(lost)} acknowledged rows are missing: {named_rows(lost)}"]
 
 
 def find_two_servers(attempts: Iterable[Attempt]) -> list[str]:
@@ -44,7 +44,7 @@ def find_two_servers(attempts: Iterable[Attempt]) -> list[str]:
         if late:
             violations.append(
                 f"timeline {tli} acknowledged {len(late)} commits that began after timeline {limit.transaction.tli} "
-                f"had acknowledged one on {limit.transaction.server}: {_named(late)}"
+                f"had acknowledged one on {limit.transaction.server}: {named_rows(late)}"
             )
     return violations
 
@@ -62,7 +62,8 @@ def find_two_writers_of_a_timeline(attempts: Iterable[Attempt]) -> list[str]:
     ]
 
 
-def _named(attempts: Sequence[Attempt]) -> str:
+def named_rows(attempts: Sequence[Attempt]) -> str:
+    """Return the first few rows in words."""
     shown = ", ".join(
         f"row {a.transaction.id} ({a.transaction.writer} at {a.transaction.server}, timeline {a.transaction.tli}, xid "
         f"{a.transaction.xid})"

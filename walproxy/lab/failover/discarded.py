@@ -13,6 +13,7 @@ import msgspec
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.lab.failover.checks import named_rows
 from walproxy.lab.failover.rows import Attempt
 from walproxy.lab.failover.wal_truth import Commit, Stretch
 
@@ -101,19 +102,27 @@ def contradictions(
         there: the ids of the rows on the new primary.
     """
     discarded = {(stretch.tli, commit.xid) for stretch, commits in true for commit in commits}
-    found = []
+    kept, promised, nowhere = [], [], []
     for attempt in attempts:
         row = attempt.transaction
-        is_discarded = row.server == server and (row.tli, row.xid & _XID_MASK) in discarded
-        where = f"row {row.id} ({row.writer}, xid {row.xid & _XID_MASK} on timeline {row.tli} of {row.server})"
+        if row.server != server:
+            continue
+        is_discarded = (row.tli, row.xid & _XID_MASK) in discarded
         if is_discarded and row.id in there:
-            found.append(f"{where} is after the fork in the WAL of the old primary, and the new one has it")
+            kept.append(attempt)
         elif is_discarded and row.writer != "local" and attempt.outcome == "ok":
-            found.append(f"{where} was acknowledged, and is after the fork")
-        is_kept = is_discarded or row.id in there
-        if row.writer == "local" and attempt.outcome == "ok" and row.server == server and not is_kept:
-            found.append(f"{where} was committed locally, is not on the new primary, and not after the fork")
-    return found
+            promised.append(attempt)
+        elif not is_discarded and row.writer == "local" and attempt.outcome == "ok" and row.id not in there:
+            nowhere.append(attempt)
+    return [
+        f"{len(found)} rows {what}: {named_rows(found)}"
+        for found, what in (
+            (kept, "are after the fork in the WAL of the old primary, and the new one has them"),
+            (promised, "were acknowledged, and are after the fork"),
+            (nowhere, "were committed locally, and are neither after the fork nor on the new primary"),
+        )
+        if found
+    ]
 
 
 def _named(commits: Sequence[Commit]) -> str:

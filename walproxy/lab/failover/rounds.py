@@ -209,7 +209,7 @@ class Rounds:
         seen = len(clients), len(direct)
         there = _ids(after.leader, min((attempt.transaction.id for attempt in attempts), default=0))
         violations = [*result.violations]
-        violations += checks.find_lost(_promised(attempts), there)
+        violations += [f"{after.leader.name}: {line}" for line in checks.find_lost(_promised(attempts), there)]
         violations += checks.find_two_servers(_synchronous(attempts))
         violations += checks.find_two_writers_of_a_timeline(attempts)
         found = compared = not_compared = 0

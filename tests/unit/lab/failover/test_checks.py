@@ -13,7 +13,7 @@ def test_an_acknowledged_row_that_is_not_there_is_found() -> None:
     attempts = [attempt(1, "pg1", 1, 0.0, 1.0), attempt(2, "pg1", 1, 1.0, 2.0)]
     assert find_lost(attempts, {1, 2}) == []
     (violation,) = find_lost(attempts, {1, 3})
-    assert violation == ("1 acknowledged rows are not on the primary: row 2 (client at pg1, timeline 1, xid 702)")
+    assert violation == ("1 acknowledged rows are missing: row 2 (client at pg1, timeline 1, xid 702)")
 
 
 def test_a_commit_that_began_after_a_newer_timeline_had_acknowledged_one_is_found() -> None:

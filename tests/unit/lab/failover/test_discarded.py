@@ -47,18 +47,19 @@ def test_the_books_agree_with_the_tail() -> None:
 
 def test_a_row_of_the_tail_that_the_new_primary_has_is_found() -> None:
     (found,) = contradictions(TAIL, [attempt(1, "local", 742)], "pg1", {1})
-    assert "row 1 (local, xid 742 on timeline 1 of pg1) is after the fork" in found
-    assert found.endswith("and the new one has it")
+    assert found.startswith("1 rows are after the fork in the WAL of the old primary, and the new one has them: row 1 ")
 
 
 def test_an_acknowledged_row_of_the_tail_is_found() -> None:
     (found,) = contradictions(TAIL, [attempt(1, "client", 742)], "pg1", set())
-    assert found.endswith("was acknowledged, and is after the fork")
+    assert found.startswith("1 rows were acknowledged, and are after the fork: row 1 (client at pg1, timeline 1, xid ")
 
 
 def test_a_local_row_that_is_nowhere_is_found() -> None:
     (found,) = contradictions(TAIL, [attempt(1, "local", 740)], "pg1", set())
-    assert found.endswith("was committed locally, is not on the new primary, and not after the fork")
+    assert found.startswith(
+        "1 rows were committed locally, and are neither after the fork nor on the new primary: row 1"
+    )
     assert contradictions(TAIL, [attempt(1, "local", 740, "unknown")], "pg1", set()) == []
 
 
