@@ -129,7 +129,9 @@ class Agent:
         self._order_result = ""
         self._waits_for = ""
         self._is_failing_over = False
+        self._last_leader = ""
         self._step: asyncio.Task[None] | None = None
+        self._recording: asyncio.Task[None] | None = None
         self._shown = ShownView(problem=self.view.problem)
         self._started_at = time.time()
         self._quorum_seen_at = 0.0
@@ -155,8 +157,9 @@ class Agent:
             for task in done - {stopping}:
                 task.result()  # A loop ends by an error only.
         finally:
-            for task in [*loops, stopping, *([self._step] if self._step is not None else [])]:
-                task.cancel()
+            for each in (*loops, stopping, self._step, self._recording):
+                if each is not None:
+                    each.cancel()
             await asyncio.gather(*loops, stopping, return_exceptions=True)
             await self._proxy.stop()
             await self._views.close()
@@ -206,6 +209,10 @@ class Agent:
             if view.has_quorum:
                 self._quorum_seen_at = time.time()
             self._decider.saw(view)
+            leader = view.leader()
+            if leader is not None and leader.name != self._last_leader:
+                self._last_leader = leader.name
+                _log.info("%s leads, on timeline %d", leader.name, leader.tli)
             self._changed.set()
             await asyncio.sleep(max(0.0, began_at + EXCHANGE_INTERVAL_S - time.monotonic()))
 
@@ -236,7 +243,7 @@ class Agent:
             now = time.monotonic()
             await self._keep_proxy(now)
             self._keep_watchdog()
-            await self._note_resumption(now)
+            self._note_resumption(now)
             if self._step is not None and not self._step.done():
                 continue
             if self._looked_at < self._look_needed_at or self._looked_at < 0:
@@ -277,19 +284,19 @@ class Agent:
     def _keep_watchdog(self) -> None:
         if self.config.watchdog == "off":
             return
-        look = self.look
+        watchdog, state = self._watchdog, self.look.state
         try:
-            if look.state is ServerState.PRIMARY:
-                if not self._watchdog.is_open or self._decider.is_in_control(time.monotonic(), self.view):
-                    self._watchdog.open()
-            elif self._watchdog.is_open and look.state in (ServerState.STANDBY, ServerState.STOPPED):
-                self._watchdog.close()
-            elif self._watchdog.is_open:
-                self._watchdog.keep_alive()
+            if state in (ServerState.STANDBY, ServerState.STOPPED, ServerState.MISSING):
+                if not self._is_failing_over:
+                    watchdog.close()
+            elif state is ServerState.PRIMARY and not watchdog.is_open:
+                watchdog.open()
+            elif self._decider.is_in_control(time.monotonic(), self.view):
+                watchdog.keep_alive()
         except WalproxyError as error:
             self._failed(str(error))
 
-    async def _note_resumption(self, now: float) -> None:
+    def _note_resumption(self, now: float) -> None:
         """Record a change of the primary once commits go on."""
         if self._promoted is None or not self.commits:
             return
@@ -317,7 +324,7 @@ class Agent:
             kept = without_order(settings, order)
             return msgspec.structs.replace(kept, changes=(*kept.changes, change)[-CHANGES_MAX:])
 
-        await self._change_settings(add)
+        self._recording = asyncio.create_task(self._change_settings(add))
 
     # ------------------------------------------------------------------ what others see
 
@@ -492,13 +499,16 @@ class Agent:
         began_at = time.monotonic()
         self._doing = f"{kind}: sealing timeline {self.view.log_tli}"
         _log.warning("%s begins: %s", kind, "ordered" if order is not None else "the leader is lost")
-        old = [report.name for report, _ in self.view.reports.values() if report.tli == self.view.log_tli]
+        if self.config.watchdog != "off":
+            # Whether it can be opened is better known before the seal.
+            self._watchdog.open()
+            self._watchdog.close()
         run = Failover(
             self.config.safekeepers,
             [self._host],
             self.credentials,
             _Show(self, kind),
-            guard=lambda: self._guard_promotion([name for name in old if name != self.config.name]),
+            guard=self._guard_promotion,
             seal_timeout_s=10.0,
         )
         self._is_failing_over = True
@@ -519,12 +529,12 @@ class Agent:
             await run.close()
         self._proxy.retry()
 
-    async def _guard_promotion(self, old: list[str]) -> None:
+    async def _guard_promotion(self) -> None:
         """Make sure of what a promotion requires: the old primary fenced, the watchdog running, no writes at first."""
+        if self.config.fence_command:
+            await self._fence()
         if self.config.watchdog != "off":
             self._watchdog.open()
-        if self.config.fence_command:
-            await self._fence(old)
         # It accepts writes once commits succeed. A standby accepts none in any case.
         self._decider.ended_writes = True
         await asyncio.to_thread(self._prepare_promotion)
@@ -536,14 +546,14 @@ class Agent:
         # Made after the promotion, it would not retain the WAL that the proxy compares and sends first.
         self.server.make_slot(self.config.slot)
 
-    async def _fence(self, old: list[str]) -> None:
+    async def _fence(self) -> None:
         self._doing = "failover: waiting for --fence-command"
         process = await asyncio.create_subprocess_shell(
             self.config.fence_command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "WALPROXY_OLD_PRIMARY": " ".join(old)},
+            env={**os.environ, "WALPROXY_OLD_PRIMARY": self._last_leader},
             start_new_session=True,
         )
         try:

@@ -31,6 +31,8 @@ from walproxy.agent.server_look import ServerLook, ServerState
 FRESH_S = 2.0
 # How long a primary that runs when its agent starts may accept writes until a leader is known to have been heard.
 FIRST_VIEW_S = 1.0
+# A primary that hangs for less may only be slow.
+HANGS_S_MIN = 3.0
 # How long each further candidate waits for the one before it.
 TURN_S = 3.0
 # How long the others wait for a failover that an agent reports to be under way.
@@ -291,6 +293,8 @@ class Decider:
                 return self._stopped(now, look, view)
             case ServerState.HANGS:
                 return self._hanging(now, look, view)
+            case ServerState.REFUSES:
+                return self._refusing(now, look, view)
             case ServerState.MISSING:
                 return Wait("the data folder does not exist: create it with pg_basebackup")
             case _:
@@ -458,11 +462,19 @@ class Decider:
         return Rejoin(leader) if now >= self.retry_at else Wait("waiting to rejoin again")
 
     def _hanging(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        """Kill a primary that hangs: later if its proxy is heard, since a server may only be slow."""
         assert self._hangs_since is not None
-        hangs_s = now - self._hangs_since
-        if self._was_primary and hangs_s >= demote_after_s(self._dead_after_s(view)):
+        hangs_s, dead_after_s = now - self._hangs_since, self._dead_after_s(view)
+        is_silent = self._silent_s(now) >= demote_after_s(dead_after_s)
+        if self._was_primary and (is_silent or hangs_s >= max(HANGS_S_MIN, dead_after_s)):
             return Kill(f"PostgreSQL has not replied for {hangs_s:.1f} s: {look.problem}")
         return Wait(look.problem or "PostgreSQL does not reply")
+
+    def _refusing(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        silent_s = self._silent_s(now)
+        if self._was_primary and not self.ended_writes and silent_s >= demote_after_s(self._dead_after_s(view)):
+            return EndWrites(f"{look.problem}; no leader was heard for {silent_s:.1f} s", self.own.stops_without_quorum)
+        return Wait(look.problem)
 
     # ------------------------------------------------------------------ candidates
 
