@@ -8,6 +8,7 @@ rejoin_folder       the record of an overwrite that has begun, and what is kept 
 source              the new primary, as far as a rejoin needs it
 control_data        the content of pg_control, as pg_controldata prints it
 agent_settings      the server's settings that the agent writes
+standby_folder      a standby's pg_wal, to which WAL is handed over
 owner_commands      PostgreSQL's programs, run as the owner of the data folder
 processes           the processes of one data folder, and signals to them
 errors              the agent's errors

@@ -515,6 +515,7 @@ class Agent:
             ) from None
         finally:
             self._is_failing_over = False
+            self._is_configured = False  # A standby that was not promoted is made an ordinary one again.
             await run.close()
         self._proxy.retry()
 
