@@ -247,7 +247,9 @@ class Decider:
             if self._quorum_seen_at is None or view.sent_at - self._quorum_seen_at > FRESH_S:
                 self._quorum_since = view.sent_at
             self._quorum_seen_at = view.sent_at
-        if self.resigned_at is not None and view.leader() is not None:
+        leader = view.leader()
+        # The own report in it may be of the time before the resignation.
+        if self.resigned_at is not None and leader is not None and leader.name != self.own.name:
             self.resigned_at = None
 
     def failed(self, now: float) -> None:

@@ -311,6 +311,16 @@ def test_old_primary_rejoins_the_leader() -> None:
     assert isinstance(decide(replace(STANDBY, rejoin_begun=True), view(leader)), Stop)
 
 
+def test_resigned_leader_does_not_take_its_own_old_report_for_another_leader() -> None:
+    decider = watching(Own("pg1"))
+    decider.resigned(NOW)
+    decider.saw(view(LEADER, report("pg2")))
+    assert decider.has_resigned
+    assert isinstance(decider.decide(NOW, STOPPED_PRIMARY, view(LEADER, report("pg2")), commits=False), Wait)
+    decider.saw(view(report("pg2", "primary", is_leader=True)))
+    assert not decider.has_resigned
+
+
 def test_resigned_leader_waits_for_another_one_then_goes_on() -> None:
     decider = Decider(Own("pg1"))
     decider.resigned(NOW)

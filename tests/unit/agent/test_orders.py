@@ -145,6 +145,14 @@ def test_a_refusal_is_whose_and_why() -> None:
     assert headway(ordered(report(refused, order_done="b" * 32), STANDBY), ORDER, "one").failure == ""
 
 
+def test_a_primary_that_has_moved_counts_whatever_an_agent_reports_of_the_order() -> None:
+    refused = report(NEW, order_done=ORDER.id, order_result="two is the leader already")
+    assert headway(ordered(LOST, refused), ORDER, "one").is_done
+    order = Order("c" * 32, REINIT, "two")
+    failed = report(STANDBY, order_done=order.id, order_result="no disk space")
+    assert headway(ordered(LEADER, failed, order=order), order, "one").failure == "two: no disk space"
+
+
 def test_an_order_that_another_command_replaces_has_failed() -> None:
     other = Order("b" * 32, REINIT, "three")
     found = headway(ordered(LEADER, STANDBY, order=other), ORDER, "one")
