@@ -144,9 +144,9 @@ def _numbers(main: bytes, at: int, count: int) -> tuple[int, ...]:
 
 
 def _relations(main: bytes, at: int, count: int) -> tuple[Relation, ...]:
-    if count < 0:
-        raise ValueError("a negative number of relations")
+    if not count:
+        return ()  # What precedes them need not be padded.
     end = at + count * _RELATION.size
-    if end > len(main):
+    if count < 0 or end > len(main):
         raise ValueError("more relations than the record has bytes")
     return tuple(map(Relation._make, _RELATION.iter_unpack(main[at:end])))

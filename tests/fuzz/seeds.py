@@ -55,7 +55,9 @@ from safekeeper.peers.peer_auth import Challenge, Hello, Proof, Reason, Refused
 from safekeeper.pgwire.backend import keepalive, xlog_data_header
 from tests.unit import pgoutput_bytes as built
 from tests.unit import pgwire_client as client
+from tests.unit.transactions_wal import new_log
 from tests.unit.wal_builder import WalBuilder
+from walproxy.failover.discarded import BODY_RMIDS
 from walproxy.postgres.replication import build_hot_standby_feedback, build_status_update
 
 _NODE = LeaderId(7, "run7")
@@ -247,6 +249,25 @@ def wal() -> Iterable[bytes]:
     builder.add(bytes([255, 8]) + struct.pack("<q", 7), rmid=1)
     builder.add(b"y" * 9000)
     return [bytes(builder.data), bytes(builder.data[:400])]
+
+
+def transaction_records() -> Iterator[bytes]:
+    """Records that a transaction writes, and those that end it, of every version."""
+    managers = sorted(BODY_RMIDS)
+    for major in range(13, 19):
+        log = new_log(major=major)
+        log.running(7)
+        log.insert(7)
+        log.insert_many(7, 3)
+        log.delete(7)
+        log.sequence(7)
+        log.message(7, transactional=True)
+        log.assign(7, [8])
+        log.commit(7, [8], relfiles=1, invalidations=1)
+        log.prepare(7, b"gid", [8])
+        log.end_prepared(7, commit=True, subxids=[8])
+        for record in log.records:
+            yield bytes([major - 13, managers.index(record.rmid), record.info]) + record.body
 
 
 def manifests() -> Iterable[bytes]:

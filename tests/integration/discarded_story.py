@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from safekeeper.base.lsn import Lsn, parse_lsn
+from tests.cluster_templates import cluster_template, init_by_copying
 from walproxy.failover.discarded import DiscardedTransaction, Kind, is_catalog
 from walproxy.failover.discarded_report import DiscardedReport, commit_time
+from walproxy.postgres.binaries import ServerBinaries
 from walproxy.postgres.local_server import LocalPostgres
 
 SETTINGS = {
@@ -41,6 +44,7 @@ class Booked:
     ddl: bool = False
     messages: int = 0
     sequences: int = 0
+    dropped: tuple[str, ...] = ()
     began_before: bool = False
     time: datetime | None = None
 
@@ -77,10 +81,11 @@ def _booked(each: DiscardedTransaction, from_lsn: Lsn, tables: dict[int, str]) -
         for relation, counts in each.rows.items()
         if not is_catalog(relation) and relation.relfilenode in tables
     }
+    dropped = tuple(tables[relation.relfilenode] for relation in each.dropped if relation.relfilenode in tables)
     began_before = each.first_lsn < from_lsn
     time = commit_time(each.time_us)
     arguments = (rows, each.subtransactions, each.gid, each.changes_catalogs, each.messages)
-    arguments += (len(each.sequences), began_before, time if each.kind in _TIMED else None)
+    arguments += (len(each.sequences), dropped, began_before, time if each.kind in _TIMED else None)
     return Booked(each.kind.value, each.xid, *arguments)  # type: ignore[arg-type]
 
 
@@ -135,6 +140,7 @@ def write_tail(server: LocalPostgres, *, big_rows: int = 12_000) -> Book:
             "CREATE TABLE wide (id int, t text)",
             "ALTER TABLE wide ALTER t SET STORAGE external",
             "CREATE TABLE doomed (id int)",
+            "CREATE TABLE doomed_later (id int)",
             "CREATE TABLE emptied (id int)",
             "CREATE TABLE nested (n int)",
             "CREATE SEQUENCE numbers",
@@ -149,7 +155,7 @@ def write_tail(server: LocalPostgres, *, big_rows: int = 12_000) -> Book:
             for name in names:
                 book.tables[int(one.value(f"SELECT pg_relation_filenode('{name}')"))] = name
 
-        name_tables("plain", "filler", "wide", "doomed", "emptied", "nested")
+        name_tables("plain", "filler", "wide", "doomed", "doomed_later", "emptied", "nested")
 
         def book_of(who: _Client, kind: str, *statements: str, **expected: Any) -> Booked:
             who.run("BEGIN")
@@ -208,8 +214,8 @@ def write_tail(server: LocalPostgres, *, big_rows: int = 12_000) -> Book:
         one.run("COMMIT")
         name_tables("made")
         book.transactions.append(created)
-        book_of(one, "commit", "DROP TABLE doomed", ddl=True)
-        book_of(one, "commit", "TRUNCATE emptied", ddl=True)
+        book_of(one, "commit", "DROP TABLE doomed", ddl=True, dropped=("doomed",))
+        book_of(one, "commit", "TRUNCATE emptied", ddl=True, dropped=("emptied",))
         name_tables("emptied")
         one.run("SELECT pg_switch_wal()")
         big = f"INSERT INTO filler SELECT repeat('b', 200) FROM generate_series(1, {big_rows})"
@@ -226,6 +232,9 @@ def write_tail(server: LocalPostgres, *, big_rows: int = 12_000) -> Book:
         for gid, end in (("both", "COMMIT PREPARED 'both'"), ("kept", ""), ("gone", "ROLLBACK PREPARED 'gone'")):
             one.run("BEGIN", "INSERT INTO nested VALUES (4)")
             xid = one.xid()
+            dropped = ("doomed_later",) if gid == "kept" else ()
+            if dropped:
+                one.run("SAVEPOINT s", "DROP TABLE doomed_later", "RELEASE s")
             one.run(f"PREPARE TRANSACTION '{gid}'")
             if end:
                 one.run(end)
@@ -233,7 +242,9 @@ def write_tail(server: LocalPostgres, *, big_rows: int = 12_000) -> Book:
                 book.aborted.append(xid)
             else:
                 kind = "commit prepared" if end else "prepare"
-                book.transactions.append(Booked(kind, xid, {"nested": (1, 0, 0)}, 0, gid))
+                book.transactions.append(
+                    Booked(kind, xid, {"nested": (1, 0, 0)}, len(dropped), gid, bool(dropped), dropped=dropped)
+                )
         with one._connection.cursor() as cursor, cursor.copy("COPY plain FROM STDIN") as copy:
             for number in range(500):
                 copy.write_row((5000 + number, 0))
@@ -256,3 +267,23 @@ def write_tail(server: LocalPostgres, *, big_rows: int = 12_000) -> Book:
         book.transactions.append(last)
         server.kill9()
     return book
+
+
+def make_server(binaries: ServerBinaries, folder: Path, wal_level: str) -> LocalPostgres:
+    """Make and start a server with segments of 1 MiB."""
+    server = LocalPostgres(binaries, folder / "data", settings={**SETTINGS, "wal_level": wal_level})
+    return init_by_copying(server, cluster_template(binaries, 1)).start()
+
+
+def by_xid(transactions: list[Booked]) -> dict[int, Booked]:
+    return {each.xid: each for each in transactions}
+
+
+def verify_report(report: DiscardedReport, book: Book) -> None:
+    """Check that a report contains what the book does, and nothing else."""
+    assert by_xid(found_in(report, book.tables)) == by_xid(book.transactions)
+    assert len(report.tail.transactions) == len(book.transactions) == report.transactions
+    assert [each.xid for each in report.tail.aborted] == book.aborted
+    assert (report.tail.open, report.tail.messages) == (book.open, 1)
+    assert all(each.is_complete for each in report.tail.transactions)
+    assert report.notes == ()

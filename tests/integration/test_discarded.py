@@ -8,34 +8,12 @@ import sys
 from pathlib import Path
 
 from safekeeper.base.lsn import format_lsn, parse_segment_name
-from tests.cluster_templates import cluster_template, init_by_copying
 from tests.integration.conftest import EVERY, NEWEST
-from tests.integration.discarded_story import SETTINGS, Book, Booked, found_in, write_tail
-from walproxy.failover.discarded_report import DiscardedReport, discarded_report
+from tests.integration.discarded_story import by_xid, found_in, make_server, verify_report, write_tail
+from walproxy.failover.discarded_report import discarded_report
 from walproxy.postgres.binaries import ServerBinaries
-from walproxy.postgres.local_server import LocalPostgres
 
 MIB = 1 << 20
-
-
-def make_server(binaries: ServerBinaries, folder: Path, wal_level: str) -> LocalPostgres:
-    """Make and start a server with segments of 1 MiB."""
-    server = LocalPostgres(binaries, folder / "data", settings={**SETTINGS, "wal_level": wal_level})
-    return init_by_copying(server, cluster_template(binaries, 1)).start()
-
-
-def by_xid(transactions: list[Booked]) -> dict[int, Booked]:
-    return {each.xid: each for each in transactions}
-
-
-def verify_report(report: DiscardedReport, book: Book) -> None:
-    """Check that a report contains what the book does, and nothing else."""
-    assert by_xid(found_in(report, book.tables)) == by_xid(book.transactions)
-    assert len(report.tail.transactions) == len(book.transactions) == report.transactions
-    assert [each.xid for each in report.tail.aborted] == book.aborted
-    assert (report.tail.open, report.tail.messages) == (book.open, 1)
-    assert all(each.is_complete for each in report.tail.transactions)
-    assert report.notes == ()
 
 
 @EVERY

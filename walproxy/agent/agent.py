@@ -48,8 +48,7 @@ from walproxy.agent.decision import Step as Decided
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.proxy_process import ProxyProcess
 from walproxy.agent.rejoin import Rejoin as RejoinRun
-from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder
-from walproxy.agent.rejoin_folder import Step as RejoinStep
+from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.rejoin_plan import RejoinPlan, Way
 from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Change, Order, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
@@ -59,7 +58,6 @@ from walproxy.agent.state import AgentState
 from walproxy.agent.state import ClusterView as ShownView
 from walproxy.agent.state import view_of as shown_view_of
 from walproxy.agent.watchdog import Watchdog
-from walproxy.failover.candidates import HostLook
 from walproxy.failover.discarded_report import discarded_report, write_report
 from walproxy.failover.failover import Failover
 from walproxy.failover.server import Promotion
@@ -356,9 +354,9 @@ class Agent:
             dead_after_s=config.dead_after,
             is_failing_over=self._is_failing_over or self._promoted is not None,
             doing=(self._doing or self._waits_for)[:200],
-            problem=(self._problem or look.problem)[:500],
+            problem=(self._problem or look.problem)[:300],
             order_done=self._order_done,
-            order_result=self._order_result[:500],
+            order_result=self._order_result[:300],
         )
 
     def state(self) -> AgentState:
@@ -517,6 +515,7 @@ class Agent:
             ) from None
         finally:
             self._is_failing_over = False
+            await run.close()
         self._proxy.retry()
 
     async def _guard_promotion(self, old: list[str]) -> None:
@@ -634,14 +633,10 @@ class Agent:
     async def _rebuild(self, leader: AgentReport, order: Order) -> None:
         self._doing = f"rebuilding from {leader.name}"
         _log.warning("rebuilding the data folder by a base backup of %s", leader.name)
-        look = self.look
 
         def rebuild() -> None:
             self._stop_by_force()
-            folder = RejoinFolder(self.config.pgdata)
-            folder.keep_users_files()
-            folder.write(Overwrite(RejoinStep.BASE_BACKUP, look.system_id, look.tli))
-            self._rejoin_run(leader).run()
+            self._rejoin_run(leader).run(by_base_backup=True)
 
         try:
             await asyncio.to_thread(rebuild)
@@ -683,10 +678,9 @@ class _Show:
         self._agent._doing = f"{self._kind}: {text}"
         _log.info("%s: %s", self._kind, text)
 
-    def behind(self, look: HostLook, missing_bytes: int) -> None:
-        """Show how much the standby that is waited for lacks."""
-        if missing_bytes:
-            self._agent._doing = f"{self._kind}: waiting for {missing_bytes} bytes of WAL"
+    def waiting(self, text: str, missing_bytes: int = 0) -> None:
+        """Show for what it waits."""
+        self._agent._doing = f"{self._kind}: {text}" + (f" ({missing_bytes} bytes)" if missing_bytes else "")
 
 
 def view_of(sight: Sight) -> ClusterView:

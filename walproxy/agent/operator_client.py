@@ -20,6 +20,8 @@ from walproxy.agent.state import ClusterView, is_fresh, view_of
 _EXCHANGE_TIMEOUT_S = 3.0
 _CHANGE_TIMEOUT_S = 10.0
 _POLL_S = 0.2
+# An agent that has ended an order removes it from the settings, and reports that at its next exchange.
+_REPORT_TIMEOUT_S = 5.0
 
 
 class Operator:
@@ -99,13 +101,16 @@ class Operator:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        has_begun = False
+        has_begun, gone_at = False, 0.0
         while True:
             view = await self._look_again()
             now = headway(view, order, old_leader) if view is not None else Headway("no safekeeper replies")
             has_begun = has_begun or now.has_begun
             if now.failure:
                 raise WalproxyError(f"the {describe(order)} has failed: {now.failure}")
+            gone_at = (gone_at or loop.time()) if now.is_gone else 0.0
+            if now.is_gone and loop.time() - gone_at > _REPORT_TIMEOUT_S:
+                raise WalproxyError(f"the {describe(order)} has failed: another command has withdrawn it")
             if now.is_done and view is not None:
                 return view
             show(now)

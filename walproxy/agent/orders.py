@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.agent.report import AgentReport, Order
 from walproxy.agent.sight import SeenReport
-from walproxy.agent.state import ClusterView, is_fresh, is_standby
+from walproxy.agent.state import ClusterView, is_copying, is_fresh, is_standby
 
 SWITCHOVER, FAILOVER, REINIT = "switchover", "failover", "reinit"
 NO_AGENTS = "no agent reports to the safekeepers: start walproxy agent beside each PostgreSQL server"
@@ -25,17 +25,20 @@ class Headway:
         what: what the agents do, one line.
         has_begun: an agent acts on it.
         is_done: it is executed.
+        is_gone: it is not in the shared settings, and no agent has reported its end: an agent's report of it is under
+            way, or another command has withdrawn it.
         failure: who refused it or failed, and why, one line; "" if no agent has.
     """
 
     what: str
     has_begun: bool = False
     is_done: bool = False
+    is_gone: bool = False
     failure: str = ""
 
 
 def check_quorum(view: ClusterView) -> None:
-    """Check that orders can be given at all.
+    """Check that the shared settings can be changed, and that agents read them.
 
     Raises:
         WalproxyError: a quorum of safekeepers has not replied, or no agent has reported.
@@ -44,6 +47,12 @@ def check_quorum(view: ClusterView) -> None:
         raise WalproxyError(f"no quorum of safekeepers has replied: {view.problem}")
     if not view.agents:
         raise WalproxyError(NO_AGENTS)
+
+
+def _check_orders(view: ClusterView) -> None:
+    check_quorum(view)
+    if view.settings.is_paused:
+        raise WalproxyError("the agents are paused, and execute no order: walproxy cluster resume")
 
 
 def check_switchover(view: ClusterView, wanted: str) -> AgentReport:
@@ -56,7 +65,7 @@ def check_switchover(view: ClusterView, wanted: str) -> AgentReport:
         ConfigurationError: that agent is unknown or may not lead.
         WalproxyError: it cannot be made now.
     """
-    check_quorum(view)
+    _check_orders(view)
     if wanted:
         _known(view, wanted)
     leader = view.leader
@@ -75,7 +84,7 @@ def check_failover(view: ClusterView, wanted: str) -> None:
         ConfigurationError: the wanted agent is unknown or may not lead.
         WalproxyError: it cannot be made now.
     """
-    check_quorum(view)
+    _check_orders(view)
     if wanted:
         _known(view, wanted)
     if view.leader is not None:
@@ -92,7 +101,7 @@ def check_reinit(view: ClusterView, wanted: str) -> AgentReport:
         ConfigurationError: that agent is unknown, or leads.
         WalproxyError: it cannot be done now.
     """
-    check_quorum(view)
+    _check_orders(view)
     seen, leader = _known(view, wanted), view.leader
     if leader is None:
         raise WalproxyError("no agent leads: a base backup needs a primary")
@@ -109,31 +118,29 @@ def headway(view: ClusterView, order: Order, old_leader: str = "") -> Headway:
     Args:
         old_leader: the agent that led when it was given; "" for none.
     """
-    present = view.settings.order
-    # Fewer safekeepers may have older settings only.
-    if view.has_quorum and (present is None or present.id != order.id):
-        if present is None:
-            return Headway("", failure="another command has withdrawn it")
-        return Headway("", failure=f"another order has replaced it: {describe(present)}")
     ended = [seen.report for seen in view.agents if seen.report.order_done == order.id]
     for report in ended:
         if report.order_result:
             return Headway("", has_begun=True, failure=f"{report.name}: {report.order_result}")
     leader = view.leader
     if order.kind == REINIT:
-        done = any(report.name == order.agent for report in ended)
+        is_done = any(report.name == order.agent for report in ended)
     else:
         # The old primary's agent may report its part as done: what counts is the new primary.
-        done = leader is not None and leader.name != old_leader and order.agent in ("", leader.name)
-    active = list(_active(view, order, old_leader))
-    if done:
+        is_done = leader is not None and leader.name != old_leader and order.agent in ("", leader.name)
+    if is_done:
         return Headway("done", has_begun=True, is_done=True)
-    if active:
-        return Headway("; ".join(active), has_begun=True)
-    if ended:
-        return Headway("waiting until commits succeed on the new primary", has_begun=True)
-    waited_for = order.agent or old_leader or "an agent"
-    return Headway(f"waiting until {waited_for} acts")
+    has_begun = bool(ended) or any(_acts_on(seen.report, order, old_leader) for seen in view.agents if is_fresh(seen))
+    present = view.settings.order
+    # Fewer safekeepers than a quorum may have older settings only.
+    if view.has_quorum and (present is None or present.id != order.id):
+        if present is not None:
+            return Headway("", has_begun, failure=f"another order has replaced it: {describe(present)}")
+        return Headway("waiting for the agents' reports", has_begun, is_gone=not ended)
+    activities = "; ".join(_activities(view, order))
+    if has_begun:
+        return Headway(activities or "waiting until commits succeed on the new primary", has_begun=True)
+    return Headway(f"waiting until {order.agent or old_leader or 'an agent'} acts{activities and ': '}{activities}")
 
 
 def describe(order: Order) -> str:
@@ -149,17 +156,21 @@ def is_pending(view: ClusterView) -> bool:
     return order is not None and all(seen.report.order_done != order.id for seen in view.agents)
 
 
-def _active(view: ClusterView, order: Order, old_leader: str) -> Iterator[str]:
-    """Yield what the agents of an order do."""
+def _acts_on(report: AgentReport, order: Order, old_leader: str) -> bool:
+    """Return whether an agent has begun with an order."""
+    if order.kind == REINIT:
+        return report.name == order.agent and is_copying(report)
+    return report.doing.startswith(order.kind) or (report.has_resigned and report.name == old_leader)
+
+
+def _activities(view: ClusterView, order: Order) -> Iterator[str]:
+    """Yield what the agents of an order do, and what prevents them."""
     for seen in view.agents:
         report = seen.report
-        is_concerned = report.name == order.agent if order.kind == REINIT else True
-        if not is_concerned or not is_fresh(seen):
-            continue
-        if report.doing:
-            yield f"{report.name}: {report.doing}"
-        elif report.has_resigned and report.name == old_leader:
-            yield f"{report.name} has given up the lead"
+        if is_fresh(seen) and (order.kind != REINIT or report.name == order.agent):
+            doing = "; ".join(part for part in (report.doing, report.problem) if part)
+            if doing:
+                yield f"{report.name}: {doing}"
 
 
 def _known(view: ClusterView, wanted: str) -> SeenReport:

@@ -35,7 +35,8 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
         dead_after_s: how long this agent waits for a lost leader.
         is_failing_over: it makes its server the primary.
         is_paused: it has received that all agents are paused.
-        doing: what it does beyond watching, one line; "" for nothing.
+        doing: what it does beyond watching, one line; "" for nothing. It begins with "switchover", "failover",
+            "rejoining" or "rebuilding" while the agent does that.
         problem: why it cannot do what it should, one line; "" for none.
         order_done, order_result: the id of the last order that it has executed or refused, and how that ended.
     """

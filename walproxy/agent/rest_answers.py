@@ -23,6 +23,7 @@ from walproxy.agent.state import (
     ClusterView,
     LogPositions,
     cluster_content,
+    is_copying,
     is_fresh,
     is_standby,
 )
@@ -290,7 +291,7 @@ def _state(report: AgentReport, is_known: bool) -> str:
     if report.state in _RUNNING:
         return "running"
     if report.state == ServerState.MISSING.value:
-        return "creating replica" if report.doing else "stopped"
+        return "creating replica" if is_copying(report) else "stopped"
     return _STATES.get(report.state, "unknown")
 
 

@@ -118,6 +118,11 @@ def is_standby(report: AgentReport) -> bool:
     return report.state == ServerState.STANDBY.value
 
 
+def is_copying(report: AgentReport) -> bool:
+    """Return whether an agent makes its data folder a copy of the leader's."""
+    return report.doing.startswith(("rebuilding", "rejoining"))
+
+
 def lag_bytes(report: AgentReport, log: LogPositions) -> int | None:
     """Return the committed WAL that a standby has not replayed; None for other servers, or if it is unknown."""
     if not is_standby(report) or not report.replayed_lsn or not log.commit_lsn:

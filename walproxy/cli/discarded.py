@@ -8,8 +8,10 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.timelines import TLI_MAX
 from safekeeper.waldecode.record_body import Relation
@@ -116,18 +118,22 @@ def _print_transactions(report: DiscardedReport) -> None:
     for name in ("time", "transaction", "xid", "LSN", "WAL", "changes"):
         table.add_column(name, justify="right" if name in ("xid", "WAL") else "left", overflow="fold")
     for each in report.tail.transactions:
-        kind = f"{each.kind} '{each.gid}'" if each.gid else str(each.kind)
-        cells = (_time(each), kind, str(each.xid), format_lsn(each.lsn), format_bytes(each.wal_bytes))
-        table.add_row(*cells, "\n".join(_changes(report, each)))
-    console.print(table, markup=False)
+        cells = (_time(each), _kind(each), str(each.xid), format_lsn(each.lsn), format_bytes(each.wal_bytes))
+        table.add_row(*map(Text, cells), Text("\n".join(_changes(report, each))))
+    console.print(table)
 
 
 def line(report: DiscardedReport, each: DiscardedTransaction) -> str:
     """Return a transaction in one line."""
-    kind = f"{each.kind} '{each.gid}'" if each.gid else str(each.kind)
     place = f"{format_lsn(each.lsn)} to {format_lsn(each.end_lsn)}"
     changes = "; ".join(_changes(report, each))
-    return f"{_time(each)} {kind} xid {each.xid} at {place}, {each.wal_bytes} bytes of WAL: {changes or 'no rows'}"
+    return (
+        f"{_time(each)} {_kind(each)} xid {each.xid} at {place}, {each.wal_bytes} bytes of WAL: {changes or 'no rows'}"
+    )
+
+
+def _kind(each: DiscardedTransaction) -> str:
+    return f"{each.kind} '{one_line(each.gid)}'" if each.gid else str(each.kind)
 
 
 def _time(each: DiscardedTransaction) -> str:
@@ -156,7 +162,7 @@ def _changes(report: DiscardedReport, each: DiscardedTransaction) -> list[str]:
 
 
 def _relation(report: DiscardedReport, relation: Relation) -> str:
-    return report.names.get(relation) or "/".join(map(str, relation))
+    return one_line(report.names.get(relation, "")) or "/".join(map(str, relation))
 
 
 def _rows(rows: Rows) -> str:

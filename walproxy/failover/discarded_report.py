@@ -250,6 +250,7 @@ def write_report(path: Path, report: DiscardedReport) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)
             json.dump(report.content(), file, indent=1)
             file.write("\n")
             file.flush()

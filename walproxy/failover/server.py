@@ -5,7 +5,6 @@ pg_wal (tried on 15, 17 and 18). To make it pass over numbers that failed promot
 only are placed there by COPY, which runs as the server's own user; a role that may not do that is told so.
 """
 
-import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -15,12 +14,14 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, parse_lsn
 from safekeeper.base.timelines import PASSED_OVER_HISTORY, timeline_history_name
 from walproxy.failover.candidates import HostLook
-from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
+from walproxy.postgres.bounded_sql import BoundedConnection, Row, bounded_connection, quoted
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.problems import PrimaryProblem, ServerProblem
 
 APPLICATION_NAME = "walproxy failover"
-_POLL_S = 0.05
+RIGHTS_PAGE = "docs/guide/failover.md#prepare"
+_NOT_PERMITTED = "42501"
+_DISK_FULL = "53100"
 # The TLI of a primary is that of the segment that it writes; pg_control has it only after the next checkpoint.
 _LOOK = """
 SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
@@ -28,7 +29,11 @@ SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn() END,
   pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
   (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
-   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true)
+   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true),
+  EXISTS (SELECT FROM pg_stat_get_wal_receiver() w WHERE w.pid IS NOT NULL),
+  has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'),
+  pg_has_role('pg_write_server_files', 'USAGE') AND pg_has_role('pg_monitor', 'USAGE'),
+  current_setting('default_transaction_read_only'), current_user
 """
 
 
@@ -38,7 +43,7 @@ class Promotion:
 
     Attributes:
         tli: the timeline that the server writes now.
-        fork_lsn: where it begins: the end of the last record that was replayed.
+        fork_lsn: where it begins: the end of the last record that was replayed; 0 if unknown.
     """
 
     tli: int
@@ -56,54 +61,80 @@ class Server:
     def look(self, timeout_s: float = 3.0) -> HostLook:
         """Return its state. A server that does not reply is one with a problem; nothing is raised."""
         try:
-            with self._connection(timeout_s) as connection:
-                return _look(self.name, connection)
+            with self.connection(timeout_s) as connection:
+                return look_of(self.name, connection.rows(_LOOK, "look at it")[0])
         except (PrimaryProblem, ServerProblem) as error:
-            return HostLook(self.name, problem=str(error))
+            return HostLook(self.name, problem=plain(error))
 
     def reserve(self, tlis: range, timeout_s: float = 10.0) -> None:
         """Make sure that a promotion passes these numbers over. A number with a history file is reserved already.
 
         Raises:
-            WalproxyError: the role may not write files of the server, or the server does not reply.
+            WalproxyError: the role may not write files of the server, its disk is full, or it does not reply.
         """
         if not tlis:
             return
-        with self._connection(timeout_s) as connection:
-            doing = f"place history files for {self.name}"
-            folder = connection.value("SELECT current_setting('data_directory')", doing)
-            for tli in tlis:
-                path = f"{folder}/pg_wal/{timeline_history_name(tli)}"
-                if connection.value(f"SELECT size FROM pg_stat_file({quoted(path)}, true)", doing) is None:
-                    line = quoted(PASSED_OVER_HISTORY.decode().rstrip("\n"))
-                    connection.rows(f"COPY (SELECT {line}) TO {quoted(path)}", doing)
+        doing = f"place history files in pg_wal of {self.name}"
+        line = quoted(PASSED_OVER_HISTORY.decode().rstrip("\n"))
+        try:
+            with self.connection(timeout_s) as connection:
+                folder = connection.value("SELECT current_setting('data_directory')", doing)
+                found = {name for (name,) in connection.rows("SELECT name FROM pg_ls_waldir()", doing)}
+                for name in map(timeline_history_name, tlis):
+                    if name not in found:
+                        connection.rows(f"COPY (SELECT {line}) TO {quoted(f'{folder}/pg_wal/{name}')}", doing)
+        except (PrimaryProblem, ServerProblem) as error:
+            raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
 
-    def promote(self, timeout_s: float = 60.0) -> Promotion:
-        """Promote it, and wait until it is a primary. A primary is fine.
+    def request_promotion(self, timeout_s: float = 10.0) -> None:
+        """Request its promotion, and return at once. A primary is fine.
 
         Raises:
-            WalproxyError: it is not a primary in time, refuses, or is lost on the way.
+            WalproxyError: it refuses, or does not reply.
         """
-        deadline = time.monotonic() + timeout_s
-        with self._connection(timeout_s) as connection:
-            doing = f"promote {self.name}"
-            if connection.value("SELECT pg_is_in_recovery()", doing) == "t":
-                connection.rows("SELECT pg_promote(false)", doing)
-            while (look := _look(self.name, connection)).in_recovery:
-                if time.monotonic() > deadline:
-                    raise WalproxyError(f"{self.name} was not promoted within {timeout_s:g} s: see its log")
-                time.sleep(_POLL_S)
-            return Promotion(look.tli, look.replayed_lsn)
+        doing = f"promote {self.name}"
+        try:
+            with self.connection(timeout_s) as connection:
+                is_signalled = connection.value(
+                    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_promote(false) ELSE true END", doing
+                )
+        except (PrimaryProblem, ServerProblem) as error:
+            raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
+        if is_signalled != "t":
+            raise WalproxyError(f"cannot {doing}: pg_promote could not signal the server, see its log")
 
-    def _connection(self, timeout_s: float) -> AbstractContextManager[BoundedConnection]:
+    def connection(self, timeout_s: float) -> AbstractContextManager[BoundedConnection]:
+        """Connect; disconnect after the block. Raises as `bounded_connection`."""
         return bounded_connection(
             self._conninfo, whose=self.name, timeout_s=timeout_s, application_name=APPLICATION_NAME
         )
 
 
-def _look(name: str, connection: BoundedConnection) -> HostLook:
-    row = connection.rows(_LOOK, f"look at {name}")[0]
-    in_recovery, system_id, segment, written, received, replayed, tli = row
+def plain(error: PrimaryProblem | ServerProblem) -> str:
+    """Return what is wrong, without the advice for a proxy."""
+    return error.plain if isinstance(error, PrimaryProblem) else str(error)
+
+
+def _advice(error: PrimaryProblem | ServerProblem) -> str:
+    """Return what to do, to follow a line; empty if that is not known."""
+    sqlstate = error.sqlstate if isinstance(error, PrimaryProblem) else None
+    return {
+        _NOT_PERMITTED: f"; the role needs more rights, see {RIGHTS_PAGE}",
+        _DISK_FULL: "; free space there and repeat the command, or promote another standby with --to",
+    }.get(sqlstate or "", "")
+
+
+def look_of(name: str, row: Row) -> HostLook:
+    """Return the look at a server from the row that it has returned."""
+    in_recovery, system_id, segment, written, received, replayed, tli, receives, promotes, places, read_only, role = row
+    hindrance = ""
+    if in_recovery == "t" and promotes != "t":
+        hindrance = f"cannot be promoted by the role {role}: GRANT EXECUTE ON FUNCTION pg_promote TO {role}"
+    elif in_recovery == "t" and read_only == "on":
+        hindrance = (
+            "would be read-only as a primary: ALTER SYSTEM RESET default_transaction_read_only, and SELECT "
+            "pg_reload_conf()"
+        )
     return HostLook(
         name,
         in_recovery=in_recovery == "t",
@@ -112,6 +143,9 @@ def _look(name: str, connection: BoundedConnection) -> HostLook:
         received_lsn=_lsn(received),
         replayed_lsn=_lsn(replayed),
         written_lsn=_lsn(written),
+        receives=receives == "t",
+        places_files=places == "t",
+        hindrance=hindrance,
     )
 
 

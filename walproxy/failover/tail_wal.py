@@ -97,7 +97,7 @@ class TailWal:
             )
         if left:
             return left.pop()
-        after = [tli for tli, begin_lsn in self._listing.files if begin_lsn + self.segment_size > from_lsn]
+        after = [tli for tli, begin_lsn in self._listing.files if begin_lsn + self.segment_size >= from_lsn]
         if not after:
             raise WalMissing(f"the folder {self.folder} has no WAL after {format_lsn(from_lsn)}: check the LSN")
         return max(after)

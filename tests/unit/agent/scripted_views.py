@@ -10,7 +10,7 @@ from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AgentSettingsVersion, AgentView, KeptReport
 from safekeeper.net.safekeeper_connection import Credentials
 from tests.unit.agent.states import CLUSTER, COMMIT_LSN
-from walproxy.agent.report import AgentReport, AgentSettings, encode
+from walproxy.agent.report import AgentReport, AgentSettings, Order, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.sight import Sight, TimedView
 from walproxy.proposer.roster import Cluster
@@ -27,7 +27,9 @@ class ScriptedViews(SafekeeperViews):
         ages_s: of reports that are not fresh.
         replying: the ids of the safekeepers that reply.
         steps: before each exchange the next one is run, if there is one.
+        orders: all that were given.
         is_closed: the connections are closed.
+        exchanges: the number of exchanges.
     """
 
     def __init__(self, *agents: AgentReport, settings: AgentSettings | None = None) -> None:
@@ -37,6 +39,7 @@ class ScriptedViews(SafekeeperViews):
         self.replying: Sequence[int] = (1, 2, 3)
         self.settings = settings
         self.steps: list[Step] = []
+        self.orders: list[Order] = []
         self.is_closed = False
         self.exchanges = 0
 
@@ -86,6 +89,8 @@ class ScriptedViews(SafekeeperViews):
         if len(self.replying) < 2:
             raise WalproxyError("no quorum of safekeepers has replied")
         self.settings = change(self.settings or AgentSettings())
+        if self.settings.order is not None and self.settings.order not in self.orders:
+            self.orders.append(self.settings.order)
         return self.settings
 
     async def close(self) -> None:

@@ -52,6 +52,12 @@ def test_without_a_quorum_or_agents_no_order_is_given() -> None:
             check(view(), "two")
 
 
+def test_while_the_agents_are_paused_no_order_is_given() -> None:
+    for check in (check_switchover, check_failover, check_reinit):
+        with pytest.raises(WalproxyError, match="the agents are paused, and execute no order: walproxy cluster resume"):
+            check(view(LEADER, STANDBY, settings=AgentSettings(is_paused=True)), "two")
+
+
 def test_a_name_that_is_unknown_is_listed_with_those_that_are() -> None:
     for check in (check_switchover, check_failover, check_reinit):
         with pytest.raises(ConfigurationError, match="no agent is called 'four': the agents are one, two"):
@@ -100,25 +106,29 @@ def test_a_reinit_needs_a_leader_that_is_another_one() -> None:
 
 
 def test_a_switchover_is_followed_from_the_order_to_the_new_primary() -> None:
-    def now(*agents: AgentReport) -> tuple[str, bool, bool]:
-        found = headway(ordered(*agents), ORDER, "one")
+    def now(*agents: AgentReport, order: Order | None = ORDER) -> tuple[str, bool, bool]:
+        found = headway(ordered(*agents, order=order), ORDER, "one")
         assert not found.failure
         return found.what, found.has_begun, found.is_done
 
     assert now(LEADER, STANDBY) == ("waiting until two acts", False, False)
-    stopping = report(state="stopping", is_leader=False, doing="switchover to two")
-    assert now(stopping, STANDBY) == ("one: switchover to two", True, False)
-    resigned = report(state="stopped", is_leader=False, has_resigned=True, order_done=ORDER.id)
-    assert now(resigned, STANDBY) == ("one has given up the lead", True, False)
-    promoting = report(STANDBY, doing="failover: waits for 16 bytes")
-    assert now(resigned, promoting) == ("one has given up the lead; two: failover: waits for 16 bytes", True, False)
-    promoted = report(STANDBY, state="primary", order_done=ORDER.id)
-    assert now(report(resigned, has_resigned=False), promoted) == (
+    waiting = report(STANDBY, doing="waiting for WAL", problem="no disk space")
+    assert now(LEADER, waiting) == ("waiting until two acts: two: waiting for WAL; no disk space", False, False)
+    stopping = report(state="stopping", is_leader=False, doing="switchover to two: stopping PostgreSQL")
+    assert now(stopping, STANDBY) == ("one: switchover to two: stopping PostgreSQL", True, False)
+    resigned = report(state="stopped", is_leader=False, has_resigned=True, doing="has resigned: waiting")
+    assert now(resigned, STANDBY) == ("one: has resigned: waiting", True, False)
+    assert now(report(resigned, doing=""), STANDBY) == (
         "waiting until commits succeed on the new primary",
         True,
         False,
     )
-    assert now(report(resigned, has_resigned=False), NEW) == ("done", True, True)
+    promoting = report(STANDBY, doing="switchover: waits for 16 bytes")
+    assert now(report(resigned, doing=""), promoting) == ("two: switchover: waits for 16 bytes", True, False)
+    promoted = report(STANDBY, state="primary", order_done=ORDER.id)
+    assert now(LOST, promoted) == ("waiting until commits succeed on the new primary", True, False)
+    assert now(LOST, promoted, order=None) == ("waiting for the agents' reports", True, False)
+    assert now(LOST, NEW) == now(LOST, NEW, order=None) == ("done", True, True)
     assert now(LEADER, STANDBY, report(THIRD, state="primary", tli=3, is_leader=True))[2] is False, "another one leads"
 
 
@@ -134,20 +144,32 @@ def test_a_refusal_is_whose_and_why() -> None:
     assert headway(ordered(report(refused, order_done="b" * 32), STANDBY), ORDER, "one").failure == ""
 
 
-def test_an_order_that_another_command_replaces_or_withdraws_has_failed() -> None:
+def test_an_order_that_another_command_replaces_has_failed() -> None:
     other = Order("b" * 32, REINIT, "three")
     found = headway(ordered(LEADER, STANDBY, order=other), ORDER, "one")
     assert found.failure == "another order has replaced it: reinit of three"
-    assert headway(ordered(LEADER, STANDBY, order=None), ORDER, "one").failure == "another command has withdrawn it"
     without_quorum = ordered(LEADER, STANDBY, order=other, has_quorum=False)
     assert headway(without_quorum, ORDER, "one").failure == "", "these settings may be old"
+    refused = report(order_done=ORDER.id, order_result="no")
+    assert headway(ordered(refused, STANDBY, order=other), ORDER, "one").failure == "one: no"
+
+
+def test_an_order_that_is_gone_is_withdrawn_unless_an_agent_reports_its_end() -> None:
+    found = headway(ordered(LEADER, STANDBY, order=None), ORDER, "one")
+    assert (found.is_gone, found.has_begun, found.failure) == (True, False, "")
+    assert not headway(ordered(LEADER, STANDBY, order=None, has_quorum=False), ORDER, "one").is_gone
+    ended = report(STANDBY, state="primary", order_done=ORDER.id)
+    assert not headway(ordered(LOST, ended, order=None), ORDER, "one").is_gone
+    refused = report(order_done=ORDER.id, order_result="no")
+    assert headway(ordered(refused, order=None), ORDER, "one").failure == "one: no"
 
 
 def test_a_reinit_is_done_when_its_agent_reports_that() -> None:
     order = Order("c" * 32, REINIT, "two")
-    busy = report(STANDBY, state="missing", doing="base backup: 30%")
-    elsewhere = report(THIRD, doing="rejoin", order_done="")
-    assert headway(ordered(LEADER, busy, elsewhere, order=order), order, "one").what == "two: base backup: 30%"
+    busy = report(STANDBY, state="missing", doing="rebuilding from one")
+    elsewhere = report(THIRD, doing="rejoining one")
+    found = headway(ordered(LEADER, busy, elsewhere, order=order), order, "one")
+    assert (found.what, found.has_begun, found.is_done) == ("two: rebuilding from one", True, False)
     assert not headway(ordered(LEADER, STANDBY, elsewhere, order=order), order, "one").has_begun
     assert headway(ordered(LEADER, report(STANDBY, order_done=order.id), order=order), order, "one").is_done
 

@@ -199,7 +199,8 @@ def test_patroni_has_the_fields_that_tools_read() -> None:
     ("changes", "state_name", "role"),
     [
         ({"state": "missing"}, "stopped", "uninitialized"),
-        ({"state": "missing", "doing": "base backup"}, "creating replica", "uninitialized"),
+        ({"state": "missing", "doing": "rebuilding from one"}, "creating replica", "uninitialized"),
+        ({"state": "missing", "doing": "waiting"}, "stopped", "uninitialized"),
         ({"state": "hangs"}, "unknown", "replica"),
         ({"state": "starting"}, "starting", "replica"),
         ({"state": "stopped"}, "stopped", "replica"),

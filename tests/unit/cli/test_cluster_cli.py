@@ -1,6 +1,8 @@
 """`walproxy cluster` with safekeepers in memory and agents that a test plays."""
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -73,7 +75,7 @@ def promotes(views: ScriptedViews) -> None:
     views.change("two", state="primary", is_leader=True, tli=3, order_done=order.id)
     change = Change(order.kind, "two", tli=3, term=9, seconds=1.234, old_tli=2)
     assert views.settings is not None
-    views.settings = msgspec.structs.replace(views.settings, changes=(change,))
+    views.settings = msgspec.structs.replace(views.settings, changes=(change,), order=None)
 
 
 def nothing(views: ScriptedViews) -> None:
@@ -136,16 +138,18 @@ def test_a_switchover_is_ordered_and_followed_to_its_end(cluster: Cluster) -> No
     assert result.returncode == EXIT_FINE, result.stderr
     assert result.stdout == ("two is the primary on timeline 3 in term 7: commits go on; 1.23 s without commits\n")
     assert result.stderr.splitlines() == ["waiting until two acts", "one: switchover to two"]
-    assert cluster.order is not None and cluster.order.kind == "switchover" and len(cluster.order.id) == 32
-    assert cluster.order.at > 1_700_000_000
+    (order,) = cluster.views.orders
+    assert (order.kind, order.agent, len(order.id)) == ("switchover", "two", 32)
+    assert order.at > 1_700_000_000
 
 
 def test_a_switchover_as_json(cluster: Cluster) -> None:
     cluster.views.steps = [nothing, resigns, promotes]
     content = cluster.json("switchover", "--yes")
-    assert cluster.order is not None and cluster.order.agent == ""
+    (order,) = cluster.views.orders
+    assert order.agent == ""
     assert content.pop("seconds") >= 0
-    assert content == {"order": cluster.order.id, "leader": "two", "tli": 3, "term": 7}
+    assert content == {"order": order.id, "leader": "two", "tli": 3, "term": 7}
 
 
 def test_a_switchover_to_the_leader_changes_nothing(cluster: Cluster) -> None:
@@ -195,6 +199,44 @@ def test_a_refusal_by_an_agent_is_its_reason(cluster: Cluster) -> None:
     assert one_line(result) == "walproxy: the switchover to two has failed: one: two lacks 16 bytes"
 
 
+def test_an_order_that_another_command_withdraws_has_failed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def withdraws(views: ScriptedViews) -> None:
+        views.settings = AgentSettings()
+
+    monkeypatch.setattr(walproxy.agent.operator_client, "_REPORT_TIMEOUT_S", 0.01)
+    cluster.views.steps = [nothing, withdraws]
+    result = cluster("reinit", "two", "--yes")
+    last = result.stderr.splitlines()[-1]
+    assert last == "walproxy: the reinit of two has failed: another command has withdrawn it"
+
+
+def test_a_refusal_may_be_reported_after_the_order_is_gone(cluster: Cluster) -> None:
+    ids = []
+
+    def removes(views: ScriptedViews) -> None:
+        ids.append(present_order(views).id)
+        views.settings = AgentSettings()
+
+    def reports(views: ScriptedViews) -> None:
+        views.change("one", order_done=ids[0], order_result="two lacks 16 bytes")
+
+    cluster.views.steps = [nothing, removes, nothing, reports]
+    result = cluster("switchover", "--to", "two", "--yes")
+    last = result.stderr.splitlines()[-1]
+    assert last == "walproxy: the switchover to two has failed: one: two lacks 16 bytes"
+
+
+def test_an_interrupted_command_leaves_the_order_to_the_agents(cluster: Cluster) -> None:
+    def interrupts(views: ScriptedViews) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    cluster.views.steps = [nothing, resigns, interrupts]
+    result = cluster("switchover", "--to", "two", "--yes")
+    assert result.returncode == 130
+    assert result.stderr.splitlines()[-1] == "interrupted: the agents may go on; walproxy cluster show shows them"
+    assert cluster.order is not None and cluster.views.is_closed
+
+
 def test_an_order_that_no_agent_acts_on_is_withdrawn(cluster: Cluster) -> None:
     result = cluster("switchover", "--to", "two", "--yes", "--timeout", "10ms")
     assert result.returncode == EXIT_UNEXPECTED
@@ -226,24 +268,24 @@ def test_a_failover_is_ordered_without_a_leader(cluster: Cluster) -> None:
     cluster.views.change("one", is_leader=False, state="stopped")
     cluster.views.steps = [nothing, nothing, promotes]
     assert cluster("failover", "--yes").stdout.startswith("two is the primary on timeline 3 in term 7")
-    assert cluster.order is not None and (cluster.order.kind, cluster.order.agent) == ("failover", "")
+    assert [(order.kind, order.agent) for order in cluster.views.orders] == [("failover", "")]
 
 
 def test_a_reinit_takes_its_time_once_it_has_begun(cluster: Cluster) -> None:
     def copies(views: ScriptedViews) -> None:
-        views.change("two", state="missing", doing="base backup: 1%")
+        views.change("two", state="missing", doing="rebuilding from one")
 
     def restarts(views: ScriptedViews) -> None:
-        views.change("two", state="starting", doing="")
+        views.change("two", state="starting")
 
     def ends(views: ScriptedViews) -> None:
-        views.change("two", state="standby", order_done=present_order(views).id)
+        views.change("two", state="standby", doing="", order_done=present_order(views).id)
 
     cluster.views.steps = [nothing, copies, *[nothing] * 20, restarts, *[nothing] * 20, ends]
     result = cluster("reinit", "two", "--yes", "--timeout", "1ms")
     assert result.returncode == EXIT_FINE, result.stderr
     assert result.stdout.startswith("two has been rebuilt (")
-    assert result.stderr.splitlines()[0] == "two: base backup: 1%"
+    assert result.stderr.splitlines()[0] == "two: rebuilding from one"
 
 
 def test_without_a_terminal_orders_need_yes(cluster: Cluster) -> None:
