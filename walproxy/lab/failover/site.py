@@ -198,7 +198,9 @@ class Site:
         proposer_port, pg_port = network.port(_PROPOSER_PORT), network.port(_SAFEKEEPER_PG_PORT)
         http_port = network.port(_SAFEKEEPER_HTTP_PORT)
         arguments = [
-            *("-m", "safekeeper", "run", "--id", str(number), "--data-dir", str(folder / name)),
+            # A kill is a power cut: what was not synced is lost.
+            *("-m", "walproxy.lab.testing.faulty_disk", "--volatile", str(self.folder / f"{name}.faults")),
+            *("run", "--id", str(number), "--data-dir", str(folder / name)),
             *("--proposer-listen", f"{address}:{proposer_port}", "--http-listen", f"{address}:{http_port}"),
             *("--pg-listen", f"{address}:{pg_port}", "--pg-allow", network.allowed),
         ]
