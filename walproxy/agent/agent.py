@@ -26,6 +26,7 @@ from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.agent import agent_settings
 from walproxy.agent.config import AgentConfig
 from walproxy.agent.decision import (
+    SILENCE_S,
     AllowWrites,
     ClusterView,
     Decider,
@@ -129,6 +130,7 @@ class Agent:
         self._order_result = ""
         self._waits_for = ""
         self._is_failing_over = False
+        self._is_settling = False  # It was promoted, and the safekeepers have not heard its proxy yet.
         self._last_leader = ""
         self._step: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[None] | None = None
@@ -209,6 +211,9 @@ class Agent:
             if view.has_quorum:
                 self._quorum_seen_at = time.time()
             self._decider.saw(view)
+            heard_age_s = view.leader_heard_age_s
+            if self._promoted is None and heard_age_s is not None and heard_age_s < SILENCE_S:
+                self._is_settling = False
             leader = view.leader()
             if leader is not None and leader.name != self._last_leader:
                 self._last_leader = leader.name
@@ -267,18 +272,21 @@ class Agent:
     # ------------------------------------------------------------------ beside the steps
 
     async def _keep_proxy(self, now: float) -> None:
-        """Run the proxy beside a primary, also while that restarts; stop it beside a standby or an old primary."""
+        """Run the proxy beside a primary, also while that restarts, and beside a standby that may be promoted.
+
+        There it waits for its primary: its start would take longer than the rest of a failover. Beside an old primary
+        it would only be refused.
+        """
         look = self.look
         is_current = not (self.view.log_tli and self.view.is_sealed_off(look.tli))
+        is_useful = is_current if look.state is ServerState.PRIMARY else self._decider.own.may_lead
         if self._is_failing_over or self._promoted is not None:
             await self._proxy.keep_running(now)
         elif self._looked_at < self._look_needed_at:
             return
-        elif look.state is ServerState.PRIMARY and is_current:
+        elif look.state in (ServerState.PRIMARY, ServerState.STANDBY) and is_useful:
             await self._proxy.keep_running(now)
-        elif self._proxy.is_running and (
-            look.state is ServerState.STANDBY or (look.state is ServerState.STOPPED and not is_current)
-        ):
+        elif self._proxy.is_running and not is_current and look.state in (ServerState.STOPPED, ServerState.PRIMARY):
             await self._proxy.stop(1.0)
 
     def _keep_watchdog(self) -> None:
@@ -359,7 +367,7 @@ class Agent:
             may_lead=self._decider.own.may_lead,
             priority=config.priority,
             dead_after_s=config.dead_after,
-            is_failing_over=self._is_failing_over or self._promoted is not None,
+            is_failing_over=self._is_failing_over or self._is_settling,
             doing=(self._doing or self._waits_for)[:200],
             problem=(self._problem or look.problem)[:300],
             order_done=self._order_done,
@@ -512,12 +520,12 @@ class Agent:
             seal_timeout_s=10.0,
         )
         self._is_failing_over = True
-        # Its start takes longer than the seal: it is ready when the server is a primary.
         await self._proxy.keep_running(began_at)
         try:
             async with asyncio.timeout(_CATCH_UP_TIMEOUT_S):
                 _, _, promotion = await run.promote()
             self._promoted = order, began_at, promotion
+            self._is_settling = True
         except TimeoutError:
             raise WalproxyError(
                 f"the {kind} was given up after {_CATCH_UP_TIMEOUT_S:g} s: the server has not received all that may "
@@ -670,7 +678,6 @@ class Agent:
             await self._change_settings(lambda settings: without_order(settings, order))
             raise
         self._decider.resigned(time.monotonic())
-        await self._proxy.stop(1.0)
 
 
 class Configure:
