@@ -475,7 +475,7 @@ class Decider:
     def _refusing(self, now: float, look: ServerLook, view: ClusterView) -> Step:
         silent_s = self._silent_s(now)
         if self._was_primary and not self.ended_writes and silent_s >= demote_after_s(self._dead_after_s(view)):
-            return EndWrites(f"{look.problem}; no leader was heard for {silent_s:.1f} s", self.own.stops_without_quorum)
+            return EndWrites(f"{look.problem}; no heartbeat of a leader for {silent_s:.1f} s", self.own.stops_without_quorum)
         return Wait(look.problem)
 
     # ------------------------------------------------------------------ candidates

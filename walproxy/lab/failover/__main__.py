@@ -34,7 +34,7 @@ _PLAIN_WIDTH = 160
 @click.option("--seed", type=int, help="Seed of the faults; by default a random one, which is printed.")
 @click.option("--dead-after", "dead_after_s", default=5.0, show_default=True, help="--dead-after of the agents.")
 @click.option("--kinds", default="", help="Only these faults, separated by commas.")
-@click.option("--switchover-every", default=4, show_default=True, help="A switchover after so many faults; 0: none.")
+@click.option("--switchover-every", default=4, show_default=True, help="Faults between two switchovers; 0: none.")
 @click.option("--postgres", "major", type=int, help="Major version; by default the newest installed.")
 @click.option("--no-namespaces", is_flag=True, help="Use the loopback interface, without partitions.")
 @click.option("--agent-program", default="", help="Words in place of -m walproxy agent.")
