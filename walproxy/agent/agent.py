@@ -137,7 +137,7 @@ class Agent:
         self._shown = ShownView(problem=self.view.problem)
         self._started_at = time.time()
         self._quorum_seen_at = 0.0
-        self._promoted: tuple[Order | None, float, Promotion] | None = None
+        self._promoted: tuple[Order | None, float, int, Promotion] | None = None
         self._is_configured = False
         self._changed = asyncio.Event()
         self._look_now = asyncio.Event()
@@ -308,10 +308,11 @@ class Agent:
         """Record a change of the primary once commits go on."""
         if self._promoted is None or not self.commits:
             return
-        (order, began_at, promotion), self._promoted = self._promoted, None
+        (order, began_at, old_tli, promotion), self._promoted = self._promoted, None
         change = Change(
             kind=order.kind if order is not None else "failover",
             agent=self.config.name,
+            old_tli=old_tli,
             tli=promotion.tli,
             term=self.view.term,
             fork_lsn=promotion.fork_lsn,
@@ -418,7 +419,8 @@ class Agent:
                 case StepDown(order, to):
                     await self._step_down(order, to)
                 case Refuse(order, reason):
-                    _log.warning("refused the %s: %s", order.kind, reason)
+                    if reason:
+                        _log.warning("refused the %s: %s", order.kind, reason)
                     self._done(order, reason)
                     await self._change_settings(lambda settings: without_order(settings, order))
                 case Wait():
@@ -523,8 +525,8 @@ class Agent:
         await self._proxy.keep_running(began_at)
         try:
             async with asyncio.timeout(_CATCH_UP_TIMEOUT_S):
-                _, _, promotion = await run.promote()
-            self._promoted = order, began_at, promotion
+                log, _, promotion = await run.promote()
+            self._promoted = order, began_at, log.log_tli, promotion
             self._is_settling = True
         except TimeoutError:
             raise WalproxyError(

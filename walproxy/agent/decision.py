@@ -284,6 +284,9 @@ class Decider:
             self.resigned_at = None
         if view.settings.is_paused:
             return Wait("paused")
+        rebuild = self._rebuild(look, view)
+        if rebuild is not None:
+            return rebuild
         if look.rejoin_begun:
             return self._rejoin(now, look, view)
         match look.state:
@@ -362,7 +365,7 @@ class Decider:
         if order.kind == "failover":
             return Refuse(order, f"{self.own.name} leads: use switchover")
         if order.agent == self.own.name:
-            return Refuse(order, f"{self.own.name} is the leader already")
+            return Refuse(order, "")  # It is the leader already: nothing is to be done.
         able = [each for each in self._ranked(view) if order.agent in ("", each.name)]
         if not able:
             return Refuse(order, self._why_not(order.agent, view))
@@ -417,13 +420,18 @@ class Decider:
             return Wait(f"the leader is lost: {(busy or ranked)[0]} is first")
         return FailOver()
 
+    def _rebuild(self, look: ServerLook, view: ClusterView) -> Step | None:
+        """Return the step of an order to rebuild the data folder, in any state but that of a primary."""
+        order = view.settings.order
+        if order is None or order.kind != "reinit" or order.agent != self.own.name or order.id in self.orders_done:
+            return None
+        if look.state in (ServerState.PRIMARY, ServerState.MISSING):
+            return None
+        leader = view.leader()
+        return Rebuild(leader, order) if leader is not None else Refuse(order, "no leader can be copied")
+
     def _order_of_standby(self, look: ServerLook, view: ClusterView, order: Order) -> Step | None:
-        if order.kind == "reinit":
-            if order.agent != self.own.name:
-                return None
-            leader = view.leader()
-            return Rebuild(leader, order) if leader is not None else Refuse(order, "no leader can be copied")
-        if not view.has_quorum or not view.log_tli:
+        if order.kind == "reinit" or not view.has_quorum or not view.log_tli:
             return None
         ranked = [report.name for report in self._ranked(view)]
         is_ours = order.agent == self.own.name or (order.agent == "" and ranked[:1] == [self.own.name])
@@ -475,7 +483,9 @@ class Decider:
     def _refusing(self, now: float, look: ServerLook, view: ClusterView) -> Step:
         silent_s = self._silent_s(now)
         if self._was_primary and not self.ended_writes and silent_s >= demote_after_s(self._dead_after_s(view)):
-            return EndWrites(f"{look.problem}; no heartbeat of a leader for {silent_s:.1f} s", self.own.stops_without_quorum)
+            return EndWrites(
+                f"{look.problem}; no heartbeat of a leader for {silent_s:.1f} s", self.own.stops_without_quorum
+            )
         return Wait(look.problem)
 
     # ------------------------------------------------------------------ candidates
