@@ -13,6 +13,8 @@ processes           the processes of one data folder, and signals to them
 bounded_sql         statements with a deadline that also holds for a server that hangs
 errors              the agent's errors
 watchdog            the Linux watchdog device
+lease               a lease in etcd, as an additional guard of a promotion
+etcd_client         calls of etcd, each with a deadline
 
 Linux only: processes are identified by /proc and signalled by pidfd. All functions block, with a bound; a caller with
 an event loop runs them in a thread.
