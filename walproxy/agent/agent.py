@@ -270,6 +270,8 @@ class Agent:
             if isinstance(step, Wait):
                 self._wait_for(step.reason)
                 self._doing = ""
+                if now >= self._decider.retry_at:
+                    self._problem = ""  # For as long as the others are first; then it is a candidate again.
                 if not self._is_configured and not self.view.settings.is_paused:
                     self._step = asyncio.create_task(self._take(Configure()))
             else:
