@@ -9,7 +9,7 @@
     cut off                   the host receives and sends nothing; half of the time its cable is unplugged
     cut off from safekeepers  the same, but clients, and the other hosts, still reach it
     deaf, mute                the host receives nothing; what it sends is lost
-    power loss                kill -9 of all processes of all hosts, half of the time of the safekeepers, too, which lose
+    power loss                kill -9 of all processes of all hosts; half of the time of the safekeepers, too: they lose
                               what they have not synced
     switchover                no fault: an operator moves the primary
 

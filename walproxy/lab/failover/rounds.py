@@ -66,7 +66,8 @@ class Rounds:
         Raises:
             WalproxyError: none is acknowledged.
         """
-        self._keeper.start()
+        if self._site.manager.has_discarded_reports:
+            self._keeper.start()
         self.clients.start()
         for probe in self._probes:
             probe.start()
@@ -77,7 +78,8 @@ class Rounds:
         self.clients.stop()
         for probe in self._probes:
             probe.stop()
-        self._keeper.stop()
+        if self._site.manager.has_discarded_reports:
+            self._keeper.stop()
 
     def play(self, planned: PlannedRound) -> RoundResult:
         """Play one round, check it, and return what it came to.
@@ -213,7 +215,7 @@ class Rounds:
         violations += checks.find_two_servers(_synchronous(attempts))
         violations += checks.find_two_writers_of_a_timeline(attempts)
         found = compared = not_compared = 0
-        for name, kept in self._keeper.take().items():
+        for name, kept in self._keeper.take().items() if self._site.manager.has_discarded_reports else ():
             host = self._site.hosts[name]
             reports = self._new_reports(host, self._reports)
             self._reports.update(reports)
@@ -261,13 +263,12 @@ class Rounds:
         ]
         commits = [commit for _, found in true for commit in found]
         violations = discarded.contradictions(true, attempts, host.name, there)
-        if self._site.manager.has_discarded_reports:
-            # An attempt at a rejoin that failed may have left one, and the next one another.
-            read = [discarded.read_report(path) for path in reports]
-            reported = {commit for report in read for commit in report.commits}
-            violations += discarded.differences(commits, sorted(reported))
-            for report in read:
-                violations += discarded.find_wrong_rows(report, stretches, attempts, host.name)
+        # An attempt at a rejoin that failed may have left one, and the next one another.
+        read = [discarded.read_report(path) for path in reports]
+        reported = {commit for report in read for commit in report.commits}
+        violations += discarded.differences(commits, sorted(reported))
+        for report in read:
+            violations += discarded.find_wrong_rows(report, stretches, attempts, host.name)
         return violations, len(commits)
 
     @staticmethod
