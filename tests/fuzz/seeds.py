@@ -261,6 +261,7 @@ def transaction_records() -> Iterator[bytes]:
         log.insert_many(7, 3)
         log.delete(7)
         log.sequence(7)
+        log.create(7, (1663, 5, 16384))
         log.message(7, transactional=True)
         log.assign(7, [8])
         log.commit(7, [8], relfiles=1, invalidations=1)

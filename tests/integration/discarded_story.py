@@ -287,3 +287,5 @@ def verify_report(report: DiscardedReport, book: Book) -> None:
     assert (report.tail.open, report.tail.messages) == (book.open, 1)
     assert all(each.is_complete for each in report.tail.transactions)
     assert report.notes == ()
+    created = {book.tables.get(relation.relfilenode) for relation in report.tail.created}
+    assert {"made", "emptied"} <= created and not {"plain", "filler", "nested"} & created

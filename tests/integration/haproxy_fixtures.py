@@ -1,6 +1,7 @@
-"""Debian's HAProxy with the configuration that it has in front of Patroni, and REST of agents without their agents."""
+"""Debian's HAProxy, configured as in front of Patroni, and the REST of agents without the agents."""
 
 import asyncio
+import re
 import shutil
 import socket
 import subprocess
@@ -23,38 +24,16 @@ from walproxy.postgres.local_server import free_port
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 20.0
 
-# As Patroni's users have it (its extras/confd/templates/haproxy.tmpl), of which only the addresses are filled in.
-# OPTIONS is what that template and its documentation had before HEAD, "httpchk" alone what it had before that.
-_PATRONIS = """\
-global
-    maxconn 100
+_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rest.md"
+# What the examples of older versions of Patroni have: OPTIONS / of HTTP/1.0, and any code from 200 to 399.
+_OLD = """\
 
-defaults
-    log global
-    mode tcp
-    retries 2
-    timeout client 30m
-    timeout connect 4s
-    timeout server 30m
-    timeout check 5s
-
-listen primary
-    bind {host}:{ports.primary}
-    option httpchk OPTIONS /primary
-    http-check expect status 200
-    default-server inter 3s fall 3 rise 2 on-marked-down shutdown-sessions
-{servers}
-listen replicas
-    bind {host}:{ports.replicas}
-    option httpchk HEAD /replica
-    http-check expect status 200
-    default-server inter 3s fall 3 rise 2 on-marked-down shutdown-sessions
-{servers}
 listen old
-    bind {host}:{ports.old}
+    bind *:5002
     option httpchk
     default-server inter 3s fall 3 rise 2 on-marked-down shutdown-sessions
-{servers}"""
+    server
+"""
 
 
 class Backend(NamedTuple):
@@ -73,6 +52,20 @@ class Ports(NamedTuple):
     old: int
 
 
+def _configuration(ports: Ports, backends: Sequence[Backend]) -> str:
+    """Return the configuration of docs/reference/rest.md, Patroni's users', with other addresses only."""
+    example = re.search(r"^```\n(global\n.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert example is not None
+    text = example[1] + _OLD
+    for written, port in (("*:5000", ports.primary), ("*:5001", ports.replicas), ("*:5002", ports.old)):
+        assert text.count(f"bind {written}\n") == 1
+        text = text.replace(f"bind {written}\n", f"bind {_HOST}:{port}\n")
+    servers = "".join(
+        f"    server {each.name} {_HOST}:{each.port} maxconn 100 check port {each.rest_port}\n" for each in backends
+    )
+    return re.sub(r"(?:^    server.*\n)+", servers, text, flags=re.MULTILINE)
+
+
 @contextmanager
 def haproxy(folder: Path, backends: Sequence[Backend]) -> Iterator[Ports]:
     """Run HAProxy in front of these servers."""
@@ -80,11 +73,8 @@ def haproxy(folder: Path, backends: Sequence[Backend]) -> Iterator[Ports]:
     if program is None:
         pytest.skip("there is no haproxy")
     ports = Ports(free_port(), free_port(), free_port())
-    servers = "".join(
-        f"    server {each.name} {_HOST}:{each.port} maxconn 100 check port {each.rest_port}\n" for each in backends
-    )
     path, log_path = folder / "haproxy.cfg", folder / "haproxy.log"
-    path.write_text(_PATRONIS.format(host=_HOST, ports=ports, servers=servers))
+    path.write_text(_configuration(ports, backends))
     with log_path.open("wb") as log:
         process = subprocess.Popen([program, "-db", "-f", str(path)], stdout=log, stderr=subprocess.STDOUT)
     try:

@@ -62,6 +62,7 @@ def test_command_lists_them_with_names(servers: dict[int, ServerBinaries], major
     assert {each["xid"] for each in content["transactions"] if not each["complete"]} == incomplete
     assert len(content["notes"]) == 1 and "may have begun before" in content["notes"][0]
     assert ": postgres.public.plain +2\n" in named
+    assert " (created after --from) +3; catalogs (DDL or statistics)\n" in named
     assert "postgres.public.wide (TOAST) +" in named
     assert "postgres.public.numbers advanced (sequence)" in named
 

@@ -15,6 +15,7 @@ from tests.integration.conftest import NewGated
 from tests.integration.discarded_story import make_server, verify_report, write_tail
 from tests.integration.promotion_matrix import ALIVE, ARCHIVES, FOLDERS, FREE, HANGING, IN_USE, LOCAL, REFUSING, dynasty
 from tests.integration.serve_fixtures import assert_equal_to_primary, wait_for_feeder
+from tests.integration.test_ready_to_promote import two_standbys_of_hung_primaries
 from tests.integration.test_serve_promotion import wait_until_tli_is_2
 from tests.pipeline.decoder_comparison import Compared, contradictions
 from tests.pipeline.pg_waldump import stats
@@ -73,6 +74,10 @@ def test_the_discarded_report_is_what_the_clients_did(
     with scratch_folder() as folder, make_server(servers[major], folder, wal_level) as server:
         book = write_tail(server)
         verify_report(discarded_report(server.pg_wal, book.from_lsn), book)
+
+
+def test_a_standby_whose_primary_hangs_is_made_ready_for_its_promotion(new_gated: NewGated) -> None:
+    two_standbys_of_hung_primaries(new_gated)
 
 
 @pytest.mark.timeout(1800)

@@ -8,7 +8,7 @@ from tests.unit import transaction_bodies as ends
 from tests.unit.record_bodies import Block, Image, body
 from tests.unit.wal_builder import MIB, WalBuilder, WrittenRecord
 
-RM_XACT, RM_STANDBY, RM_HEAP2, RM_HEAP, RM_SEQUENCE, RM_MESSAGE = 1, 8, 9, 10, 15, 21
+RM_XACT, RM_STORAGE, RM_STANDBY, RM_HEAP2, RM_HEAP, RM_SEQUENCE, RM_MESSAGE = 1, 2, 8, 9, 10, 15, 21
 TABLE, OTHER, CATALOG = (1663, 5, 16384), (1663, 5, 16390), (1663, 5, 1259)
 TIME = 800_000_000_000_000  # May 2025
 
@@ -36,6 +36,9 @@ class TransactionsWal(WalBuilder):
 
     def sequence(self, xid: int, relation: tuple[int, int, int] = OTHER) -> WrittenRecord:
         return self._heap(xid, 0, struct.pack("<III", *relation), relation, RM_SEQUENCE)
+
+    def create(self, xid: int, relation: tuple[int, int, int]) -> WrittenRecord:
+        return self.add(body(struct.pack("<IIII", *relation, 0), major=self.major), RM_STORAGE, 0x10, xid)
 
     def message(self, xid: int, *, transactional: bool) -> WrittenRecord:
         main = struct.pack("<I?7xQQ", 5, transactional, 2, 3) + b"p\0msg"

@@ -1,5 +1,9 @@
 """The agent: its work on the PostgreSQL server of its own machine, and what it shares through the safekeepers.
 
+decision            what the agent does next
+agent               its loops, and the steps that it takes
+config              its options
+proxy_process       its `walproxy run`
 managed_server      looks at the server; starts, stops, kills, demotes and promotes it
 server_look         the result of a look
 rejoin              makes an old primary a standby of the new primary
@@ -8,6 +12,7 @@ rejoin_folder       the record of an overwrite that has begun, and what is kept 
 source              the new primary, as far as a rejoin needs it
 control_data        the content of pg_control, as pg_controldata prints it
 agent_settings      the server's settings that the agent writes
+standby_folder      a standby's pg_wal, to which WAL is handed over
 owner_commands      PostgreSQL's programs, run as the owner of the data folder
 processes           the processes of one data folder, and signals to them
 errors              the agent's errors
@@ -21,6 +26,7 @@ rest_answers        the content of these pages: Patroni's REST
 orders              the decision whether an order can be given, and how far it is
 operator_client     what `walproxy cluster` does through the safekeepers
 
-Linux only: processes are identified by /proc and signalled by pidfd. All functions but those of `safekeeper_views` and
-`operator_client` block, with a bound; a caller with an event loop runs them in a thread.
+Linux only: processes are identified by /proc and signalled by pidfd. All functions but those of `agent`,
+`proxy_process`, `safekeeper_views` and `operator_client` block, with a bound; a caller with an event loop runs them in
+a thread.
 """

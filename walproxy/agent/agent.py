@@ -26,6 +26,7 @@ from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.agent import agent_settings
 from walproxy.agent.config import AgentConfig
 from walproxy.agent.decision import (
+    SILENCE_S,
     AllowWrites,
     ClusterView,
     Decider,
@@ -129,11 +130,14 @@ class Agent:
         self._order_result = ""
         self._waits_for = ""
         self._is_failing_over = False
+        self._is_settling = False  # It was promoted, and the safekeepers have not heard its proxy yet.
+        self._last_leader = ""
         self._step: asyncio.Task[None] | None = None
+        self._recording: asyncio.Task[None] | None = None
         self._shown = ShownView(problem=self.view.problem)
         self._started_at = time.time()
         self._quorum_seen_at = 0.0
-        self._promoted: tuple[Order | None, float, Promotion] | None = None
+        self._promoted: tuple[Order | None, float, int, Promotion] | None = None
         self._is_configured = False
         self._changed = asyncio.Event()
         self._look_now = asyncio.Event()
@@ -155,8 +159,9 @@ class Agent:
             for task in done - {stopping}:
                 task.result()  # A loop ends by an error only.
         finally:
-            for task in [*loops, stopping, *([self._step] if self._step is not None else [])]:
-                task.cancel()
+            for each in (*loops, stopping, self._step, self._recording):
+                if each is not None:
+                    each.cancel()
             await asyncio.gather(*loops, stopping, return_exceptions=True)
             await self._proxy.stop()
             await self._views.close()
@@ -206,6 +211,13 @@ class Agent:
             if view.has_quorum:
                 self._quorum_seen_at = time.time()
             self._decider.saw(view)
+            heard_age_s = view.leader_heard_age_s
+            if self._promoted is None and heard_age_s is not None and heard_age_s < SILENCE_S:
+                self._is_settling = False
+            leader = view.leader()
+            if leader is not None and leader.name != self._last_leader:
+                self._last_leader = leader.name
+                _log.info("%s leads, on timeline %d", leader.name, leader.tli)
             self._changed.set()
             await asyncio.sleep(max(0.0, began_at + EXCHANGE_INTERVAL_S - time.monotonic()))
 
@@ -236,7 +248,7 @@ class Agent:
             now = time.monotonic()
             await self._keep_proxy(now)
             self._keep_watchdog()
-            await self._note_resumption(now)
+            self._note_resumption(now)
             if self._step is not None and not self._step.done():
                 continue
             if self._looked_at < self._look_needed_at or self._looked_at < 0:
@@ -260,43 +272,47 @@ class Agent:
     # ------------------------------------------------------------------ beside the steps
 
     async def _keep_proxy(self, now: float) -> None:
-        """Run the proxy beside a primary, also while that restarts; stop it beside a standby or an old primary."""
+        """Run the proxy beside a primary, also while that restarts, and beside a standby that may be promoted.
+
+        There it waits for its primary: its start would take longer than the rest of a failover. Beside an old primary
+        it would only be refused.
+        """
         look = self.look
         is_current = not (self.view.log_tli and self.view.is_sealed_off(look.tli))
+        is_useful = is_current if look.state is ServerState.PRIMARY else self._decider.own.may_lead
         if self._is_failing_over or self._promoted is not None:
             await self._proxy.keep_running(now)
         elif self._looked_at < self._look_needed_at:
             return
-        elif look.state is ServerState.PRIMARY and is_current:
+        elif look.state in (ServerState.PRIMARY, ServerState.STANDBY) and is_useful:
             await self._proxy.keep_running(now)
-        elif self._proxy.is_running and (
-            look.state is ServerState.STANDBY or (look.state is ServerState.STOPPED and not is_current)
-        ):
+        elif self._proxy.is_running and not is_current and look.state in (ServerState.STOPPED, ServerState.PRIMARY):
             await self._proxy.stop(1.0)
 
     def _keep_watchdog(self) -> None:
         if self.config.watchdog == "off":
             return
-        look = self.look
+        watchdog, state = self._watchdog, self.look.state
         try:
-            if look.state is ServerState.PRIMARY:
-                if not self._watchdog.is_open or self._decider.is_in_control(time.monotonic(), self.view):
-                    self._watchdog.open()
-            elif self._watchdog.is_open and look.state in (ServerState.STANDBY, ServerState.STOPPED):
-                self._watchdog.close()
-            elif self._watchdog.is_open:
-                self._watchdog.keep_alive()
+            if state in (ServerState.STANDBY, ServerState.STOPPED, ServerState.MISSING):
+                if not self._is_failing_over:
+                    watchdog.close()
+            elif state is ServerState.PRIMARY and not watchdog.is_open:
+                watchdog.open()
+            elif self._decider.is_in_control(time.monotonic(), self.view):
+                watchdog.keep_alive()
         except WalproxyError as error:
             self._failed(str(error))
 
-    async def _note_resumption(self, now: float) -> None:
+    def _note_resumption(self, now: float) -> None:
         """Record a change of the primary once commits go on."""
         if self._promoted is None or not self.commits:
             return
-        (order, began_at, promotion), self._promoted = self._promoted, None
+        (order, began_at, old_tli, promotion), self._promoted = self._promoted, None
         change = Change(
             kind=order.kind if order is not None else "failover",
             agent=self.config.name,
+            old_tli=old_tli,
             tli=promotion.tli,
             term=self.view.term,
             fork_lsn=promotion.fork_lsn,
@@ -317,7 +333,7 @@ class Agent:
             kept = without_order(settings, order)
             return msgspec.structs.replace(kept, changes=(*kept.changes, change)[-CHANGES_MAX:])
 
-        await self._change_settings(add)
+        self._recording = asyncio.create_task(self._change_settings(add))
 
     # ------------------------------------------------------------------ what others see
 
@@ -352,7 +368,7 @@ class Agent:
             may_lead=self._decider.own.may_lead,
             priority=config.priority,
             dead_after_s=config.dead_after,
-            is_failing_over=self._is_failing_over or self._promoted is not None,
+            is_failing_over=self._is_failing_over or self._is_settling,
             doing=(self._doing or self._waits_for)[:200],
             problem=(self._problem or look.problem)[:300],
             order_done=self._order_done,
@@ -403,7 +419,8 @@ class Agent:
                 case StepDown(order, to):
                     await self._step_down(order, to)
                 case Refuse(order, reason):
-                    _log.warning("refused the %s: %s", order.kind, reason)
+                    if reason:
+                        _log.warning("refused the %s: %s", order.kind, reason)
                     self._done(order, reason)
                     await self._change_settings(lambda settings: without_order(settings, order))
                 case Wait():
@@ -492,22 +509,25 @@ class Agent:
         began_at = time.monotonic()
         self._doing = f"{kind}: sealing timeline {self.view.log_tli}"
         _log.warning("%s begins: %s", kind, "ordered" if order is not None else "the leader is lost")
-        old = [report.name for report, _ in self.view.reports.values() if report.tli == self.view.log_tli]
+        if self.config.watchdog != "off":
+            # Whether it can be opened is better known before the seal.
+            self._watchdog.open()
+            self._watchdog.close()
         run = Failover(
             self.config.safekeepers,
             [self._host],
             self.credentials,
             _Show(self, kind),
-            guard=lambda: self._guard_promotion([name for name in old if name != self.config.name]),
+            guard=self._guard_promotion,
             seal_timeout_s=10.0,
         )
         self._is_failing_over = True
-        # Its start takes longer than the seal: it is ready when the server is a primary.
         await self._proxy.keep_running(began_at)
         try:
             async with asyncio.timeout(_CATCH_UP_TIMEOUT_S):
-                _, _, promotion = await run.promote()
-            self._promoted = order, began_at, promotion
+                log, _, promotion = await run.promote()
+            self._promoted = order, began_at, log.log_tli, promotion
+            self._is_settling = True
         except TimeoutError:
             raise WalproxyError(
                 f"the {kind} was given up after {_CATCH_UP_TIMEOUT_S:g} s: the server has not received all that may "
@@ -515,15 +535,16 @@ class Agent:
             ) from None
         finally:
             self._is_failing_over = False
+            self._is_configured = False  # A standby that was not promoted is made an ordinary one again.
             await run.close()
         self._proxy.retry()
 
-    async def _guard_promotion(self, old: list[str]) -> None:
+    async def _guard_promotion(self) -> None:
         """Make sure of what a promotion requires: the old primary fenced, the watchdog running, no writes at first."""
+        if self.config.fence_command:
+            await self._fence()
         if self.config.watchdog != "off":
             self._watchdog.open()
-        if self.config.fence_command:
-            await self._fence(old)
         # It accepts writes once commits succeed. A standby accepts none in any case.
         self._decider.ended_writes = True
         await asyncio.to_thread(self._prepare_promotion)
@@ -535,14 +556,14 @@ class Agent:
         # Made after the promotion, it would not retain the WAL that the proxy compares and sends first.
         self.server.make_slot(self.config.slot)
 
-    async def _fence(self, old: list[str]) -> None:
+    async def _fence(self) -> None:
         self._doing = "failover: waiting for --fence-command"
         process = await asyncio.create_subprocess_shell(
             self.config.fence_command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "WALPROXY_OLD_PRIMARY": " ".join(old)},
+            env={**os.environ, "WALPROXY_OLD_PRIMARY": self._last_leader},
             start_new_session=True,
         )
         try:
@@ -659,7 +680,6 @@ class Agent:
             await self._change_settings(lambda settings: without_order(settings, order))
             raise
         self._decider.resigned(time.monotonic())
-        await self._proxy.stop(1.0)
 
 
 class Configure:

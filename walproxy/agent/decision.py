@@ -31,6 +31,8 @@ from walproxy.agent.server_look import ServerLook, ServerState
 FRESH_S = 2.0
 # How long a primary that runs when its agent starts may accept writes until a leader is known to have been heard.
 FIRST_VIEW_S = 1.0
+# A primary that hangs for less may only be slow.
+HANGS_S_MIN = 3.0
 # How long each further candidate waits for the one before it.
 TURN_S = 3.0
 # How long the others wait for a failover that an agent reports to be under way.
@@ -245,7 +247,9 @@ class Decider:
             if self._quorum_seen_at is None or view.sent_at - self._quorum_seen_at > FRESH_S:
                 self._quorum_since = view.sent_at
             self._quorum_seen_at = view.sent_at
-        if self.resigned_at is not None and view.leader() is not None:
+        leader = view.leader()
+        # The own report in it may be of the time before the resignation.
+        if self.resigned_at is not None and leader is not None and leader.name != self.own.name:
             self.resigned_at = None
 
     def failed(self, now: float) -> None:
@@ -280,6 +284,9 @@ class Decider:
             self.resigned_at = None
         if view.settings.is_paused:
             return Wait("paused")
+        rebuild = self._rebuild(look, view)
+        if rebuild is not None:
+            return rebuild
         if look.rejoin_begun:
             return self._rejoin(now, look, view)
         match look.state:
@@ -291,6 +298,8 @@ class Decider:
                 return self._stopped(now, look, view)
             case ServerState.HANGS:
                 return self._hanging(now, look, view)
+            case ServerState.REFUSES:
+                return self._refusing(now, look, view)
             case ServerState.MISSING:
                 return Wait("the data folder does not exist: create it with pg_basebackup")
             case _:
@@ -356,7 +365,7 @@ class Decider:
         if order.kind == "failover":
             return Refuse(order, f"{self.own.name} leads: use switchover")
         if order.agent == self.own.name:
-            return Refuse(order, f"{self.own.name} is the leader already")
+            return Refuse(order, "")  # It is the leader already: nothing is to be done.
         able = [each for each in self._ranked(view) if order.agent in ("", each.name)]
         if not able:
             return Refuse(order, self._why_not(order.agent, view))
@@ -411,13 +420,18 @@ class Decider:
             return Wait(f"the leader is lost: {(busy or ranked)[0]} is first")
         return FailOver()
 
+    def _rebuild(self, look: ServerLook, view: ClusterView) -> Step | None:
+        """Return the step of an order to rebuild the data folder, in any state but that of a primary."""
+        order = view.settings.order
+        if order is None or order.kind != "reinit" or order.agent != self.own.name or order.id in self.orders_done:
+            return None
+        if look.state in (ServerState.PRIMARY, ServerState.MISSING):
+            return None
+        leader = view.leader()
+        return Rebuild(leader, order) if leader is not None else Refuse(order, "no leader can be copied")
+
     def _order_of_standby(self, look: ServerLook, view: ClusterView, order: Order) -> Step | None:
-        if order.kind == "reinit":
-            if order.agent != self.own.name:
-                return None
-            leader = view.leader()
-            return Rebuild(leader, order) if leader is not None else Refuse(order, "no leader can be copied")
-        if not view.has_quorum or not view.log_tli:
+        if order.kind == "reinit" or not view.has_quorum or not view.log_tli:
             return None
         ranked = [report.name for report in self._ranked(view)]
         is_ours = order.agent == self.own.name or (order.agent == "" and ranked[:1] == [self.own.name])
@@ -458,11 +472,21 @@ class Decider:
         return Rejoin(leader) if now >= self.retry_at else Wait("waiting to rejoin again")
 
     def _hanging(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        """Kill a primary that hangs: later if its proxy is heard, since a server may only be slow."""
         assert self._hangs_since is not None
-        hangs_s = now - self._hangs_since
-        if self._was_primary and hangs_s >= demote_after_s(self._dead_after_s(view)):
+        hangs_s, dead_after_s = now - self._hangs_since, self._dead_after_s(view)
+        is_silent = self._silent_s(now) >= demote_after_s(dead_after_s)
+        if self._was_primary and (is_silent or hangs_s >= max(HANGS_S_MIN, dead_after_s)):
             return Kill(f"PostgreSQL has not replied for {hangs_s:.1f} s: {look.problem}")
         return Wait(look.problem or "PostgreSQL does not reply")
+
+    def _refusing(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        silent_s = self._silent_s(now)
+        if self._was_primary and not self.ended_writes and silent_s >= demote_after_s(self._dead_after_s(view)):
+            return EndWrites(
+                f"{look.problem}; no heartbeat of a leader for {silent_s:.1f} s", self.own.stops_without_quorum
+            )
+        return Wait(look.problem)
 
     # ------------------------------------------------------------------ candidates
 

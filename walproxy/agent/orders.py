@@ -119,17 +119,17 @@ def headway(view: ClusterView, order: Order, old_leader: str = "") -> Headway:
         old_leader: the agent that led when it was given; "" for none.
     """
     ended = [seen.report for seen in view.agents if seen.report.order_done == order.id]
-    for report in ended:
-        if report.order_result:
-            return Headway("", has_begun=True, failure=f"{report.name}: {report.order_result}")
     leader = view.leader
     if order.kind == REINIT:
-        is_done = any(report.name == order.agent for report in ended)
+        is_done = any(report.name == order.agent and not report.order_result for report in ended)
     else:
-        # The old primary's agent may report its part as done: what counts is the new primary.
+        # What counts is the new primary: the agents may have come there by themselves, and refuse the order afterwards.
         is_done = leader is not None and leader.name != old_leader and order.agent in ("", leader.name)
     if is_done:
         return Headway("done", has_begun=True, is_done=True)
+    for report in ended:
+        if report.order_result:
+            return Headway("", has_begun=True, failure=f"{report.name}: {report.order_result}")
     has_begun = bool(ended) or any(_acts_on(seen.report, order, old_leader) for seen in view.agents if is_fresh(seen))
     present = view.settings.order
     # Fewer safekeepers than a quorum may have older settings only.

@@ -1,7 +1,5 @@
 """`walproxy discarded`: the transactions of an old primary's WAL that reached no quorum."""
 
-import dataclasses
-import json
 from pathlib import Path
 
 import click
@@ -16,9 +14,9 @@ from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.timelines import TLI_MAX
 from safekeeper.waldecode.record_body import Relation
 from walproxy.cli.parameters import LSN, SIZE
-from walproxy.failover.discarded import DiscardedTransaction, Kind, Rows, is_catalog, relations_of
+from walproxy.failover.discarded import DiscardedTransaction, Kind, Rows, is_catalog
 from walproxy.failover.discarded_report import DiscardedReport, commit_time, discarded_report
-from walproxy.failover.relation_names import relation_names
+from walproxy.failover.relation_names import with_names
 from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.proxy.status_table import format_bytes
 
@@ -78,10 +76,9 @@ def discarded(
     folder = wal_dir if wal_dir is not None else _pg_wal(pgdata or Path())
     report = discarded_report(folder, from_lsn, timeline, look_back_bytes=look_back)
     if conninfo:
-        names, problems = relation_names(conninfo, relations_of(report.tail.transactions))
-        report = dataclasses.replace(report, names=names, notes=(*report.notes, *problems))
+        report = with_names(report, conninfo)
     if as_json:
-        click.echo(json.dumps(report.content(), indent=1))
+        click.echo(report.json())
         return
     _print_transactions(report)
     for note in report.notes:
@@ -162,7 +159,9 @@ def _changes(report: DiscardedReport, each: DiscardedTransaction) -> list[str]:
 
 
 def _relation(report: DiscardedReport, relation: Relation) -> str:
-    return one_line(report.names.get(relation, "")) or "/".join(map(str, relation))
+    number = "/".join(map(str, relation))
+    created = " (created after --from)" if relation in report.tail.created else ""
+    return one_line(report.names.get(relation, "")) or f"{number}{created}"
 
 
 def _rows(rows: Rows) -> str:

@@ -36,6 +36,8 @@ def print_survey(survey: Survey, wanted: str, old_is_dead: bool, as_json: bool) 
         click.echo(survey.problems)
     _print_servers(survey)
     click.echo(problem or _described(survey, plan))
+    if problem and survey.serving is not None and not old_is_dead:
+        click.echo(f"if it died now: {_if_it_died(survey, wanted)}")
     if not survey.has_quorum:
         click.echo("no quorum of the members replies: nothing can be sealed before more of them are started")
 
@@ -53,18 +55,26 @@ def _described(survey: Survey, plan: Plan | None) -> str:
     )
 
 
+def _if_it_died(survey: Survey, wanted: str) -> str:
+    """Return what a failover would do, or why it could not."""
+    try:
+        return _described(survey, next_step(survey, wanted, old_is_dead=True))
+    except WalproxyError as error:
+        return str(error)
+
+
 def _promotion(survey: Survey, best: HostLook) -> str:
     end = survey.estimated_end()
     lacks, replays = missing_bytes(best, end), max(0, best.reached_lsn - best.replayed_lsn)
+    idle = "" if best.receives else " (it is connected to no server that sends WAL)"
     first = [
-        f"receives {format_bytes(lacks)}" if lacks else "",
-        f"replays {format_bytes(lacks + replays)}" if lacks + replays else "",
+        f"has received {format_bytes(lacks)}{idle}" if lacks else "",
+        f"has replayed {format_bytes(lacks + replays)}" if lacks + replays else "",
     ]
-    before = f", after it {' and '.join(filter(None, first))}" if any(first) else ""
-    idle = "" if best.receives or not lacks else ", which it does not receive now: it is connected to no server"
+    before = f", when it {' and '.join(filter(None, first))}" if any(first) else ""
     return (
         f"walproxy failover would seal timeline {survey.log.log_tli} and promote {best.name} to timeline "
-        f"{end.promoted_tli}{before}{idle}\n"
+        f"{end.promoted_tli}{before}\n"
         "no acknowledged commit is lost; what the old primary has above the end of the log is discarded\n"
         "the seal, the promotion and the start of the log on it take about a second together; a walproxy run whose "
         f"--primary names {best.name} has to be running"
@@ -105,15 +115,17 @@ def _print_servers(survey: Survey) -> None:
     end, serving = survey.estimated_end(), survey.serving
     console = Console()
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("server", "is", "timeline", "has WAL up to", "lacks", "cannot be promoted: it"):
-        table.add_column(name, no_wrap=not name.startswith("cannot"))
+    for name in ("server", "is", "timeline", "has WAL up to", "lacks"):
+        table.add_column(name, justify="right" if name == "lacks" else "left", no_wrap=True)
     for look in survey.looks:
         if look.in_recovery is None:
-            table.add_row(look.name, "unreachable", "", "", "", look.problem)
+            table.add_row(look.name, "unreachable", "-", "-", "-")
             continue
-        kind = "standby" if look.in_recovery else "primary"
-        reason = "" if look == serving else obstacle(look, end)
-        lacks = format_bytes(missing_bytes(look, end)) if look.in_recovery else ""
+        lacks = format_bytes(missing_bytes(look, end)) if look.in_recovery else "-"
         reached = format_lsn(look.written_lsn or look.reached_lsn)
-        table.add_row(look.name, kind, str(look.tli), reached, lacks, reason)
+        table.add_row(look.name, "standby" if look.in_recovery else "primary", str(look.tli), reached, lacks)
     console.print(table)
+    for look in survey.looks:
+        reason = "" if look == serving else obstacle(look, end)
+        if reason:
+            click.echo(f"{look.name} {'does not reply: ' if look.in_recovery is None else ''}{reason}")

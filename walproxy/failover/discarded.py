@@ -14,6 +14,7 @@ not rows.
 """
 
 import enum
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -25,8 +26,8 @@ from safekeeper.waldecode.record_body import RecordBody, Relation, malformed, pa
 from safekeeper.waldecode.records import Record
 from safekeeper.waldecode.transaction_end import TransactionEnd, parse_assignment, parse_transaction_end
 
-RM_STANDBY, RM_HEAP2, RM_HEAP, RM_SEQUENCE = 8, 9, 10, 15
-BODY_RMIDS: Final = frozenset({RM_XACT, RM_STANDBY, RM_HEAP2, RM_HEAP, RM_SEQUENCE, RM_LOGICAL_MESSAGE})
+RM_STORAGE, RM_STANDBY, RM_HEAP2, RM_HEAP, RM_SEQUENCE = 2, 8, 9, 10, 15
+BODY_RMIDS: Final = frozenset({RM_XACT, RM_STORAGE, RM_STANDBY, RM_HEAP2, RM_HEAP, RM_SEQUENCE, RM_LOGICAL_MESSAGE})
 """The resource managers whose records are passed with their bodies."""
 
 TRANSACTIONS_MAX: Final = 100_000
@@ -42,8 +43,10 @@ _COLUMNS: Final = {_INSERT: 0, _UPDATE: 1, _HOT_UPDATE: 1, _DELETE: 2}  # of `Ro
 _DELETE_FLAGS_OFFSET, _DELETE_IS_SUPER = 7, 0x08
 # xl_heap_multi_insert: flags, padding, ntuples.
 _NTUPLES_OFFSET: Final = 2
+_STORAGE_CREATE: Final = 0x10  # Its main data begins with the relation.
 # xl_logical_message: dbId, transactional.
 _TRANSACTIONAL_OFFSET: Final = 4
+_RELATION: Final = struct.Struct("<III")
 _FIRST_NORMAL_OID: Final = 16384  # FirstNormalObjectId
 _XID_HALF, _XID_MASK = 1 << 31, (1 << 32) - 1
 
@@ -117,6 +120,7 @@ class Tail:
         open: transactions with records in the tail and no end: nothing of them was committed. A subtransaction counts
             as one, unless its WAL names the parent.
         messages: logical messages that belong to no transaction.
+        created: the relations whose files were made in the tail: another server may use their numbers for others.
     """
 
     transactions: tuple[DiscardedTransaction, ...]
@@ -124,6 +128,7 @@ class Tail:
     counts: dict[Kind, int]
     open: int
     messages: int
+    created: frozenset[Relation]
 
 
 def precedes(xid: int, other: int) -> bool:
@@ -213,6 +218,12 @@ def _body(record: Record, major: int) -> RecordBody | None:
     return parse_body(record, major) if record.rmid in BODY_RMIDS else None
 
 
+def _created_relation(record: Record, body: RecordBody, major: int) -> Relation:
+    if len(body.main) < _RELATION.size:
+        raise malformed(record, major)
+    return Relation._make(_RELATION.unpack_from(body.main, 0))
+
+
 def is_transactional(record: Record, body: RecordBody, major: int) -> bool:
     """Return whether a logical message belongs to its transaction. Raises WalFormatError."""
     return _byte(record, body, _TRANSACTIONAL_OFFSET, major) != 0
@@ -245,6 +256,7 @@ class TailReader:
         self._aborted: list[_Ended] = []
         self._counts = dict.fromkeys(Kind, 0)
         self._messages = 0
+        self._created: set[Relation] = set()
         self._next_xid: int | None = None  # of the first RUNNING_XACTS
         self._finished = False
 
@@ -272,6 +284,8 @@ class TailReader:
             self._add_transaction_record(record, body.main, in_tail)
         elif record.rmid == RM_LOGICAL_MESSAGE and in_tail:
             self._messages += not is_transactional(record, body, self._major)
+        elif record.rmid == RM_STORAGE and in_tail and record.info & RMGR_INFO_MASK == _STORAGE_CREATE:
+            self._created.add(_created_relation(record, body, self._major))
 
     def _add_transaction_record(self, record: Record, main: bytes, in_tail: bool) -> None:
         if record.info & transaction_end.OPERATION_MASK == transaction_end.ASSIGNMENT:
@@ -341,6 +355,7 @@ class TailReader:
             dict(self._counts),
             sum(changes.in_tail for xid, changes in self._open.items() if xid not in self._parents),
             self._messages,
+            frozenset(self._created),
         )
 
     def _result(self, ended: _Ended) -> DiscardedTransaction:

@@ -4,13 +4,14 @@ The agent makes one before it overwrites the old primary, and keeps it as a file
 hand.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
@@ -86,6 +87,10 @@ class DiscardedReport:
             "notes": list(self.notes),
         }
 
+    def json(self) -> bytes:
+        """Return `content` as text."""
+        return msgspec.json.format(msgspec.json.encode(self.content()), indent=1)
+
     def _transaction(self, each: DiscardedTransaction) -> dict[str, Any]:
         time = commit_time(each.time_us)
         return {
@@ -108,7 +113,12 @@ class DiscardedReport:
         }
 
     def _relation(self, relation: Relation) -> dict[str, Any]:
-        return {**relation._asdict(), "name": self.names.get(relation), "catalog": is_catalog(relation)}
+        return {
+            **relation._asdict(),
+            "name": self.names.get(relation),
+            "catalog": is_catalog(relation),
+            "created": relation in self.tail.created,
+        }
 
 
 def commit_time(time_us: int) -> datetime | None:
@@ -249,10 +259,9 @@ def write_report(path: Path, report: DiscardedReport) -> None:
     """Write a report as JSON: all of it or nothing, and durably. The folder exists. Raises OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("wb") as file:
             os.fchmod(file.fileno(), 0o600)
-            json.dump(report.content(), file, indent=1)
-            file.write("\n")
+            file.write(report.json() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -220,8 +220,7 @@ class Failover:
 
     async def _seal_and_promote(self, survey: Survey, wanted: str, *, takeover: bool) -> tuple[str, Promotion]:
         """Seal the log's timeline, and promote a standby to the number that this seal gives out."""
-        tli, system_id = survey.log.log_tli, survey.log.system_id
-        in_use_tli = max(look.tli for look in survey.looks if look.system_id == system_id)
+        tli, in_use_tli = survey.log.log_tli, survey.in_use_tli
         floor = 0
         for _ in range(_SEALS_MAX):
             was_led = False

@@ -1,9 +1,10 @@
 """The names of relations that WAL calls by numbers, from a server that has them. Blocking.
 
-A standby, and a primary promoted from one, use the numbers of the old primary; a table that was made or rewritten in
-the tail has no name there.
+A standby, and a primary promoted from one, use the numbers of the old primary. A table that was made or rewritten in
+the tail has no name there, and its number may be another table's.
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -12,12 +13,24 @@ from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.waldecode.record_body import Relation
+from walproxy.failover.discarded import relations_of
+from walproxy.failover.discarded_report import DiscardedReport
 from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection
 from walproxy.postgres.sql import sql_conninfo
 
 _TIMEOUT_S = 30.0
 _RELATIONS_PER_QUERY = 1000
 _DOING = "read the names of relations"
+
+
+def with_names(report: DiscardedReport, conninfo: str, *, timeout_s: float = _TIMEOUT_S) -> DiscardedReport:
+    """Return a report with the names of its relations, as far as a server has them, and why it has none of others.
+
+    Relations that were made in the tail get none. Args and Raises: see `relation_names`.
+    """
+    wanted = set(relations_of(report.tail.transactions)) - report.tail.created
+    names, problems = relation_names(conninfo, wanted, timeout_s=timeout_s)
+    return dataclasses.replace(report, names=names, notes=(*report.notes, *problems))
 
 
 def relation_names(

@@ -70,6 +70,11 @@ class Survey:
         log = self.log
         return tuple(look for look in self._primaries() if log.log_tli < look.tli <= log.floor)
 
+    @property
+    def in_use_tli(self) -> int:
+        """The highest timeline on which a server was found."""
+        return max((look.tli for look in self.looks if look.system_id == self.log.system_id), default=0)
+
     def _primaries(self) -> list[HostLook]:
         return [look for look in self.looks if look.in_recovery is False and look.system_id == self.log.system_id]
 
@@ -82,7 +87,7 @@ class Survey:
             lineage=tuple((tli, log.flush_lsn) for tli in range(1, log.log_tli)),
             end_lsn=log.flush_lsn,
             records_end_lsn=log.flush_lsn,
-            floor=max(log.log_tli, log.floor + 1),
+            floor=max(log.log_tli, log.floor + 1, self.in_use_tli),
         )
 
 

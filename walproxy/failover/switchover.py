@@ -120,19 +120,23 @@ async def run_command(command: str, timeout_s: float = _STOP_TIMEOUT_S) -> None:
     Raises:
         WalproxyError: it failed, or did not end in time.
     """
-    process = await asyncio.create_subprocess_shell(
-        command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_shell(
+            command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
     )
     try:
         async with asyncio.timeout(timeout_s):
+            process = await asyncio.shield(starting)
             output, _ = await process.communicate()
     except TimeoutError:
         raise WalproxyError(f"{command!r} has not ended within {timeout_s:g} s") from None
     finally:
+        process = await starting
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

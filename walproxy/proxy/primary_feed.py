@@ -27,7 +27,7 @@ import msgspec
 
 from safekeeper.base.errors import EXIT_PRIMARY_REFUSED, RemoteProtocolError, WalproxyError
 from safekeeper.base.log_once import LogOnce
-from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.lsn import Lsn, format_lsn, segment_start
 from safekeeper.consensus.control_state import TliHistory
 from safekeeper.waldecode.continuity import LinkCheck
 from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 2.0
+# One of several hosts may be promoted at any moment, and its commits wait for the proxy.
+PAUSE_MAX_OF_SEVERAL_S = 0.5
 IDLE_CHECK_S = 1.0
 STATUS_INTERVAL_S = 1.0
 CATCHUP_STATUS_INTERVAL_S = 0.02
@@ -244,7 +246,7 @@ class PrimaryFeed:
             async with asyncio.timeout(self._pause_s):
                 await self._retry_now.wait()
         except TimeoutError:
-            self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+            self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S if self.rota.is_single else PAUSE_MAX_OF_SEVERAL_S)
 
     def retry(self) -> None:
         """Try all hosts again now; a host that was refused, when its time has come."""
@@ -304,7 +306,8 @@ class PrimaryFeed:
     def _check_new_slot(self, needed_lsn: Lsn) -> None:
         """Log an ERROR if the slot that was just created retains less WAL than the quorum needs."""
         new_slot_lsn, self._new_slot_lsn = self._new_slot_lsn, 0
-        if 0 < needed_lsn < new_slot_lsn:
+        # A slot retains whole segments. After a promotion it begins with a checkpoint that is above the fork.
+        if 0 < needed_lsn < segment_start(new_slot_lsn, self._segment_size):
             logger.error(
                 'WAL from %s on is at risk: the quorum needs it, and slot "%s", which was missing, retains WAL only '
                 "from %s on; until WAL streams, raise wal_keep_size and reload PostgreSQL",

@@ -28,6 +28,8 @@ class ScriptedViews(SafekeeperViews):
         replying: the ids of the safekeepers that reply.
         steps: before each exchange the next one is run, if there is one.
         orders: all that were given.
+        changes: the number of changes of the settings.
+        before_change: is run before each of them.
         is_closed: the connections are closed.
         exchanges: the number of exchanges.
     """
@@ -40,6 +42,8 @@ class ScriptedViews(SafekeeperViews):
         self.settings = settings
         self.steps: list[Step] = []
         self.orders: list[Order] = []
+        self.changes = 0
+        self.before_change: Step = lambda views: None
         self.is_closed = False
         self.exchanges = 0
 
@@ -88,6 +92,8 @@ class ScriptedViews(SafekeeperViews):
     ) -> AgentSettings:
         if len(self.replying) < 2:
             raise WalproxyError("no quorum of safekeepers has replied")
+        self.changes += 1
+        self.before_change(self)
         self.settings = change(self.settings or AgentSettings())
         if self.settings.order is not None and self.settings.order not in self.orders:
             self.orders.append(self.settings.order)

@@ -311,6 +311,16 @@ def test_old_primary_rejoins_the_leader() -> None:
     assert isinstance(decide(replace(STANDBY, rejoin_begun=True), view(leader)), Stop)
 
 
+def test_resigned_leader_does_not_take_its_own_old_report_for_another_leader() -> None:
+    decider = watching(Own("pg1"))
+    decider.resigned(NOW)
+    decider.saw(view(LEADER, report("pg2")))
+    assert decider.has_resigned
+    assert isinstance(decider.decide(NOW, STOPPED_PRIMARY, view(LEADER, report("pg2")), commits=False), Wait)
+    decider.saw(view(report("pg2", "primary", is_leader=True)))
+    assert not decider.has_resigned
+
+
 def test_resigned_leader_waits_for_another_one_then_goes_on() -> None:
     decider = Decider(Own("pg1"))
     decider.resigned(NOW)
@@ -323,11 +333,34 @@ def test_resigned_leader_waits_for_another_one_then_goes_on() -> None:
     assert not decider.has_resigned
 
 
-def test_primary_that_hangs_is_killed_before_others_may_act() -> None:
-    decider = Decider(Own("pg1"))
+def test_primary_that_hangs_is_killed() -> None:
+    decider = watching(Own("pg1"))
+    for passed_s in range(7):
+        seen = replace(view(), sent_at=NOW + passed_s)
+        decider.saw(seen)
+        look = PRIMARY if passed_s == 0 else HANGING
+        step = decider.decide(NOW + passed_s, look, seen, commits=False)
+        assert isinstance(step, Kill if passed_s == 6 else Wait), passed_s
+
+
+def test_primary_that_hangs_without_a_leader_heard_is_killed_before_others_may_act() -> None:
+    decider = watching(Own("pg1"))
+    seen = view(heard_s=0.0)
+    decider.saw(seen)
+    decider.decide(NOW, PRIMARY, seen, commits=True)
+    silent = replace(view(heard_s=3.9), sent_at=NOW + 3.9)
+    decider.saw(silent)
+    assert isinstance(decider.decide(NOW + 3.9, HANGING, silent, commits=False), Wait)
+    assert isinstance(decider.decide(NOW + 4.0, HANGING, silent, commits=False), Kill)
+
+
+def test_primary_that_refuses_connections_ends_its_writes_too() -> None:
+    decider = watching(Own("pg1"))
     decider.decide(NOW, PRIMARY, view(), commits=True)
-    assert isinstance(decider.decide(NOW + 1, HANGING, view(), commits=False), Wait)
-    assert isinstance(decider.decide(NOW + 1 + demote_after_s(5.0), HANGING, view(), commits=False), Kill)
+    refusing = ServerLook(ServerState.REFUSES, pid=1, tli=1, problem="too many clients")
+    assert decider.decide(NOW + 1, refusing, view(), commits=False) == Wait("too many clients")
+    step = decider.decide(NOW + 5, refusing, view(), commits=False)
+    assert isinstance(step, EndWrites) and "too many clients" in step.reason
 
 
 def test_standby_that_hangs_is_left_alone() -> None:
@@ -361,7 +394,7 @@ def test_leader_steps_down_for_the_named_standby_or_the_first_one() -> None:
 @pytest.mark.parametrize(
     "kind, agent, others, reason",
     [
-        ("switchover", "pg1", (), "leader already"),
+        ("switchover", "pg1", (), ""),
         ("switchover", "pg9", (), "no agent pg9"),
         ("switchover", "", (), "no standby can be promoted"),
         ("switchover", "pg2", (report("pg2", may_lead=False),), "--no-failover"),
@@ -408,6 +441,8 @@ def test_order_to_rebuild() -> None:
     assert decide(STANDBY, view(LEADER, settings=settings)) == Rebuild(LEADER, settings.order)
     assert isinstance(decide(STANDBY, view(settings=settings)), Refuse)
     assert decide(STANDBY, view(LEADER, settings=settings), name="pg3") == Wait()
+    for broken in (STOPPED_STANDBY, STOPPED_PRIMARY, replace(STOPPED_PRIMARY, rejoin_begun=True)):
+        assert decide(broken, view(LEADER, settings=settings)) == Rebuild(LEADER, settings.order)
 
 
 def test_order_is_executed_once() -> None:

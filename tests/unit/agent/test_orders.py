@@ -136,12 +136,21 @@ def test_any_standby_will_do_if_none_was_named() -> None:
     order = Order("b" * 32, FAILOVER)
     assert headway(ordered(LOST, STANDBY, order=order), order).what == "waiting until an agent acts"
     assert headway(ordered(LOST, NEW, order=order), order).is_done
+    assert not headway(ordered(LEADER, STANDBY, order=order), order, "one").is_done
 
 
 def test_a_refusal_is_whose_and_why() -> None:
     refused = report(order_done=ORDER.id, order_result="two lacks 16 bytes")
     assert headway(ordered(refused, STANDBY), ORDER, "one").failure == "one: two lacks 16 bytes"
     assert headway(ordered(report(refused, order_done="b" * 32), STANDBY), ORDER, "one").failure == ""
+
+
+def test_a_primary_that_has_moved_counts_whatever_an_agent_reports_of_the_order() -> None:
+    refused = report(NEW, order_done=ORDER.id, order_result="two is the leader already")
+    assert headway(ordered(LOST, refused), ORDER, "one").is_done
+    order = Order("c" * 32, REINIT, "two")
+    failed = report(STANDBY, order_done=order.id, order_result="no disk space")
+    assert headway(ordered(LEADER, failed, order=order), order, "one").failure == "two: no disk space"
 
 
 def test_an_order_that_another_command_replaces_has_failed() -> None:

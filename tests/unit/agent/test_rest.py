@@ -99,3 +99,8 @@ def test_the_metrics_of_a_standby() -> None:
     expected |= {"lag_bytes": 0x400, "streaming": 1, "read_only": 1, "received_lsn_bytes": COMMIT_LSN}
     assert {name: found[name] for name in expected} == expected
     assert "last_change_seconds" not in found
+
+
+def test_a_leader_whose_agent_is_blocked_is_none_in_its_metrics() -> None:
+    found = numbers(state(LEADER, STANDBY), NOW + 6)
+    assert (found["leader"], found["cluster_has_leader"], found["last_round_seconds"]) == (0, 0, 6)

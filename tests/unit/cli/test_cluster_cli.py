@@ -252,6 +252,27 @@ def test_an_order_that_an_agent_acts_on_is_not_withdrawn(cluster: Cluster) -> No
     assert cluster.order is not None
 
 
+def test_an_order_that_an_agent_has_acted_on_once_is_not_withdrawn(cluster: Cluster) -> None:
+    def stops(views: ScriptedViews) -> None:
+        views.change("one", has_resigned=False, state="stopped", doing="")
+
+    cluster.views.steps = [nothing, resigns, stops]
+    result = cluster("switchover", "--to", "two", "--yes", "--timeout", "20ms")
+    assert "is not done after 0.02 s and may go on: waiting until two acts" in result.stderr.splitlines()[-1]
+
+
+def test_the_order_of_another_command_is_not_withdrawn(cluster: Cluster) -> None:
+    other = Order("b" * 32, "reinit", "two")
+
+    def replaces(views: ScriptedViews) -> None:
+        if views.changes == 2:
+            views.settings = AgentSettings(order=other)
+
+    cluster.views.before_change = replaces
+    assert cluster("switchover", "--to", "two", "--yes", "--timeout", "10ms").returncode == EXIT_UNEXPECTED
+    assert cluster.views.changes == 2 and cluster.order == other
+
+
 def test_safekeepers_that_do_not_reply_for_a_while_do_not_end_it(cluster: Cluster) -> None:
     def vanish(views: ScriptedViews) -> None:
         views.replying = ()
@@ -266,8 +287,10 @@ def test_safekeepers_that_do_not_reply_for_a_while_do_not_end_it(cluster: Cluste
 
 def test_a_failover_is_ordered_without_a_leader(cluster: Cluster) -> None:
     cluster.views.change("one", is_leader=False, state="stopped")
-    cluster.views.steps = [nothing, nothing, promotes]
-    assert cluster("failover", "--yes").stdout.startswith("two is the primary on timeline 3 in term 7")
+    cluster.views.settings = AgentSettings(changes=(Change("failover", "two", tli=2, term=6, seconds=1.5),))
+    cluster.views.steps = [nothing, lambda views: views.change("two", state="primary", is_leader=True, tli=3)]
+    # The new agent has not recorded the change yet.
+    assert cluster("failover", "--yes").stdout == "two is the primary on timeline 3 in term 7: commits go on\n"
     assert [(order.kind, order.agent) for order in cluster.views.orders] == [("failover", "")]
 
 
@@ -309,6 +332,7 @@ def test_in_a_terminal_orders_ask_first(cluster: Cluster, monkeypatch: pytest.Mo
             raise OSError
 
     monkeypatch.setattr(sys, "stdin", Terminal())
+    assert cluster("switchover", "--to", "one").stdout == "nothing is to be done: one leads\n"
     cluster.views.steps = [nothing, nothing, promotes]
     result = cluster("switchover", "--to", "two")
     assert result.returncode == EXIT_FINE
@@ -326,6 +350,7 @@ def test_pause_and_resume_are_settings(cluster: Cluster) -> None:
     assert cluster("pause").stdout == "the agents are paused\n"
     assert cluster.settings == AgentSettings(is_paused=True, order=order)
     assert cluster("pause").stdout == "nothing is to be done: the agents are paused\n"
+    assert cluster.views.changes == 1
     assert cluster.json("resume") == {"paused": False, "changed": True, "missing": []}
     assert not cluster.settings.is_paused
 

@@ -80,6 +80,21 @@ def test_rows_are_counted_by_transaction_and_relation(tmp_path: Path, major: int
     assert set(relations_of(report.tail.transactions)) == {*found.rows, *found.dropped, *found.sequences}
 
 
+def test_relations_that_were_made_in_the_tail_are_known(tmp_path: Path) -> None:
+    wal = new_log()
+    wal.running(100)
+    wal.create(100, TABLE)
+    from_lsn = wal.end_lsn
+    wal.create(0, OTHER)
+    wal.insert(101, OTHER)
+    wal.insert(101)
+    wal.commit(101)
+    report = report_of(tmp_path, wal, from_lsn)
+    assert report.tail.created == {OTHER_RELATION}
+    relations = report.content()["transactions"][0]["relations"]
+    assert {each["relfilenode"]: each["created"] for each in relations} == {TABLE[2]: False, OTHER[2]: True}
+
+
 def test_row_of_a_conflict_that_was_taken_back_is_none(tmp_path: Path) -> None:
     wal = new_log()
     wal.running(100)
@@ -584,6 +599,7 @@ def test_report_is_written_whole_and_read_back(tmp_path: Path) -> None:
                 "relfilenode": 16384,
                 "name": "postgres.public.t",
                 "catalog": False,
+                "created": False,
                 "inserted": 1,
                 "updated": 0,
                 "deleted": 0,

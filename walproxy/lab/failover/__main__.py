@@ -36,7 +36,7 @@ _PLAIN_WIDTH = 160
 @click.option("--seed", type=int, help="Seed of the faults; by default a random one, which is printed.")
 @click.option("--dead-after", "dead_after_s", default=5.0, show_default=True, help="--dead-after of the agents.")
 @click.option("--kinds", default="", help="Only these faults, separated by commas.")
-@click.option("--switchover-every", default=4, show_default=True, help="A switchover after so many faults; 0: none.")
+@click.option("--switchover-every", default=4, show_default=True, help="Faults between two switchovers; 0: none.")
 @click.option("--postgres", "major", type=int, help="Major version; by default the newest installed.")
 @click.option("--no-namespaces", is_flag=True, help="Use the loopback interface, without partitions.")
 @click.option(
@@ -54,6 +54,7 @@ _PLAIN_WIDTH = 160
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="For the data of the safekeepers; by default --dir.",
 )
+@click.option("--keep", is_flag=True, help="Keep data and logs also of a run without a violation.")
 @click.option("--results", type=click.Path(path_type=Path, dir_okay=False), help="Write the results as JSON.")
 def main(
     count: int,
@@ -68,6 +69,7 @@ def main(
     has_goals: bool,
     parent: Path | None,
     safekeeper_dir: Path | None,
+    keep: bool,
     results: Path | None,
 ) -> None:
     """Break the primary's host again and again, under load, and check that nothing acknowledged is lost."""
@@ -100,7 +102,7 @@ def main(
     folder.chmod(0o755)
     binaries = choose_server(major)
     with Site(folder, binaries, network, manager, safekeeper_folder=safekeeper_dir) as site:
-        played, violations = _play(site, planned)
+        played, violations = _play(site, planned, dead_after_s)
     result = RunResult(
         manager=manager.name,
         seed=seed,
@@ -120,16 +122,16 @@ def main(
     console.print(gap_table(result))
     for violation in result.violations:
         click.echo(f"VIOLATION {violation}", err=True)
-    if result.violations:
+    if result.violations or keep:
         click.echo(f"seed {seed}: data and logs are in {folder}", err=True)
-        sys.exit(EXIT_UNEXPECTED)
-    remove(folder)
-    sys.exit(EXIT_FINE)
+    else:
+        remove(folder)
+    sys.exit(EXIT_UNEXPECTED if result.violations else EXIT_FINE)
 
 
-def _play(site: Site, planned: Sequence[PlannedRound]) -> tuple[Rounds, list[str]]:
+def _play(site: Site, planned: Sequence[PlannedRound], dead_after_s: float) -> tuple[Rounds, list[str]]:
     """Play all rounds; return them, with the violations that belong to no round: the last ones if it was cut short."""
-    rounds = Rounds(site, lambda line: click.echo(line, err=True), site.folder / "kept")
+    rounds = Rounds(site, lambda line: click.echo(line, err=True), site.folder / "kept", dead_after_s)
     violations: list[str] = []
     try:
         site.start()

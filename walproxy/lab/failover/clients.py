@@ -172,4 +172,4 @@ def shut_down(descriptor: int) -> None:
         try:
             shared.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # It was not connected any more.
+            return  # It was no longer connected.

@@ -45,10 +45,12 @@ class Rounds:
     Args:
         show: takes a line for each round.
         folder: for copies of WAL that is being compared.
+        dead_after_s: after which time without the primary another server is promoted.
     """
 
-    def __init__(self, site: Site, show: Show, folder: Path) -> None:
+    def __init__(self, site: Site, show: Show, folder: Path, dead_after_s: float) -> None:
         self._site = site
+        self._dead_after_s = dead_after_s
         self._show = show
         self._rows = Rows()
         self._direct = Book()  # of probes and local writers
@@ -109,6 +111,9 @@ class Rounds:
             well_s=round(time.monotonic() - undone_at, 3),
             violations=tuple(violations),
         )
+        if planned.takes_away(self._dead_after_s) and not result.has_changed:
+            missed = f"{before.leader.name} was away for {planned.lasts_s:.1f} s, and no other server was promoted"
+            result = replace(result, violations=(*result.violations, missed))
         result = self._check(result, after)
         self.results.append(result)
         self._show(_described(result))

@@ -48,7 +48,7 @@ class Rows:
         self._ids = itertools.count(1)
 
     def next(self, writer: Writer, server: str = "") -> Row:
-        """Return a row that nobody has written yet."""
+        """Return a row that no client has written yet."""
         return Row(next(self._ids), writer, server)
 
 

@@ -92,7 +92,7 @@ class Health:
 
 
 class Site:
-    """The hosts and safekeepers. A context manager: at its end nothing runs any more; the files stay.
+    """The hosts and safekeepers. A context manager: at its end nothing runs; the files stay.
 
     Attributes:
         hosts: by name.
