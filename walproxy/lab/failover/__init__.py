@@ -6,6 +6,7 @@ isolation       the run in namespaces of its own (network, processes, mounts), w
 network         a network namespace for each host, and partitions between them; or the loopback interface
 host            the processes of one host: manager, proxy, PostgreSQL; and signals to them
 manager         what runs on each host to manage its PostgreSQL: walproxy agent, or another program to compare with
+patroni         Patroni, to compare the gaps
 site            the whole: servers, safekeepers, hosts; and whether all is well
 rows            the rows that are written, and what became of each
 clients         the load: libpq clients with a list of all hosts, which reconnect by themselves

@@ -18,14 +18,16 @@ from rich.console import Console
 
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, WalproxyError
 from walproxy.lab.failover import isolation
-from walproxy.lab.failover.manager import AgentManager
+from walproxy.lab.failover.manager import AGENT, AgentManager, Manager
 from walproxy.lab.failover.network import LoopbackNetwork, NamespaceNetwork, Network
+from walproxy.lab.failover.patroni import TTL_S, PatroniManager
 from walproxy.lab.failover.plan import FAULTS, NETWORK, PlannedRound, plan_rounds
 from walproxy.lab.failover.results import RunResult, gap_table
 from walproxy.lab.failover.rounds import Rounds
 from walproxy.lab.failover.site import Site, remove
 from walproxy.postgres.binaries import choose_server
 
+_AGENT, _PATRONI, _PATRONI_ALONE = "agent", "patroni", "patroni-alone"
 _PLAIN_WIDTH = 160
 
 
@@ -37,6 +39,13 @@ _PLAIN_WIDTH = 160
 @click.option("--switchover-every", default=4, show_default=True, help="Faults between two switchovers; 0: none.")
 @click.option("--postgres", "major", type=int, help="Major version; by default the newest installed.")
 @click.option("--no-namespaces", is_flag=True, help="Use the loopback interface, without partitions.")
+@click.option(
+    "--manager",
+    "manager_name",
+    type=click.Choice([_AGENT, _PATRONI, _PATRONI_ALONE]),
+    default=_AGENT,
+    help="What manages the servers, to compare the gaps.",
+)
 @click.option("--agent-program", default="", help="Words in place of -m walproxy agent.")
 @click.option("--goals", "has_goals", is_flag=True, help="A median gap above its goal is a failure, too.")
 @click.option("--dir", "parent", type=click.Path(path_type=Path, exists=True, file_okay=False), help="For the data.")
@@ -45,6 +54,7 @@ _PLAIN_WIDTH = 160
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="For the data of the safekeepers; by default --dir.",
 )
+@click.option("--keep", is_flag=True, help="Keep data and logs also of a run without a violation.")
 @click.option("--results", type=click.Path(path_type=Path, dir_okay=False), help="Write the results as JSON.")
 def main(
     count: int,
@@ -54,10 +64,12 @@ def main(
     switchover_every: int,
     major: int | None,
     no_namespaces: bool,
+    manager_name: str,
     agent_program: str,
     has_goals: bool,
     parent: Path | None,
     safekeeper_dir: Path | None,
+    keep: bool,
     results: Path | None,
 ) -> None:
     """Break the primary's host again and again, under load, and check that nothing acknowledged is lost."""
@@ -80,13 +92,17 @@ def main(
         network = NamespaceNetwork()
     seed = random.randrange(1 << 16) if seed is None else seed
     click.echo(f"seed {seed}", err=True)
+    manager: Manager
+    if manager_name == _AGENT:
+        manager = AgentManager(dead_after_s, shlex.split(agent_program) or AGENT)
+    else:
+        manager, dead_after_s = PatroniManager(with_walproxy=manager_name == _PATRONI), TTL_S
     planned = plan_rounds(seed, count, dead_after_s, kinds=wanted, switchover_every=switchover_every)
-    manager = AgentManager(dead_after_s, shlex.split(agent_program)) if agent_program else AgentManager(dead_after_s)
     folder = Path(tempfile.mkdtemp(prefix="walproxy-failover-", dir=parent))
     folder.chmod(0o755)
     binaries = choose_server(major)
     with Site(folder, binaries, network, manager, safekeeper_folder=safekeeper_dir) as site:
-        played, violations = _play(site, planned)
+        played, violations = _play(site, planned, dead_after_s)
     result = RunResult(
         manager=manager.name,
         seed=seed,
@@ -106,16 +122,16 @@ def main(
     console.print(gap_table(result))
     for violation in result.violations:
         click.echo(f"VIOLATION {violation}", err=True)
-    if result.violations:
+    if result.violations or keep:
         click.echo(f"seed {seed}: data and logs are in {folder}", err=True)
-        sys.exit(EXIT_UNEXPECTED)
-    remove(folder)
-    sys.exit(EXIT_FINE)
+    else:
+        remove(folder)
+    sys.exit(EXIT_UNEXPECTED if result.violations else EXIT_FINE)
 
 
-def _play(site: Site, planned: Sequence[PlannedRound]) -> tuple[Rounds, list[str]]:
+def _play(site: Site, planned: Sequence[PlannedRound], dead_after_s: float) -> tuple[Rounds, list[str]]:
     """Play all rounds; return them, with the violations that belong to no round: the last ones if it was cut short."""
-    rounds = Rounds(site, lambda line: click.echo(line, err=True), site.folder / "kept")
+    rounds = Rounds(site, lambda line: click.echo(line, err=True), site.folder / "kept", dead_after_s)
     violations: list[str] = []
     try:
         site.start()

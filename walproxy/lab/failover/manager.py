@@ -1,11 +1,11 @@
 """What manages the PostgreSQL of each host: `walproxy agent`, or another program to compare it with.
 
 A manager is one command on each host, which starts PostgreSQL and all that belongs to it, and serves Patroni's REST
-(GET /primary). What else it needs, a store for instance, it names as further processes.
+(GET /primary). What else it needs, a store for instance, it names as supporters, which run beside the safekeepers.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,20 +23,54 @@ class Surroundings:
         bin_directory: of PostgreSQL's programs.
         safekeepers: the value of --safekeepers.
         standby_conninfo: the safekeepers' replication listeners, for primary_conninfo.
+        allowed: the network of all members.
+        safekeeper_addresses: the IP addresses of the safekeepers' places in the network, by name.
         places: of all hosts, by name.
     """
 
     bin_directory: Path
     safekeepers: str
     standby_conninfo: str
+    allowed: str = ""
+    safekeeper_addresses: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Supporter:
+    """A process that managers need.
+
+    Attributes:
+        name: e.g. "etcd1".
+        member: the place where it runs, one of `Surroundings.safekeeper_addresses`.
+        command: its words.
+    """
+
+    name: str
+    member: str
+    command: tuple[str, ...]
+
+
 class Manager(Protocol):
-    """A way to manage the servers."""
+    """A way to manage the servers.
+
+    Attributes:
+        name: for the table.
+        has_discarded_reports: it writes discarded reports as the agent does, and rejoins as the agent does.
+        makes_servers: it makes the data folders; otherwise they are made for it.
+    """
 
     name: str
     has_discarded_reports: bool
+    makes_servers: bool
+
+    def supporters(self, around: Surroundings, folder: Path, port: Callable[[int], int]) -> Sequence[Supporter]:
+        """Return what runs beside the hosts. Called once, before `command`.
+
+        Args:
+            folder: for their data.
+            port: returns a port for a listener, see `Network.port`.
+        """
 
     def command(self, place: Place, around: Surroundings) -> Sequence[str]:
         """Return the command of a host, the interpreter included. May write files into the host's folder."""
@@ -55,10 +89,14 @@ class AgentManager:
 
     name = "walproxy agent"
     has_discarded_reports = True
+    makes_servers = False
 
     def __init__(self, dead_after_s: float, program: Sequence[str] = AGENT) -> None:
         self.dead_after_s = dead_after_s
         self._program = tuple(program)
+
+    def supporters(self, around: Surroundings, folder: Path, port: Callable[[int], int]) -> Sequence[Supporter]:
+        return ()
 
     def command(self, place: Place, around: Surroundings) -> Sequence[str]:
         return (

@@ -9,8 +9,13 @@
     cut off                   the host receives and sends nothing; half of the time its cable is unplugged
     cut off from safekeepers  the same, but clients, and the other hosts, still reach it
     deaf, mute                the host receives nothing; what it sends is lost
+<<<<<<< HEAD
+    power loss                kill -9 of all processes of all hosts; half of the time of the safekeepers, too: they lose
+                              what they have not synced
+=======
     power loss                kill -9 of all processes of all hosts, half of the time of the safekeepers, too, which
                               lose what they have not synced
+>>>>>>> main
     switchover                no fault: an operator moves the primary
 
 Before a fault of the primary's host, the safekeepers are cut off from it for some milliseconds: what it commits locally
@@ -43,6 +48,8 @@ LOSSES: Final = (
 )
 """The faults that take the primary away while the others live: the gap of a failover is measured with these."""
 
+_LONG: Final = (KILL_HOST, STOP_HOST, CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE, KILL_AGENT)
+_PROMOTED_WITHIN_S: Final = 5.0  # on a machine that is busy
 _WEIGHTS: Final = {
     KILL_HOST: 5,
     KILL_BOTH: 3,
@@ -84,6 +91,13 @@ class PlannedRound:
     lasts_s: float = 0.0
     is_variant: bool = False
     successor: int = 0
+
+    def takes_away(self, dead_after_s: float) -> bool:
+        """Return whether the primary is away for so long that another server must be promoted.
+
+        An agent that lives may be quicker, and start its server again.
+        """
+        return self.kind in _LONG and self.lasts_s > dead_after_s + _PROMOTED_WITHIN_S
 
     def __str__(self) -> str:
         parts = [self.kind]

@@ -45,10 +45,12 @@ class Rounds:
     Args:
         show: takes a line for each round.
         folder: for copies of WAL that is being compared.
+        dead_after_s: after which time without the primary another server is promoted.
     """
 
-    def __init__(self, site: Site, show: Show, folder: Path) -> None:
+    def __init__(self, site: Site, show: Show, folder: Path, dead_after_s: float) -> None:
         self._site = site
+        self._dead_after_s = dead_after_s
         self._show = show
         self._rows = Rows()
         self._direct = Book()  # of probes and local writers
@@ -66,7 +68,8 @@ class Rounds:
         Raises:
             WalproxyError: none is acknowledged.
         """
-        self._keeper.start()
+        if self._site.manager.has_discarded_reports:
+            self._keeper.start()
         self.clients.start()
         for probe in self._probes:
             probe.start()
@@ -77,7 +80,8 @@ class Rounds:
         self.clients.stop()
         for probe in self._probes:
             probe.stop()
-        self._keeper.stop()
+        if self._site.manager.has_discarded_reports:
+            self._keeper.stop()
 
     def play(self, planned: PlannedRound) -> RoundResult:
         """Play one round, check it, and return what it came to.
@@ -107,6 +111,9 @@ class Rounds:
             well_s=round(time.monotonic() - undone_at, 3),
             violations=tuple(violations),
         )
+        if planned.takes_away(self._dead_after_s) and not result.has_changed:
+            missed = f"{before.leader.name} was away for {planned.lasts_s:.1f} s, and no other server was promoted"
+            result = replace(result, violations=(*result.violations, missed))
         result = self._check(result, after)
         self.results.append(result)
         self._show(_described(result))
@@ -213,7 +220,7 @@ class Rounds:
         violations += checks.find_two_servers(_synchronous(attempts))
         violations += checks.find_two_writers_of_a_timeline(attempts)
         found = compared = not_compared = 0
-        for name, kept in self._keeper.take().items():
+        for name, kept in self._keeper.take().items() if self._site.manager.has_discarded_reports else ():
             host = self._site.hosts[name]
             reports = self._new_reports(host, self._reports)
             self._reports.update(reports)
@@ -261,13 +268,12 @@ class Rounds:
         ]
         commits = [commit for _, found in true for commit in found]
         violations = discarded.contradictions(true, attempts, host.name, there)
-        if self._site.manager.has_discarded_reports:
-            # An attempt at a rejoin that failed may have left one, and the next one another.
-            read = [discarded.read_report(path) for path in reports]
-            reported = {commit for report in read for commit in report.commits}
-            violations += discarded.differences(commits, sorted(reported))
-            for report in read:
-                violations += discarded.find_wrong_rows(report, stretches, attempts, host.name)
+        # An attempt at a rejoin that failed may have left one, and the next one another.
+        read = [discarded.read_report(path) for path in reports]
+        reported = {commit for report in read for commit in report.commits}
+        violations += discarded.differences(commits, sorted(reported))
+        for report in read:
+            violations += discarded.find_wrong_rows(report, stretches, attempts, host.name)
         return violations, len(commits)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The whole: three hosts with a PostgreSQL each, three safekeepers, and whether all is well.
 
-The first host's server is made with initdb, the others are base backups of it once its commits go through the quorum.
-Everything else is the managers' work.
+The first host's server is made with initdb, the others are base backups of it once its commits go through the quorum,
+unless the manager does this itself. Everything else is the managers' work.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import psycopg
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.lab.failover.host import Host, Place, PlacedProcess
-from walproxy.lab.failover.manager import Manager, Surroundings
+from walproxy.lab.failover.manager import Manager, Supporter, Surroundings
 from walproxy.lab.failover.network import Network
 from walproxy.lab.failover.rows import CREATE_TABLE
 from walproxy.postgres.binaries import ServerBinaries, reachable_binaries, server_user
@@ -138,8 +138,13 @@ class Site:
                 user="postgres",
                 connect_timeout="2",
             ),
+            allowed=network.allowed,
+            safekeeper_addresses={f"sk{number}": address for number, address in self.safekeeper_addresses.items()},
             places=places,
         )
+        self._supporters = [
+            self._make_supporter(each) for each in manager.supporters(self.around, folder, network.port)
+        ]
         self.hosts = {name: self._make_host(place) for name, place in places.items()}
 
     def __enter__(self) -> Self:
@@ -159,8 +164,8 @@ class Site:
         """End every process of it."""
         for host in self.hosts.values():
             host.kill()
-        for safekeeper in self.safekeepers.values():
-            safekeeper.kill9()
+        for process in [*self.safekeepers.values(), *self._supporters]:
+            process.kill9()
 
     # Making it.
 
@@ -171,25 +176,43 @@ class Site:
             WalproxyError: it is not in time.
         """
         first, *others = self.hosts.values()
-        server = LocalPostgres(self.binaries, first.place.data_directory)
-        server.init(wal_segment_mib=SEGMENT_MIB)
-        with (server.data_directory / "pg_hba.conf").open("a") as hba:
-            hba.write(f"host all all {self.network.allowed} trust\nhost replication all {self.network.allowed} trust\n")
-        self._configure(first.place)
-        for safekeeper in self.safekeepers.values():
-            safekeeper.start()
+        server = None if self.manager.makes_servers else self._make_server(first.place)
+        for process in [*self.safekeepers.values(), *self._supporters]:
+            process.start()
         first.start()
         _wait_until(first.is_leader, lambda: f"{first.name} leads: {first.manager.log_tail(_LOG_LINES)}")
         first.execute(CREATE_TABLE)
-        server.client_options = {"host": first.place.address, "port": str(first.place.pg_port)}
         for host in others:
-            server.back_up(host.place.data_directory)
-            self._configure(host.place)
-            signal = host.place.data_directory / "standby.signal"
-            signal.touch()
-            _give(signal)
+            if server is not None:
+                server.back_up(host.place.data_directory)
+                self._configure(host.place)
+                signal = host.place.data_directory / "standby.signal"
+                signal.touch()
+                _give(signal)
             host.start()
         return self.wait_until_well(_STARTS_WITHIN_S)
+
+    def _make_server(self, place: Place) -> LocalPostgres:
+        """Make the data folder of the first host; return what can copy its server once that runs."""
+        server = LocalPostgres(self.binaries, place.data_directory)
+        server.init(wal_segment_mib=SEGMENT_MIB)
+        with (server.data_directory / "pg_hba.conf").open("a") as hba:
+            hba.write(f"host all all {self.network.allowed} trust\nhost replication all {self.network.allowed} trust\n")
+        self._configure(place)
+        server.client_options = {"host": place.address, "port": str(place.pg_port)}
+        return server
+
+    def _make_supporter(self, supporter: Supporter) -> PlacedProcess:
+        program, *arguments = supporter.command
+        return PlacedProcess(
+            supporter.name,
+            arguments,
+            0,
+            self.folder / f"{supporter.name}.log",
+            address=self.around.safekeeper_addresses[supporter.member],
+            words_in=self.network.words_in(supporter.member),
+            program=(program,),
+        )
 
     def _add_safekeeper(self, number: int, folder: Path) -> tuple[int, int]:
         """Make a safekeeper; return the ports of its proposers' and replication listeners."""

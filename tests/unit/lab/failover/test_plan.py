@@ -8,6 +8,7 @@ from walproxy.lab.failover.plan import (
     KILL_POSTGRES,
     POWER_LOSS,
     SWITCHOVER,
+    PlannedRound,
     plan_rounds,
 )
 
@@ -52,3 +53,10 @@ def test_a_round_is_described_in_one_line() -> None:
     (planned,) = plan_rounds(1, 1, 5.0, kinds=(KILL_HOST,))
     assert str(planned).startswith("kill host after ")
     assert f"for {planned.lasts_s:.1f} s" in str(planned)
+
+
+def test_a_primary_that_is_away_for_long_must_be_replaced() -> None:
+    assert PlannedRound(1, KILL_HOST, lasts_s=10.1).takes_away(5.0)
+    assert not PlannedRound(1, KILL_HOST, lasts_s=9.9).takes_away(5.0)
+    assert not PlannedRound(1, KILL_BOTH).takes_away(5.0)
+    assert not PlannedRound(1, POWER_LOSS, lasts_s=60.0).takes_away(5.0)
