@@ -25,8 +25,11 @@ rest, metrics       the HTTP pages of an agent
 rest_answers        the content of these pages: Patroni's REST
 orders              the decision whether an order can be given, and how far it is
 operator_client     what `walproxy cluster` does through the safekeepers
+lease               a lease in etcd, as an additional guard of a promotion
+lease_guard         when the agent holds it
+etcd_client         calls of etcd, each with a deadline
 
 Linux only: processes are identified by /proc and signalled by pidfd. All functions but those of `agent`,
-`proxy_process`, `safekeeper_views` and `operator_client` block, with a bound; a caller with an event loop runs them in
-a thread.
+`lease_guard`, `proxy_process`, `safekeeper_views` and `operator_client` block, with a bound; a caller with an event
+loop runs them in a thread.
 """

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,6 +47,8 @@ from walproxy.agent.decision import (
     without_order,
 )
 from walproxy.agent.decision import Step as Decided
+from walproxy.agent.lease import EtcdLease
+from walproxy.agent.lease_guard import LeaseGuard
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.proxy_process import ProxyProcess
 from walproxy.agent.rejoin import Rejoin as RejoinRun
@@ -107,6 +110,7 @@ class Agent:
         self._views = SafekeeperViews(config.safekeepers, credentials, config.name)
         self._proxy = ProxyProcess(self._proxy_arguments(), config.proxy_http, end_with_parent("KILL"))
         self._watchdog = Watchdog(Path(config.watchdog_device), required=config.watchdog == "required")
+        self._lease = _lease_guard(config)
         self._decider = Decider(
             Own(
                 config.name,
@@ -152,7 +156,8 @@ class Agent:
             ConfigurationError: the data folder or a program cannot be used.
         """
         await asyncio.to_thread(self._prepare)
-        loops = [asyncio.create_task(loop()) for loop in (self._exchange_loop, self._look_loop, self._step_loop)]
+        works = (self._exchange_loop, self._look_loop, self._step_loop, self._lease_loop)
+        loops = [asyncio.create_task(loop()) for loop in works]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             done, _ = await asyncio.wait([*loops, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -176,6 +181,8 @@ class Agent:
         return self.config.server_log or self.config.pgdata.with_name(f"{self.config.pgdata.name}.log")
 
     def _prepare(self) -> None:
+        if self._lease is not None:
+            self._lease.probe()
         if not self._log_path().exists():
             # The server's user need not be allowed to create files in that folder.
             self.server.touch_as_owner(self._log_path())
@@ -237,6 +244,12 @@ class Agent:
             except TimeoutError:
                 pass
 
+    async def _lease_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.lease_ttl / 4)
+            if self._lease is not None and not self._is_failing_over:
+                await self._lease.keep(self._is_settling or self.report().is_leader)
+
     async def _step_loop(self) -> None:
         while True:
             try:
@@ -257,6 +270,8 @@ class Agent:
             if isinstance(step, Wait):
                 self._wait_for(step.reason)
                 self._doing = ""
+                if now >= self._decider.retry_at:
+                    self._problem = ""  # For as long as the others are first; then it is a candidate again.
                 if not self._is_configured and not self.view.settings.is_paused:
                     self._step = asyncio.create_task(self._take(Configure()))
             else:
@@ -540,7 +555,10 @@ class Agent:
         self._proxy.retry()
 
     async def _guard_promotion(self) -> None:
-        """Make sure of what a promotion requires: the old primary fenced, the watchdog running, no writes at first."""
+        """Make sure of what a promotion requires: no writes at first; lease, fence and watchdog as configured."""
+        if self._lease is not None:
+            self._doing = "failover: waiting for the lease"
+            await self._lease.require()
         if self.config.fence_command:
             await self._fence()
         if self.config.watchdog != "off":
@@ -680,6 +698,21 @@ class Agent:
             await self._change_settings(lambda settings: without_order(settings, order))
             raise
         self._decider.resigned(time.monotonic())
+
+
+def _lease_guard(config: AgentConfig) -> LeaseGuard | None:
+    if not config.lease_etcd:
+        return None
+    secret = config.lease_password
+    lease = EtcdLease(
+        config.lease_etcd,
+        config.lease_key,
+        config.lease_ttl,
+        tls=ssl.create_default_context(cafile=config.lease_ca) if config.lease_etcd[0].startswith("https") else None,
+        user=config.lease_user,
+        password=secret.value.decode() if secret is not None else "",
+    )
+    return LeaseGuard(lease, config.name, wait_s=config.lease_ttl + 2.0)
 
 
 class Configure:

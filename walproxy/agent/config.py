@@ -8,12 +8,15 @@ from safekeeper.base.logs import LOG_LEVELS
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import (
     Address,
+    Secret,
     existing_file,
+    file_option,
     http_tls_option,
     networks_option,
     one_of,
     option,
     optional,
+    positive_integer,
     seconds,
     text,
     yes_or_no,
@@ -49,6 +52,20 @@ def agent_name(written: Any) -> str:
     if len(name) > 63 or not all(each.isascii() and (each.isalnum() or each in "-_.") for each in name):
         raise ValueError(f"{written!r} has other characters than letters, digits, '-', '_' and '.', or more than 63")
     return name
+
+
+def endpoints(written: Any) -> tuple[str, ...]:
+    """Parse URLs, separated by commas; none if empty."""
+    found = tuple(each.strip() for each in str(written).split(",") if each.strip())
+    for each in found:
+        if not each.startswith(("http://", "https://")):
+            raise ValueError(f"{each!r} is not a URL such as http://etcd1:2379")
+    return found
+
+
+def password(written: Any) -> Secret:
+    """Parse a password, of any length."""
+    return Secret(text(written).encode())
 
 
 def folder(written: Any) -> Path:
@@ -159,6 +176,21 @@ class AgentConfig(MembersConfig):
         parse=str,
         default="",
         metavar="COMMAND",
+    )
+    lease_etcd: tuple[str, ...] = option(
+        "Endpoints of an etcd, in which an agent must hold a lease before it promotes: http://HOST:PORT,...",
+        parse=endpoints,
+        default="",
+        metavar="URL,...",
+    )
+    lease_key: str = option(
+        "Key of the lease, another one for each cluster", parse=text, default="/walproxy/leader", metavar="KEY"
+    )
+    lease_ttl: int = option("Seconds that the lease lasts", parse=positive_integer, default="10", metavar="SECONDS")
+    lease_ca: Path | None = file_option("CAs that sign the certificate of that etcd; default: those of the system")
+    lease_user: str = option("User of that etcd", parse=str, default="", metavar="NAME")
+    lease_password: Secret | None = option(
+        "Password of that user", parse=optional(password), default=None, metavar="PASSWORD", environment_only=True
     )
     log_level: str = option(
         "Minimum level of log lines: debug, info, warning or error",

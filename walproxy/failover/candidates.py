@@ -63,9 +63,11 @@ def obstacle(look: HostLook, end: LogEnd) -> str:
     if left_lsn is None:
         return f"is on timeline {look.tli}, and the log is not"
     if look.tli != end.tli and look.reached_lsn > left_lsn:
+        # Without a walreceiver the timeline is that of the last restartpoint, which may be an earlier one.
+        perhaps = "" if look.receives else "connect it to the safekeepers, which shows whether that is so, or "
         return (
             f"has WAL of timeline {look.tli} up to {format_lsn(look.reached_lsn)}, and the log left that timeline at "
-            f"{format_lsn(left_lsn)}: make it a standby again with pg_rewind"
+            f"{format_lsn(left_lsn)}: {perhaps}make it a standby again with pg_rewind"
         )
     if look.hindrance:
         return look.hindrance

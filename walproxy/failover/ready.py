@@ -123,7 +123,13 @@ class ReadyToPromote:
                     folder = self._folder
                     await asyncio.to_thread(lambda: folder.check(self._server.data_directory()))
                 survey = await self._survey()
-                return await self._until_ready(survey.log.log_tli, began_at, timeout_s)
+                # A restore_command may take a while for each number: meanwhile the timeline is sealed.
+                free = asyncio.create_task(asyncio.to_thread(self._first_free_tli, survey.looks[0].tli))
+                try:
+                    return await self._until_ready(survey.log.log_tli, free, began_at, timeout_s)
+                finally:
+                    free.cancel()
+                    await asyncio.gather(free, return_exceptions=True)
         except TimeoutError:
             raise NotReady(f"not ready after {timeout_s:g} s: {self._doing}") from None
 
@@ -149,7 +155,7 @@ class ReadyToPromote:
         if reason:
             raise StandbyRefused(f"{look.name} must not be promoted: it {reason}")
 
-    async def _until_ready(self, tli: int, began_at: float, timeout_s: float) -> ReadyReport:
+    async def _until_ready(self, tli: int, free: asyncio.Task[int], began_at: float, timeout_s: float) -> ReadyReport:
         for _ in range(_SEALS_MAX):
             async with AsyncExitStack() as stack:
                 sealer = await self._seal(stack, tli, timeout_s - (time.monotonic() - began_at))
@@ -158,7 +164,7 @@ class ReadyToPromote:
                 self._show.step(f"sealed timeline {end.tli}: the log ends at {format_lsn(end.end_lsn)}, in term {term}")
                 look = await self._until_caught_up(sealer, end)
                 self._doing = f"reserving the numbers of timelines up to {end.floor}"
-                promoted_tli = await asyncio.to_thread(self._reserve, look, end)
+                promoted_tli = await asyncio.to_thread(self._reserve, look, end, await free)
                 sealer.check()
                 if promoted_tli == end.promoted_tli:
                     return ReadyReport(
@@ -259,17 +265,29 @@ class ReadyToPromote:
             folder.end_walreceiver(pid)
         folder.wake()
 
-    def _reserve(self, look: HostLook, end: LogEnd) -> int:
-        """Reserve the numbers up to the floor; return the one that a promotion takes."""
-        has_history: Callable[[int], bool]
+    def _reserve(self, look: HostLook, end: LogEnd, free_tli: int) -> int:
+        """Reserve the numbers up to the floor; return the one that a promotion takes.
+
+        Args:
+            free_tli: the first number above the standby's that was free before.
+        """
+        if free_tli > end.floor:
+            return free_tli
         if self._folder is None:
             self._server.reserve(tlis_to_reserve(look, end))
-            has_history = self._server.has_history
         else:
             for tli in tlis_to_reserve(look, end):
                 self._folder.place_history(tli, PASSED_OVER_HISTORY)
+        return self._first_free_tli(end.floor)
+
+    def _first_free_tli(self, tli: int) -> int:
+        """Return the first number above `tli` of which PostgreSQL finds no history file."""
+        has_history: Callable[[int], bool]
+        if self._folder is None:
+            has_history = self._server.has_history
+        else:
             has_history = self._folder.history_probe(self._server.restore_command())
-        tli = look.tli + 1
+        tli += 1
         while has_history(tli):
             tli += 1
         return tli

@@ -10,23 +10,21 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
+from walproxy.failover import rest
 from walproxy.failover.candidates import HostLook, choose, resolve
 from walproxy.failover.failover import Failover, FailoverFailed, Report, Show
-from walproxy.failover.server import RIGHTS_PAGE, Server, plain
+from walproxy.failover.server import Server
 from walproxy.failover.survey import FailoverRefused, Survey
-from walproxy.postgres.bounded_sql import BoundedConnection, quoted
 from walproxy.postgres.hosts import PrimaryHost
-from walproxy.postgres.problems import PrimaryProblem, ServerProblem
 
 _POLL_S = 0.05
 _STOP_TIMEOUT_S = 120.0
 _DRAIN_TIMEOUT_S = 30.0
-_SQL_TIMEOUT_S = 10.0
 # A standby that is further behind would prolong the time without commits.
 LAG_BYTES_MAX = 64 << 20
 _OUTPUT_MAX = 300
@@ -153,86 +151,20 @@ async def run_command(command: str, timeout_s: float = _STOP_TIMEOUT_S) -> None:
 async def _at_rest(old: Server, failover: Failover, show: Show) -> AsyncIterator[Lsn]:
     """Bring the old primary to rest, and yield the end of its WAL; let it go on if the block fails before the seal."""
     show.step(f"ending all sessions of {old.name}; new ones are read-only")
+    resting = asyncio.create_task(asyncio.to_thread(rest.bring_to_rest, old))
     try:
-        yield await asyncio.to_thread(_rest, old)
+        yield await asyncio.shield(resting)
+    except rest.NothingChanged:
+        raise
     except BaseException:
+        await asyncio.wait([resting])  # A thread goes on also if this command is interrupted.
         if not failover.is_sealed:
             try:
-                await asyncio.to_thread(_go_on, old)
+                await asyncio.to_thread(rest.let_go_on, old)
                 show.step(f"{old.name} takes writes again")
             except WalproxyError as error:
-                show.step(f"on {old.name}, run ALTER SYSTEM RESET {_SETTING}, and SELECT pg_reload_conf(): {error}")
+                show.step(f"on {old.name}, run ALTER SYSTEM RESET {rest.SETTING}, and SELECT pg_reload_conf(): {error}")
         raise
-
-
-_SETTING = "default_transaction_read_only"
-# Those that are read-only may reconnect all the time. A role that is not a superuser must not end a superuser's
-# session; its commits wait, as all do after the seal.
-_END_SESSIONS = f"""
-SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE backend_type = 'client backend' AND NOT starts_with(application_name, {quoted("walproxy")})
-  AND backend_start <= %s::timestamptz
-  AND ((SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
-    OR usesysid NOT IN (SELECT oid FROM pg_roles WHERE rolsuper))
-"""
-
-
-def _rest(old: Server) -> Lsn:
-    """Make new sessions read-only, and end the present ones; return the end of the WAL.
-
-    The setting is removed from the file as soon as it is in force, without another reload: so it lasts until the next
-    reload or start, also if this command dies.
-
-    Raises:
-        WalproxyError: the role has too few rights, or the server does not do it in time.
-    """
-    doing = f"bring {old.name} to rest"
-    try:
-        with old.connection(3 * _SQL_TIMEOUT_S) as connection:
-            connection.rows(f"ALTER SYSTEM SET {_SETTING} = on", doing)
-            connection.rows("SELECT pg_reload_conf()", doing)
-            # Only sessions that began after the reload have the new default, and only a new one shows it.
-            _until(
-                lambda: _new_session_value(old) == "on", f"{old.name} has not reloaded its configuration: see its log"
-            )
-            since = connection.value("SELECT clock_timestamp()", doing)
-            connection.rows(f"ALTER SYSTEM RESET {_SETTING}", doing)
-            sql = _END_SESSIONS % quoted(since or "")
-            _until(lambda: connection.value(sql, doing) == "0", f"sessions of {old.name} have not ended")
-    except (PrimaryProblem, ServerProblem) as error:
-        raise WalproxyError(
-            f"{plain(error)}; the role's rights are in {RIGHTS_PAGE}, or stop it with --stop-command"
-        ) from None
-    look = old.look()
-    if look.in_recovery is not False:
-        raise WalproxyError(f"{old.name} is lost: {look.problem or 'it is a standby now'}")
-    return look.written_lsn
-
-
-def _go_on(old: Server) -> None:
-    try:
-        with old.connection(_SQL_TIMEOUT_S) as connection:
-            _reset(connection, f"let {old.name} take writes again")
-    except (PrimaryProblem, ServerProblem) as error:
-        raise WalproxyError(plain(error)) from None
-
-
-def _reset(connection: BoundedConnection, doing: str) -> None:
-    connection.rows(f"ALTER SYSTEM RESET {_SETTING}", doing)
-    connection.rows("SELECT pg_reload_conf()", doing)
-
-
-def _new_session_value(old: Server) -> str | None:
-    with old.connection(_SQL_TIMEOUT_S) as connection:
-        return connection.value(f"SHOW {_SETTING}", "read a setting")
-
-
-def _until(condition: Callable[[], bool], problem: str) -> None:
-    deadline = time.monotonic() + _SQL_TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise WalproxyError(f"{problem} (within {_SQL_TIMEOUT_S:g} s)")
-        time.sleep(_POLL_S)
 
 
 async def _drained(chosen: Server, written_lsn: Lsn, show: Show) -> None:

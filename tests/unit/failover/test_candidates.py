@@ -49,6 +49,9 @@ def test_a_standby_on_an_earlier_timeline_may_follow_unless_it_went_beyond_the_f
     assert "the log left that timeline at 0/1F4: make it a standby again with pg_rewind" in obstacle(
         standby("pg1", 501, tli=1), LATER
     )
+    assert "connect it to the safekeepers, which shows whether that is so, or make" in obstacle(
+        standby("pg1", 501, tli=1, receives=False), LATER
+    )
     assert obstacle(standby("pg1", END_LSN + 500, tli=3), LATER) == ""  # From the old primary itself, not acknowledged.
 
 

@@ -1,12 +1,14 @@
 """A planned switchover: when it is begun, and how the old primary is stopped."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import walproxy.failover.rest
 import walproxy.failover.switchover
 from safekeeper.base.errors import WalproxyError
 from safekeeper.net.safekeeper_connection import Credentials
@@ -15,6 +17,7 @@ from tests.unit.failover.fake_world import FakeWorld, Screen
 from tests.unit.failover.looks import END_LSN, dead, primary, standby, survey
 from walproxy.failover.candidates import HostLook, NoCandidate
 from walproxy.failover.failover import Failover, FailoverFailed
+from walproxy.failover.rest import NothingChanged
 from walproxy.failover.sealer import NotSealed
 from walproxy.failover.survey import FailoverRefused
 from walproxy.failover.switchover import LAG_BYTES_MAX, Move, plan_switchover, run_command, switch_over
@@ -112,12 +115,12 @@ class Rest:
     def __init__(self, world: FakeWorld) -> None:
         self.world = world
         self.done: list[str] = []
-        self.problem = ""
+        self.problem: WalproxyError | None = None
 
     def rest(self, old: object) -> int:
         self.done.append("rest")
-        if self.problem:
-            raise WalproxyError(self.problem)
+        if self.problem is not None:
+            raise self.problem
         return END_LSN
 
     def go_on(self, old: object) -> None:
@@ -135,12 +138,9 @@ class Stand:
         self.world.is_led = True
         self.screen = Screen()
         self.rest = Rest(self.world)
-        for name, replacement in (
-            ("_rest", self.rest.rest),
-            ("_go_on", self.rest.go_on),
-            ("_drained", self.rest.drained),
-        ):
-            monkeypatch.setattr(walproxy.failover.switchover, name, replacement)
+        monkeypatch.setattr(walproxy.failover.rest, "bring_to_rest", self.rest.rest)
+        monkeypatch.setattr(walproxy.failover.rest, "let_go_on", self.rest.go_on)
+        monkeypatch.setattr(walproxy.failover.switchover, "_drained", self.rest.drained)
 
     async def __call__(self, **options: Any) -> Any:
         failover = Failover((), (), Credentials(), self.screen, resume_timeout_s=0.05, world=self.world)
@@ -167,7 +167,7 @@ def test_it_takes_writes_again_if_it_fails_before_the_seal(stand: Stand, failing
     @on_the_loop
     async def fails() -> None:
         if failing == "rest":
-            stand.rest.problem = "sessions have not ended"
+            stand.rest.problem = WalproxyError("sessions have not ended")
         else:
             stand.world.not_sealed = [NotSealed("not sealed after 30 s")]
         with pytest.raises(WalproxyError, match=r"not ended|not sealed"):
@@ -176,6 +176,37 @@ def test_it_takes_writes_again_if_it_fails_before_the_seal(stand: Stand, failing
     fails()
     assert stand.rest.done[-1] == "go on"
     assert stand.screen.steps[-1] == "pg1:5432 takes writes again"
+
+
+@on_the_loop
+async def test_what_was_not_changed_is_not_undone(stand: Stand) -> None:
+    stand.rest.problem = NothingChanged("the role may not end sessions")
+    with pytest.raises(NothingChanged):
+        await stand()
+    assert stand.rest.done == ["rest"] and len(stand.screen.steps) == 1
+
+
+@on_the_loop
+async def test_an_interruption_lets_it_go_on_when_it_has_come_to_rest(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(old: object) -> int:
+        begun.set()
+        may_end.wait(20)
+        return stand.rest.rest(old)
+
+    monkeypatch.setattr(walproxy.failover.rest, "bring_to_rest", slow)
+    task = asyncio.create_task(stand())
+    await until(begun.is_set)
+    task.cancel()
+    await asyncio.sleep(0.02)
+    assert stand.rest.done == []
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stand.rest.done == ["rest", "go on"]
 
 
 @on_the_loop
