@@ -3,6 +3,7 @@
 The exit code is 0 if no promise was broken. The gaps are printed, and with --goals compared with the goals.
 """
 
+import os
 import random
 import shlex
 import signal
@@ -109,6 +110,8 @@ def main(
         dead_after_s=dead_after_s,
         postgres=binaries.version,
         isolation=f"no partitions ({obstacle})" if obstacle else "in network namespaces",
+        load_average=round(os.getloadavg()[2], 1),
+        cores=os.cpu_count() or 1,
         rounds=played.results,
         acknowledged=len(played.clients.book.acknowledged),
         violations=[*(line for each in played.results for line in each.violations), *violations],

@@ -76,7 +76,7 @@ class Manager(Protocol):
         """Return the command of a host, the interpreter included. May write files into the host's folder."""
 
     def switchover(self, to: Place, around: Surroundings) -> Sequence[str]:
-        """Return the command that makes the server of a host the primary."""
+        """Return the command that makes the server of a host the primary; or another one, if it cannot be chosen."""
 
 
 class AgentManager:

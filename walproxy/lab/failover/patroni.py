@@ -84,19 +84,10 @@ class PatroniManager:
         return ("sh", "-c", "\n".join(lines))
 
     def switchover(self, to: Place, around: Surroundings) -> Sequence[str]:
+        # Of its own synchronous replication, only the synchronous standby can be the candidate.
+        candidate = ("--candidate", to.name) if self._with_walproxy else ()
         path = to.folder / "patroni.json"
-        return (
-            sys.executable,
-            "-m",
-            "patroni.ctl",
-            "-c",
-            str(path),
-            "switchover",
-            _SCOPE,
-            "--candidate",
-            to.name,
-            "--force",
-        )
+        return (sys.executable, "-m", "patroni.ctl", "-c", str(path), "switchover", _SCOPE, *candidate, "--force")
 
     @staticmethod
     def _proxy(place: Place, around: Surroundings) -> list[str]:

@@ -9,13 +9,8 @@
     cut off                   the host receives and sends nothing; half of the time its cable is unplugged
     cut off from safekeepers  the same, but clients, and the other hosts, still reach it
     deaf, mute                the host receives nothing; what it sends is lost
-<<<<<<< HEAD
-    power loss                kill -9 of all processes of all hosts; half of the time of the safekeepers, too: they lose
-                              what they have not synced
-=======
     power loss                kill -9 of all processes of all hosts, half of the time of the safekeepers, too, which
                               lose what they have not synced
->>>>>>> main
     switchover                no fault: an operator moves the primary
 
 Before a fault of the primary's host, the safekeepers are cut off from it for some milliseconds: what it commits locally

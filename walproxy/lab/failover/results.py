@@ -60,7 +60,9 @@ class RunResult(msgspec.Struct, frozen=True):
 
     Attributes:
         manager: of the servers, e.g. "walproxy agent".
-        isolation: "namespaces", or why there were none, and so no partitions.
+        isolation: "in network namespaces", or why there were none, and so no partitions.
+        load_average: of the machine at the end, over 15 minutes: a busy machine has longer gaps.
+        cores: of the machine.
         acknowledged: rows in all.
         violations: of all rounds, and of the comparison at the end.
     """
@@ -70,6 +72,8 @@ class RunResult(msgspec.Struct, frozen=True):
     dead_after_s: float
     postgres: str
     isolation: str
+    load_average: float
+    cores: int
     rounds: list[RoundResult]
     acknowledged: int
     violations: list[str]
@@ -125,7 +129,8 @@ def gap_table(result: RunResult) -> Table:
     """Return a table of the gaps by the kind of the fault."""
     title = (
         f"{result.manager}, dead after {result.dead_after_s:g} s, seed {result.seed}, PostgreSQL {result.postgres}, "
-        f"{result.isolation}: {result.acknowledged:,} acknowledged rows"
+        f"{result.isolation}, load average {result.load_average:.1f} on {result.cores} cores: {result.acknowledged:,} "
+        "acknowledged rows"
     )
     table = Table(title=title)
     for name in ("fault", "rounds", "changes", "gap: median", "max", "without a change: max", "discarded", "compared"):

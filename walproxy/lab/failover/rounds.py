@@ -175,8 +175,8 @@ class Rounds:
         if answer.returncode != 0:
             reason = " ".join((answer.stderr or answer.stdout).split())[-500:]
             return begun_at, [f"the switchover to {to.name} failed with exit code {answer.returncode}: {reason}"]
-        if not to.is_leader():
-            return begun_at, [f"{to.name} does not lead after the switchover to it"]
+        if not any(host.is_leader() for host in others):
+            return begun_at, [f"no other host leads after the switchover to {to.name}"]
         return begun_at, []
 
     def _settle(self) -> Health:

@@ -83,7 +83,7 @@ class DirectWriter:
             outcome = "unknown"
             connection.execute(b"COMMIT")
             outcome = "ok"
-        except psycopg.errors.ReadOnlySqlTransaction:
+        except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.FeatureNotSupported):  # Of a standby the latter.
             connection.execute(b"ROLLBACK")
             self._ends.wait(_RETRY_S)
         finally:

@@ -27,7 +27,18 @@ def a_round(kind: str, gap_s: float, *, changes: bool = True, violations: tuple[
 
 
 def run(*rounds: RoundResult, dead_after_s: float = 5.0) -> RunResult:
-    return RunResult("walproxy agent", 7, dead_after_s, "18.1", "in network namespaces", list(rounds), 1234, [])
+    return RunResult(
+        manager="walproxy agent",
+        seed=7,
+        dead_after_s=dead_after_s,
+        postgres="18.1",
+        isolation="in network namespaces",
+        load_average=0.5,
+        cores=2,
+        rounds=list(rounds),
+        acknowledged=1234,
+        violations=[],
+    )
 
 
 def test_only_lost_primaries_count_for_the_median() -> None:
