@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 
-from safekeeper.base.lsn import format_lsn
+from safekeeper.base.lsn import format_lsn, parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.refusal_fixtures import only_line, run_walproxy
@@ -102,6 +102,25 @@ def two_standbys_of_hung_primaries(new_gated: NewGated) -> None:
     Commit(spare).wait()
     load.verify()
     assert spare.execute("SELECT count(*) FROM later") == [(3000,)]
+
+
+@NEWEST
+def test_a_standby_that_is_ahead_of_the_log_may_be_promoted(new_gated: NewGated) -> None:
+    cluster = new_gated(candidates=["heir"]).start_gated()
+    heir = add_follower(cluster, "heir")
+    cluster.proxy.pause()
+    Commit(cluster.postgres)
+    wait_for(lambda: cluster.waiters() > 0, "a commit waits for the quorum")
+    wait_for(lambda: replay_lsn(heir) == current_lsn(cluster.postgres), "the standby has it")
+    kill_primary(cluster)
+    ended = report(by_folder(cluster, heir, "--json"))
+    assert parse_lsn(str(ended["reached_lsn"])) > parse_lsn(str(ended["end_lsn"]))
+    heir.promote()
+    is_promoted(cluster, "heir")
+    start_proxy(cluster)
+    Commit(heir).wait()
+    assert cluster.scalar("SELECT count(*) FROM ledger") == 2
+    cluster.assert_bytes_are_equal(cluster.commit_lsn_of_all())
 
 
 @NEWEST
