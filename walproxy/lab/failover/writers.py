@@ -83,9 +83,11 @@ class DirectWriter:
             outcome = "unknown"
             connection.execute(b"COMMIT")
             outcome = "ok"
-        except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.FeatureNotSupported):  # Of a standby the latter.
+        except psycopg.errors.ReadOnlySqlTransaction:
             connection.execute(b"ROLLBACK")
             self._ends.wait(_RETRY_S)
+        except psycopg.errors.FeatureNotSupported:
+            self._ends.wait(_RETRY_S)  # A standby, where BEGIN READ WRITE fails.
         finally:
             self._has_begun = True
             if row.xid:
