@@ -74,6 +74,7 @@ _log = logging.getLogger(__name__)
 EXCHANGE_INTERVAL_S = 0.25
 LOOK_INTERVAL_S = 0.5
 LOOK_SOON_INTERVAL_S = 0.1
+LOOK_SOON_FOR_S = 10.0
 _TICK_S = 0.25
 _SETTINGS_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 30.0
@@ -241,9 +242,9 @@ class Agent:
             self.look, self.commits, self._looked_at = look, commits and look.state is ServerState.PRIMARY, began_at
             self._changed.set()
             try:
-                # A primary that accepts no writes yet does so as soon as commits succeed.
-                is_waited_for = look.state is ServerState.PRIMARY and self._decider.ended_writes
-                interval_s = LOOK_SOON_INTERVAL_S if is_waited_for else LOOK_INTERVAL_S
+                # A server that has just become a primary accepts writes as soon as commits succeed.
+                is_new = look.state is ServerState.PRIMARY and began_at - self._look_needed_at < LOOK_SOON_FOR_S
+                interval_s = LOOK_SOON_INTERVAL_S if is_new and self._decider.ended_writes else LOOK_INTERVAL_S
                 async with asyncio.timeout(max(0.01, began_at + interval_s - time.monotonic())):
                     await self._look_now.wait()
             except TimeoutError:
