@@ -1,31 +1,28 @@
 """`walproxy failover`: make a standby the primary after the loss of the old one, or cancel that."""
 
 import asyncio
+import contextlib
 import json
+import logging
 import os
-from collections.abc import Coroutine
+import signal
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from safekeeper.base import settings
 from safekeeper.base.lsn import format_lsn
 from walproxy.cli.failover_progress import FailoverProgress
-from walproxy.failover.candidates import NoCandidate, choose, missing_bytes, obstacle
+from walproxy.cli.failover_survey import print_survey
 from walproxy.failover.config import FailoverConfig
-from walproxy.failover.failover import Failover, Report, Survey
+from walproxy.failover.failover import Failover, Report
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.credentials import read_peer_credentials
-from walproxy.proxy.status_table import format_bytes
 
 _Result = TypeVar("_Result")
-EXIT_INTERRUPTED = 130
-INTERRUPTED = "interrupted: repeat the command to go on, or run walproxy failover --cancel if no standby was promoted"
 
 
 @click.command()
@@ -56,22 +53,31 @@ def failover(
     Examples:
       walproxy failover --dry-run --primary 'host=pg1,pg2,pg3 user=walproxy' \\
           --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy failover --to pg2
-      walproxy failover --cancel
+      walproxy failover --to pg2 --config /etc/walproxy.toml
+      walproxy failover --cancel --config /etc/walproxy.toml
     """
     if cancel and (wanted or old_is_dead or dry_run):
-        raise click.UsageError("--cancel cannot be combined with other options")
+        raise click.UsageError("--cancel cannot be combined with --to, --old-is-dead or --dry-run")
     loaded = load(config, command_line)
     hosts = primary_hosts(loaded.primary, "the servers'")
     progress = FailoverProgress()
-    run = Failover(loaded.safekeepers, hosts, read_peer_credentials(loaded), progress)
+
+    def make() -> Failover:
+        return Failover(loaded.safekeepers, hosts, read_peer_credentials(loaded), progress)
+
     if dry_run:
-        _print_survey(asyncio.run(run.survey()), wanted, as_json)
+        print_survey(run_to_end(progress, make, Failover.survey), wanted, old_is_dead, as_json)
     elif cancel:
-        survey = asyncio.run(run.cancel())
-        click.echo(f"timeline {survey.log.log_tli} is not sealed now: start the old primary and walproxy run")
+        tli, was_sealed = run_to_end(progress, make, Failover.cancel)
+        if as_json:
+            click.echo(json.dumps({"tli": tli, "was_sealed": was_sealed}))
+        elif was_sealed:
+            click.echo(f"timeline {tli} is not sealed any longer: start the old primary and walproxy run")
+        else:
+            click.echo(f"timeline {tli} of the log is not sealed: nothing is to be cancelled")
     else:
-        print_report(with_progress(progress, run.run(wanted, old_is_dead=old_is_dead)), as_json)
+        report = run_to_end(progress, make, lambda run: run.run(wanted, old_is_dead=old_is_dead))
+        print_report(report, as_json)
 
 
 def load(config: Path | None, command_line: dict[str, Any]) -> FailoverConfig:
@@ -86,14 +92,56 @@ def load(config: Path | None, command_line: dict[str, Any]) -> FailoverConfig:
     )
 
 
-def with_progress(progress: FailoverProgress, run: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return the result of a failover; an interruption ends the process with what to do next."""
+class _Stopped(Exception):
+    """A signal has ended the command.
+
+    Attributes:
+        number: of the signal.
+        remedy: what to do, one line.
+    """
+
+    def __init__(self, number: int, remedy: str) -> None:
+        super().__init__(number)
+        self.number = number
+        self.remedy = remedy
+
+
+def run_to_end(
+    progress: FailoverProgress, make: Callable[[], Failover], do: Callable[[Failover], Coroutine[Any, Any, _Result]]
+) -> _Result:
+    """Return the result of a failover. SIGINT, SIGTERM and SIGHUP end it with one line, what to do next."""
+    # The problems of connections are shown as what the failover waits for.
+    logging.getLogger().addHandler(logging.NullHandler())
     try:
         with progress:
-            return asyncio.run(run)
-    except KeyboardInterrupt:
-        click.echo(INTERRUPTED, err=True)
-        raise SystemExit(EXIT_INTERRUPTED) from None
+            return asyncio.run(_until_stopped(make, do))
+    except _Stopped as stopped:
+        click.echo(f"walproxy: interrupted: {stopped.remedy}", err=True)
+        raise SystemExit(128 + stopped.number) from None
+
+
+async def _until_stopped(
+    make: Callable[[], Failover], do: Callable[[Failover], Coroutine[Any, Any, _Result]]
+) -> _Result:
+    received: list[int] = []
+    task = asyncio.current_task()
+    assert task is not None  # A coroutine of asyncio.run.
+
+    def stop(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, number)
+    run = make()
+    try:
+        return await do(run)
+    except asyncio.CancelledError:
+        raise _Stopped(received[0], run.remedy()) from None
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await run.close()
 
 
 def print_report(report: Report, as_json: bool) -> None:
@@ -105,7 +153,7 @@ def print_report(report: Report, as_json: bool) -> None:
                     "primary": report.primary,
                     "old_tli": report.old_tli,
                     "tli": report.tli,
-                    "fork_lsn": format_lsn(report.fork_lsn),
+                    "fork_lsn": format_lsn(report.fork_lsn) if report.fork_lsn else None,
                     "term_before": report.term_before,
                     "term": report.term,
                     "seconds": report.seconds,
@@ -116,90 +164,14 @@ def print_report(report: Report, as_json: bool) -> None:
     if report.old_tli == report.tli:
         click.echo(f"nothing is to be done: {report.primary} is the primary on timeline {report.tli}")
         return
-    parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.seconds.items())
+    parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.seconds.items() if name != "all")
     click.echo(
         f"{report.primary} is the primary on timeline {report.tli} in term {report.term} (was {report.old_tli} in "
-        f"{report.term_before}): commits go on; {parts}"
+        f"{report.term_before}), and commits go on, after {report.seconds['all']:.2f} s: {parts}"
     )
-    click.echo(
-        f"what the old primary has above {format_lsn(report.fork_lsn)} reached no quorum: walproxy discarded --pgdata "
-        f"DIR --from {format_lsn(report.fork_lsn)} lists it; then make it a standby with pg_rewind"
-    )
-
-
-def _print_survey(survey: Survey, wanted: str, as_json: bool) -> None:
-    log, end = survey.log, survey.estimated_end()
-    living = survey.living_primary
-    promoted = survey.promoted if survey.promoted != living else None
-    best, problem = None, ""
-    try:
-        best = promoted or choose([look for look in survey.looks if look != living], end, wanted)
-    except NoCandidate as error:
-        problem = str(error)
-    if as_json:
-        servers = [
-            {
-                "name": look.name,
-                "in_recovery": look.in_recovery,
-                "tli": look.tli,
-                "reached_lsn": format_lsn(look.written_lsn or look.reached_lsn),
-                "obstacle": "" if look == living else obstacle(look, end),
-                "missing_bytes": missing_bytes(look, end) if look.in_recovery else None,
-            }
-            for look in survey.looks
-        ]
+    if report.fork_lsn:
+        fork = format_lsn(report.fork_lsn)
         click.echo(
-            json.dumps(
-                {
-                    "tli": log.log_tli,
-                    "term": log.last_term,
-                    "flush_lsn": format_lsn(log.flush_lsn),
-                    "floor": log.floor,
-                    "replying": survey.replying[0],
-                    "members": survey.replying[1],
-                    "living_primary": living.name if living is not None else None,
-                    "would_promote": best.name if best is not None else None,
-                    "problem": problem,
-                    "servers": servers,
-                }
-            )
+            f"what the old primary has above {fork} was never acknowledged: walproxy discarded --pgdata DIR --from "
+            f"{fork} lists it. If it has more, make it a standby with pg_rewind; else it can follow as it is"
         )
-        return
-    sealed = f", sealed up to timeline {log.floor}" if log.floor >= log.log_tli else ""
-    click.echo(
-        f"the log: timeline {log.log_tli} up to {format_lsn(log.flush_lsn)}, term {log.last_term}{sealed}; "
-        f"{survey.replying[0]} of {survey.replying[1]} members reply"
-    )
-    _print_servers(survey)
-    if living is not None:
-        click.echo(f"{living.name} is the primary and replies: walproxy switchover moves it")
-    if best is None:
-        click.echo(problem)
-        return
-    if promoted is not None:
-        click.echo(f"{best.name} was promoted to timeline {best.tli} by an earlier run: walproxy failover goes on")
-        return
-    lacks = missing_bytes(best, end)
-    first = f"it receives {format_bytes(lacks)} first, and " if lacks else ""
-    click.echo(
-        f"walproxy failover would promote {best.name} to timeline {end.promoted_tli}: {first}no acknowledged commit is "
-        "lost; it takes about 2 s from then on"
-    )
-
-
-def _print_servers(survey: Survey) -> None:
-    end, living = survey.estimated_end(), survey.living_primary
-    console = Console()
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("server", "state", "timeline", "has WAL up to", "lacks"):
-        table.add_column(name)
-    for look in survey.looks:
-        if look.in_recovery is None:
-            table.add_row(look.name, look.problem, "", "", "")
-            continue
-        state = "standby" if look.in_recovery else "primary"
-        reason = "" if look == living else obstacle(look, end)
-        lacks = format_bytes(missing_bytes(look, end)) if look.in_recovery else ""
-        reached = format_lsn(look.written_lsn or look.reached_lsn)
-        table.add_row(look.name, f"{state}; {reason}" if reason else state, str(look.tli), reached, lacks)
-    console.print(table)

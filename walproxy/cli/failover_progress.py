@@ -4,12 +4,13 @@ import time
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from walproxy.failover.candidates import HostLook
 from walproxy.proxy.status_table import format_bytes
 
 _LINE_INTERVAL_S = 5.0
+# What is over at once is not shown.
+_FIRST_LINE_AFTER_S = 1.0
 
 
 class FailoverProgress:
@@ -17,9 +18,11 @@ class FailoverProgress:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20))
         self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
         self._task = self._bar.add_task("", total=None, visible=False)
+        self._began_at = time.monotonic()
+        self._waits_since: float | None = None
         self._most_bytes = 0
         self._line_at = 0.0
 
@@ -31,18 +34,28 @@ class FailoverProgress:
         self._bar.stop()
 
     def step(self, text: str) -> None:
-        """Print a step."""
+        """Print a step, with the seconds since the beginning."""
         self._bar.update(self._task, visible=False)
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self._waits_since = None
+        self._most_bytes = 0
+        self._print(text)
 
-    def behind(self, look: HostLook, missing_bytes: int) -> None:
-        """Show how much a standby lacks: at once, and then every few seconds."""
-        if not missing_bytes:
-            return
+    def waiting(self, text: str, missing_bytes: int = 0) -> None:
+        """Show for what the failover waits: on a terminal at once, else after a second, and then every few seconds."""
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since, self._line_at = now, now + _FIRST_LINE_AFTER_S
         self._most_bytes = max(self._most_bytes, missing_bytes)
-        text = f"{look.name} lacks {format_bytes(missing_bytes)}"
-        done = self._most_bytes - missing_bytes
-        self._bar.update(self._task, description=text, total=self._most_bytes, completed=done, visible=True)
-        if not self._console.is_terminal and time.monotonic() >= self._line_at:
-            self._line_at = time.monotonic() + _LINE_INTERVAL_S
-            self.step(text)
+        if missing_bytes:
+            text = f"{text}: {format_bytes(missing_bytes)} left"
+        if self._console.is_terminal:
+            total = self._most_bytes or None
+            done = self._most_bytes - missing_bytes
+            self._bar.update(self._task, description=text, total=total, completed=done, visible=True)
+        elif now >= self._line_at:
+            self._line_at = now + _LINE_INTERVAL_S
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        line = f"{time.monotonic() - self._began_at:6.2f} s  {text}"
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from safekeeper.base import settings
-from walproxy.cli.failover import load, print_report, with_progress
+from walproxy.cli.failover import load, print_report, run_to_end
 from walproxy.cli.failover_progress import FailoverProgress
 from walproxy.failover.config import FailoverConfig
 from walproxy.failover.failover import Failover
@@ -42,6 +42,11 @@ def switchover(config: Path | None, wanted: str, stop_command: str, as_json: boo
     loaded = load(config, command_line)
     hosts = primary_hosts(loaded.primary, "the servers'")
     progress = FailoverProgress()
-    run = Failover(loaded.safekeepers, hosts, read_peer_credentials(loaded), progress)
-    report = with_progress(progress, switch_over(run, hosts, wanted, progress, stop_command=stop_command))
+
+    def make() -> Failover:
+        return Failover(loaded.safekeepers, hosts, read_peer_credentials(loaded), progress)
+
+    report = run_to_end(
+        progress, make, lambda run: switch_over(run, hosts, wanted, progress, stop_command=stop_command)
+    )
     print_report(report, as_json)

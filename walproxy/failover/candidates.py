@@ -14,7 +14,7 @@ from walproxy.failover.log_end import LogEnd
 
 
 class NoCandidate(WalproxyError):
-    """No server can be promoted. One line says why for each of them."""
+    """No server can be promoted, or the named one cannot. One line says why."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,10 @@ class HostLook:
         tli: the timeline that it writes, or receives and replays.
         received_lsn, replayed_lsn: of a standby, 0 for nothing since its start.
         written_lsn: of a primary.
+        receives: a standby's walreceiver runs.
+        places_files: the role may place files in its pg_wal.
         problem: why it does not reply, one line.
+        hindrance: why the command cannot promote it although it replies, one line: a setting, a right of the role.
     """
 
     name: str
@@ -37,7 +40,10 @@ class HostLook:
     received_lsn: Lsn = 0
     replayed_lsn: Lsn = 0
     written_lsn: Lsn = 0
+    receives: bool = True
+    places_files: bool = True
     problem: str = ""
+    hindrance: str = ""
 
     @property
     def reached_lsn(self) -> Lsn:
@@ -46,20 +52,29 @@ class HostLook:
 
 
 def obstacle(look: HostLook, end: LogEnd) -> str:
-    """Return why a server cannot be promoted however long one waits, empty if it can."""
+    """Return why a server cannot be promoted as it is, whatever it receives; empty if it can."""
     if look.in_recovery is None:
         return look.problem
     if look.system_id != end.system_id:
         return f"belongs to another system, {look.system_id}, not {end.system_id}"
     if not look.in_recovery:
-        return f"is no standby: it is a primary on timeline {look.tli}"
+        return f"is a primary on timeline {look.tli}, not a standby"
     left_lsn = end.left_lsn(look.tli)
     if left_lsn is None:
         return f"is on timeline {look.tli}, and the log is not"
     if look.tli != end.tli and look.reached_lsn > left_lsn:
+        # Without a walreceiver the timeline is that of the last restartpoint, which may be an earlier one.
+        perhaps = "" if look.receives else "connect it to the safekeepers, which shows whether that is so, or "
         return (
             f"has WAL of timeline {look.tli} up to {format_lsn(look.reached_lsn)}, and the log left that timeline at "
-            f"{format_lsn(left_lsn)}: make it a standby again with pg_rewind"
+            f"{format_lsn(left_lsn)}: {perhaps}make it a standby again with pg_rewind"
+        )
+    if look.hindrance:
+        return look.hindrance
+    if tlis_to_reserve(look, end) and not look.places_files:
+        return (
+            f"has to pass over timeline {end.floor}, and the role may not write files there: GRANT pg_monitor, "
+            "pg_write_server_files"
         )
     return ""
 
@@ -79,27 +94,34 @@ def choose(looks: Sequence[HostLook], end: LogEnd, wanted: str = "") -> HostLook
 
     Args:
         looks: in the user's order, which decides among equals.
-        wanted: only this one is considered; HOST or HOST:PORT.
+        wanted: the name of the only one to consider, "" for any.
 
     Raises:
-        NoCandidate: none can be promoted, however long one waits.
+        NoCandidate: none can be promoted as it is.
     """
-    considered = [look for look in looks if not wanted or is_named(look, wanted)]
-    if not considered:
-        raise NoCandidate(f"{wanted} is none of the servers: {', '.join(look.name for look in looks)}")
-    if wanted and len(considered) > 1:
-        raise NoCandidate(f"{wanted} is ambiguous: {', '.join(look.name for look in considered)}")
+    considered = [look for look in looks if wanted in ("", look.name)]
     able = [look for look in considered if not obstacle(look, end)]
     if not able:
         raise NoCandidate(
             f"no standby can be promoted: {'; '.join(f'{look.name} {obstacle(look, end)}' for look in considered)}"
+            if considered
+            else "no standby can be promoted: --primary names no other server"
         )
     return max(able, key=lambda look: look.reached_lsn)
 
 
-def is_named(look: HostLook, name: str) -> bool:
-    """Return whether `name`, HOST or HOST:PORT, is that of the server."""
-    return name == look.name or name == look.name.rpartition(":")[0]
+def resolve(names: Sequence[str], wanted: str) -> str:
+    """Return the name, HOST:PORT, of the server that an operator calls HOST or HOST:PORT.
+
+    Raises:
+        NoCandidate: none is called that, or several are.
+    """
+    found = [name for name in names if wanted in (name, name.rpartition(":")[0].strip("[]"))]
+    if not found:
+        raise NoCandidate(f"{wanted} is none of the servers: {', '.join(names)}")
+    if len(found) > 1:
+        raise NoCandidate(f"{wanted} is ambiguous, name the port: {', '.join(found)}")
+    return found[0]
 
 
 def tlis_to_reserve(look: HostLook, end: LogEnd) -> range:

@@ -1,17 +1,22 @@
 """`walproxy failover`: seal the old primary's timeline, promote the best standby, wait until commits go on (step 13).
 
-Each step can be repeated by any run of the command after any interruption; the state is in the safekeepers:
+Each step can be repeated by any run of the command after any interruption; the state is in the safekeepers and the
+servers (survey.py):
 
 1. Look at the safekeepers and the servers. A server that was promoted under the present seal: go on with step 5.
 2. Seal the log's timeline, and lead that term while the next two steps take place.
 3. Wait until the chosen standby has the last complete record of the log.
 4. Promote it to the first timeline above the floor.
 5. Wait until a proxy has made it the primary: the log goes on, on its timeline.
+
+The term of step 2 may be lost before step 4, to a proxy with the old primary or to another failover. The first is
+harmless, since its primary is refused, and the timeline is sealed again; the second one goes on, and this one ends.
 """
 
 import asyncio
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,21 +26,33 @@ from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.settings import Address
 from safekeeper.consensus.messages import AcceptorGreeting
 from safekeeper.net.safekeeper_connection import Credentials
-from walproxy.failover.candidates import HostLook, choose, has_everything, is_named, missing_bytes, tlis_to_reserve
-from walproxy.failover.log_end import LogEnd, find_log_end
-from walproxy.failover.sealer import Sealer, sealed_timeline
-from walproxy.failover.server import Promotion, Server
+from walproxy.failover.candidates import HostLook, choose, has_everything, missing_bytes, obstacle, tlis_to_reserve
+from walproxy.failover.log_end import LogEnd
+from walproxy.failover.sealer import NotSealed
+from walproxy.failover.server import Promotion
+from walproxy.failover.survey import (
+    Finished,
+    Promote,
+    Readmit,
+    Survey,
+    check_cancellable,
+    log_is_on,
+    next_step,
+    overtaken_reason,
+)
+from walproxy.failover.world import RealWorld, Sealed, World
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.seal import Seal
-from walproxy.proxy.members import Fleet
-from walproxy.proxy.members_plan import present_cluster
 
-_POLL_S = 0.1
+_POLL_S = 0.05
 _SEALS_MAX = 64
+_SEAL_AGAIN_PAUSE_S = 1.0
+# A server that is promoted replies all the time.
+_LOST_AFTER_S = 10.0
 
 
-class FailoverRefused(WalproxyError):
-    """The failover is not begun. One line says why, and what to do."""
+class FailoverFailed(WalproxyError):
+    """The failover was begun, and did not come to its end. One line says why, and what to do."""
 
 
 class Show(Protocol):
@@ -44,49 +61,8 @@ class Show(Protocol):
     def step(self, text: str) -> None:
         """Show that a step has begun or ended."""
 
-    def behind(self, look: HostLook, missing_bytes: int) -> None:
-        """Show how much the standby that is waited for lacks. Called at each look."""
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What the safekeepers and the servers have.
-
-    Attributes:
-        log: the greeting of a safekeeper with the newest log.
-        replying: how many safekeepers have replied, of how many.
-        looks: the servers, in the user's order.
-    """
-
-    log: AcceptorGreeting
-    replying: tuple[int, int]
-    looks: tuple[HostLook, ...]
-
-    @property
-    def promoted(self) -> HostLook | None:
-        """The server that the last failover has promoted, whether or not the log has gone on with it yet."""
-        log = self.log
-        fit = (look for look in self.looks if look.in_recovery is False and look.tli == log.floor + 1 > 1)
-        return next((look for look in fit if look.system_id == log.system_id), None)
-
-    @property
-    def living_primary(self) -> HostLook | None:
-        """The server that writes the log, and is not sealed off."""
-        log = self.log
-        fit = (look for look in self.looks if look.in_recovery is False and look.tli == log.log_tli > log.floor)
-        return next((look for look in fit if look.system_id == log.system_id), None)
-
-    def estimated_end(self) -> LogEnd:
-        """Return the end of the newest log that was seen, as if it were sealed now and ended with a record."""
-        log = self.log
-        return LogEnd(
-            system_id=log.system_id,
-            tli=log.log_tli,
-            lineage=tuple((tli, log.flush_lsn) for tli in range(1, log.log_tli)),
-            end_lsn=log.flush_lsn,
-            records_end_lsn=log.flush_lsn,
-            floor=max(log.log_tli, log.floor + 1),
-        )
+    def waiting(self, text: str, missing_bytes: int = 0) -> None:
+        """Show for what it waits, at each look: how many bytes are missing, 0 if it waits for something else."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +71,10 @@ class Report:
 
     Attributes:
         primary: the promoted server.
-        old_tli, tli: the timelines before and after.
-        fork_lsn: where the new one begins, 0 if an earlier run has promoted the server. What the old primary has above
-            it was not acknowledged.
+        old_tli, tli: the timelines before and after; the same if nothing was to be done.
+        fork_lsn: where the new one begins, 0 if unknown. What the old primary has above it was not acknowledged.
         term_before, term: of the log, before and after.
-        seconds: how long each step took, by its name.
+        seconds: how long each step took, by its name, and `all`.
     """
 
     primary: str
@@ -114,10 +89,16 @@ class Report:
 class Failover:
     """One run of a failover.
 
+    Attributes:
+        is_sealed: the old timeline was sealed by this run.
+
     Args:
         safekeepers: ids and addresses.
         hosts: the servers.
         resume_timeout_s: how long to wait for a proxy in the last step.
+        promote_timeout_s: how long a standby may replay nothing while it is promoted.
+        guard: called under the seal, right before a standby is promoted; what it raises ends the run.
+        world: what is looked at and changed, in place of these safekeepers and servers.
     """
 
     def __init__(
@@ -129,190 +110,325 @@ class Failover:
         *,
         seal_timeout_s: float = 30.0,
         resume_timeout_s: float = 30.0,
+        promote_timeout_s: float = 60.0,
+        guard: Callable[[], Awaitable[None]] | None = None,
+        world: World | None = None,
     ) -> None:
-        self._safekeepers = safekeepers
-        self._credentials = credentials
-        self._servers = {host.name: Server(host) for host in hosts}
+        self._world: World = world or RealWorld(safekeepers, hosts, credentials, seal_timeout_s=seal_timeout_s)
         self._show = show
-        self._seal_timeout_s = seal_timeout_s
+        self._guard = guard
         self._resume_timeout_s = resume_timeout_s
+        self._promote_timeout_s = promote_timeout_s
         self._seconds: dict[str, float] = {}
-        self._since = time.monotonic()
+        self._began_at = self._since = time.monotonic()
+        self._sealing_tli = 0
+        self._promoting = ""
+        self.is_sealed = False
 
     async def survey(self) -> Survey:
         """Look at the safekeepers and the servers.
 
         Raises:
             ConfigurationError: no safekeeper replies, or none is a member.
-            FailoverRefused: the log is empty.
+            FailoverRefused: no member replies, or the log is empty.
         """
-        greetings, looks = await asyncio.gather(self._greet(), self._look())
-        members = [greeting for greeting in greetings.values() if greeting is not None]
-        log = max(members, key=lambda greeting: (greeting.last_term, greeting.flush_lsn))
-        if not log.log_tli:
-            raise FailoverRefused("the safekeepers have no WAL: no commit was ever acknowledged, start walproxy run")
-        return Survey(log, (len(members), len(greetings)), looks)
+        return await self._world.survey()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._world.close()
 
     async def run(self, wanted: str = "", *, old_is_dead: bool = False) -> Report:
         """Fail over, or finish a failover that was begun.
 
         Args:
-            wanted: the standby to promote, "" for the one that has received the most.
+            wanted: the standby to promote, HOST or HOST:PORT; "" for the one that has received the most.
             old_is_dead: also if the old primary replies, or its proxy leads.
 
         Raises:
             FailoverRefused: the primary lives.
-            NoCandidate, NotSealed, ConfigurationError, WalproxyError: one line.
+            NoCandidate, NotSealed, FailoverFailed, ConfigurationError, WalproxyError: one line.
         """
-        survey = await self.survey()
-        living, promoted = survey.living_primary, survey.promoted
-        if promoted is not None and (
-            (wanted and not is_named(promoted, wanted)) or (old_is_dead and promoted == living)
-        ):
-            promoted = None
-        if living is not None and living != promoted and not old_is_dead:
-            raise FailoverRefused(
-                f"{living.name} is the primary of the log (timeline {living.tli}) and replies: use walproxy switchover "
-                "to move to another server; with --old-is-dead it is sealed off all the same"
-            )
-        if promoted is not None:
-            self._show.step(f"{promoted.name} was promoted to timeline {promoted.tli} by an earlier run")
-            name, promotion = promoted.name, Promotion(promoted.tli, promoted.replayed_lsn)
-        else:
-            looks = [look for look in survey.looks if look != living]
-            choose(looks, survey.estimated_end(), wanted)  # Before anything is changed.
-            name, promotion = await self._seal_and_promote(survey.log.log_tli, wanted, takeover=old_is_dead)
-        term = await self._until_log_is_on(name, promotion)
+        log, name, promotion = await self.promote(wanted, old_is_dead=old_is_dead)
+        term = log.last_term
+        if promotion.tli != log.log_tli:
+            term = await self._until_log_is_on(name, promotion)
+        self._seconds["all"] = round(time.monotonic() - self._began_at, 3)
         return Report(
             primary=name,
-            old_tli=survey.log.log_tli,
+            old_tli=log.log_tli,
             tli=promotion.tli,
             fork_lsn=promotion.fork_lsn,
-            term_before=survey.log.last_term,
+            term_before=log.last_term,
             term=term,
             seconds=self._seconds,
         )
 
-    async def cancel(self) -> Survey:
-        """Let the sealed primary in again; return what was found.
+    async def promote(self, wanted: str = "", *, old_is_dead: bool = False) -> tuple[AcceptorGreeting, str, Promotion]:
+        """Take the steps up to the promotion.
+
+        Returns:
+            The log as it was before, and the promoted server; the log's own primary if nothing is to be done.
 
         Raises:
-            FailoverRefused: nothing is sealed, or a server was promoted already.
+            As `run`.
+        """
+        self._began_at = self._since = time.monotonic()
+        survey = await self.survey()
+        log, plan = survey.log, next_step(survey, wanted, old_is_dead=old_is_dead)
+        if isinstance(plan, Finished):
+            return log, plan.primary.name, Promotion(log.log_tli, 0)
+        if isinstance(plan, Promote):
+            name, promotion = await self._seal_and_promote(survey, plan.wanted, takeover=old_is_dead)
+            return log, name, promotion
+        name = self._promoting = plan.promoted.name
+        promotion = Promotion(plan.promoted.tli, plan.promoted.replayed_lsn)
+        if isinstance(plan, Readmit):
+            await self._readmit(log.log_tli, plan)
+        else:
+            self._show.step(f"{name} was promoted to timeline {promotion.tli} already")
+        return log, name, promotion
+
+    async def cancel(self) -> tuple[int, bool]:
+        """Let the sealed primary in again.
+
+        Returns:
+            The timeline of the log, and whether it was sealed.
+
+        Raises:
+            FailoverRefused: a server was promoted already.
         """
         survey = await self.survey()
-        log = survey.log
-        if log.floor < log.log_tli:
-            raise FailoverRefused(f"timeline {log.log_tli} of the log is not sealed: nothing is to be cancelled")
-        later = [look for look in survey.looks if look.in_recovery is False and look.tli > log.log_tli]
-        if later:
-            raise FailoverRefused(
-                f"{later[0].name} was promoted to timeline {later[0].tli}: finish the failover with walproxy failover"
+        tli = survey.log.log_tli
+        if not check_cancellable(survey):
+            return tli, False
+        async with self._sealed(Seal(tli, cancels=True)):
+            return tli, True
+
+    def remedy(self) -> str:
+        """Return what to do if this run is interrupted now, one line."""
+        if self._promoting:
+            return f"{self._promoting} may be promoted already: repeat the command, and it goes on"
+        if self._sealing_tli:
+            return (
+                f"timeline {self._sealing_tli} may be sealed: repeat the command, and it goes on; or let the old "
+                "primary in again with walproxy failover --cancel"
             )
-        async with self._sealed(Seal(log.log_tli, cancels=True), takeover=False):
-            return survey
+        return "nothing was changed"
 
     # ------------------------------------------------------------------ steps
 
-    async def _seal_and_promote(self, tli: int, wanted: str, *, takeover: bool) -> tuple[str, Promotion]:
-        """Seal a timeline, and promote a standby to the number that this seal gives out."""
-        promoted: tuple[str, Promotion] | None = None
+    async def _seal_and_promote(self, survey: Survey, wanted: str, *, takeover: bool) -> tuple[str, Promotion]:
+        """Seal the log's timeline, and promote a standby to the number that this seal gives out."""
+        tli, in_use_tli = survey.log.log_tli, survey.in_use_tli
+        floor = 0
         for _ in range(_SEALS_MAX):
-            async with self._sealed(Seal(tli), takeover=takeover) as sealer:
-                if promoted is None:
-                    end = await find_log_end(sealer.elected, self._safekeepers, self._credentials)
+            was_led = False
+            try:
+                async with self._sealed(Seal(tli), takeover=takeover) as sealed:
+                    self.is_sealed, was_led, takeover = True, True, False
+                    end = await self._log_end(sealed)
+                    floor = end.floor
+                    if in_use_tli > floor:
+                        self._show.step(f"timeline {in_use_tli} is in use: sealing the numbers up to it")
+                        continue
                     self._show.step(
-                        f"sealed timeline {end.tli}: the log ends at {format_lsn(end.end_lsn)}, in term "
-                        f"{sealer.elected.leader_id.term}"
+                        f"sealed timeline {tli}: the log ends at {format_lsn(end.end_lsn)}, in term "
+                        f"{sealed.elected.leader_id.term}"
                     )
                     self._ended("seal")
-                    chosen = await self._until_caught_up(sealer, end, wanted)
+                    chosen = await self._until_caught_up(sealed, end, wanted, survey)
                     self._ended("catch up")
-                    promoted = chosen.name, await self._promote(chosen, end)
+                    promotion = await self._promote(sealed, chosen, end)
                     self._ended("promote")
-                name, promotion = promoted
-                next_tli = sealer.elected.history[-1].floor + 1
-                if promotion.tli < next_tli:
-                    raise WalproxyError(
-                        f"{name} was promoted to timeline {promotion.tli}, and the next free one is {next_tli}: make "
-                        "it a standby again with pg_rewind, and repeat the command"
-                    )
-                if promotion.tli == next_tli:
-                    return promoted
+                    break
+            except NotSealed as error:
+                if self._promoting or not floor:
+                    raise
+                if not was_led:
+                    raise FailoverFailed(f"{error}; {self.remedy()}") from None
+                await self._check_sealing_again(error, floor)
+                self._show.step(f"sealing timeline {tli} again: {error}")
+        else:
+            raise FailoverFailed(f"timeline {tli} was sealed {_SEALS_MAX} times, and its term was lost each time")
+        name, next_tli = chosen.name, end.promoted_tli
+        if promotion.tli < next_tli:
+            raise FailoverFailed(
+                f"{name} was promoted to timeline {promotion.tli} by another command, and the seal gives out "
+                f"{next_tli}: repeat the command with --to {name}"
+            )
+        if promotion.tli > next_tli:
             # It found history files of other numbers: no later failover may give out the number that it took.
             self._show.step(f"{name} took timeline {promotion.tli}, not {next_tli}: sealing the numbers between")
-        raise WalproxyError(f"{name} took timeline {promotion.tli}, far above {next_tli}: repeat the command")
+            await self._raise_floor(tli, promotion.tli)
+        return name, promotion
 
-    async def _until_caught_up(self, sealer: Sealer, end: LogEnd, wanted: str) -> HostLook:
-        """Return the first standby that has everything."""
+    async def _log_end(self, sealed: Sealed) -> LogEnd:
+        try:
+            end = await self._world.log_end(sealed)
+        except WalproxyError as error:
+            sealed.check()  # Members do not deliver WAL to a leader that was deposed.
+            raise FailoverFailed(f"{error}; {self.remedy()}") from None
         if not end.records_end_lsn:
-            raise FailoverRefused(
-                "the log has no complete record, so nobody was told of a commit: cancel with walproxy failover "
-                "--cancel and begin anew with walproxy rebootstrap"
+            raise FailoverFailed(
+                "the log has no complete record, so no commit was acknowledged: let the old primary in again with "
+                "walproxy failover --cancel, or begin again with walproxy rebootstrap"
             )
+        return end
+
+    async def _check_sealing_again(self, lost: NotSealed, floor: int) -> None:
+        """Wait for a moment; then make sure that the lost term was not another failover's or its cancellation's gain.
+
+        Raises:
+            FailoverFailed: it was.
+        """
+        if lost.log_tli:
+            raise lost
+        await asyncio.sleep(_SEAL_AGAIN_PAUSE_S * (0.5 + random.random()))
+        greetings, problems = await self._world.greetings()
+        if not greetings:
+            raise FailoverFailed(f"no safekeeper replies: {problems}; {self.remedy()}")
+        newest = max(greetings.values(), key=lambda greeting: (greeting.last_term, greeting.flush_lsn))
+        if newest.floor > floor:
+            raise FailoverFailed(
+                f"another failover has sealed the timelines up to {newest.floor}: it goes on, and this one has "
+                "promoted no server"
+            )
+        if newest.floor < floor:
+            raise FailoverFailed("the failover was cancelled by another command")
+
+    async def _until_caught_up(self, sealed: Sealed, end: LogEnd, wanted: str, before: Survey) -> HostLook:
+        """Return the first standby that has everything."""
+        standbys = {look.name for look in before.looks if look.in_recovery is not False}
         while True:
-            looks = await self._look()
-            sealer.check()
-            best = choose(looks, end, wanted)
-            self._show.behind(best, missing_bytes(best, end))
-            if has_everything(best, end):
-                return best
+            looks = [look for look in await self._world.looks() if wanted in ("", look.name)]
+            sealed.check()
+            ready = [look for look in looks if has_everything(look, end)]
+            if ready:
+                return choose(ready, end)
+            promoted = [
+                look
+                for look in looks
+                if look.in_recovery is False
+                and look.name in standbys
+                and (look.system_id, look.tli > end.tli) == (end.system_id, True)
+            ]
+            if promoted:
+                raise FailoverFailed(
+                    f"{promoted[0].name} was promoted to timeline {promoted[0].tli} by another command meanwhile: "
+                    "repeat the command"
+                )
+            able = [look for look in looks if not obstacle(look, end)]
+            if able:
+                best = choose(able, end)
+                what = "receives WAL" if best.receives else "lacks WAL, and is connected to no server that sends it"
+                self._show.waiting(f"{best.name} {what}", missing_bytes(best, end))
+            else:
+                reasons = "; ".join(f"{look.name} {obstacle(look, end)}" for look in looks)
+                self._show.waiting(f"waiting for a standby that can be promoted: {reasons}")
             await asyncio.sleep(_POLL_S)
 
-    async def _promote(self, chosen: HostLook, end: LogEnd) -> Promotion:
-        server = self._servers[chosen.name]
-        self._show.step(f"promoting {chosen.name}, which has everything up to {format_lsn(end.records_end_lsn)}")
-        await asyncio.to_thread(server.reserve, tlis_to_reserve(chosen, end))
-        return await asyncio.to_thread(server.promote)
+    async def _promote(self, sealed: Sealed, chosen: HostLook, end: LogEnd) -> Promotion:
+        """Promote a standby, and wait until it is a primary, however long it replays WAL before."""
+        name = chosen.name
+        self._show.step(f"promoting {name}, which has everything up to {format_lsn(end.records_end_lsn)}")
+        try:
+            await self._world.reserve(name, tlis_to_reserve(chosen, end))
+            if self._guard is not None:
+                await self._guard()
+            sealed.check()  # Another failover may have taken over while the standby caught up.
+            self._promoting = name
+            await self._world.request_promotion(name)
+        except NotSealed:
+            raise
+        except WalproxyError as error:
+            raise FailoverFailed(f"{error}; timeline {end.tli} is sealed, repeat the command to go on") from None
+        best, replied_at, progress_at = chosen, time.monotonic(), time.monotonic()
+        while True:
+            look = next(look for look in await self._world.looks() if look.name == name)
+            now = time.monotonic()
+            if look.in_recovery is False:
+                return Promotion(look.tli, look.replayed_lsn)
+            if look.in_recovery is None:
+                if now - replied_at > _LOST_AFTER_S:
+                    raise FailoverFailed(
+                        f"{name} was lost while it was promoted ({look.problem}): see its log, a full disk ends it; "
+                        "start it and repeat the command, or promote another standby with --to"
+                    )
+                self._show.waiting(f"{name} {look.problem}")
+            else:
+                replied_at = now
+                if look.replayed_lsn > best.replayed_lsn:
+                    best, progress_at = look, now
+                left = max(0, look.reached_lsn - look.replayed_lsn)
+                if now - progress_at > self._promote_timeout_s:
+                    raise FailoverFailed(
+                        f"{name} is a standby still and has replayed nothing for {self._promote_timeout_s:g} s, with "
+                        f"{left} bytes left: see its log, a long query may block the replay; repeat the command then, "
+                        "or promote another standby with --to"
+                    )
+                self._show.waiting(f"{name} replays WAL before it is promoted", left)
+            await asyncio.sleep(_POLL_S)
+
+    async def _raise_floor(self, tli: int, promoted_tli: int) -> None:
+        """Seal numbers until `promoted_tli` is the next one, unless the log goes on to it first."""
+        for _ in range(_SEALS_MAX):
+            try:
+                async with self._sealed(Seal(tli)) as sealed:
+                    if sealed.elected.history[-1].floor + 1 >= promoted_tli:
+                        return
+            except NotSealed:
+                return  # Its proxy leads: later seals are above its timeline.
+
+    async def _readmit(self, tli: int, plan: Readmit) -> None:
+        """Lower the floor below a promoted server, so that proxies accept it, and not below the old primary for long.
+
+        A floor is only lowered to below the log's timeline, and then raised again by seals. Until the first of them the
+        old primary is accepted, too; whichever is first, no acknowledged commit is lost.
+        """
+        name, promoted_tli = plan.promoted.name, plan.promoted.tli
+        self._show.step(f"{name} was promoted to timeline {promoted_tli} and sealed off: letting it in again")
+        async with self._sealed(Seal(tli, cancels=True)):
+            pass
+        await self._raise_floor(tli, promoted_tli)
 
     async def _until_log_is_on(self, name: str, promotion: Promotion) -> int:
         """Wait until a quorum has WAL of the promoted server; return the term."""
         self._show.step(f"{name} is a primary on timeline {promotion.tli}: waiting for its proxy")
         deadline = time.monotonic() + self._resume_timeout_s
         while True:
-            greetings = [each for each in (await self._greet()).values() if each is not None]
-            for greeting in greetings:
-                if greeting.log_tli == promotion.tli and greeting.commit_lsn > promotion.fork_lsn:
+            greetings, problems = await self._world.greetings()
+            for greeting in greetings.values():
+                if log_is_on(greeting, promotion.tli, promotion.fork_lsn):
                     self._ended("resume")
                     return greeting.last_term
-            if any(greeting.log_tli > promotion.tli for greeting in greetings):
-                raise WalproxyError(f"another failover has overtaken this one: {name} must become a standby")
-            if time.monotonic() > deadline:
-                raise WalproxyError(
-                    f"{name} was promoted to timeline {promotion.tli}, and no proxy has taken it over within "
-                    f"{self._resume_timeout_s:g} s: start walproxy run with a --primary that names it, or read the log "
-                    "of the one that runs"
+            overtaken = overtaken_reason(greetings, promotion.tli)
+            if overtaken:
+                raise FailoverFailed(
+                    f"{name} was promoted to timeline {promotion.tli}, and {overtaken}: stop it and make it a standby "
+                    "with pg_rewind, or choose it with walproxy failover --to"
                 )
+            if time.monotonic() > deadline:
+                raise FailoverFailed(
+                    f"{name} was promoted to timeline {promotion.tli}, and no proxy has taken it over within "
+                    f"{self._resume_timeout_s:g} s{f' ({problems})' if problems else ''}: start walproxy run with a "
+                    "--primary that names it, or read the log of the one that runs; if that refuses it, promote "
+                    "another standby with --to"
+                )
+            self._show.waiting(
+                f"waiting for a walproxy run that takes {name} over{f' ({problems})' if problems else ''}"
+            )
             await asyncio.sleep(_POLL_S)
 
     # ------------------------------------------------------------------ parts
 
-    def _sealed(self, seal: Seal, *, takeover: bool) -> AbstractAsyncContextManager[Sealer]:
-        return sealed_timeline(
-            self._safekeepers,
-            seal,
-            takeover=takeover,
-            credentials=self._credentials,
-            timeout_s=self._seal_timeout_s,
+    def _sealed(self, seal: Seal, *, takeover: bool = False) -> AbstractAsyncContextManager[Sealed]:
+        self._sealing_tli = seal.tli
+        return self._world.sealed(
+            seal, takeover=takeover, waiting=lambda problem: self._show.waiting(f"not sealed yet: {problem}")
         )
-
-    async def _look(self) -> tuple[HostLook, ...]:
-        return tuple(await asyncio.gather(*(asyncio.to_thread(server.look) for server in self._servers.values())))
-
-    async def _greet(self) -> dict[int, AcceptorGreeting | None]:
-        """Return the greeting of each member, None for one that does not reply."""
-        fleet = Fleet(self._safekeepers, self._credentials)
-        try:
-            sight = await fleet.look()
-        finally:
-            await fleet.close()
-        cluster = present_cluster(sight)
-        ids = {member.id for half in cluster.membership.halves() for member in half}
-        greetings = {each: sight[each].greeting if each in sight else None for each in ids}
-        return {
-            each: greeting if greeting is not None and greeting.cluster_id == cluster.id else None
-            for each, greeting in greetings.items()
-        }
 
     def _ended(self, step: str) -> None:
         now = time.monotonic()
-        self._seconds[step], self._since = round(now - self._since, 3), now
+        self._seconds[step] = round(self._seconds.get(step, 0.0) + now - self._since, 3)
+        self._since = now

@@ -2,9 +2,11 @@
 
 A standby never receives byte X, the log's end, if a record is open there: readers get whole records of such a log only
 when its rest is there. So what counts is the end of the last complete record at or below X. It is found by reading
-forward from the beginning of the last segment, at a member that has adopted the sealing term.
+forward at a member that has adopted the sealing term: from one of the last pages, since each says where its first
+record begins; or, where that is of no use, from the beginning of the last segment.
 """
 
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,11 +17,13 @@ from safekeeper.base.settings import Address
 from safekeeper.base.timelines import Lineage, parse_timeline_history
 from safekeeper.consensus.messages import Elected, PeerRead, ReadResponse
 from safekeeper.net.safekeeper_connection import Credentials
-from safekeeper.waldecode.format import WalFormatError
+from safekeeper.waldecode.format import PAGE_SIZE, WalFormatError
 from safekeeper.waldecode.records import RecordDecoder
 from walproxy.proxy.safekeeper_requests import SafekeeperRequests
 
 _READ_BYTES = 1 << 20
+# A whole segment of small records takes a second to decode, in which no commit is acknowledged.
+_TAIL_BYTES = 128 << 10
 
 Read = Callable[[Lsn, Lsn], Awaitable[bytes]]
 
@@ -89,22 +93,40 @@ async def last_record_end(read: Read, begin_lsn: Lsn, end_lsn: Lsn, segment_size
         WalproxyError: the log cannot be decoded.
     """
     start_lsn = segment_start(max(end_lsn - 1, begin_lsn), segment_size)
+    tail_lsn = (end_lsn - 1) // PAGE_SIZE * PAGE_SIZE - _TAIL_BYTES
+    if tail_lsn > start_lsn:
+        # Pages that were never written follow the record that ends a segment early.
+        with contextlib.suppress(WalFormatError):
+            found_lsn = await _record_end_from(read, tail_lsn, end_lsn, segment_size)
+            if found_lsn:
+                return found_lsn
     while True:
-        decoder, found_lsn = RecordDecoder(start_lsn, segment_size), 0
         try:
-            for position_lsn in range(start_lsn, end_lsn, _READ_BYTES):
-                for record in decoder.walk(await read(position_lsn, min(position_lsn + _READ_BYTES, end_lsn))):
-                    if record.end_lsn <= end_lsn:  # A switch record fills its segment.
-                        found_lsn = record.end_lsn
+            found_lsn = await _record_end_from(read, start_lsn, end_lsn, segment_size)
         except WalFormatError as error:
             raise WalproxyError(
                 f"the log between {format_lsn(start_lsn)} and {format_lsn(end_lsn)} is damaged: {error}; walproxy "
-                "check says more"
+                "check reports more"
             ) from None
-        found_lsn = max(found_lsn, decoder.skipped_until or 0)
         if found_lsn or start_lsn <= begin_lsn:
             return found_lsn
         start_lsn -= segment_size
+
+
+async def _record_end_from(read: Read, start_lsn: Lsn, end_lsn: Lsn, segment_size: int) -> Lsn:
+    """Return the end of the last complete record below `end_lsn`, 0 if none ends between a page's start and there.
+
+    Raises:
+        WalFormatError: this is not WAL.
+        WalproxyError: it cannot be read.
+    """
+    decoder, found_lsn = RecordDecoder(start_lsn, segment_size), 0
+    for position_lsn in range(start_lsn, end_lsn, _READ_BYTES):
+        for record in decoder.walk(await read(position_lsn, min(position_lsn + _READ_BYTES, end_lsn))):
+            if record.end_lsn <= end_lsn:  # A switch record fills its segment.
+                found_lsn = record.end_lsn
+    skipped_until = decoder.skipped_until or 0  # Of a record that began earlier: where it ends, read or not.
+    return max(found_lsn, skipped_until if skipped_until <= end_lsn else 0)
 
 
 class TermWal:

@@ -26,11 +26,12 @@ from safekeeper.base.settings import Address
 from safekeeper.base.timelines import PASSED_OVER_HISTORY
 from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.failover.candidates import HostLook, missing_bytes, obstacle, tlis_to_reserve
-from walproxy.failover.failover import Failover, Show, Survey
+from walproxy.failover.failover import Failover, Show
 from walproxy.failover.hand_over import StandbyFolder, hand_over
 from walproxy.failover.log_end import LogEnd, TermWal, find_log_end
 from walproxy.failover.sealer import NotSealed, Sealer, sealed_timeline
 from walproxy.failover.server import Server
+from walproxy.failover.survey import Survey
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.seal import Seal
 
@@ -136,13 +137,16 @@ class ReadyToPromote:
         """Look at both sides, and refuse what no waiting changes before anything is sealed."""
         failover = Failover(self._safekeepers, (self._host,), self._credentials, self._show)
         deadline = time.monotonic() + _REPLIES_S
-        while True:
-            survey = await failover.survey()
-            (look,) = survey.looks
-            if look.in_recovery is not None or time.monotonic() > deadline:
-                self._refuse(look, survey.estimated_end())
-                return survey
-            await asyncio.sleep(_RETRY_S)
+        try:
+            while True:
+                survey = await failover.survey()
+                (look,) = survey.looks
+                if look.in_recovery is not None or time.monotonic() > deadline:
+                    self._refuse(look, survey.estimated_end())
+                    return survey
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            await failover.close()
 
     def _refuse(self, look: HostLook, end: LogEnd) -> None:
         reason = obstacle(look, end)
@@ -227,7 +231,7 @@ class ReadyToPromote:
             if not missing:
                 return look
             self._doing = f"{look.name} has WAL up to {format_lsn(look.reached_lsn)} and lacks {missing} bytes"
-            self._show.behind(look, missing)
+            self._show.waiting(f"{look.name} lacks WAL", missing)
             if look.reached_lsn != reached_lsn or not reached_at:
                 reached_lsn, reached_at = look.reached_lsn, now
             elif self._folder is None:

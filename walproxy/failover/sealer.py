@@ -27,6 +27,9 @@ from walproxy.proxy.safekeeper_link import SafekeeperLink
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
+_WAITING_INTERVAL_S = 1.0
+# A proxy counts as live for a second after its last message, also one that was killed; and so does another sealer.
+_RIVAL_PATIENCE_S = 1.5
 _LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
 
 
@@ -70,6 +73,8 @@ class Sealer:
         self._links = {i: SafekeeperLink(i, address, self, credentials) for i, address in safekeepers}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._last_note = ""
+        self._rival_since: float | None = None
         self._error: BaseException | None = None  # Once it is set, it does not campaign again.
         self._events: deque[list[Action]] = deque()
         self._executing = False
@@ -86,24 +91,31 @@ class Sealer:
         """Make sure that the sealing term is still led.
 
         Raises:
-            NotSealed: another proxy has taken over.
+            NotSealed: it is not.
         """
         if self._error is not None:
             raise self._error
 
-    async def seal(self, timeout_s: float) -> None:
+    async def seal(self, timeout_s: float, waiting: Callable[[str], None] = lambda problem: None) -> None:
         """Win a term, and wait until its seal is committed.
+
+        Args:
+            waiting: is called with the reason each second.
 
         Raises:
             NotSealed: another proxy serves, the log has gone on to another timeline, or no quorum has answered in time.
             ConfigurationError: the safekeepers do not belong together.
         """
+        shown_at = _now()
         try:
             async with asyncio.timeout(timeout_s):
                 while self.sealed is None:
                     self._check()
+                    if _now() - shown_at >= _WAITING_INTERVAL_S:
+                        shown_at = _now()
+                        waiting(self._missing())
                     self._changed.clear()
-                    await self._changed.wait()
+                    await self._changed.wait()  # Each tick sets it.
         except TimeoutError:
             raise NotSealed(f"not sealed after {timeout_s:g} s: {self._missing()}") from None
 
@@ -115,8 +127,17 @@ class Sealer:
             raise NotSealed(
                 f"timeline {seal.tli} is not sealed: the log has gone on to timeline {log_tli}", log_tli=log_tli
             )
-        if self.proposer.is_spare:
-            raise NotSealed("another proxy leads and has a primary: nothing is sealed", is_led=True)
+        if not self.proposer.is_spare:
+            self._rival_since = None
+            return
+        if self._rival_since is None:
+            self._rival_since = _now()
+        if _now() - self._rival_since >= _RIVAL_PATIENCE_S:
+            raise NotSealed(
+                "another proxy leads and has a primary: nothing is sealed (walproxy failover --old-is-dead seals it "
+                "off nevertheless)",
+                is_led=True,
+            )
 
     def _missing(self) -> str:
         problems = [f"safekeeper {i}: {link.problem}" for i, link in sorted(self._links.items()) if not link.is_up]
@@ -132,6 +153,8 @@ class Sealer:
             while self._error is None:
                 self._handle(lambda: self.proposer.tick(_now(), random.random()))
                 await asyncio.sleep(TICK_S)
+        except RemoteProtocolError as error:  # Only that of a link closes a connection.
+            self._fail(error)
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -189,7 +212,7 @@ class Sealer:
             self.sealed = self.proposer.sealed
         elif self.proposer.leadership is None and self._error is None:
             # Never a second campaign: it would raise the floor above the number of the server that is being promoted.
-            self._fail(NotSealed(f"another proxy has taken over after term {self.sealed.leader_id.term}"))
+            self._fail(NotSealed(f"the seal holds, but its term is not led on: {self._last_note}"))
         self._changed.set()
 
     # ------------------------------------------------------------------ actions
@@ -208,6 +231,7 @@ class Sealer:
         elif isinstance(action, HangUp):
             self._hang_up(action.safekeeper_id, action.reason)
         elif isinstance(action, Note):
+            self._last_note = action.text
             logger.log(_LOG_LEVELS[action.level], "%s", action.text)
         elif isinstance(action, Finish):
             self._fail(action.error)
@@ -246,6 +270,7 @@ async def sealed_timeline(
     takeover: bool = False,
     credentials: Credentials | None = None,
     timeout_s: float = 30.0,
+    waiting: Callable[[str], None] = lambda problem: None,
 ) -> AsyncIterator[Sealer]:
     """Seal a timeline, or cancel its seal, and lead on without a primary while the block runs.
 
@@ -253,6 +278,7 @@ async def sealed_timeline(
         safekeepers: ids and addresses.
         takeover: also if another proxy leads and has a primary.
         timeout_s: for the seal, in seconds.
+        waiting: is called with the reason each second until it is sealed.
 
     Raises:
         NotSealed, and what `Sealer.seal` raises.
@@ -260,7 +286,7 @@ async def sealed_timeline(
     sealer = Sealer(safekeepers, seal, takeover=takeover, credentials=credentials or Credentials())
     task = asyncio.create_task(sealer.run())
     try:
-        await sealer.seal(timeout_s)
+        await sealer.seal(timeout_s, waiting)
         yield sealer
     finally:
         task.cancel()

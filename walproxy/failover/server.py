@@ -7,7 +7,6 @@ only are placed there by COPY, which runs as the server's own user; a role that 
 
 import contextlib
 import dataclasses
-import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,14 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, parse_lsn
 from safekeeper.base.timelines import PASSED_OVER_HISTORY, timeline_history_name
 from walproxy.failover.candidates import HostLook
-from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
+from walproxy.postgres.bounded_sql import BoundedConnection, Row, bounded_connection, quoted
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.problems import PrimaryProblem, ServerProblem
 
 APPLICATION_NAME = "walproxy failover"
-_POLL_S = 0.05
+RIGHTS_PAGE = "docs/guide/failover.md#prepare"
+_NOT_PERMITTED = "42501"
+_DISK_FULL = "53100"
 # The TLI of a primary is that of the segment that it writes; pg_control has it only after the next checkpoint.
 _LOOK = """
 SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
@@ -32,7 +33,10 @@ SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
   pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
   (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
    FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true),
-  (SELECT pid IS NOT NULL FROM pg_stat_get_wal_receiver())
+  EXISTS (SELECT FROM pg_stat_get_wal_receiver() w WHERE w.pid IS NOT NULL),
+  has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'),
+  pg_has_role('pg_write_server_files', 'USAGE') AND pg_has_role('pg_monitor', 'USAGE'),
+  current_setting('default_transaction_read_only'), current_user
 """
 
 
@@ -42,7 +46,7 @@ class Promotion:
 
     Attributes:
         tli: the timeline that the server writes now.
-        fork_lsn: where it begins: the end of the last record that was replayed.
+        fork_lsn: where it begins: the end of the last record that was replayed; 0 if unknown.
     """
 
     tli: int
@@ -64,11 +68,11 @@ class Server:
         that may replicate reads it in another way.
         """
         try:
-            with self._connection(timeout_s) as connection:
-                look, has_walreceiver = _look(self.name, connection)
+            with self.connection(timeout_s) as connection:
+                look = look_of(self.name, connection.rows(_LOOK, "look at it")[0])
         except (PrimaryProblem, ServerProblem) as error:
-            return HostLook(self.name, problem=str(error))
-        if look.in_recovery and not has_walreceiver:
+            return HostLook(self.name, problem=plain(error))
+        if look.in_recovery and not look.receives:
             with contextlib.suppress(PrimaryProblem, ServerProblem):
                 return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
         return look
@@ -79,17 +83,17 @@ class Server:
         Raises:
             WalproxyError: it does not reply, or the role may not read that.
         """
-        with self._connection(timeout_s) as connection:
+        with self.connection(timeout_s) as connection:
             return Path(str(connection.value("SELECT current_setting('data_directory')", f"look at {self.name}")))
 
     def restore_command(self, timeout_s: float = 10.0) -> str:
         """Return its restore_command, "" if it has none. Raises WalproxyError if it does not reply."""
-        with self._connection(timeout_s) as connection:
+        with self.connection(timeout_s) as connection:
             return str(connection.value("SELECT current_setting('restore_command')", f"look at {self.name}"))
 
     def walreceiver_pid(self, timeout_s: float = 10.0) -> int | None:
         """Return the pid of its walreceiver, None if none runs. Raises WalproxyError if it does not reply."""
-        with self._connection(timeout_s) as connection:
+        with self.connection(timeout_s) as connection:
             rows = connection.rows("SELECT pid FROM pg_stat_get_wal_receiver()", f"look at {self.name}")
         return next((int(pid) for (pid,) in rows if pid is not None), None)
 
@@ -99,7 +103,7 @@ class Server:
         Raises:
             WalproxyError: it does not reply, or the role may not read that.
         """
-        with self._connection(timeout_s) as connection:
+        with self.connection(timeout_s) as connection:
             path = quoted(f"pg_wal/{timeline_history_name(tli)}")
             return connection.value(f"SELECT size FROM pg_stat_file({path}, true)", "read pg_wal") is not None
 
@@ -107,42 +111,46 @@ class Server:
         """Make sure that a promotion passes these numbers over. A number with a history file is reserved already.
 
         Raises:
-            WalproxyError: the role may not write files of the server, or the server does not reply.
+            WalproxyError: the role may not write files of the server, its disk is full, or it does not reply.
         """
         if not tlis:
             return
-        with self._connection(timeout_s) as connection:
-            doing = f"place history files for {self.name}"
-            folder = connection.value("SELECT current_setting('data_directory')", doing)
-            for tli in tlis:
-                path = f"{folder}/pg_wal/{timeline_history_name(tli)}"
-                if connection.value(f"SELECT size FROM pg_stat_file({quoted(path)}, true)", doing) is None:
-                    line = quoted(PASSED_OVER_HISTORY.decode().rstrip("\n"))
-                    connection.rows(f"COPY (SELECT {line}) TO {quoted(path)}", doing)
+        doing = f"place history files in pg_wal of {self.name}"
+        line = quoted(PASSED_OVER_HISTORY.decode().rstrip("\n"))
+        try:
+            with self.connection(timeout_s) as connection:
+                folder = connection.value("SELECT current_setting('data_directory')", doing)
+                found = {name for (name,) in connection.rows("SELECT name FROM pg_ls_waldir()", doing)}
+                for name in map(timeline_history_name, tlis):
+                    if name not in found:
+                        connection.rows(f"COPY (SELECT {line}) TO {quoted(f'{folder}/pg_wal/{name}')}", doing)
+        except (PrimaryProblem, ServerProblem) as error:
+            raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
 
-    def promote(self, timeout_s: float = 60.0) -> Promotion:
-        """Promote it, and wait until it is a primary. A primary is fine.
+    def request_promotion(self, timeout_s: float = 10.0) -> None:
+        """Request its promotion, and return at once. A primary is fine.
 
         Raises:
-            WalproxyError: it is not a primary in time, refuses, or is lost on the way.
+            WalproxyError: it refuses, or does not reply.
         """
-        deadline = time.monotonic() + timeout_s
-        with self._connection(timeout_s) as connection:
-            doing = f"promote {self.name}"
-            if connection.value("SELECT pg_is_in_recovery()", doing) == "t":
-                connection.rows("SELECT pg_promote(false)", doing)
-            while (look := _look(self.name, connection)[0]).in_recovery:
-                if time.monotonic() > deadline:
-                    raise WalproxyError(f"{self.name} was not promoted within {timeout_s:g} s: see its log")
-                time.sleep(_POLL_S)
-            return Promotion(look.tli, look.replayed_lsn)
+        doing = f"promote {self.name}"
+        try:
+            with self.connection(timeout_s) as connection:
+                is_signalled = connection.value(
+                    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_promote(false) ELSE true END", doing
+                )
+        except (PrimaryProblem, ServerProblem) as error:
+            raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
+        if is_signalled != "t":
+            raise WalproxyError(f"cannot {doing}: pg_promote could not signal the server, see its log")
 
     def _replayed_tli(self, timeout_s: float) -> int:
-        with self._connection(timeout_s, replication=True) as connection:
+        with self.connection(timeout_s, replication=True) as connection:
             row = connection.rows("IDENTIFY_SYSTEM", f"look at {self.name}")[0]
             return int(row[1] or 0)
 
-    def _connection(self, timeout_s: float, *, replication: bool = False) -> AbstractContextManager[BoundedConnection]:
+    def connection(self, timeout_s: float, *, replication: bool = False) -> AbstractContextManager[BoundedConnection]:
+        """Connect; disconnect after the block. Raises as `bounded_connection`."""
         return bounded_connection(
             self._conninfo,
             whose=self.name,
@@ -152,11 +160,32 @@ class Server:
         )
 
 
-def _look(name: str, connection: BoundedConnection) -> tuple[HostLook, bool]:
-    """Return the state, and whether it is a standby with a walreceiver."""
-    row = connection.rows(_LOOK, f"look at {name}")[0]
-    in_recovery, system_id, segment, written, received, replayed, tli, has_walreceiver = row
-    look = HostLook(
+def plain(error: PrimaryProblem | ServerProblem) -> str:
+    """Return what is wrong, without the advice for a proxy."""
+    return error.plain if isinstance(error, PrimaryProblem) else str(error)
+
+
+def _advice(error: PrimaryProblem | ServerProblem) -> str:
+    """Return what to do, to follow a line; empty if that is not known."""
+    sqlstate = error.sqlstate if isinstance(error, PrimaryProblem) else None
+    return {
+        _NOT_PERMITTED: f"; the role needs more rights, see {RIGHTS_PAGE}",
+        _DISK_FULL: "; free space there and repeat the command, or promote another standby with --to",
+    }.get(sqlstate or "", "")
+
+
+def look_of(name: str, row: Row) -> HostLook:
+    """Return the look at a server from the row that it has returned."""
+    in_recovery, system_id, segment, written, received, replayed, tli, receives, promotes, places, read_only, role = row
+    hindrance = ""
+    if in_recovery == "t" and promotes != "t":
+        hindrance = f"cannot be promoted by the role {role}: GRANT EXECUTE ON FUNCTION pg_promote TO {role}"
+    elif in_recovery == "t" and read_only == "on":
+        hindrance = (
+            "would be read-only as a primary: ALTER SYSTEM RESET default_transaction_read_only, and SELECT "
+            "pg_reload_conf()"
+        )
+    return HostLook(
         name,
         in_recovery=in_recovery == "t",
         system_id=int(system_id or 0) % (1 << 64),  # PostgreSQL prints it as a signed number.
@@ -164,8 +193,10 @@ def _look(name: str, connection: BoundedConnection) -> tuple[HostLook, bool]:
         received_lsn=_lsn(received),
         replayed_lsn=_lsn(replayed),
         written_lsn=_lsn(written),
+        receives=receives == "t",
+        places_files=places == "t",
+        hindrance=hindrance,
     )
-    return look, has_walreceiver == "t"
 
 
 def _lsn(text: str | None) -> Lsn:

@@ -7,161 +7,174 @@ the timeline is sealed, so the time without commits is that of the seal and of t
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager
-
-from psycopg.conninfo import make_conninfo
+from dataclasses import dataclass
 
 from safekeeper.base.errors import WalproxyError
-from safekeeper.base.lsn import format_lsn
-from walproxy.failover.candidates import HostLook, choose, is_named
-from walproxy.failover.failover import Failover, FailoverRefused, Report, Show
-from walproxy.failover.server import APPLICATION_NAME, Server
-from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
+from safekeeper.base.lsn import Lsn, format_lsn
+from walproxy.failover import rest
+from walproxy.failover.candidates import HostLook, choose, resolve
+from walproxy.failover.failover import Failover, FailoverFailed, Report, Show
+from walproxy.failover.server import Server
+from walproxy.failover.survey import FailoverRefused, Survey
 from walproxy.postgres.hosts import PrimaryHost
-from walproxy.postgres.problems import PrimaryProblem, ServerProblem
 
 _POLL_S = 0.05
 _STOP_TIMEOUT_S = 120.0
 _DRAIN_TIMEOUT_S = 30.0
-_SQL_TIMEOUT_S = 10.0
 # A standby that is further behind would prolong the time without commits.
-_LAG_BYTES_MAX = 64 << 20
+LAG_BYTES_MAX = 64 << 20
+_OUTPUT_MAX = 300
+
+
+@dataclass(frozen=True)
+class Move:
+    """Move the primary: bring the old one to rest, then promote the standby."""
+
+    old: HostLook
+    chosen: HostLook
+
+
+def plan_switchover(survey: Survey, wanted: str) -> Move | None:
+    """Return what is to be done; None for what `Failover.run` does alone: nothing, or the rest of an earlier run. Pure.
+
+    Raises:
+        FailoverRefused: there is no primary that replies and is served, or the standby is far behind.
+        NoCandidate: `wanted` cannot be promoted.
+    """
+    name = resolve([look.name for look in survey.looks], wanted)
+    old = survey.serving
+    if survey.is_sealed or (old is not None and old.name == name):
+        return None
+    if old is None:
+        raise FailoverRefused("the primary of the log does not reply: use walproxy failover")
+    if not survey.is_led:
+        raise FailoverRefused(
+            f"no walproxy run serves {old.name}, so its commits wait: start one, or give {old.name} up with walproxy "
+            "failover --old-is-dead"
+        )
+    chosen = choose([look for look in survey.looks if look != old], survey.estimated_end(), name)
+    lag_bytes = old.written_lsn - chosen.reached_lsn
+    if lag_bytes > LAG_BYTES_MAX:
+        raise FailoverRefused(
+            f"{name} lacks {lag_bytes} bytes that {old.name} has, and commits would wait for it: repeat the command "
+            "when it has caught up"
+        )
+    return Move(old, chosen)
 
 
 async def switch_over(
     failover: Failover, hosts: Sequence[PrimaryHost], wanted: str, show: Show, *, stop_command: str = ""
 ) -> Report:
-    """Move the primary to the standby `wanted`.
+    """Move the primary to the standby `wanted`, HOST or HOST:PORT, or finish that.
 
     Args:
         stop_command: stops the old primary cleanly (fast mode), run by the shell; "" brings it to rest over SQL.
 
     Raises:
-        FailoverRefused: there is no primary that replies, the standby is far behind or cannot be promoted.
-        WalproxyError: a step failed. Before the seal the old primary is writable again; the message says so.
+        FailoverRefused, NoCandidate: nothing was changed.
+        WalproxyError: a step failed. Before the seal an old primary that was not stopped is writable again.
     """
-    survey = await failover.survey()
-    old = survey.living_primary
-    if old is None:
-        raise FailoverRefused("the primary of the log does not reply: use walproxy failover")
-    if is_named(old, wanted):
-        raise FailoverRefused(f"{old.name} is the primary already (timeline {old.tli})")
-    chosen = choose([look for look in survey.looks if look is not old], survey.estimated_end(), wanted)
-    lag_bytes = old.written_lsn - chosen.reached_lsn
-    if lag_bytes > _LAG_BYTES_MAX:
-        raise FailoverRefused(
-            f"{chosen.name} is {lag_bytes} bytes behind {old.name}, and commits would wait for it: try again when it "
-            "has caught up"
-        )
+    plan = plan_switchover(await failover.survey(), wanted)
+    if plan is None:
+        return await failover.run(wanted)
     servers = {host.name: Server(host) for host in hosts}
-    primary = next(host for host in hosts if host.name == old.name)
+    old, chosen = servers[plan.old.name], servers[plan.chosen.name]
     began_at = time.monotonic()
-    async with _at_rest(primary, stop_command, show):
-        show.step(f"waiting until {chosen.name} has everything that {old.name} has written")
-        await _drained(servers[old.name], servers[chosen.name], old)
-    report = await failover.run(wanted, old_is_dead=True)
+    if stop_command:
+        await _stop(old, stop_command, show)
+        try:
+            report = await failover.run(chosen.name, old_is_dead=True)
+        except WalproxyError as error:
+            if failover.is_sealed:
+                raise
+            raise FailoverFailed(f"{error}; {old.name} is stopped: start it again, or use walproxy failover") from None
+    else:
+        async with _at_rest(old, failover, show) as written_lsn:
+            show.step(f"waiting until {chosen.name} has everything that {old.name} has written")
+            await _drained(chosen, written_lsn, show)
+            report = await failover.run(chosen.name, old_is_dead=True)
     report.seconds["all"] = round(time.monotonic() - began_at, 3)
-    if not stop_command:
-        await asyncio.to_thread(_forget_read_only, primary, show)
     return report
 
 
-@contextlib.asynccontextmanager
-async def _at_rest(primary: PrimaryHost, stop_command: str, show: Show) -> AsyncIterator[None]:
-    """Bring the old primary to rest; let it go on if the block fails."""
-    if stop_command:
-        show.step(f"stopping {primary.name}")
-        await _run(stop_command)
-        yield
-        return
-    show.step(f"ending all sessions of {primary.name}; new ones are read-only")
-    await asyncio.to_thread(_set_read_only, primary, True)
+# ---------------------------------------------------------------------- the old primary is stopped
+
+
+async def _stop(old: Server, command: str, show: Show) -> None:
+    show.step(f"stopping {old.name}")
+    await run_command(command)
+    look = await asyncio.to_thread(old.look)
+    if look.in_recovery is not None:
+        raise WalproxyError(f"{command!r} has succeeded, and {old.name} still replies: nothing else was changed")
+
+
+async def run_command(command: str, timeout_s: float = _STOP_TIMEOUT_S) -> None:
+    """Run a command by the shell; end it with everything that it has started if it takes too long, or at Ctrl-C.
+
+    Raises:
+        WalproxyError: it failed, or did not end in time.
+    """
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_shell(
+            command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    )
     try:
-        yield
+        async with asyncio.timeout(timeout_s):
+            process = await asyncio.shield(starting)
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise WalproxyError(f"{command!r} has not ended within {timeout_s:g} s") from None
+    finally:
+        process = await starting
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if process.returncode != 0:
+        text = " ".join(output.decode(errors="replace").split())[:_OUTPUT_MAX] or "no output"
+        raise WalproxyError(f"{command!r} failed with exit code {process.returncode}: {text}")
+
+
+# ---------------------------------------------------------------------- the old primary goes on, read-only
+
+
+@contextlib.asynccontextmanager
+async def _at_rest(old: Server, failover: Failover, show: Show) -> AsyncIterator[Lsn]:
+    """Bring the old primary to rest, and yield the end of its WAL; let it go on if the block fails before the seal."""
+    show.step(f"ending all sessions of {old.name}; new ones are read-only")
+    resting = asyncio.create_task(asyncio.to_thread(rest.bring_to_rest, old))
+    try:
+        yield await asyncio.shield(resting)
+    except rest.NothingChanged:
+        raise
     except BaseException:
-        await asyncio.to_thread(_set_read_only, primary, False)
-        show.step(f"{primary.name} takes writes again")
+        await asyncio.wait([resting])  # A thread goes on also if this command is interrupted.
+        if not failover.is_sealed:
+            try:
+                await asyncio.to_thread(rest.let_go_on, old)
+                show.step(f"{old.name} takes writes again")
+            except WalproxyError as error:
+                show.step(f"on {old.name}, run ALTER SYSTEM RESET {rest.SETTING}, and SELECT pg_reload_conf(): {error}")
         raise
 
 
-async def _run(command: str) -> None:
-    process = await asyncio.create_subprocess_shell(
-        command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        raise WalproxyError(f"{command!r} has not ended within {_STOP_TIMEOUT_S:g} s") from None
-    if process.returncode != 0:
-        lines = output.decode(errors="replace").strip().splitlines() or ["no output"]
-        raise WalproxyError(f"{command!r} failed with exit code {process.returncode}: {lines[-1]}")
-
-
-async def _drained(old: Server, chosen: Server, seen: HostLook) -> None:
-    """Wait until the standby has what the old primary has written."""
+async def _drained(chosen: Server, written_lsn: Lsn, show: Show) -> None:
+    """Wait until the standby has what the old primary had written when it was at rest."""
     deadline = time.monotonic() + _DRAIN_TIMEOUT_S
-    while True:
-        now, standby = await asyncio.gather(asyncio.to_thread(old.look), asyncio.to_thread(chosen.look))
-        if now.in_recovery is False:
-            seen = now
-        if standby.reached_lsn >= seen.written_lsn > 0:
-            return
+    while (look := await asyncio.to_thread(chosen.look)).reached_lsn < written_lsn:
         if time.monotonic() > deadline:
-            problem = standby.problem or f"it has {format_lsn(standby.reached_lsn)}"
+            problem = look.problem or f"it has {format_lsn(look.reached_lsn)}"
             raise WalproxyError(
-                f"{standby.name} has not received {format_lsn(seen.written_lsn)} within {_DRAIN_TIMEOUT_S:g} s: "
-                f"{problem}"
+                f"{chosen.name} has not received {format_lsn(written_lsn)} within {_DRAIN_TIMEOUT_S:g} s: {problem}"
             )
+        show.waiting(f"{chosen.name} receives WAL", written_lsn - look.reached_lsn)
         await asyncio.sleep(_POLL_S)
-
-
-def _set_read_only(primary: PrimaryHost, value: bool) -> None:
-    """Make new sessions read-only and end the present ones, or undo that."""
-    with _connection(primary) as connection:
-        doing = f"make {primary.name} {'read-only' if value else 'writable'}"
-        change = "SET default_transaction_read_only = on" if value else "RESET default_transaction_read_only"
-        connection.rows(f"ALTER SYSTEM {change}", doing)
-        connection.rows("SELECT pg_reload_conf()", doing)
-        if not value:
-            return
-        # Only sessions that began after the reload have the new default, and only the settings of a new one show it.
-        deadline = time.monotonic() + _SQL_TIMEOUT_S
-        while not _new_sessions_are_read_only(primary):
-            if time.monotonic() > deadline:
-                raise WalproxyError(f"{primary.name} has not reloaded its configuration: see its log")
-            time.sleep(_POLL_S)
-        sql = (
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type = 'client backend' "
-            f"AND NOT starts_with(application_name, {quoted('walproxy')})"
-        )
-        while connection.value(sql, doing) != "0":
-            if time.monotonic() > deadline:
-                raise WalproxyError(f"sessions of {primary.name} have not ended within {_SQL_TIMEOUT_S:g} s")
-            time.sleep(_POLL_S)
-
-
-def _forget_read_only(primary: PrimaryHost, show: Show) -> None:
-    """Let the old primary be writable after its next start; until then its sessions stay read-only."""
-    try:
-        with _connection(primary) as connection:
-            connection.rows("ALTER SYSTEM RESET default_transaction_read_only", "undo a setting")
-    except (PrimaryProblem, ServerProblem) as error:
-        show.step(f"on {primary.name}, run ALTER SYSTEM RESET default_transaction_read_only: {error}")
-
-
-def _new_sessions_are_read_only(primary: PrimaryHost) -> bool:
-    with _connection(primary) as connection:
-        return connection.value("SHOW default_transaction_read_only", "read a setting") == "on"
-
-
-def _connection(primary: PrimaryHost) -> AbstractContextManager[BoundedConnection]:
-    return bounded_connection(
-        make_conninfo(primary.conninfo, target_session_attrs="any"),
-        whose=primary.name,
-        timeout_s=_SQL_TIMEOUT_S,
-        application_name=APPLICATION_NAME,
-    )

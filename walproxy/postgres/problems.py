@@ -58,14 +58,15 @@ class ServerHangs(ServerProblem):
 class PrimaryProblem(WalproxyError):
     """Something is wrong with the primary or with the way to it.
 
-    `message` is one line; `retry`: it may pass without another configuration; `exit_code` is that of a
-    process that gives up; `sqlstate` is PostgreSQL's, if it sent one.
+    `message` is one line; `plain` is the same without the advice, which is for a proxy; `retry`: it may pass without
+    another configuration; `exit_code` is that of a process that gives up; `sqlstate` is PostgreSQL's, if it sent one.
     """
 
-    def __init__(self, kind: ProblemKind, message: str, sqlstate: str | None = None) -> None:
+    def __init__(self, kind: ProblemKind, message: str, sqlstate: str | None = None, plain: str = "") -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.plain = plain or message
         self.sqlstate = sqlstate
         self.retry = kind.retry
         self.exit_code = kind.exit_code
@@ -169,7 +170,8 @@ def problem_of_connect(text: str) -> PrimaryProblem:
     line = one_line(text)
     for pattern, kind, advice in _CONNECT_RULES:
         if re.search(pattern, line):
-            return PrimaryProblem(kind, f"cannot connect to PostgreSQL: {line}; {advice}")
+            plain = f"cannot connect to PostgreSQL: {line}"
+            return PrimaryProblem(kind, f"{plain}; {advice}", plain=plain)
     return PrimaryProblem(ProblemKind.OTHER, f"cannot connect to PostgreSQL: {line}")
 
 
@@ -183,7 +185,9 @@ def problem_of_error(doing: str, sqlstate: str | None, text: str) -> PrimaryProb
     """
     line = one_line(text)
     if sqlstate is None:
-        return PrimaryProblem(ProblemKind.LOST, f"cannot {doing}: {line}; reconnecting")
+        return PrimaryProblem(
+            ProblemKind.LOST, f"cannot {doing}: {line}; reconnecting", plain=f"cannot {doing}: {line}"
+        )
     kind, advice = _SQLSTATE_RULES.get(sqlstate, (ProblemKind.OTHER, ""))
     if sqlstate == "55000":
         for pattern, not_ready_kind, not_ready_advice in _NOT_READY_RULES:
@@ -192,7 +196,8 @@ def problem_of_error(doing: str, sqlstate: str | None, text: str) -> PrimaryProb
                 break
     elif _AHEAD.search(line):
         kind, advice = ProblemKind.WRONG_POSITION, "this is not the primary that wrote the safekeepers' WAL"
-    return PrimaryProblem(kind, f"cannot {doing}: {line}" + (f"; {advice}" if advice else ""), sqlstate)
+    plain = f"cannot {doing}: {line}"
+    return PrimaryProblem(kind, plain + (f"; {advice}" if advice else ""), sqlstate, plain)
 
 
 def problem_of_identity(identity: PrimaryFacts) -> PrimaryProblem | None:

@@ -15,7 +15,7 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.membership import Member
-from safekeeper.consensus.messages import ChangeMembers, MembersAnswer, RefusalCode
+from safekeeper.consensus.messages import ChangeMembers, MembersAnswer, PreVoteRequest, PreVoteResponse, RefusalCode
 from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.proposer.member_change import Target
 from walproxy.proposer.roster import Cluster
@@ -50,13 +50,29 @@ class Changed(NamedTuple):
 
 
 class Fleet:
-    """The safekeepers of a command: the listed ones, and the members that the list lacks."""
+    """The safekeepers of a command: the listed ones, and the members that the list lacks.
 
-    def __init__(self, safekeepers: tuple[tuple[int, Address], ...], credentials: Credentials) -> None:
+    Args:
+        timeout_s: how long one may take to reply, its connection included; None: as `SafekeeperRequests`.
+    """
+
+    def __init__(
+        self,
+        safekeepers: tuple[tuple[int, Address], ...],
+        credentials: Credentials,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
         self._addresses = dict(safekeepers)
         self._credentials = credentials
+        self._timeout_s = timeout_s
         self._run = secrets.token_hex(16)
         self._connections: dict[int, SafekeeperRequests] = {}
+
+    @property
+    def addresses(self) -> dict[int, Address]:
+        """Where each safekeeper is dialled, by its id."""
+        return dict(self._addresses)
 
     def dial(self, safekeeper_id: int, address: Address) -> None:
         """Take this address for a safekeeper from now on."""
@@ -68,7 +84,7 @@ class Fleet:
         """Greet all safekeepers at once, also the members that they name, and return what was found."""
         sight: dict[int, Seen] = {}
         while lacking := sorted(self._addresses.keys() - sight.keys()):
-            sight.update(zip(lacking, await asyncio.gather(*map(self._see, lacking)), strict=True))
+            sight.update(zip(lacking, await asyncio.gather(*map(self.see, lacking)), strict=True))
             for seen in list(sight.values()):
                 membership = seen.greeting.membership if seen.greeting is not None else None
                 for half in membership.halves() if membership is not None else ():
@@ -80,18 +96,39 @@ class Fleet:
             if member.id not in self._addresses and member.address:
                 self._addresses[member.id] = parse_address(member.address)
 
-    async def _see(self, safekeeper_id: int) -> Seen:
+    async def see(self, safekeeper_id: int) -> Seen:
+        """Greet one safekeeper, and return what was found."""
         address = self._addresses[safekeeper_id]
-        connection = self._connections.get(safekeeper_id)
         try:
-            if connection is None:
-                connection = SafekeeperRequests(safekeeper_id, address, self._credentials)
-                await connection.connect()
-                self._connections[safekeeper_id] = connection
-            return Seen(str(address), await connection.greet(self._run))
+            async with asyncio.timeout(self._timeout_s):
+                connection = self._connections.get(safekeeper_id)
+                if connection is None:
+                    connection = SafekeeperRequests(safekeeper_id, address, self._credentials)
+                    await connection.connect()
+                    self._connections[safekeeper_id] = connection
+                return Seen(str(address), await connection.greet(self._run))
+        except TimeoutError:
+            await self._drop(safekeeper_id)
+            problem = f"safekeeper {safekeeper_id} at {address} did not reply within {self._timeout_s or 0:g} s"
+            return Seen(str(address), None, problem)
         except WalproxyError as error:
             await self._drop(safekeeper_id)
             return Seen(str(address), None, str(error))
+
+    async def live_proposers(self) -> dict[int, str]:
+        """Return the proxy with a primary that each safekeeper follows, "" for none, of those that reply (step 2)."""
+        connections = list(self._connections.items())
+        answers = await asyncio.gather(*(self._live_proposer(each, connection) for each, connection in connections))
+        return {each: run for (each, _), run in zip(connections, answers, strict=True) if run is not None}
+
+    async def _live_proposer(self, safekeeper_id: int, connection: SafekeeperRequests) -> str | None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await connection.ask(PreVoteRequest(self._run, takeover=False), PreVoteResponse)
+        except (WalproxyError, TimeoutError):
+            await self._drop(safekeeper_id)
+            return None
+        return answer.live_proposer_id
 
     async def request(self, change: ChangeMembers) -> str | None:
         """Hand a change to the leader, through a safekeeper that follows it.

@@ -27,7 +27,7 @@ import msgspec
 
 from safekeeper.base.errors import EXIT_PRIMARY_REFUSED, RemoteProtocolError, WalproxyError
 from safekeeper.base.log_once import LogOnce
-from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.lsn import Lsn, format_lsn, segment_start
 from safekeeper.consensus.control_state import TliHistory
 from safekeeper.waldecode.continuity import LinkCheck
 from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 2.0
+# One of several hosts may be promoted at any moment, and its commits wait for the proxy.
+PAUSE_MAX_OF_SEVERAL_S = 0.5
 IDLE_CHECK_S = 1.0
 STATUS_INTERVAL_S = 1.0
 CATCHUP_STATUS_INTERVAL_S = 0.02
@@ -124,6 +126,7 @@ class PrimaryFeed:
         self._refusal = ""  # why the present connection is to be closed
         self._is_stopped = False  # the owner has requested that the present connection is closed
         self._pause_s = PAUSE_MIN_S
+        self._retry_now = asyncio.Event()
         self._positions: tuple[Lsn, Lsn, Lsn] = (0, 0, 0)
         self._feedback: tuple[int, int] | None = None
         self._sent_positions = (0, 0, 0)
@@ -218,8 +221,7 @@ class PrimaryFeed:
         try:
             while True:
                 if self.rota.next(loop.time()) is None:
-                    await asyncio.sleep(self._pause_s)
-                    self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+                    await self._pause()
                     continue
                 try:
                     await self._connect()
@@ -236,6 +238,20 @@ class PrimaryFeed:
         finally:
             status_task.cancel()
             self._close()
+
+    async def _pause(self) -> None:
+        """Wait before the next round of hosts: longer each time, until `retry`."""
+        self._retry_now.clear()
+        try:
+            async with asyncio.timeout(self._pause_s):
+                await self._retry_now.wait()
+        except TimeoutError:
+            self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S if self.rota.is_single else PAUSE_MAX_OF_SEVERAL_S)
+
+    def retry(self) -> None:
+        """Try all hosts again now; a host that was refused, when its time has come."""
+        self._pause_s = PAUSE_MIN_S
+        self._retry_now.set()
 
     def _is_final(self, problem: PrimaryProblem) -> bool:
         """Return whether retrying is of no use. After one successful login, the proxy waits for the next one."""
@@ -290,7 +306,8 @@ class PrimaryFeed:
     def _check_new_slot(self, needed_lsn: Lsn) -> None:
         """Log an ERROR if the slot that was just created retains less WAL than the quorum needs."""
         new_slot_lsn, self._new_slot_lsn = self._new_slot_lsn, 0
-        if 0 < needed_lsn < new_slot_lsn:
+        # A slot retains whole segments. After a promotion it begins with a checkpoint that is above the fork.
+        if 0 < needed_lsn < segment_start(new_slot_lsn, self._segment_size):
             logger.error(
                 'WAL from %s on is at risk: the quorum needs it, and slot "%s", which was missing, retains WAL only '
                 "from %s on; until WAL streams, raise wal_keep_size and reload PostgreSQL",

@@ -219,6 +219,7 @@ class House:
         monkeypatch.setattr(walproxy.proxy.primary_feed, "ReplicationConnection", self.primary)
         monkeypatch.setattr(walproxy.proxy.primary_feed, "PAUSE_MIN_S", 0.001)
         monkeypatch.setattr(walproxy.proxy.primary_feed, "PAUSE_MAX_S", 0.002)
+        monkeypatch.setattr(walproxy.proxy.primary_feed, "PAUSE_MAX_OF_SEVERAL_S", 0.002)
         monkeypatch.setattr(walproxy.proxy.primary_feed, "IDLE_CHECK_S", 0.01)
         monkeypatch.setattr(walproxy.proxy.primary_feed, "SLOT_CHECK_INTERVAL_S", 0.01)
         self.feed = PrimaryFeed(FeedConfig(hosts, "walproxy", "walproxy", silence_timeout_s=0.3), self.owner)
@@ -506,6 +507,16 @@ async def test_wal_that_the_quorum_needs_and_a_new_slot_does_not_retain_is_an_er
         'ERROR WAL from 0/300000 on is at risk: the quorum needs it, and slot "walproxy", which was missing, retains '
         "WAL only from 0/400000 on"
     )
+
+
+@on_the_loop
+async def test_a_new_slot_retains_its_whole_segment(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    # As after each promotion: the slot begins with a checkpoint above the fork.
+    house.owner.quorum_lsn = BEGIN_LSN
+    house.primary.slot_lsn = BEGIN_LSN + SEGMENT_SIZE - 8
+    async with house.running():
+        await house.stream()
+    assert lines_of(caplog, 'slot "walproxy"') and lines_of(caplog, "at risk") == []
 
 
 @on_the_loop

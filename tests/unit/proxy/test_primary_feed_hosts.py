@@ -43,6 +43,18 @@ async def test_a_standby_and_a_host_that_is_down_are_passed_over(
 
 
 @on_the_loop
+async def test_of_several_hosts_one_may_be_promoted_at_any_moment(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walproxy.proxy.primary_feed, "PAUSE_MAX_S", 3600.0)
+    monkeypatch.setattr(walproxy.proxy.primary_feed, "PAUSE_MAX_OF_SEVERAL_S", 0.002)
+    house.primary.failures["identify"] = [problem(ProblemKind.IN_RECOVERY, "a standby") for _ in range(40)]
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+    assert len(house.primary.tried) == 41
+
+
+@on_the_loop
 async def test_a_host_that_is_refused_gives_way_to_the_next_one_at_once(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

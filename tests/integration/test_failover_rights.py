@@ -1,0 +1,90 @@
+"""What a failover and a switchover do over SQL, by a role that has only the rights that the guide names."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from safekeeper.base.errors import WalproxyError
+from tests.integration.cluster_fixtures import wait_for
+from tests.integration.conftest import EVERY
+from walproxy.failover.rest import SETTING, NothingChanged, bring_to_rest, let_go_on
+from walproxy.failover.server import Server
+from walproxy.postgres.hosts import PrimaryHost
+from walproxy.postgres.local_server import LocalPostgres
+
+pytestmark = EVERY
+OF_FAILOVER = (
+    "GRANT pg_monitor, pg_write_server_files TO mover",
+    "GRANT EXECUTE ON FUNCTION pg_promote TO mover",
+)
+OF_SWITCHOVER = ("GRANT pg_signal_backend TO mover", "GRANT EXECUTE ON FUNCTION pg_reload_conf TO mover")
+ALTERS = f"GRANT ALTER SYSTEM ON PARAMETER {SETTING} TO mover"
+
+
+def server(postgres: LocalPostgres) -> Server:
+    return Server(PrimaryHost("pg:5432", make_conninfo(postgres.conninfo(), user="mover")))
+
+
+@pytest.fixture
+def with_role(primary: LocalPostgres, major: int) -> Iterator[LocalPostgres]:
+    """A primary with a role that has no rights yet, and another user."""
+    primary.execute("CREATE ROLE mover LOGIN REPLICATION")
+    primary.execute("CREATE ROLE client LOGIN")
+    yield primary
+    for role in ("mover", "client"):
+        primary.execute(f"DROP OWNED BY {role}")
+        primary.execute(f"DROP ROLE {role}")
+
+
+def setting(postgres: LocalPostgres) -> str:
+    return str(postgres.execute(f"SHOW {SETTING}")[0][0])
+
+
+def test_a_primary_is_brought_to_rest_and_goes_on(with_role: LocalPostgres, major: int) -> None:
+    primary, mover = with_role, server(with_role)
+    with pytest.raises(NothingChanged, match="the role may not end sessions or reload settings; the rights"):
+        bring_to_rest(mover)
+    for sql in (*OF_FAILOVER, *OF_SWITCHOVER):
+        primary.execute(sql)
+    with pytest.raises(NothingChanged, match=r"permission denied to set parameter|must be superuser"):
+        bring_to_rest(mover)
+    assert setting(primary) == "off"
+    primary.execute(ALTERS if major >= 15 else "ALTER ROLE mover SUPERUSER")
+    with (
+        contextlib.closing(psycopg.connect(primary.conninfo(user="client"), autocommit=True)) as client,
+        contextlib.closing(psycopg.connect(primary.conninfo(), autocommit=True)) as superuser,
+    ):
+        assert bring_to_rest(mover) > 0
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            client.execute("SELECT 1")
+        if major >= 15:
+            superuser.execute("SELECT 1")
+    assert setting(primary) == "on"
+    # Nothing of it remains after a restart, whatever becomes of the command.
+    assert SETTING not in (primary.data_directory / "postgresql.auto.conf").read_text()
+    let_go_on(mover)
+    wait_for(lambda: setting(primary) == "off", "it takes writes")
+
+
+def test_a_standby_is_promoted_to_the_number_that_is_free(with_role: LocalPostgres, folder: Path) -> None:
+    primary = with_role
+    with primary.base_backup(folder / "standby", primary_conninfo=primary.conninfo()).start() as standby:
+        mover = server(standby)
+        assert "GRANT EXECUTE ON FUNCTION pg_promote TO mover" in mover.look().hindrance
+        with pytest.raises(WalproxyError, match=r"permission denied.*; the role needs more rights, see docs/"):
+            mover.request_promotion()
+        with pytest.raises(WalproxyError, match=r"; the role needs more rights, see docs/"):
+            mover.reserve(range(2, 4))
+        for sql in OF_FAILOVER:
+            primary.execute(sql)
+        wait_for(lambda: not mover.look().hindrance and mover.look().places_files, "the rights are there")
+        for _ in range(2):
+            mover.reserve(range(2, 4))
+        mover.request_promotion()
+        wait_for(lambda: mover.look().in_recovery is False, "it is promoted")
+        assert mover.look().tli == 4
+        mover.request_promotion()  # A primary is fine.

@@ -1,0 +1,101 @@
+"""Which standby may be promoted, and which is."""
+
+import pytest
+
+from tests.unit.failover.looks import END_LSN, dead, log_end, primary, standby
+from walproxy.failover.candidates import (
+    HostLook,
+    NoCandidate,
+    choose,
+    has_everything,
+    missing_bytes,
+    obstacle,
+    resolve,
+    tlis_to_reserve,
+)
+
+END = log_end()
+LATER = log_end(tli=3, lineage=((1, 500), (2, 700)), floor=3)
+
+
+def test_a_standby_needs_the_complete_records_and_not_the_last_byte() -> None:
+    assert has_everything(standby("pg1", END_LSN), END)
+    assert not has_everything(standby("pg1", END_LSN - 1), END)
+    assert missing_bytes(standby("pg1", END_LSN - 9), END) == 9
+    assert missing_bytes(standby("pg1", END_LSN + 9), END) == 0
+
+
+def test_what_was_replayed_counts_after_a_restart_of_the_standby() -> None:
+    assert has_everything(standby("pg1", 0, replayed_lsn=END_LSN), END)
+
+
+@pytest.mark.parametrize(
+    ("look", "reason"),
+    [
+        (dead("pg1"), "Connection refused"),
+        (standby("pg1", system_id=8), "belongs to another system, 8, not 7"),
+        (primary("pg1"), "is a primary on timeline 1, not a standby"),
+        (standby("pg1", tli=2), "is on timeline 2, and the log is not"),
+        (standby("pg1", hindrance="would be read-only"), "would be read-only"),
+    ],
+)
+def test_some_servers_cannot_be_promoted(look: HostLook, reason: str) -> None:
+    assert reason in obstacle(look, END)
+    assert not has_everything(look, END)
+
+
+def test_a_standby_on_an_earlier_timeline_may_follow_unless_it_went_beyond_the_fork() -> None:
+    assert obstacle(standby("pg1", 500, tli=1), LATER) == ""
+    assert "the log left that timeline at 0/1F4: make it a standby again with pg_rewind" in obstacle(
+        standby("pg1", 501, tli=1), LATER
+    )
+    assert "connect it to the safekeepers, which shows whether that is so, or make" in obstacle(
+        standby("pg1", 501, tli=1, receives=False), LATER
+    )
+    assert obstacle(standby("pg1", END_LSN + 500, tli=3), LATER) == ""  # From the old primary itself, not acknowledged.
+
+
+def test_numbers_that_other_failovers_may_have_used_are_passed_over() -> None:
+    assert list(tlis_to_reserve(standby("pg1"), END)) == []
+    assert list(tlis_to_reserve(standby("pg1"), log_end(floor=3))) == [2, 3]
+    poor = standby("pg1", places_files=False)
+    assert obstacle(poor, END) == ""
+    assert "GRANT pg_monitor, pg_write_server_files" in obstacle(poor, log_end(floor=2))
+
+
+def test_the_most_advanced_one_is_chosen_and_the_first_of_equals() -> None:
+    looks = [dead("pg1"), standby("pg2", 900), standby("pg3", 950), standby("pg4", 950)]
+    assert choose(looks, END).name == "pg3:5432"
+    assert choose(looks, END, "pg2:5432").name == "pg2:5432"
+
+
+def test_without_a_candidate_each_server_is_named_with_its_reason() -> None:
+    with pytest.raises(NoCandidate) as none:
+        choose([dead("pg1"), standby("pg2", tli=2)], END)
+    assert str(none.value) == (
+        "no standby can be promoted: pg1:5432 cannot connect to PostgreSQL: Connection refused; pg2:5432 is on "
+        "timeline 2, and the log is not"
+    )
+    with pytest.raises(NoCandidate, match="--primary names no other server"):
+        choose([], END)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [("pg1", "pg1:5432"), ("pg2:5433", "pg2:5433"), ("::1", "[::1]:5432"), ("[::1]:5432", "[::1]:5432")],
+)
+def test_a_server_is_named_by_its_host_or_with_its_port(wanted: str, name: str) -> None:
+    assert resolve(["pg1:5432", "pg2:5432", "pg2:5433", "[::1]:5432"], wanted) == name
+
+
+@pytest.mark.parametrize(
+    ("wanted", "line"),
+    [
+        ("pg", "pg is none of the servers: pg1:5432, pg2:5432, pg2:5433"),
+        ("pg2", "pg2 is ambiguous, name the port: pg2:5432, pg2:5433"),
+    ],
+)
+def test_another_name_is_refused(wanted: str, line: str) -> None:
+    with pytest.raises(NoCandidate) as refused:
+        resolve(["pg1:5432", "pg2:5432", "pg2:5433"], wanted)
+    assert str(refused.value) == line

@@ -1,0 +1,51 @@
+"""How long a sealer waits for others, and what it says. (The consensus: tests/unit/proposer/test_proposer_seal.py.)"""
+
+import asyncio
+
+import pytest
+
+import walproxy.failover.sealer
+from safekeeper.base.settings import Address
+from safekeeper.net.safekeeper_connection import Credentials
+from tests.unit.event_loop import on_the_loop
+from walproxy.failover.sealer import NotSealed, Sealer, sealed_timeline
+from walproxy.proposer.seal import Seal
+
+DEAD = ((1, Address("127.0.0.1", 1)), (2, Address("127.0.0.1", 1)))
+
+
+def sealer() -> Sealer:
+    return Sealer(DEAD, Seal(1), takeover=False, credentials=Credentials())
+
+
+@on_the_loop
+async def test_a_proxy_that_is_alive_is_left_alone_and_one_that_was_just_killed_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walproxy.failover.sealer, "_RIVAL_PATIENCE_S", 0.1)
+    rival = sealer()
+    running = asyncio.create_task(rival.run())
+    try:
+        sealing = asyncio.create_task(rival.seal(0.5))
+        rival.proposer.candidacy.is_spare = True
+        await asyncio.sleep(0.07)
+        rival.proposer.candidacy.is_spare = False  # It was dead.
+        await asyncio.sleep(0.2)
+        assert not sealing.done()
+        rival.proposer.candidacy.is_spare = True
+        with pytest.raises(NotSealed, match="another proxy leads and has a primary: nothing is sealed"):
+            await sealing
+    finally:
+        running.cancel()
+
+
+@on_the_loop
+async def test_without_a_quorum_the_reason_is_shown_while_it_waits_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walproxy.failover.sealer, "_WAITING_INTERVAL_S", 0.05)
+    shown: list[str] = []
+    with pytest.raises(NotSealed, match=r"not sealed after 0\.3 s: safekeeper 1: could not connect .*; safekeeper 2: "):
+        async with sealed_timeline(DEAD, Seal(1), timeout_s=0.3, waiting=shown.append):
+            pytest.fail("it is sealed")
+    assert shown and "safekeeper 1: could not connect" in shown[-1]

@@ -1,0 +1,114 @@
+"""What a server has returned, and what is said of its errors."""
+
+import pytest
+
+from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import parse_lsn
+from walproxy.failover.candidates import HostLook
+from walproxy.failover.server import Server, look_of, plain
+from walproxy.postgres.hosts import PrimaryHost
+from walproxy.postgres.problems import ServerHangs, problem_of_connect, problem_of_error
+
+NOBODY = PrimaryHost("db1:1", "host=127.0.0.1 port=1 target_session_attrs=read-write")
+
+
+def standby(**changes: str | None) -> HostLook:
+    """Return the look at a standby, of which some columns are others."""
+    columns = {
+        "in_recovery": "t",
+        "system_id": "7",
+        "segment": None,
+        "written": None,
+        "received": "0/3000060",
+        "replayed": "0/3000028",
+        "tli": "2",
+        "receives": "t",
+        "promotes": "t",
+        "places": "t",
+        "read_only": "off",
+        "role": "walproxy",
+    }
+    return look_of("db1:5432", tuple({**columns, **changes}.values()))
+
+
+def test_a_standby() -> None:
+    assert standby() == HostLook(
+        "db1:5432",
+        in_recovery=True,
+        system_id=7,
+        tli=2,
+        received_lsn=parse_lsn("0/3000060"),
+        replayed_lsn=parse_lsn("0/3000028"),
+    )
+    # Nothing received since its start, and nothing replayed.
+    silent = standby(received=None, replayed=None, receives="f", places="f")
+    assert (silent.reached_lsn, silent.receives, silent.places_files) == (0, False, False)
+
+
+def test_a_primary_s_timeline_is_that_of_the_segment_that_it_writes() -> None:
+    look = standby(in_recovery="f", segment="0000000A0000000000000003", written="0/3000060", received=None, tli="9")
+    assert (look.in_recovery, look.tli, look.written_lsn) == (False, 10, parse_lsn("0/3000060"))
+    assert look.hindrance == ""
+
+
+def test_a_system_id_is_printed_as_a_signed_number() -> None:
+    assert standby(system_id="-1").system_id == (1 << 64) - 1
+
+
+def test_what_keeps_a_standby_from_being_promoted() -> None:
+    assert standby(promotes="f").hindrance == (
+        "cannot be promoted by the role walproxy: GRANT EXECUTE ON FUNCTION pg_promote TO walproxy"
+    )
+    assert "ALTER SYSTEM RESET default_transaction_read_only" in standby(read_only="on").hindrance
+    # An old primary may be read-only, and need not be promoted.
+    assert standby(in_recovery="f", segment="0" * 7 + "1" + "0" * 16, promotes="f", read_only="on").hindrance == ""
+
+
+def test_a_server_that_does_not_reply_is_one_with_a_problem() -> None:
+    look = Server(NOBODY).look()
+    assert look.in_recovery is None and "Connection refused" in look.problem
+    assert "waiting for it" not in look.problem
+
+
+def test_a_change_of_a_server_that_does_not_reply_is_one_line() -> None:
+    with pytest.raises(WalproxyError, match=r"cannot connect to PostgreSQL: .*Connection refused$"):
+        Server(NOBODY).request_promotion()
+    with pytest.raises(WalproxyError, match=r"Connection refused$"):
+        Server(NOBODY).reserve(range(2, 4))
+    Server(NOBODY).reserve(range(2, 2))  # Nothing to do.
+
+
+def test_an_error_is_said_without_the_advice_for_a_proxy() -> None:
+    refused = problem_of_error("promote db1", "42501", "ERROR:  permission denied for function pg_promote")
+    assert str(refused).endswith("; ALTER ROLE ... REPLICATION")
+    assert plain(refused) == "cannot promote db1: permission denied for function pg_promote"
+    assert plain(problem_of_error("look at it", None, "server closed the connection")) == (
+        "cannot look at it: server closed the connection"
+    )
+    assert plain(problem_of_connect("connection refused oddly")) == (
+        "cannot connect to PostgreSQL: connection refused oddly"
+    )
+    assert plain(ServerHangs("db1 does not reply within 3 s")) == "db1 does not reply within 3 s"
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "end"),
+    [
+        ("42501", "; the role needs more rights, see docs/guide/failover.md#prepare"),
+        ("53100", "; free space there and repeat the command, or promote another standby with --to"),
+        ("XX000", "no"),
+    ],
+)
+def test_what_to_do_follows(monkeypatch: pytest.MonkeyPatch, sqlstate: str, end: str) -> None:
+    server = Server(NOBODY)
+
+    def fail(timeout_s: float) -> None:
+        raise problem_of_error("promote db1", sqlstate, "ERROR:  no")
+
+    monkeypatch.setattr(server, "connection", fail)
+    with pytest.raises(WalproxyError) as failed:
+        server.request_promotion()
+    assert str(failed.value).endswith(end)
+    with pytest.raises(WalproxyError) as failed:
+        server.reserve(range(2, 3))
+    assert str(failed.value).endswith(end)
