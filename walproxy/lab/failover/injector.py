@@ -1,10 +1,10 @@
 """Carries out the fault of a round on the primary's host, and ends it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from walproxy.lab.failover.host import Host
+from walproxy.lab.failover.host import Host, PlacedProcess
 from walproxy.lab.failover.network import Direction
 from walproxy.lab.failover.plan import (
     CUT_OFF,
@@ -14,6 +14,9 @@ from walproxy.lab.failover.plan import (
     KILL_BOTH,
     KILL_HOST,
     KILL_POSTGRES,
+    KILL_SAFEKEEPER,
+    KILL_TWO_HOSTS,
+    LOSE_QUORUM,
     MUTE,
     POWER_LOSS,
     STOP_HOST,
@@ -52,25 +55,30 @@ class Injector:
             time.sleep(planned.cut_ms / 1000)
         struck_at = time.monotonic()
         self._begin(planned, host)
-        stays = planned.kind in (KILL_HOST, STOP_HOST) and planned.is_variant
+        stays = planned.kind in (KILL_HOST, STOP_HOST, LOSE_QUORUM) and planned.is_variant
         if planned.cut_ms and not stays and planned.kind not in (CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE):
             self._network.heal(host.name)
         return struck_at
 
+    def strike_again(self, planned: PlannedRound) -> None:
+        """Let the second part of the fault begin."""
+        for safekeeper in self._two_safekeepers(planned):
+            safekeeper.pause()
+
     def undo(self, planned: PlannedRound, host: Host) -> None:
         """End the fault: what was killed starts, what stands still goes on, the network is whole."""
         self._network.heal(host.name)
-        kind = planned.kind
-        if kind in (STOP_HOST, STOP_POSTGRES):
+        if planned.kind in (STOP_HOST, STOP_POSTGRES):
             host.resume()
-        elif kind in (KILL_HOST, KILL_AGENT):
-            host.start()
-        elif kind == POWER_LOSS:
-            for safekeeper in self._site.safekeepers.values():
-                if safekeeper.pid is None:
-                    safekeeper.start()
-            for each in self._site.hosts.values():
-                each.start()
+        if planned.kind == LOSE_QUORUM:
+            for safekeeper in self._two_safekeepers(planned):
+                safekeeper.resume()
+        # Harmless where they run.
+        for safekeeper in self._site.safekeepers.values():
+            if safekeeper.pid is None:
+                safekeeper.start()
+        for each in self._site.hosts.values():
+            each.start()
 
     def _begin(self, planned: PlannedRound, host: Host) -> None:
         kind = planned.kind
@@ -79,8 +87,14 @@ class Injector:
             host.resume("proxy")
         elif kind == KILL_BOTH:
             host.kill("proxy", "postgres")
-        elif kind == KILL_HOST:
+        elif kind in (KILL_HOST, LOSE_QUORUM):
             host.kill()
+        elif kind == KILL_TWO_HOSTS:
+            others = [each for each in self._site.hosts.values() if each is not host]
+            _at_once([host.kill, others[planned.other % len(others)].kill])
+        elif kind == KILL_SAFEKEEPER:
+            safekeepers = list(self._site.safekeepers.values())
+            _at_once([host.kill, safekeepers[planned.other % len(safekeepers)].kill9])
         elif kind == KILL_AGENT:
             host.kill("manager")
         elif kind == STOP_HOST:
@@ -114,6 +128,17 @@ class Injector:
         victims: list[Callable[[], None]] = [host.kill for host in site.hosts.values()]
         if with_safekeepers:
             victims += [safekeeper.kill9 for safekeeper in site.safekeepers.values()]
-        with ThreadPoolExecutor(len(victims)) as pool:
-            for done in [pool.submit(victim) for victim in victims]:
-                done.result()
+        _at_once(victims)
+
+    def _two_safekeepers(self, planned: PlannedRound) -> list[PlacedProcess]:
+        """Return all but one."""
+        safekeepers = list(self._site.safekeepers.values())
+        del safekeepers[planned.other % len(safekeepers)]
+        return safekeepers
+
+
+def _at_once(actions: Sequence[Callable[[], None]]) -> None:
+    """Do these at the same time; return when all are done."""
+    with ThreadPoolExecutor(len(actions)) as pool:
+        for done in [pool.submit(action) for action in actions]:
+            done.result()

@@ -9,6 +9,9 @@
     cut off                   the host receives and sends nothing; half of the time its cable is unplugged
     cut off from safekeepers  the same, but clients, and the other hosts, still reach it
     deaf, mute                the host receives nothing; what it sends is lost
+    kill host and standby     kill -9 of the host, and of the host of a standby: the other one is left
+    kill host and safekeeper  kill -9 of the host, and of a safekeeper
+    kill host, lose quorum    kill -9 of the host; while the others fail over, two safekeepers stand still for a while
     power loss                kill -9 of all processes of all hosts, half of the time of the safekeepers, too, which
                               lose what they have not synced
     switchover                no fault: an operator moves the primary
@@ -25,25 +28,23 @@ from typing import Final
 KILL_POSTGRES, KILL_HOST, KILL_BOTH, KILL_AGENT = "kill postgres", "kill host", "kill proxy and postgres", "kill agent"
 STOP_HOST, STOP_POSTGRES = "stop host", "stop postgres"
 CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE = "cut off", "cut off from safekeepers", "deaf", "mute"
+KILL_TWO_HOSTS, KILL_SAFEKEEPER = "kill host and standby", "kill host and safekeeper"
+LOSE_QUORUM = "kill host, lose quorum"
 POWER_LOSS, SWITCHOVER = "power loss", "switchover"
 
 NETWORK: Final = (CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE)
 """The faults that need partitions."""
 
 LOSSES: Final = (
-    KILL_HOST,
-    KILL_BOTH,
-    KILL_POSTGRES,
-    STOP_HOST,
-    STOP_POSTGRES,
-    CUT_OFF,
-    CUT_OFF_SAFEKEEPERS,
-    DEAF,
-    MUTE,
+    *(KILL_HOST, KILL_BOTH, KILL_POSTGRES, STOP_HOST, STOP_POSTGRES, CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE),
+    *(KILL_TWO_HOSTS, KILL_SAFEKEEPER),
 )
 """The faults that take the primary away while the others live: the gap of a failover is measured with these."""
 
-_LONG: Final = (KILL_HOST, STOP_HOST, CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE, KILL_AGENT)
+_LONG: Final = (
+    *(KILL_HOST, STOP_HOST, CUT_OFF, CUT_OFF_SAFEKEEPERS, DEAF, MUTE, KILL_AGENT),
+    *(KILL_TWO_HOSTS, KILL_SAFEKEEPER),
+)
 _PROMOTED_WITHIN_S: Final = 5.0  # on a machine that is busy
 _WEIGHTS: Final = {
     KILL_HOST: 5,
@@ -56,6 +57,9 @@ _WEIGHTS: Final = {
     DEAF: 2,
     MUTE: 2,
     KILL_AGENT: 2,
+    KILL_TWO_HOSTS: 2,
+    KILL_SAFEKEEPER: 2,
+    LOSE_QUORUM: 2,
     POWER_LOSS: 2,
 }
 FAULTS: Final = tuple(_WEIGHTS)
@@ -77,7 +81,9 @@ class PlannedRound:
         lasts_s: from the fault until it is undone, where there is anything to undo.
         is_variant: of a cut-off, the cable is unplugged; of a power loss, the safekeepers lose theirs, too; of a host
             that is killed or stopped, its network stays cut off from the safekeepers until the end of the fault.
-        successor: of a switchover, which of the standbys, from 0.
+        other: of a switchover, the standby that is promoted; of a fault of two, the standby or safekeeper that is the
+            other one; from 0.
+        then_after_s: from the fault until its second part, where it has one.
     """
 
     number: int
@@ -85,7 +91,8 @@ class PlannedRound:
     cut_ms: int = 0
     lasts_s: float = 0.0
     is_variant: bool = False
-    successor: int = 0
+    other: int = 0
+    then_after_s: float = 0.0
 
     def takes_away(self, dead_after_s: float) -> bool:
         """Return whether the primary is away for so long that another server must be promoted.
@@ -129,7 +136,7 @@ def plan_rounds(
     for number, kind in enumerate(drawn[:count], 1):
         planned.append(_plan_fault(chance, len(planned) + 1, kind, dead_after_s))
         if switchover_every and number % switchover_every == 0:
-            planned.append(PlannedRound(len(planned) + 1, SWITCHOVER, successor=chance.randrange(standbys)))
+            planned.append(PlannedRound(len(planned) + 1, SWITCHOVER, other=chance.randrange(standbys)))
     return planned
 
 
@@ -143,4 +150,15 @@ def _plan_fault(chance: Random, number: int, kind: str, dead_after_s: float) -> 
         shortly = dead_after_s * chance.uniform(*_SHORT)
         soon, late = dead_after_s + chance.uniform(*_SOON_S), dead_after_s + chance.uniform(*_LATE_S)
         lasts_s = chance.choices((shortly, soon, late), (1, 2, 2))[0]
-    return PlannedRound(number, kind, cut_ms, round(lasts_s, 2), chance.random() < 0.5)
+    then_after_s = dead_after_s + chance.uniform(*_SOON_S)
+    if kind == LOSE_QUORUM:
+        lasts_s = then_after_s + chance.uniform(*_LATE_S)
+    return PlannedRound(
+        number,
+        kind,
+        cut_ms,
+        round(lasts_s, 2),
+        is_variant=chance.random() < 0.5,
+        other=chance.randrange(6),
+        then_after_s=round(then_after_s, 2) if kind == LOSE_QUORUM else 0.0,
+    )

@@ -148,7 +148,10 @@ class Rounds:
         struck_at = self._injector.strike(planned, host)
         if writer is not None:
             writer.slow_down()
-        self._wait(planned.lasts_s)
+        if planned.then_after_s:
+            self._wait(planned.then_after_s)
+            self._injector.strike_again(planned)
+        self._wait(planned.lasts_s - planned.then_after_s)
         self._injector.undo(planned, host)
         if writer is not None:
             writer.stop(0.0)
@@ -158,7 +161,7 @@ class Rounds:
         """Run the command of a switchover; return when it began, and its violations."""
         site = self._site
         others = [host for host in site.hosts.values() if host is not before.leader]
-        to = others[planned.successor % len(others)]
+        to = others[planned.other % len(others)]
         begun_at = time.monotonic()
         try:
             answer = subprocess.run(

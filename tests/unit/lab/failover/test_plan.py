@@ -6,6 +6,7 @@ from walproxy.lab.failover.plan import (
     KILL_BOTH,
     KILL_HOST,
     KILL_POSTGRES,
+    LOSE_QUORUM,
     POWER_LOSS,
     SWITCHOVER,
     PlannedRound,
@@ -26,7 +27,13 @@ def test_the_first_rounds_have_each_fault_once_and_a_switchover_follows_after_ev
     assert len(planned) == 50
     assert planned[4].kind == planned[9].kind == SWITCHOVER
     assert [each.number for each in planned] == list(range(1, 51))
-    assert {each.successor for each in planned if each.kind == SWITCHOVER} <= {0, 1}
+    assert {each.other for each in planned if each.kind == SWITCHOVER} <= {0, 1}
+
+
+def test_a_quorum_is_lost_in_the_middle_of_a_failover() -> None:
+    planned = plan_rounds(3, 20, 5.0, kinds=(LOSE_QUORUM,), switchover_every=0)
+    assert all(5.0 <= each.then_after_s <= 7.0 for each in planned)
+    assert all(each.lasts_s - each.then_after_s >= 1.9 for each in planned)
 
 
 def test_only_the_requested_faults_are_drawn() -> None:
