@@ -20,7 +20,7 @@ from safekeeper.process.config import ENVIRONMENT_PREFIX, SafekeeperConfig
 from safekeeper.serving.users import user_line
 from safekeeper.storage.control_file import DataDirectoryLock
 from safekeeper.storage.filesystem import FileSystem, RealFileSystem
-from safekeeper.storage.inspection import Inspection, as_json, control_rows, inspect_folder
+from safekeeper.storage.inspection import Inspection, as_json, control_rows, inspect_folder, settings_rows
 
 EXIT_CODES = """\b
 Exit codes:
@@ -135,6 +135,7 @@ def _loop_factory() -> Any:
 
 def _print_inspection(inspection: Inspection) -> None:
     rows = control_rows(inspection.control) if inspection.control is not None else []
+    rows += settings_rows(inspection.settings)
     rows.append(("valid WAL ends at", format_lsn(inspection.flush_lsn)))
     segments = [
         (

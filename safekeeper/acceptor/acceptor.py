@@ -27,6 +27,7 @@ from safekeeper.acceptor.effects import (
     FindTimedRecord,
     ReadWal,
     Send,
+    ServeAgent,
     ServeRead,
     TruncateWal,
 )
@@ -42,6 +43,7 @@ from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     PROTOCOL_VERSION_MIN,
     AcceptorGreeting,
+    AgentExchange,
     AppendRequest,
     AppendResponse,
     ArchiveAssignment,
@@ -97,6 +99,7 @@ class Acceptor(AcceptorLog):
         has_readers, standbys: the readers of this safekeeper, as last passed to `readers_changed`.
         archiver: the safekeeper that archives, as last assigned by a leader; 0 if none was since the start.
         pull: the leader's request to read WAL from other members, None if none is under way.
+        heard_healthy_at: when a proposer last reported that it is healthy (step 2), None if none has since the start.
         awaits_election: whether no `Elected` was received since the start, or since the last vote: no WAL is removed.
     """
 
@@ -113,6 +116,7 @@ class Acceptor(AcceptorLog):
         self._is_to_cut = False  # A term that gives WAL up was not adopted, for want of disk space.
         self._leader_seen_at = 0.0
         self._leader_healthy = False
+        self.heard_healthy_at: float | None = None
         self._sequence = 0
         self._told_write_lsn: Lsn = 0
         self._told_sequence = 0
@@ -135,6 +139,7 @@ class Acceptor(AcceptorLog):
             MembersAnswer: self._relay_answer,
             FolderStates: self._learn_folders,
             FolderIsOlder: self._leave_identity,
+            AgentExchange: self._agent_exchange,
             ArchiveAssignment: self._archive_assignment,
             PullWal: self._pull_wal,
             PeerRead: self._peer_read,
@@ -317,6 +322,12 @@ class Acceptor(AcceptorLog):
         return self.archiver == self.control.safekeeper_id
 
     @property
+    def log_end(self) -> tuple[int, int, int]:
+        """The last term of the log, the timeline of its last byte, and the highest sealed one; 0 for none."""
+        history = cut_history(self.control.history, self.flush_lsn)
+        return last_term(history), last_tli(history, self.flush_lsn), history[-1].floor if history else 0
+
+    @property
     def state(self) -> str:
         """The acceptor's state for /status: `empty`, `learner`, `idle` or `following`."""
         if self.control.membership is None:
@@ -351,7 +362,7 @@ class Acceptor(AcceptorLog):
                 return
         self._versions[connection] = message.protocol_version
         yield from self._tell_folders(connection)
-        history = cut_history(control.history, self.flush_lsn)
+        term, log_tli, floor = self.log_end
         knows_seals = message.protocol_version >= PROTOCOL_VERSION
         yield Send(
             connection,
@@ -365,14 +376,14 @@ class Acceptor(AcceptorLog):
                 server_version=control.server_version,
                 membership=control.membership,
                 promised=control.promised,
-                last_term=last_term(history),
+                last_term=term,
                 wal_begin_lsn=control.wal_begin_lsn,
                 flush_lsn=self.flush_lsn,
                 commit_lsn=self.commit_lsn,
                 truncate_lsn=self.truncate_lsn,
                 replaced=_told_of(control.replaced),
-                log_tli=last_tli(history, self.flush_lsn) if knows_seals else 0,
-                floor=history[-1].floor if history and knows_seals else 0,
+                log_tli=log_tli if knows_seals else 0,
+                floor=floor if knows_seals else 0,
             ),
         )
 
@@ -720,7 +731,9 @@ class Acceptor(AcceptorLog):
         """
         payload = message.payload
         self._leader_seen_at = now
-        self._leader_healthy = message.healthy
+        self._leader_healthy = healthy = message.healthy
+        if healthy:
+            self.heard_healthy_at = now
         self.write_lsn = message.begin_lsn + len(payload)
         self._sequence = sequence = message.sequence
         if message.commit_lsn > self._leader_commit_lsn:
@@ -833,6 +846,25 @@ class Acceptor(AcceptorLog):
         control = self.control
         is_whole = control.truncate_to is None and not control.is_log_pending
         return control.promised == leader_id and last_term(control.history) == leader_id.term and is_whole
+
+    # ------------------------------------------------------------------ agents
+
+    def _agent_exchange(self, connection: int, message: AgentExchange, now: float) -> Effects:
+        """Let an agent of this cluster exchange with the others (step 14)."""
+        cluster_id = self.control.cluster_id
+        if not cluster_id:
+            reason = (
+                f"safekeeper {self.control.safekeeper_id} does not belong to a cluster yet: start walproxy run first"
+            )
+            yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
+        elif message.cluster_id != cluster_id:
+            reason = (
+                f"safekeeper {self.control.safekeeper_id} belongs to cluster {cluster_id[:8]}, not to "
+                f"{message.cluster_id[:8]}: correct --safekeepers"
+            )
+            yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason)
+        else:
+            yield ServeAgent(connection, message)
 
     # ------------------------------------------------------------------ reads for the proposer
 

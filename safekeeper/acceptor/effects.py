@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.consensus.messages import AcceptorMessage, PeerRead
+from safekeeper.consensus.messages import AcceptorMessage, AgentExchange, PeerRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,14 @@ class ServeRead:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeAgent:
+    """Answer an agent on `connection` (`AgentView`), while other events continue. Changes nothing of the acceptor."""
+
+    connection: int
+    exchange: AgentExchange
+
+
+@dataclass(frozen=True, slots=True)
 class DigestWal:
     """Return the CRC-32C of each page of [begin_lsn, end_lsn), as a tuple of int."""
 
@@ -170,6 +178,7 @@ Effect = (
     | RestoreWal
     | ReadWal
     | ServeRead
+    | ServeAgent
     | DigestWal
     | FindRecords
     | FindRecordEnd

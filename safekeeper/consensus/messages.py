@@ -16,6 +16,7 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then follow, e
     TailRequest     -> TailResponse       the boundaries of records, for S9 and S10
     ChangeMembers   -> MembersAnswer      an operator's change of the members, relayed to the leader (step 10)
     FolderIsOlder   -> (closed)           the data folder is an older copy: it no longer counts (step 11)
+    AgentExchange   -> AgentView          what agents keep on the safekeepers; changes no consensus state (step 14)
 
 Without a request, the acceptor sends its standbys' positions, `StandbyFeedback`, and the progress of its archiving,
 `ArchiveReport`, to the proposer that it follows; the proposer sends all acceptors the archiver and the progress of the
@@ -374,6 +375,74 @@ class FolderIsOlder(msgspec.Struct, frozen=True, tag="folder_is_older"):
     known: FolderState
 
 
+class AgentSettingsVersion(msgspec.Struct, frozen=True, array_like=True):
+    """A version of the settings that all agents share. Of two versions the one with the higher `key` is newer.
+
+    Attributes:
+        counter: one more than that of the version that was changed.
+        author: random for each version, 32 hexadecimal digits: two versions may have one counter.
+        content: bytes that safekeepers do not read.
+    """
+
+    counter: int
+    author: str
+    content: bytes
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The rank among the versions of one cluster."""
+        return self.counter, self.author
+
+
+class AgentExchange(msgspec.Struct, frozen=True, tag="agent_exchange"):
+    """Keep this agent's report and these settings for the other agents, and reply with all that is kept.
+
+    Attributes:
+        name: of the agent; empty for a command, which reports nothing.
+        report: bytes that safekeepers do not read. They replace the last report of that name.
+        settings: a version of the shared settings; it is kept, durably, unless a newer one is. None: none.
+    """
+
+    cluster_id: str
+    name: str
+    report: bytes = b""
+    settings: AgentSettingsVersion | None = None
+
+
+class KeptReport(msgspec.Struct, frozen=True, array_like=True):
+    """The last report of an agent, and the time since it was received, in milliseconds."""
+
+    name: str
+    age_ms: int
+    report: bytes
+
+
+class AgentView(msgspec.Struct, frozen=True, tag="agent_view"):
+    """What one safekeeper keeps for agents, and what it has of the log.
+
+    Attributes:
+        incarnation: of its data folder.
+        promised: the proposer that it follows.
+        leader_age_ms: the time since a proposer last reported that it is healthy (step 2), in milliseconds; since the
+            start of the process if none has.
+        last_term, log_tli, floor, flush_lsn, commit_lsn: as in its greeting.
+        settings: the newest version that it has on disk, None if it has none.
+        reports: of all agents, by name.
+    """
+
+    cluster_id: str
+    incarnation: str
+    promised: LeaderId
+    leader_age_ms: int
+    last_term: int
+    log_tli: int
+    floor: int
+    flush_lsn: Lsn
+    commit_lsn: Lsn
+    settings: AgentSettingsVersion | None = None
+    reports: tuple[KeptReport, ...] = ()
+
+
 class ArchiveAssignment(msgspec.Struct, frozen=True, tag="archive_assignment"):
     """The archiver from now on, 0 for none, and the progress of its archive, 0 if unknown in this term."""
 
@@ -526,6 +595,7 @@ ProposerMessage = (
     | MembersAnswer
     | FolderStates
     | FolderIsOlder
+    | AgentExchange
     | ArchiveAssignment
     | PullWal
     | PeerRead
@@ -544,6 +614,7 @@ AcceptorMessage = (
     | MembersAnswer
     | PullEnded
     | FolderStates
+    | AgentView
     | StandbyFeedback
     | ArchiveReport
     | ReadResponse

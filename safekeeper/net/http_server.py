@@ -8,6 +8,8 @@ between two requests, and the bytes of one (S14).
 
 A page is answered at the header of its request; a body is skipped. A client that waits for "100 Continue" gets the
 answer instead, and the connection is closed, because the client may send the body or not.
+
+HEAD returns the header of the page, and OPTIONS its status code alone: load balancers check servers by either.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 import msgspec
@@ -43,7 +45,8 @@ _WATCH_INTERVAL_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
 # The size limit of a quotation in h11's error about a request.
 _QUOTED_MAX = 100
-_METHODS = (b"GET", b"HEAD")
+_METHODS = (b"GET", b"HEAD", b"OPTIONS")
+_ALLOW = ("Allow", b",".join(_METHODS).decode())
 _PLAIN = "text/plain; charset=utf-8"
 
 
@@ -57,6 +60,16 @@ class Text(NamedTuple):
 # A status code, and the content: a Text, or a value to encode as JSON.
 Answer = tuple[int, Any]
 Route = Callable[[], Answer]
+# The first value of each name in the query of a request.
+Query = Mapping[str, str]
+
+
+class QueryRoute(NamedTuple):
+    """A page that depends on the query of its request."""
+
+    answer: Callable[[Query], Answer]
+
+
 HTTP_BUDGET = Budget(proven_max=0)
 
 _Headers = tuple[tuple[str, str], ...]
@@ -76,7 +89,12 @@ class HttpListener(Listener["HttpConnection"]):
     EVICTED = "closed the HTTP connection from %s, the oldest of %d, for a newer one"
 
     def __init__(
-        self, routes: Mapping[str, Route], *, budget: Budget, tls: ServerTls | None, networks: Networks | None
+        self,
+        routes: Mapping[str, Route | QueryRoute],
+        *,
+        budget: Budget,
+        tls: ServerTls | None,
+        networks: Networks | None,
     ) -> None:
         super().__init__(budget=budget, networks=networks)
         self._routes = routes
@@ -112,14 +130,17 @@ class HttpListener(Listener["HttpConnection"]):
         connection.unanswered_bytes = 0
         connection.deadline = self.now() + NEXT_REQUEST_TIMEOUT_S
         self.admission.renew(connection.number, self.now())
-        route = self._routes.get(_path(request.target))
+        path, query = _path_and_query(request.target)
+        route = self._routes.get(path)
         if route is None:
             return HTTPStatus.NOT_FOUND, _reason(HTTPStatus.NOT_FOUND), ()
         if request.method not in _METHODS:
             status = HTTPStatus.METHOD_NOT_ALLOWED
-            return status, _reason(status), (("Allow", "GET,HEAD"),)
+            return status, _reason(status), (_ALLOW,)
         try:
-            code, content = route()
+            code, content = route.answer(query) if isinstance(route, QueryRoute) else route()
+            if request.method == b"OPTIONS":
+                return HTTPStatus(code), Text(_PLAIN, b""), (_ALLOW,)
             if not isinstance(content, Text):
                 body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
                 content = Text("application/json", body)
@@ -303,14 +324,14 @@ class _TlsConnection(HttpConnection, asyncio.BufferedProtocol):
 
 
 async def serve_http(
-    routes: Mapping[str, Route],
+    routes: Mapping[str, Route | QueryRoute],
     address: Address,
     *,
     tls: ServerTls | None = None,
     networks: Networks | None = None,
     budget: Budget = HTTP_BUDGET,
 ) -> HttpListener:
-    """Serve `routes` (GET path -> function that returns status code and content) at `address`.
+    """Serve `routes` (path -> function that returns status code and content) at `address`.
 
     Args:
         tls: serve over TLS.
@@ -335,12 +356,14 @@ def made_at_first_request(make: Callable[[], Route]) -> Route:
     return lambda: made()()
 
 
-def _path(target: bytes) -> str:
-    """Return the path of a request's target, which may be a whole URL; empty if it is not valid."""
+def _path_and_query(target: bytes) -> tuple[str, dict[str, str]]:
+    """Return the path and the query of a request's target, which may be a whole URL; both empty if it is not valid."""
     try:
-        return unquote(urlsplit(target.decode("ascii")).path)
+        parts = urlsplit(target.decode("ascii"))
     except ValueError:
-        return ""
+        return "", {}
+    # dict() keeps the last value of a name.
+    return unquote(parts.path), dict(reversed(parse_qsl(parts.query, keep_blank_values=True)))
 
 
 def _reason(status: HTTPStatus) -> Text:

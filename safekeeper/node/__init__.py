@@ -1,6 +1,7 @@
 """Runs the acceptor: one event loop that passes it messages and executes its effects.
 
 node                the loop itself
+agent_registry      keeps reports and settings for agents
 peer_reads          sends WAL to members that pull it
 proposer_listener   accepts connections of proxies
 readable_log        the readable part of the log, for readers and the archiver

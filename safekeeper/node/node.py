@@ -37,6 +37,7 @@ from safekeeper.acceptor.effects import (
     Persist,
     ResetWal,
     Send,
+    ServeAgent,
     ServeRead,
     SetWalAside,
     TrimWal,
@@ -55,6 +56,7 @@ from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.base.worker import Worker
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import AcceptorMessage, AppendRequest, ProposerMessage, PullWal, Standby
+from safekeeper.node.agent_registry import AgentRegistry
 from safekeeper.node.peer_reads import PeerReads
 from safekeeper.node.state_log import ChangeLog
 from safekeeper.storage.data_folder import DataFolder
@@ -123,6 +125,7 @@ class Node:
         disk_space: the disk's free space, and what could not be written for want of it.
         failed: done, with the error, once the node has failed.
         peer_reads: serves the members that pull WAL from here.
+        agents: serves the agents.
     """
 
     def __init__(self, folder: DataFolder, loop: asyncio.AbstractEventLoop) -> None:
@@ -149,6 +152,7 @@ class Node:
         self._loop = loop
         self._outbox: Outbox
         self.peer_reads = PeerReads(self.acceptor, folder, partial(Worker, "peer reader", loop), self._send)
+        self.agents = AgentRegistry(self.acceptor, folder.agents_file(), self.disk, self._send, loop.time)
         self._effects: Effects | None = None  # Those of the event that is being handled.
         self._connection = 0  # From which its message was received.
         self._events: deque[Callable[[], Effects | None]] = deque()
@@ -261,6 +265,7 @@ class Node:
     def disconnected(self, connection: int) -> None:
         """Handle the end of a connection, closed by either side."""
         self.peer_reads.disconnected(connection)
+        self.agents.disconnected(connection)
         self._post(lambda: self.acceptor.disconnected(connection))
 
     def pulled(self, leader_id: LeaderId, begin_lsn: Lsn, payload: bytes | memoryview) -> "asyncio.Future[None]":
@@ -390,6 +395,8 @@ class Node:
                     self._outbox.send(effect.connection, effect.message)
                 elif isinstance(effect, ServeRead):
                     self.peer_reads.serve(effect.connection, effect.request)
+                elif isinstance(effect, ServeAgent):
+                    self.agents.serve(effect.connection, effect.exchange)
                 elif isinstance(effect, Close):
                     self._outbox.close(effect.connection, effect.reason, broken=False)
                 else:

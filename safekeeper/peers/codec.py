@@ -41,6 +41,9 @@ from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Member, Membershi
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
+    AgentExchange,
+    AgentSettingsVersion,
+    AgentView,
     AppendRequest,
     AppendResponse,
     ArchiveAssignment,
@@ -53,6 +56,7 @@ from safekeeper.consensus.messages import (
     Elected,
     FolderIsOlder,
     FolderStates,
+    KeptReport,
     MembersAnswer,
     PeerRead,
     PreVoteRequest,
@@ -88,6 +92,10 @@ SOURCES_MAX = 100
 FOLDERS_MAX = 200
 STANDBY_NAME_BYTES_MAX = 63
 PROBLEM_BYTES_MAX = 1000
+AGENTS_MAX = 64
+AGENT_NAME_BYTES_MAX = 63
+AGENT_REPORT_BYTES_MAX = 4 << 10
+AGENT_SETTINGS_BYTES_MAX = 16 << 10
 _QUOTED_CHARACTERS_MAX = 200
 
 _MAGIC = 0x5750
@@ -292,6 +300,7 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         | MembersAnswer
         | FolderStates
         | FolderIsOlder
+        | AgentExchange
         | ArchiveAssignment
         | PullWal
         | PeerRead
@@ -317,6 +326,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | MembersAnswer
         | PullEnded
         | FolderStates
+        | AgentView
         | StandbyFeedback
         | ArchiveReport
         | DigestResponse
@@ -660,6 +670,7 @@ def _quotable(error: Exception) -> str:
 
 # Ids are part of log lines, JSON and file names.
 _WORD = re.compile(rf"[0-9A-Za-z_-]{{1,{_RUN_BYTES_MAX}}}")
+_RANDOM_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def _check_control(message: Any) -> None:
@@ -680,6 +691,8 @@ def _check_control(message: Any) -> None:
             raise RemoteProtocolError(f"{name}.{field}: {error}") from error
     if isinstance(message, ReadRequest | DigestRequest | PeerRead) and message.begin_lsn > message.end_lsn:
         raise RemoteProtocolError(f"{name} of a range that ends before it begins")
+    if isinstance(message, AgentExchange) and bool(message.name) != bool(message.report):
+        raise RemoteProtocolError(f"{name} with a name or a report alone")
 
 
 def _is_usual_feedback(message: StandbyFeedback) -> bool:
@@ -801,6 +814,42 @@ def _check_folders(folders: tuple[FolderState, ...]) -> None:
         _check_folder(folder)
 
 
+def check_agent_name(name: str) -> None:
+    """Refuse what cannot be the name of an agent. Empty is fine: a command's.
+
+    Raises:
+        RemoteProtocolError: it is too long, or has characters that cannot be in a line.
+    """
+    if len(name.encode()) > AGENT_NAME_BYTES_MAX or not name.isprintable():
+        raise RemoteProtocolError(f"{name[:64]!r} cannot be the name of an agent")
+
+
+def _check_agent_report(report: bytes) -> None:
+    if len(report) > AGENT_REPORT_BYTES_MAX:
+        raise RemoteProtocolError(f"{len(report)} bytes are more than the maximum of {AGENT_REPORT_BYTES_MAX}")
+
+
+def _check_agent_reports(reports: tuple[KeptReport, ...]) -> None:
+    if len(reports) > AGENTS_MAX:
+        raise RemoteProtocolError(f"{len(reports)} reports are more than the maximum of {AGENTS_MAX}")
+    names = [kept.name for kept in reports]
+    if names != sorted(set(names)) or "" in names:
+        raise RemoteProtocolError("the names of the agents are not ascending")
+    for kept in reports:
+        check_agent_name(kept.name)
+        _check_agent_report(kept.report)
+
+
+def _check_agent_settings(settings: AgentSettingsVersion) -> None:
+    _check_positive(settings.counter)
+    if _RANDOM_ID.fullmatch(settings.author) is None:
+        raise RemoteProtocolError(f"{settings.author[:64]!r} is not an author: 32 hexadecimal digits are required")
+    if len(settings.content) > AGENT_SETTINGS_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"{len(settings.content)} bytes are more than the maximum of {AGENT_SETTINGS_BYTES_MAX}"
+        )
+
+
 def _check_address(address: str) -> None:
     if len(address.encode()) > ADDRESS_BYTES_MAX or not address.isprintable():
         raise RemoteProtocolError(f"{address[:64]!r} is not the address of a member")
@@ -834,8 +883,14 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "sources": _check_sources,
     "folders": _check_folders,
     "known": _check_folder,
+    "name": check_agent_name,
+    "report": _check_agent_report,
+    "reports": _check_agent_reports,
+    "settings": _check_agent_settings,
 }
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
+    AgentExchange: ("cluster_id",),
+    AgentView: ("cluster_id",),
     Bootstrap: ("cluster_id", "system_id", "segment_size", "server_version"),
     Bootstrapped: ("cluster_id",),
     ChangeMembers: ("cluster_id", "wanted"),

@@ -2,6 +2,8 @@
 
     DIR/control        the acceptor's durable state (safekeeper/storage/control_file.py)
     DIR/wal/           segment files (safekeeper/storage/)
+    DIR/slots          replication slots (safekeeper/serving/slots.py)
+    DIR/agents         the settings that agents share (safekeeper/node/agent_registry.py)
     DIR/wal.<cluster>/ WAL that a rebootstrap set aside, for its undo, or for the operator to delete
     DIR/wal.undone-<cluster>/ WAL written between a rebootstrap and its undo, for the operator to delete
 
@@ -46,8 +48,9 @@ from safekeeper.base.errors import (
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState
 from safekeeper.consensus.membership import check_quorum_sizes
+from safekeeper.consensus.messages import AgentSettingsVersion
 from safekeeper.consensus.term_history import tli_at
-from safekeeper.storage.control_file import ControlFile, DataDirectoryLock
+from safekeeper.storage.control_file import ControlFile, DataDirectoryLock, StateFile
 from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, FileSystem, Space, sync_names
 from safekeeper.storage.recovery import end_of_chain, inspect
 from safekeeper.storage.wal_log import WalStorage
@@ -56,10 +59,33 @@ from safekeeper.waldecode.record_search import RecordEndSearch, find_records
 from safekeeper.waldecode.timed_records import find_timed_record
 
 WAL_FOLDER = "wal"
+AGENTS_FILE_NAME = "agents"
 # The file that identifies a folder as PGDATA.
 POSTGRESQL_MARK = "PG_VERSION"
 
 _log = logging.getLogger(__name__)
+
+
+class KeptSettings(msgspec.Struct, frozen=True):
+    """The content of the file `agents`.
+
+    Attributes:
+        cluster_id: the cluster of the agents: another one's settings do not count.
+    """
+
+    cluster_id: str
+    settings: AgentSettingsVersion
+
+
+def agents_file(fs: FileSystem, directory: Path) -> StateFile:
+    """Return the file `agents` of a data folder."""
+    return StateFile(
+        fs,
+        directory / AGENTS_FILE_NAME,
+        magic=b"SAFEAGNT",
+        what="file of the agents' settings",
+        what_to_do="it is ignored, the agents restore the settings from the other safekeepers",
+    )
 
 
 def missing_wal(control: ControlState, begin_lsn: Lsn, flush_lsn: Lsn, wal_directory: Path) -> str | None:
@@ -228,6 +254,10 @@ class DataFolder:
                     effect = effects.send(result)
         except StopIteration:
             return
+
+    def agents_file(self) -> StateFile:
+        """Return the file of the settings that agents share."""
+        return agents_file(self._fs, self.directory)
 
     def wal_reader(self) -> WalReader:
         """Return a new reader of the log. Call it only once there is WAL."""

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
+from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.messages import AgentSettingsVersion
 from safekeeper.storage.control_file import ControlFile
-from safekeeper.storage.data_folder import WAL_FOLDER, missing_wal
+from safekeeper.storage.data_folder import WAL_FOLDER, KeptSettings, agents_file, missing_wal
 from safekeeper.storage.filesystem import FileSystem
 from safekeeper.storage.recovery import SegmentFacts, end_of_chain, inspect
 
@@ -24,6 +26,7 @@ class Inspection(NamedTuple):
         flush_lsn: the end of the valid WAL, 0 if there is none.
         lost: why this folder can no longer be a member (S8), empty if it can.
         notes: further findings, which the next start of the safekeeper corrects.
+        settings: what the agents share, None if the folder has none of its cluster.
     """
 
     control: ControlState | None
@@ -31,6 +34,7 @@ class Inspection(NamedTuple):
     flush_lsn: Lsn
     lost: str
     notes: list[str]
+    settings: AgentSettingsVersion | None = None
 
 
 def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
@@ -49,8 +53,9 @@ def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
     if control is None:
         lost = "the folder contains WAL but no control file" if fs.listdir(wal_directory) else ""
         return Inspection(None, [], 0, lost, ["the folder has not been used by a safekeeper"] if not lost else [])
+    settings, damaged = _agents_settings(fs, directory, control)
     if not control.segment_size:
-        return Inspection(control, [], 0, "", ["not bootstrapped yet: the log is empty"])
+        return Inspection(control, [], 0, "", ["not bootstrapped yet: the log is empty", *damaged], settings)
     segments, problems = inspect(fs, wal_directory, control.segment_size, control.wal_begin_lsn)
     notes = problems + [f"{segment.name} {problem}" for segment in segments for problem in segment.problems]
     flush_lsn = end_of_chain(segments, control.segment_size)
@@ -60,7 +65,18 @@ def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
         notes.append(f"a truncation to {format_lsn(control.truncate_to)} is unfinished: the next start completes it")
     begin_lsn = segments[0].begin_lsn if segments else 0
     lost = missing_wal(control, begin_lsn, flush_lsn, wal_directory) or ""
-    return Inspection(control, segments, flush_lsn, lost, notes)
+    return Inspection(control, segments, flush_lsn, lost, notes + damaged, settings)
+
+
+def _agents_settings(
+    fs: FileSystem, directory: Path, control: ControlState
+) -> tuple[AgentSettingsVersion | None, list[str]]:
+    """Return what the agents share, and notes."""
+    try:
+        kept = agents_file(fs, directory).load(KeptSettings)
+    except StorageFailed as error:
+        return None, [str(error)]
+    return kept.settings if kept is not None and kept.cluster_id == control.cluster_id else None, []
 
 
 def as_json(inspection: Inspection) -> dict[str, Any]:
@@ -79,9 +95,23 @@ def as_json(inspection: Inspection) -> dict[str, Any]:
             }
             for segment in inspection.segments
         ],
+        "agents": _readable_settings(inspection.settings) if inspection.settings is not None else None,
         "lost": inspection.lost,
         "notes": inspection.notes,
     }
+
+
+def _readable_settings(settings: AgentSettingsVersion) -> dict[str, Any]:
+    content = settings.content.decode(errors="replace")
+    return {"counter": settings.counter, "author": settings.author, "content": content}
+
+
+def settings_rows(settings: AgentSettingsVersion | None) -> list[tuple[str, str]]:
+    """Return what the agents share as (name, value) rows to print."""
+    if settings is None:
+        return []
+    content = settings.content.decode(errors="replace")
+    return [("settings of agents", one_line(f"version {settings.counter} of {settings.author[:8]}: {content}"))]
 
 
 def control_rows(control: ControlState) -> list[tuple[str, str]]:

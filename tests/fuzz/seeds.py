@@ -14,6 +14,9 @@ from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
+    AgentExchange,
+    AgentSettingsVersion,
+    AgentView,
     AppendRequest,
     AppendResponse,
     ArchiveAssignment,
@@ -25,6 +28,7 @@ from safekeeper.consensus.messages import (
     Elected,
     FolderIsOlder,
     FolderStates,
+    KeptReport,
     PeerRead,
     PreVoteRequest,
     PreVoteResponse,
@@ -51,7 +55,9 @@ from safekeeper.peers.peer_auth import Challenge, Hello, Proof, Reason, Refused
 from safekeeper.pgwire.backend import keepalive, xlog_data_header
 from tests.unit import pgoutput_bytes as built
 from tests.unit import pgwire_client as client
+from tests.unit.transactions_wal import new_log
 from tests.unit.wal_builder import WalBuilder
+from walproxy.failover.discarded import BODY_RMIDS
 from walproxy.postgres.replication import build_hot_standby_feedback, build_status_update
 
 _NODE = LeaderId(7, "run7")
@@ -61,6 +67,7 @@ _FILES = (TliHistory(2, b"1\t0/64\tno recovery target specified\n"),)
 _SIZE = 16 << 20
 
 _FOLDER = FolderState(1, "a", 3, 7, 300)
+_SETTINGS = AgentSettingsVersion(3, "0123456789abcdef" * 2, b'{"is_paused":true}')
 _FROM_PROPOSERS = (
     ProposerGreeting(4, "run7", 5, 9, _SIZE),
     Bootstrap("cluster", 5, _SIZE, 170002, _MEMBERS, True),
@@ -72,6 +79,8 @@ _FROM_PROPOSERS = (
     Elected(_NODE, "cluster", 5, _SIZE, 170002, _MEMBERS, _HISTORY, _FILES, 300, 100, 0, 5),
     FolderStates("cluster", (_FOLDER, FolderState(2, "b", 1, 6, 200))),
     FolderIsOlder(_NODE, _FOLDER),
+    AgentExchange("cluster", "db1", b'{"name":"db1"}', _SETTINGS),
+    AgentExchange("cluster", ""),
     ArchiveAssignment(_NODE, 1, 100),
     AppendRequest(_NODE, 3, 300, 200, 100, 5, True, b"WAL"),
     AppendRequest(_NODE, 3, 300, 200, 100, 6, False, b""),
@@ -89,6 +98,8 @@ _FROM_ACCEPTORS = (
     AppendResponse(_NODE, 300, 200, 5, True),
     Reconfigured(_NODE, 3),
     FolderStates("cluster", (_FOLDER,)),
+    AgentView("cluster", "a", _NODE, 250, 7, 2, 1, 300, 200, _SETTINGS, (KeptReport("db1", 9, b"{}"),)),
+    AgentView("cluster", "a", _NODE, 250, 7, 2, 1, 300, 200),
     PullEnded(_NODE, 1, 300, "safekeeper 2 at host:5454: timeout"),
     StandbyFeedback((Standby("standby_1", 300, 200, 100, 7, 0),)),
     ArchiveReport(100, True, True, 0, "no route to the store"),
@@ -238,6 +249,26 @@ def wal() -> Iterable[bytes]:
     builder.add(bytes([255, 8]) + struct.pack("<q", 7), rmid=1)
     builder.add(b"y" * 9000)
     return [bytes(builder.data), bytes(builder.data[:400])]
+
+
+def transaction_records() -> Iterator[bytes]:
+    """Records that a transaction writes, and those that end it, of every version."""
+    managers = sorted(BODY_RMIDS)
+    for major in range(13, 19):
+        log = new_log(major=major)
+        log.running(7)
+        log.insert(7)
+        log.insert_many(7, 3)
+        log.delete(7)
+        log.sequence(7)
+        log.create(7, (1663, 5, 16384))
+        log.message(7, transactional=True)
+        log.assign(7, [8])
+        log.commit(7, [8], relfiles=1, invalidations=1)
+        log.prepare(7, b"gid", [8])
+        log.end_prepared(7, commit=True, subxids=[8])
+        for record in log.records:
+            yield bytes([major - 13, managers.index(record.rmid), record.info]) + record.body
 
 
 def manifests() -> Iterable[bytes]:

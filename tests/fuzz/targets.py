@@ -38,8 +38,10 @@ from safekeeper.pgwire.frontend import parse_copy_data, parse_string
 from safekeeper.pgwire.scram import SCRAM_SHA_256, ScramServer, make_verifier
 from safekeeper.pgwire.session import Session, State
 from safekeeper.pgwire.startup import admission
-from safekeeper.waldecode.records import RecordDecoder
+from safekeeper.waldecode.records import Record, RecordDecoder
 from tests.fuzz import seeds
+from walproxy.failover.discarded import BODY_RMIDS, TailReader
+from walproxy.failover.discarded_report import commit_time
 from walproxy.pipeline.cdc import pgoutput
 from walproxy.postgres.replication import (
     parse_copy_message,
@@ -230,6 +232,19 @@ def _wal(data: bytes) -> None:
     RecordDecoder(_MIB, _MIB, range(256)).feed(data)
 
 
+def _transaction_records(data: bytes) -> None:
+    """The body of one record; its first bytes are the version, the resource manager and the info."""
+    if len(data) < 3:
+        return
+    major, rmid = 13 + data[0] % 6, sorted(BODY_RMIDS)[data[1] % len(BODY_RMIDS)]
+    record = Record(_MIB + 40, _MIB + 80, 0, 24 + len(data) - 3, 7, rmid, data[2], data[3:])
+    reader = TailReader(_MIB, major)
+    reader.add(record)
+    reader.finish()
+    for transaction in reader.tail().transactions:
+        commit_time(transaction.time_us)
+
+
 # From archives.
 
 
@@ -273,6 +288,7 @@ TARGETS: dict[str, Target] = {
     "history": Target(_history, seeds.histories),
     "pgoutput": Target(_pgoutput, seeds.pgoutput),
     "wal": Target(_wal, seeds.wal),
+    "transaction_records": Target(_transaction_records, seeds.transaction_records),
     "manifest": Target(_manifest, seeds.manifests, (ArchiveRefused,)),
     "listing": Target(_listing, seeds.listings),
 }

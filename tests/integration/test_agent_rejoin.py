@@ -20,6 +20,9 @@ from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder, Step
 from walproxy.agent.rejoin_plan import RejoinPlan, Way
 from walproxy.agent.server_look import ServerState
+from walproxy.failover.discarded import Rows
+from walproxy.failover.discarded_report import DiscardedReport, discarded_report
+from walproxy.failover.relation_names import with_names
 from walproxy.postgres.binaries import ServerBinaries
 from walproxy.postgres.problems import ServerProblem
 
@@ -77,14 +80,28 @@ def test_diverged_old_primary_is_rewound(pair: Pair, folder: Path) -> None:
     old.managed.make_writable()
     diverge(old, new)
     plans: list[RejoinPlan] = []
+    reports: list[DiscardedReport] = []
+
+    def before_overwrite(plan: RejoinPlan) -> None:
+        plans.append(plan)
+        assert plan.fork is not None and plan.fork.lsn is not None
+        report = discarded_report(old.data_directory / "pg_wal", plan.fork.lsn, plan.fork.tli)
+        reports.append(with_names(report, new.conninfo))
+
     kept = folder / "tail"
     (old.data_directory / "own.key").write_text("key")
     command = f"cp {folder}/archive/%f %p"
-    rejoin = old.rejoin(new, before_overwrite=plans.append, keep_wal=kept, restore_command=command)
+    rejoin = old.rejoin(new, before_overwrite=before_overwrite, keep_wal=kept, restore_command=command)
     assert rejoin.run() is Way.REWIND
     (plan,) = plans
     assert plan.fork is not None and plan.fork.tli == 1 and plan.fork.lsn is not None
-    assert [path.name for path in kept.iterdir()]
+    # The transactions of the tail are reported before it goes, and found in the WAL that is kept.
+    (report,) = reports
+    (lost,) = report.tail.transactions
+    assert {report.names.get(relation): rows for relation, rows in lost.rows.items()} == {
+        "postgres.public.t": Rows(inserted=1000)
+    }
+    assert discarded_report(kept, plan.fork.lsn).tail.transactions[0].rows == lost.rows
     verify_standby(old, new)
     assert old.execute("SHOW work_mem") == [("5MB",)]
     assert old.execute("SHOW restore_command") == [(command,)]

@@ -45,11 +45,11 @@ def test_look_follows_a_server_from_its_start_to_its_promotion(new_server: NewSe
     wait_for(lambda: standby.managed.look().replayed_lsn >= end, "the standby has replayed it")
     look = standby.managed.look()
     assert (look.state, look.tli, look.is_in_recovery) == (ServerState.STANDBY, 1, True)
-    assert look.received_lsn >= end
+    assert look.received_lsn >= end and look.is_streaming
     standby.managed.promote()
     standby.managed.promote()
     look = standby.managed.look()
-    assert (look.state, look.tli) == (ServerState.PRIMARY, 2)
+    assert (look.state, look.tli, look.is_streaming) == (ServerState.PRIMARY, 2, False)
     standby.managed.stop()
     standby.managed.stop()
     look = standby.managed.look()

@@ -12,13 +12,17 @@ import pytest
 
 from tests.integration.cluster_fixtures import Commit, wait_for
 from tests.integration.conftest import NewGated
+from tests.integration.discarded_story import make_server, verify_report, write_tail
 from tests.integration.promotion_matrix import ALIVE, ARCHIVES, FOLDERS, FREE, HANGING, IN_USE, LOCAL, REFUSING, dynasty
 from tests.integration.serve_fixtures import assert_equal_to_primary, wait_for_feeder
+from tests.integration.test_ready_to_promote import two_standbys_of_hung_primaries
 from tests.integration.test_serve_promotion import wait_until_tli_is_2
 from tests.pipeline.decoder_comparison import Compared, contradictions
 from tests.pipeline.pg_waldump import stats
 from tests.pipeline.wal_maker import make_wal
+from tests.scratch import scratch_folder
 from tests.torture.majors import NEWEST, OLDEST, all_servers
+from walproxy.failover.discarded_report import discarded_report
 from walproxy.lab.cluster.local_standby import received_lsn
 from walproxy.postgres.binaries import ServerBinaries
 
@@ -61,6 +65,19 @@ def test_commits_survive_the_loss_of_a_safekeeper_and_of_the_primary(new_gated: 
         wait_until_tli_is_2(cluster)
         load.wait_for_commits(50)
     assert_equal_to_primary(cluster, second)
+
+
+@pytest.mark.parametrize("wal_level", ["replica", "logical"])
+def test_the_discarded_report_is_what_the_clients_did(
+    servers: dict[int, ServerBinaries], major: int, wal_level: str
+) -> None:
+    with scratch_folder() as folder, make_server(servers[major], folder, wal_level) as server:
+        book = write_tail(server)
+        verify_report(discarded_report(server.pg_wal, book.from_lsn), book)
+
+
+def test_a_standby_whose_primary_hangs_is_made_ready_for_its_promotion(new_gated: NewGated) -> None:
+    two_standbys_of_hung_primaries(new_gated)
 
 
 @pytest.mark.timeout(1800)

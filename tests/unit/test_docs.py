@@ -387,7 +387,7 @@ def test_every_refusal_is_described_with_what_follows_from_it() -> None:
 def test_every_message_is_in_the_protocol() -> None:
     text = page("protocol.md").read_text()
     messages = {*ProposerMessage.__args__, *AcceptorMessage.__args__}
-    assert len(messages) == 31
+    assert len(messages) == 33
     assert not sorted(message.__name__ for message in messages if f"`{message.__name__}`" not in text)
 
 

@@ -67,6 +67,8 @@ PURE = sorted(
         *(ROOT / "safekeeper" / "archive" / name for name in ("objects.py", "catalog.py")),
         ROOT / "safekeeper" / "archiving" / "plan.py",
         ROOT / "safekeeper" / "net" / "admission.py",
+        *(ROOT / "walproxy" / "agent" / name for name in ("report.py", "sight.py")),
+        ROOT / "walproxy" / "failover" / "discarded.py",
         *(
             ROOT / "walproxy" / "pipeline" / "cdc" / name
             for name in ("messages.py", "pgoutput.py", "transactions.py", "changes.py")

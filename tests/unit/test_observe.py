@@ -11,11 +11,14 @@ from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.node.wal_pull import WalPuller
 from safekeeper.process.metrics import SafekeeperCollector
 from safekeeper.process.retention import Retention
+from tests.unit.agent.states import NOW, STANDBY, state
 from tests.unit.process.test_metrics import pages
 from tests.unit.proxy.test_metrics import numbers
 from tests.unit.proxy.test_status import proxy as proxy  # a fixture
 from tests.unit.replication_house import ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN
+from walproxy.agent.metrics import AgentCollector
+from walproxy.agent.report import AgentSettings, Change
 from walproxy.proxy.metrics import ProxyCollector
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import proxy_status
@@ -75,6 +78,10 @@ def test_every_metric_and_its_labels_are_described_and_no_others(tmp_path: Path,
         of_proxy = ProxyCollector(lambda: status, lambda: "")
         of_proxy.listeners["http"] = house.listener
         there |= house.call(lambda: metrics(of_proxy))
+        change = Change("failover", "two", tli=2, term=5)
+        agent = state(STANDBY, settings=AgentSettings(changes=(change,)))
+        of_agent = AgentCollector(lambda: agent, {"http": house.listener}, lambda: NOW)
+        there |= house.call(lambda: metrics(of_agent))
     page = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text()
     cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
     described = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]

@@ -1,5 +1,9 @@
-"""The agent's work on the PostgreSQL server of its own machine.
+"""The agent: its work on the PostgreSQL server of its own machine, and what it shares through the safekeepers.
 
+decision            what the agent does next
+agent               its loops, and the steps that it takes
+config              its options
+proxy_process       its `walproxy run`
 managed_server      looks at the server; starts, stops, kills, demotes and promotes it
 server_look         the result of a look
 rejoin              makes an old primary a standby of the new primary
@@ -8,12 +12,24 @@ rejoin_folder       the record of an overwrite that has begun, and what is kept 
 source              the new primary, as far as a rejoin needs it
 control_data        the content of pg_control, as pg_controldata prints it
 agent_settings      the server's settings that the agent writes
+standby_folder      a standby's pg_wal, to which WAL is handed over
 owner_commands      PostgreSQL's programs, run as the owner of the data folder
 processes           the processes of one data folder, and signals to them
-bounded_sql         statements with a deadline that also holds for a server that hangs
 errors              the agent's errors
 watchdog            the Linux watchdog device
+report              what an agent reports of its server, and the settings that all agents share
+sight               what an agent sees of the safekeepers at one moment
+safekeeper_views    exchanges with all safekeepers
+state               what pages and commands show of the agents and the log
+rest, metrics       the HTTP pages of an agent
+rest_answers        the content of these pages: Patroni's REST
+orders              the decision whether an order can be given, and how far it is
+operator_client     what `walproxy cluster` does through the safekeepers
+lease               a lease in etcd, as an additional guard of a promotion
+lease_guard         when the agent holds it
+etcd_client         calls of etcd, each with a deadline
 
-Linux only: processes are identified by /proc and signalled by pidfd. All functions block, with a bound; a caller with
-an event loop runs them in a thread.
+Linux only: processes are identified by /proc and signalled by pidfd. All functions but those of `agent`,
+`lease_guard`, `proxy_process`, `safekeeper_views` and `operator_client` block, with a bound; a caller with an event
+loop runs them in a thread.
 """

@@ -49,7 +49,8 @@ SELECT pg_is_in_recovery(), current_setting('data_directory'), (SELECT system_id
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn() END,
   pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
   (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
-   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true)
+   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true),
+  (SELECT status FROM pg_stat_get_wal_receiver())
 """
 
 
@@ -220,6 +221,10 @@ class ManagedServer:
             return 0
         return processes.kill_all(self.data_directory, timeout_s)
 
+    def reload(self) -> None:
+        """Let a running server read its settings again."""
+        processes.send_signal(self.data_directory, signal.SIGHUP)
+
     # Roles.
 
     def make_standby(
@@ -313,6 +318,25 @@ class ManagedServer:
                     raise ServerProblem(f"the standby was not promoted within {timeout_s:g} s")
                 time.sleep(_POLL_S)
 
+    def make_slot(self, name: str, timeout_s: float = 5.0) -> None:
+        """Create a physical replication slot that retains WAL from now on. One that exists is fine.
+
+        Raises:
+            ServerProblem: the server refuses it, or does not reply in time.
+        """
+        with self._connection(time.monotonic() + timeout_s) as connection:
+            missing = f"NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = {quoted(name)})"
+            sql = f"SELECT pg_create_physical_replication_slot({quoted(name)}, true) WHERE {missing}"
+            connection.rows(sql, f"create the slot {name}")
+
+    def drop_slot(self, name: str, timeout_s: float = 5.0) -> None:
+        """Drop a replication slot that no connection uses. One that does not exist is fine. Raises as `make_slot`."""
+        with self._connection(time.monotonic() + timeout_s) as connection:
+            sql = (
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active AND slot_name = "
+            )
+            connection.rows(sql + quoted(name), f"drop the slot {name}")
+
     @staticmethod
     def standby_settings(primary_conninfo: str, restore_command: str, primary_slot_name: str) -> dict[str, str]:
         """Return the settings that `make_standby` writes."""
@@ -345,7 +369,7 @@ class ManagedServer:
 
     def _from_sql(self, pid: int, connection: BoundedConnection, begun: bool) -> ServerLook:
         row = connection.rows(_LOOK, "read the server's state")[0]
-        in_recovery, folder, system_id, read_only, segment, flushed, received, replayed, standby_tli = row
+        in_recovery, folder, system_id, read_only, segment, flushed, received, replayed, standby_tli, receiver = row
         if not Path(folder or "").exists() or not Path(folder or "").samefile(self.data_directory):
             problem = f"the connection string reaches the server of {folder}, not of {self.data_directory}"
             return self._without_sql(ServerState.REFUSES, pid, begun, problem)
@@ -359,6 +383,7 @@ class ManagedServer:
             written_lsn=_lsn(flushed),
             received_lsn=_lsn(received),
             replayed_lsn=_lsn(replayed),
+            is_streaming=receiver == "streaming",
             rejoin_begun=begun,
         )
 
@@ -374,6 +399,7 @@ class ManagedServer:
             tli=control.last_tli,
             written_lsn=max(control.checkpoint_lsn, control.min_recovery_lsn),
             control=control,
+            has_standby_signal=(self.data_directory / _STANDBY_SIGNAL).exists(),
             rejoin_begun=begun,
             problem=problem,
         )

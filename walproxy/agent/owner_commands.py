@@ -45,9 +45,7 @@ def owner_of(folder: Path) -> Owner:
     if status.st_uid == 0:
         raise ConfigurationError(f"{folder} belongs to root, which PostgreSQL refuses to run as: chown it")
     if os.geteuid() not in (0, status.st_uid):
-        raise ConfigurationError(
-            f"{folder} belongs to user {status.st_uid}: run walproxy agent as that user or as root"
-        )
+        raise ConfigurationError(f"{folder} belongs to user {status.st_uid}: run this program as that user or as root")
     try:
         entry = pwd.getpwuid(status.st_uid)
     except KeyError:  # As in a container with an arbitrary user.
@@ -56,13 +54,20 @@ def owner_of(folder: Path) -> Owner:
 
 
 def run_as_owner(
-    owner: Owner, words: Sequence[str], *, timeout_s: float, pass_fds: Sequence[int] = (), ends_with_us: bool = True
+    owner: Owner,
+    words: Sequence[str],
+    *,
+    timeout_s: float,
+    pass_fds: Sequence[int] = (),
+    ends_with_us: bool = True,
+    folder: Path = Path("/"),
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and return its exit code and output.
 
     Args:
         ends_with_us: it ends when this thread does. False for a program that starts the server.
         pass_fds: further open files for it and its children.
+        folder: in which it is run.
 
     Raises:
         ServerProblem: it cannot be started, or did not end in time and was ended.
@@ -78,7 +83,7 @@ def run_as_owner(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            cwd="/",
+            cwd=folder,
             env=_environment(owner),
             start_new_session=True,
             pass_fds=tuple(pass_fds),

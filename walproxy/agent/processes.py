@@ -31,10 +31,14 @@ class PidFile:
     Attributes:
         pid: of the postmaster, or of a single-user server.
         status: "starting", "stopping", "ready" or "standby"; "" if it is not written yet.
+        port: 0 if it is not written yet.
+        host: the folder of its first socket, else the first address that it listens on; "" if it has neither yet.
     """
 
     pid: int
     status: str
+    port: int = 0
+    host: str = ""
 
 
 def parse_pid_file(text: str) -> PidFile | None:
@@ -43,12 +47,15 @@ def parse_pid_file(text: str) -> PidFile | None:
     A single-user server writes its pid as a negative number.
     Source: src/include/utils/pidfile.h
     """
-    lines = text.split("\n")
+    lines = [line.strip() for line in text.split("\n")]
+    lines += [""] * (8 - len(lines))
     try:
         pid = abs(int(lines[0]))
     except ValueError:
         return None
-    return PidFile(pid, lines[7].strip() if len(lines) > 7 else "") if pid > 1 else None
+    if pid <= 1:
+        return None
+    return PidFile(pid, lines[7], int(lines[3]) if lines[3].isdecimal() else 0, lines[4] or lines[5])
 
 
 def read_pid_file(data_directory: Path) -> PidFile | None:
@@ -86,6 +93,15 @@ def send_signal(data_directory: Path, number: signal.Signals) -> bool:
     """
     file = read_pid_file(data_directory)
     return file is not None and _signal_checked(file.pid, number, data_directory)
+
+
+def send_signal_to(pid: int, number: signal.Signals, data_directory: Path) -> bool:
+    """Send a signal to one process of a data folder; return False if it is not one.
+
+    Raises:
+        OSError: the signal is not permitted.
+    """
+    return _signal_checked(pid, number, data_directory)
 
 
 def kill_all(data_directory: Path, timeout_s: float) -> int:

@@ -83,8 +83,11 @@ class Rejoin:
         self._folder = RejoinFolder(server.data_directory)
         self._lock = -1
 
-    def run(self) -> Way:
+    def run(self, *, by_base_backup: bool = False) -> Way:
         """Make the data folder a standby's and return how. The server is not started.
+
+        Args:
+            by_base_backup: an operator has ordered that. Nothing is planned, and `before_overwrite` is not called.
 
         Raises:
             RejoinFailed: not possible at present; a later attempt continues.
@@ -100,7 +103,9 @@ class Rejoin:
                     raise ServerProblem(f"processes of {self._data_directory} exist: stop the server before the rejoin")
                 processes.remove_stale_pid_file(self._data_directory)
             begun = self._folder.read()
-            if begun is None:
+            if by_base_backup:
+                begun = self._begin_base_backup(begun)
+            elif begun is None:
                 begun = self._begin()
             way = Way.FOLLOW
             if begun is not None:
@@ -163,6 +168,19 @@ class Rejoin:
         self._folder.keep_users_files()
         step = Step.REWIND if plan.way is Way.REWIND else Step.BASE_BACKUP
         overwrite = Overwrite(step, control.system_id, control.tli)
+        self._folder.write(overwrite)
+        return overwrite
+
+    def _begin_base_backup(self, begun: Overwrite | None) -> Overwrite:
+        """Record a base backup, in place of what has begun."""
+        if begun is not None:
+            is_copied = begun.step in (Step.BASE_BACKUP, Step.SWAP)
+            return begun if is_copied else self._next(begun, Step.BASE_BACKUP)
+        control, facts = self._server.control_data(), self._source.facts()
+        check_source(control, facts.system_id, facts.in_recovery)
+        self._check_replaceable(facts)
+        self._folder.keep_users_files()
+        overwrite = Overwrite(Step.BASE_BACKUP, control.system_id, control.tli)
         self._folder.write(overwrite)
         return overwrite
 

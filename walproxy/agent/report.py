@@ -26,13 +26,17 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
         tli: the timeline that the server writes, or receives and replays.
         written_lsn: of a primary; or of a stopped server, the end of what is known of its WAL.
         received_lsn, replayed_lsn: of a standby; 0 for nothing since its start.
+        is_streaming: of a standby: its walreceiver streams; else it restores WAL, or waits.
         is_leader: the server is the primary, accepts writes, and its proxy streams to a quorum.
         has_resigned: it led, and gives the lead up: the others need not wait for its loss.
         is_read_only: new transactions are read-only by default.
         may_lead: False with --no-failover.
         priority: of several equal standbys the one with the highest is promoted.
         dead_after_s: how long this agent waits for a lost leader.
-        doing: what it does beyond watching, one line; "" for nothing.
+        is_failing_over: it makes its server the primary.
+        is_paused: it has received that all agents are paused.
+        doing: what it does beyond watching, one line; "" for nothing. It begins with "switchover", "failover",
+            "rejoining" or "rebuilding" while the agent does that.
         problem: why it cannot do what it should, one line; "" for none.
         order_done, order_result: the id of the last order that it has executed or refused, and how that ended.
     """
@@ -47,12 +51,15 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
     written_lsn: Lsn = 0
     received_lsn: Lsn = 0
     replayed_lsn: Lsn = 0
+    is_streaming: bool = False
     is_leader: bool = False
     has_resigned: bool = False
     is_read_only: bool = False
     may_lead: bool = True
     priority: int = 100
     dead_after_s: float = 5.0
+    is_failing_over: bool = False
+    is_paused: bool = False
     doing: str = ""
     problem: str = ""
     order_done: str = ""
@@ -85,9 +92,12 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         kind: "switchover" or "failover".
+        agent: of the new primary.
+        tli, term: of the new primary.
         fork_lsn: where the new timeline begins.
         seconds: from the decision until commits went on.
         at: in seconds since 1970.
+        old_tli: the timeline that ended; 0 if unknown.
     """
 
     kind: str
@@ -97,6 +107,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     fork_lsn: Lsn = 0
     seconds: float = 0.0
     at: float = 0.0
+    old_tli: int = 0
 
 
 CHANGES_MAX = 50

@@ -43,7 +43,9 @@ class ServerLook:
         written_lsn: the end of the WAL that a primary has flushed; of a stopped server, its latest checkpoint; 0 if
             unknown.
         received_lsn, replayed_lsn: of a standby; 0 if nothing was received since its start, or if it does not reply.
+        is_streaming: of a standby: its walreceiver streams.
         control: pg_control, read only if the server does not reply to SQL; it may be old.
+        has_standby_signal: of a server that does not reply: it would start as a standby, e.g. from a base backup.
         rejoin_begun: an overwrite of the data folder has begun and is not complete: it must not be started.
         problem: one line; "" if there is none.
     """
@@ -56,7 +58,9 @@ class ServerLook:
     written_lsn: Lsn = 0
     received_lsn: Lsn = 0
     replayed_lsn: Lsn = 0
+    is_streaming: bool = False
     control: ControlData | None = None
+    has_standby_signal: bool = False
     rejoin_begun: bool = False
     problem: str = ""
 
@@ -70,4 +74,6 @@ class ServerLook:
         """Whether it is a standby, running or stopped; None if that is unknown."""
         if self.state in (ServerState.PRIMARY, ServerState.STANDBY):
             return self.state is ServerState.STANDBY
+        if self.has_standby_signal:
+            return True
         return self.control.was_standby if self.control is not None else None

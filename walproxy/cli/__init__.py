@@ -17,7 +17,7 @@ from walproxy.failure_codes import failure_code
 
 _COMMANDS = (
     *("run", "status", "check", "members", "archive", "restore", "wal-fetch", "recovery-end", "rebootstrap"),
-    *("failover", "switchover"),
+    *("failover", "switchover", "ready-to-promote", "discarded", "agent", "cluster"),
     *("demo", "bench", "torture", "pipeline"),
 )
 _OF_LAB = ("demo", "bench", "torture")

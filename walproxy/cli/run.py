@@ -73,6 +73,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
     """
 
     def reload() -> None:
+        proxy.feed.retry()
         new = reload_settings(config, read)
         if new is not None:
             proxy.reconfigure(new)

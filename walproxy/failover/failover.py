@@ -16,7 +16,7 @@ harmless, since its primary is refused, and the timeline is sealed again; the se
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +24,7 @@ from typing import Protocol
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.settings import Address
+from safekeeper.consensus.messages import AcceptorGreeting
 from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.failover.candidates import HostLook, choose, has_everything, missing_bytes, obstacle, tlis_to_reserve
 from walproxy.failover.log_end import LogEnd
@@ -96,6 +97,7 @@ class Failover:
         hosts: the servers.
         resume_timeout_s: how long to wait for a proxy in the last step.
         promote_timeout_s: how long a standby may replay nothing while it is promoted.
+        guard: called under the seal, right before a standby is promoted; what it raises ends the run.
         world: what is looked at and changed, in place of these safekeepers and servers.
     """
 
@@ -109,10 +111,12 @@ class Failover:
         seal_timeout_s: float = 30.0,
         resume_timeout_s: float = 30.0,
         promote_timeout_s: float = 60.0,
+        guard: Callable[[], Awaitable[None]] | None = None,
         world: World | None = None,
     ) -> None:
         self._world: World = world or RealWorld(safekeepers, hosts, credentials, seal_timeout_s=seal_timeout_s)
         self._show = show
+        self._guard = guard
         self._resume_timeout_s = resume_timeout_s
         self._promote_timeout_s = promote_timeout_s
         self._seconds: dict[str, float] = {}
@@ -145,22 +149,9 @@ class Failover:
             FailoverRefused: the primary lives.
             NoCandidate, NotSealed, FailoverFailed, ConfigurationError, WalproxyError: one line.
         """
-        self._began_at = self._since = time.monotonic()
-        survey = await self.survey()
-        log, plan = survey.log, next_step(survey, wanted, old_is_dead=old_is_dead)
-        if isinstance(plan, Finished):
-            name, term = plan.primary.name, log.last_term
-            promotion = Promotion(log.log_tli, 0)
-        else:
-            if isinstance(plan, Promote):
-                name, promotion = await self._seal_and_promote(survey, plan.wanted, takeover=old_is_dead)
-            else:
-                name = self._promoting = plan.promoted.name
-                promotion = Promotion(plan.promoted.tli, plan.promoted.replayed_lsn)
-                if isinstance(plan, Readmit):
-                    await self._readmit(log.log_tli, plan)
-                else:
-                    self._show.step(f"{name} was promoted to timeline {promotion.tli} already")
+        log, name, promotion = await self.promote(wanted, old_is_dead=old_is_dead)
+        term = log.last_term
+        if promotion.tli != log.log_tli:
             term = await self._until_log_is_on(name, promotion)
         self._seconds["all"] = round(time.monotonic() - self._began_at, 3)
         return Report(
@@ -172,6 +163,31 @@ class Failover:
             term=term,
             seconds=self._seconds,
         )
+
+    async def promote(self, wanted: str = "", *, old_is_dead: bool = False) -> tuple[AcceptorGreeting, str, Promotion]:
+        """Take the steps up to the promotion.
+
+        Returns:
+            The log as it was before, and the promoted server; the log's own primary if nothing is to be done.
+
+        Raises:
+            As `run`.
+        """
+        self._began_at = self._since = time.monotonic()
+        survey = await self.survey()
+        log, plan = survey.log, next_step(survey, wanted, old_is_dead=old_is_dead)
+        if isinstance(plan, Finished):
+            return log, plan.primary.name, Promotion(log.log_tli, 0)
+        if isinstance(plan, Promote):
+            name, promotion = await self._seal_and_promote(survey, plan.wanted, takeover=old_is_dead)
+            return log, name, promotion
+        name = self._promoting = plan.promoted.name
+        promotion = Promotion(plan.promoted.tli, plan.promoted.replayed_lsn)
+        if isinstance(plan, Readmit):
+            await self._readmit(log.log_tli, plan)
+        else:
+            self._show.step(f"{name} was promoted to timeline {promotion.tli} already")
+        return log, name, promotion
 
     async def cancel(self) -> tuple[int, bool]:
         """Let the sealed primary in again.
@@ -318,6 +334,8 @@ class Failover:
         self._show.step(f"promoting {name}, which has everything up to {format_lsn(end.records_end_lsn)}")
         try:
             await self._world.reserve(name, tlis_to_reserve(chosen, end))
+            if self._guard is not None:
+                await self._guard()
             sealed.check()  # Another failover may have taken over while the standby caught up.
             self._promoting = name
             await self._world.request_promotion(name)

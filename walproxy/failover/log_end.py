@@ -67,7 +67,7 @@ async def find_log_end(
     """
     entry = elected.history[-1]
     contents = {history.tli: history.content for history in elected.tli_histories}
-    wal = _TermWal(elected, safekeepers, credentials)
+    wal = TermWal(elected, safekeepers, credentials)
     try:
         records_end_lsn = await last_record_end(wal.read, elected.base_lsn, entry.start_lsn, elected.segment_size)
     finally:
@@ -129,7 +129,7 @@ async def _record_end_from(read: Read, start_lsn: Lsn, end_lsn: Lsn, segment_siz
     return max(found_lsn, skipped_until if skipped_until <= end_lsn else 0)
 
 
-class _TermWal:
+class TermWal:
     """The WAL of a term, read at any member that has adopted it."""
 
     def __init__(self, elected: Elected, safekeepers: Sequence[tuple[int, Address]], credentials: Credentials) -> None:

@@ -38,11 +38,13 @@ class NotSealed(WalproxyError):
 
     Attributes:
         log_tli: the timeline that the log has gone on to, 0 if it has not.
+        is_led: another proxy leads and has a primary. It may have lost that just now.
     """
 
-    def __init__(self, message: str, log_tli: int = 0) -> None:
+    def __init__(self, message: str, log_tli: int = 0, *, is_led: bool = False) -> None:
         super().__init__(message)
         self.log_tli = log_tli
+        self.is_led = is_led
 
 
 class Sealer:
@@ -133,7 +135,8 @@ class Sealer:
         if _now() - self._rival_since >= _RIVAL_PATIENCE_S:
             raise NotSealed(
                 "another proxy leads and has a primary: nothing is sealed (walproxy failover --old-is-dead seals it "
-                "off nevertheless)"
+                "off nevertheless)",
+                is_led=True,
             )
 
     def _missing(self) -> str:

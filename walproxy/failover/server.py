@@ -5,8 +5,11 @@ pg_wal (tried on 15, 17 and 18). To make it pass over numbers that failed promot
 only are placed there by COPY, which runs as the server's own user; a role that may not do that is told so.
 """
 
+import contextlib
+import dataclasses
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
@@ -59,12 +62,50 @@ class Server:
         self._conninfo = make_conninfo(host.conninfo, target_session_attrs="any")
 
     def look(self, timeout_s: float = 3.0) -> HostLook:
-        """Return its state. A server that does not reply is one with a problem; nothing is raised."""
+        """Return its state. A server that does not reply is one with a problem; nothing is raised.
+
+        While a standby replays WAL that no walreceiver has received, pg_control has its timeline only later; a role
+        that may replicate reads it in another way.
+        """
         try:
             with self.connection(timeout_s) as connection:
-                return look_of(self.name, connection.rows(_LOOK, "look at it")[0])
+                look = look_of(self.name, connection.rows(_LOOK, "look at it")[0])
         except (PrimaryProblem, ServerProblem) as error:
             return HostLook(self.name, problem=plain(error))
+        if look.in_recovery and not look.receives:
+            with contextlib.suppress(PrimaryProblem, ServerProblem):
+                return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
+        return look
+
+    def data_directory(self, timeout_s: float = 10.0) -> Path:
+        """Return its data folder, on its own machine.
+
+        Raises:
+            WalproxyError: it does not reply, or the role may not read that.
+        """
+        with self.connection(timeout_s) as connection:
+            return Path(str(connection.value("SELECT current_setting('data_directory')", f"look at {self.name}")))
+
+    def restore_command(self, timeout_s: float = 10.0) -> str:
+        """Return its restore_command, "" if it has none. Raises WalproxyError if it does not reply."""
+        with self.connection(timeout_s) as connection:
+            return str(connection.value("SELECT current_setting('restore_command')", f"look at {self.name}"))
+
+    def walreceiver_pid(self, timeout_s: float = 10.0) -> int | None:
+        """Return the pid of its walreceiver, None if none runs. Raises WalproxyError if it does not reply."""
+        with self.connection(timeout_s) as connection:
+            rows = connection.rows("SELECT pid FROM pg_stat_get_wal_receiver()", f"look at {self.name}")
+        return next((int(pid) for (pid,) in rows if pid is not None), None)
+
+    def has_history(self, tli: int, timeout_s: float = 10.0) -> bool:
+        """Return whether its pg_wal has the history file of a number; that of restore_command is not looked at.
+
+        Raises:
+            WalproxyError: it does not reply, or the role may not read that.
+        """
+        with self.connection(timeout_s) as connection:
+            path = quoted(f"pg_wal/{timeline_history_name(tli)}")
+            return connection.value(f"SELECT size FROM pg_stat_file({path}, true)", "read pg_wal") is not None
 
     def reserve(self, tlis: range, timeout_s: float = 10.0) -> None:
         """Make sure that a promotion passes these numbers over. A number with a history file is reserved already.
@@ -103,10 +144,19 @@ class Server:
         if is_signalled != "t":
             raise WalproxyError(f"cannot {doing}: pg_promote could not signal the server, see its log")
 
-    def connection(self, timeout_s: float) -> AbstractContextManager[BoundedConnection]:
+    def _replayed_tli(self, timeout_s: float) -> int:
+        with self.connection(timeout_s, replication=True) as connection:
+            row = connection.rows("IDENTIFY_SYSTEM", f"look at {self.name}")[0]
+            return int(row[1] or 0)
+
+    def connection(self, timeout_s: float, *, replication: bool = False) -> AbstractContextManager[BoundedConnection]:
         """Connect; disconnect after the block. Raises as `bounded_connection`."""
         return bounded_connection(
-            self._conninfo, whose=self.name, timeout_s=timeout_s, application_name=APPLICATION_NAME
+            self._conninfo,
+            whose=self.name,
+            timeout_s=timeout_s,
+            application_name=APPLICATION_NAME,
+            replication=replication,
         )
 
 

@@ -80,9 +80,17 @@ class BoundedConnection:
 
 @contextlib.contextmanager
 def bounded_connection(
-    conninfo: str, *, whose: str, timeout_s: float, application_name: str = APPLICATION_NAME
+    conninfo: str,
+    *,
+    whose: str,
+    timeout_s: float,
+    application_name: str = APPLICATION_NAME,
+    replication: bool = False,
 ) -> Iterator[BoundedConnection]:
     """Connect, and disconnect after the block. All of it, with the statements, has `timeout_s`.
+
+    Args:
+        replication: for replication commands, not for SQL.
 
     Raises:
         ServerHangs, PrimaryProblem: as `BoundedConnection.rows`.
@@ -90,6 +98,8 @@ def bounded_connection(
     """
     deadline = time.monotonic() + timeout_s
     text = make_conninfo(sql_conninfo(conninfo), application_name=application_name)
+    if replication:
+        text = make_conninfo(text, replication="true")
     pgconn = pq.PGconn.connect_start(text.encode())
     try:
         connection = BoundedConnection(pgconn, whose, timeout_s, deadline)

@@ -126,6 +126,7 @@ class PrimaryFeed:
         self._refusal = ""  # why the present connection is to be closed
         self._is_stopped = False  # the owner has requested that the present connection is closed
         self._pause_s = PAUSE_MIN_S
+        self._retry_now = asyncio.Event()
         self._positions: tuple[Lsn, Lsn, Lsn] = (0, 0, 0)
         self._feedback: tuple[int, int] | None = None
         self._sent_positions = (0, 0, 0)
@@ -220,10 +221,7 @@ class PrimaryFeed:
         try:
             while True:
                 if self.rota.next(loop.time()) is None:
-                    await asyncio.sleep(self._pause_s)
-                    self._pause_s = min(
-                        self._pause_s * 2, PAUSE_MAX_S if self.rota.is_single else PAUSE_MAX_OF_SEVERAL_S
-                    )
+                    await self._pause()
                     continue
                 try:
                     await self._connect()
@@ -240,6 +238,20 @@ class PrimaryFeed:
         finally:
             status_task.cancel()
             self._close()
+
+    async def _pause(self) -> None:
+        """Wait before the next round of hosts: longer each time, until `retry`."""
+        self._retry_now.clear()
+        try:
+            async with asyncio.timeout(self._pause_s):
+                await self._retry_now.wait()
+        except TimeoutError:
+            self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S if self.rota.is_single else PAUSE_MAX_OF_SEVERAL_S)
+
+    def retry(self) -> None:
+        """Try all hosts again now; a host that was refused, when its time has come."""
+        self._pause_s = PAUSE_MIN_S
+        self._retry_now.set()
 
     def _is_final(self, problem: PrimaryProblem) -> bool:
         """Return whether retrying is of no use. After one successful login, the proxy waits for the next one."""

@@ -9,6 +9,7 @@ from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AcceptorMessage,
+    AgentView,
     Bootstrapped,
     FolderStates,
     MembersAnswer,
@@ -23,7 +24,16 @@ from safekeeper.net.safekeeper_connection import Credentials, SafekeeperConnecti
 from safekeeper.peers.codec import encode
 
 _TIMEOUT_S = 10.0
-_Answer = TypeVar("_Answer", AcceptorGreeting, PreVoteResponse, Bootstrapped, ReadResponse, TailResponse, MembersAnswer)
+_Answer = TypeVar(
+    "_Answer",
+    AcceptorGreeting,
+    PreVoteResponse,
+    Bootstrapped,
+    ReadResponse,
+    TailResponse,
+    MembersAnswer,
+    AgentView,
+)
 
 
 class SafekeeperUnreachable(ConfigurationError):
@@ -31,11 +41,16 @@ class SafekeeperUnreachable(ConfigurationError):
 
 
 class RequestRefused(WalproxyError):
-    """A safekeeper refuses a request."""
+    """A safekeeper refuses a request.
+
+    Attributes:
+        code, reason: of the refusal.
+    """
 
     def __init__(self, name: str, refusal: Refusal) -> None:
         super().__init__(f"{name} refuses: {refusal.reason}")
         self.code = refusal.code
+        self.reason = refusal.reason
 
 
 class SafekeeperRequests:
@@ -61,6 +76,11 @@ class SafekeeperRequests:
             received=self._received,
             lost=lambda: None,
         )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._connection.is_open
 
     def _received(self, message: AcceptorMessage) -> None:
         if not isinstance(message, FolderStates):  # For proposers: it precedes each answer that they decide by.

@@ -20,7 +20,8 @@ from walproxy.agent.processes import PidFile, parse_pid_file
         ("1\n", None),
         ("0\n", None),
         ("nothing\n", None),
-        ("17\n/data\n1790000000\n5432\n\n127.0.0.1\n  1 2\nstandby \n", PidFile(17, "standby")),
+        ("17\n/data\n1790000000\n5432\n\n127.0.0.1\n  1 2\nstandby \n", PidFile(17, "standby", 5432, "127.0.0.1")),
+        ("17\n/data\n1790000000\n5432\n/run\n*\n", PidFile(17, "", 5432, "/run")),
     ],
 )
 def test_the_pid_file_is_read(text: str, expected: PidFile | None) -> None:

@@ -26,6 +26,7 @@ from safekeeper.net.http_server import (
     HTTP_BUDGET,
     Answer,
     HttpListener,
+    QueryRoute,
     Route,
     Text,
     made_at_first_request,
@@ -299,6 +300,12 @@ POST = b"POST /small HTTP/1.1\r\nHost: x\r\n"
 def answers_to(requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:
     """Send these bytes and the end of the stream; return status, headers and content of each answer."""
 
+    routes: dict[str, Route | QueryRoute] = {
+        "/small": lambda: (200, "x"),
+        "/broken": lambda: 1 // 0,
+        "/query": QueryRoute(lambda query: (200, query)),
+    }
+
     def exchange(client: socket.socket) -> bytes:
         with client, client.makefile("rb") as stream:
             client.sendall(requests)
@@ -310,7 +317,7 @@ def answers_to(requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:
     @on_the_loop
     async def run() -> None:
         nonlocal received
-        listener = await serve_http({"/small": lambda: (200, "x"), "/broken": lambda: 1 // 0}, Address(HOST, 0))
+        listener = await serve_http(routes, Address(HOST, 0))
         try:
             received = await asyncio.to_thread(exchange, connect(listener))
         finally:
@@ -348,6 +355,8 @@ def test_head_is_answered_with_the_header_of_the_page() -> None:
         (b"GET http://[x/small HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
         (b"GET //small HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
         (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
+        (b"OPTIONS /small HTTP/1.0\r\n\r\n" + GET + b"\r\n", [200]),
+        (b"OPTIONS /broken HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n", [500, 200]),
         (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n", [404, 200]),
         (GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + GET + b"\r\n", [200, 200]),
         ((GET + b"\r\n") * 3, [200, 200, 200]),
@@ -363,7 +372,18 @@ def test_head_is_answered_with_the_header_of_the_page() -> None:
         (GET + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", [400]),
     ],
     ids=[
-        *("query", "whole URL", "no URL", "no path", "asterisk", "connect", "upgrade", "three requests"),
+        *(
+            "query",
+            "whole URL",
+            "no URL",
+            "no path",
+            "asterisk",
+            "options",
+            "broken options",
+            "connect",
+            "upgrade",
+            "three requests",
+        ),
         *("body of GET", "body of POST", "chunks", "no chunk", "100-continue", "close", "HTTP/1.0", "no host"),
         *("a bad second one", "endless length"),
     ],
@@ -373,8 +393,29 @@ def test_requests_are_answered_one_after_the_other(
 ) -> None:
     answers = answers_to(request_bytes)
     assert [status for status, _, _ in answers] == statuses
-    assert all(headers["Allow"] == "GET,HEAD" for status, headers, _ in answers if status == 405)
-    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    assert all(headers["Allow"] == "GET,HEAD,OPTIONS" for status, headers, _ in answers if status == 405)
+    assert all(record.levelno == logging.WARNING for record in caplog.records if 500 not in statuses)
+
+
+def test_options_is_answered_with_the_status_of_the_page_and_nothing_more() -> None:
+    ((status, headers, content), _) = answers_to(b"OPTIONS /small HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n")
+    assert (status, headers["Content-Length"], headers["Allow"], content) == (200, "0", "GET,HEAD,OPTIONS", b"")
+
+
+@pytest.mark.parametrize(
+    ("query", "received"),
+    [
+        (b"", {}),
+        (b"?", {}),
+        (b"?a=1&b=16%20MB&c+d=+", {"a": "1", "b": "16 MB", "c d": " "}),
+        (b"?a=1&a=2", {"a": "1"}),
+        (b"?a=&b", {"a": "", "b": ""}),
+        (b"?%ff=%zz&&=", {"\ufffd": "%zz", "": ""}),
+    ],
+)
+def test_a_page_receives_the_query_of_its_request(query: bytes, received: dict[str, str]) -> None:
+    ((status, _, content),) = answers_to(b"GET /query" + query + b" HTTP/1.0\r\n\r\n")
+    assert (status, json.loads(content)) == (200, received)
 
 
 def test_a_client_that_waits_for_100_continue_has_the_answer_and_the_end_of_the_connection() -> None:

@@ -15,6 +15,9 @@ from safekeeper.consensus.control_state import NOBODY, LeaderId, TliHistory
 from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
+    AgentExchange,
+    AgentSettingsVersion,
+    AgentView,
     AppendRequest,
     AppendResponse,
     ArchiveAssignment,
@@ -24,6 +27,7 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    KeptReport,
     PeerRead,
     PreVoteRequest,
     PreVoteResponse,
@@ -49,6 +53,10 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import (
     ACCEPTOR_DIALECT,
+    AGENT_NAME_BYTES_MAX,
+    AGENT_REPORT_BYTES_MAX,
+    AGENT_SETTINGS_BYTES_MAX,
+    AGENTS_MAX,
     CONTROL_BYTES_MAX,
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
@@ -96,6 +104,14 @@ ranges = st.tuples(positive, positive).map(sorted)
 
 pull_sources = st.builds(PullSource, positive, st.sampled_from(["host:1", "[::1]:5454", "x" * ADDRESS_BYTES_MAX]))
 
+agent_names = st.sampled_from(["db1", "Rechner ü", "x" * AGENT_NAME_BYTES_MAX])
+agent_settings = st.builds(
+    AgentSettingsVersion, positive, st.text("0123456789abcdef", min_size=32, max_size=32), payloads
+)
+kept_reports = st.dictionaries(agent_names, st.tuples(numbers, payloads)).map(
+    lambda kept: tuple(KeptReport(name, *kept[name]) for name in sorted(kept))
+)
+
 proposer_messages = st.one_of(
     st.builds(ProposerGreeting, positive, words, positive, st.none() | positive, st.none() | segment_sizes),
     st.builds(Bootstrap, words, positive, segment_sizes, positive, memberships(), st.booleans()),
@@ -117,6 +133,8 @@ proposer_messages = st.one_of(
         numbers,
         numbers,
     ),
+    st.builds(AgentExchange, words, agent_names, st.binary(min_size=1, max_size=300), st.none() | agent_settings),
+    st.builds(AgentExchange, words, st.just(""), st.just(b""), st.none() | agent_settings),
     st.builds(ArchiveAssignment, leader_ids, numbers, numbers),
     st.builds(AppendRequest, leader_ids, positive, lsns, numbers, numbers, numbers, st.booleans(), payloads),
     st.builds(lambda node, i, r: ReadRequest(node, i, *r), leader_ids, numbers, ranges),
@@ -130,6 +148,7 @@ proposer_messages = st.one_of(
 standbys = st.builds(Standby, st.sampled_from(["", "walreceiver", "Standby 1"]), lsns, lsns, lsns, numbers, numbers)
 problems = st.sampled_from(["", "no route to the store", "x" * PROBLEM_BYTES_MAX, "fichier non trouvé: ü"])
 acceptor_messages = st.one_of(
+    st.builds(AgentView, words, words, maybe_nobody, *[numbers] * 6, st.none() | agent_settings, kept_reports),
     st.builds(Reconfigured, leader_ids, positive),
     st.builds(PullEnded, leader_ids, numbers, numbers, problems),
     st.builds(StandbyFeedback, st.lists(standbys, max_size=3).map(tuple)),
@@ -348,6 +367,74 @@ def test_what_is_not_understood_is_refused_with_one_line(name: str, data: bytes)
     with pytest.raises(RemoteProtocolError) as after_an_append:
         decoder_of_appends().feed(data.ljust(100, b"\0"))
     assert str(after_an_append.value) == str(caught.value) or name in ("empty control frame",), name
+
+
+EXCHANGE = {"type": "agent_exchange", "cluster_id": "c", "name": "db1", "report": b"{}", "settings": None}
+VIEW = {
+    "type": "agent_view",
+    "cluster_id": "c",
+    "incarnation": "i",
+    "promised": [7, "run7"],
+    **dict.fromkeys(("leader_age_ms", "last_term", "log_tli", "floor", "flush_lsn", "commit_lsn"), 1),
+    "settings": None,
+    "reports": [],
+}
+AUTHOR = "a" * 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, ""),
+        ({"name": "ä" * 31, "report": bytes(AGENT_REPORT_BYTES_MAX)}, ""),
+        ({"settings": [1, AUTHOR, bytes(AGENT_SETTINGS_BYTES_MAX)]}, ""),
+        ({"cluster_id": ""}, "AgentExchange.cluster_id: it cannot be empty"),
+        ({"name": ""}, "AgentExchange with a name or a report alone"),
+        ({"report": b""}, "AgentExchange with a name or a report alone"),
+        ({"name": "ä" * 32}, "AgentExchange.name: '" + "ä" * 32 + "' cannot be the name of an agent"),
+        ({"name": "two\nlines"}, "AgentExchange.name: 'two\\nlines' cannot be the name of an agent"),
+        ({"report": bytes(AGENT_REPORT_BYTES_MAX + 1)}, "AgentExchange.report: 4097 bytes are more than"),
+        ({"settings": [1, AUTHOR, bytes(AGENT_SETTINGS_BYTES_MAX + 1)]}, "settings: 16385 bytes are more than"),
+        ({"settings": [0, AUTHOR, b""]}, "AgentExchange.settings: 0 is not positive"),
+        ({"settings": [-1, AUTHOR, b""]}, "AgentExchange.settings: -1 is out of range"),
+        ({"settings": [1, "A" * 32, b""]}, "is not an author: 32 hexadecimal digits are required"),
+        ({"settings": [1, "a" * 31, b""]}, "is not an author"),
+    ],
+)
+def test_what_an_agent_sends_is_bounded(changes: dict[str, Any], problem: str) -> None:
+    decoder, data = FrameDecoder(PROPOSER_DIALECT), control(EXCHANGE | changes)
+    if not problem:
+        assert len(decoder.feed(data)) == 1
+        return
+    with pytest.raises(RemoteProtocolError) as caught:
+        decoder.feed(data)
+    assert problem in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"reports": [[f"{i:02}", 0, bytes(AGENT_REPORT_BYTES_MAX)] for i in range(AGENTS_MAX)]}, ""),
+        ({"reports": [[f"{i:02}", 0, b"{}"] for i in range(AGENTS_MAX + 1)]}, "65 reports are more than the maximum"),
+        ({"reports": [["b", 0, b"{}"], ["a", 0, b"{}"]]}, "the names of the agents are not ascending"),
+        ({"reports": [["a", 0, b"{}"], ["a", 0, b"{}"]]}, "the names of the agents are not ascending"),
+        ({"reports": [["", 0, b"{}"]]}, "the names of the agents are not ascending"),
+        ({"reports": [["x" * 64, 0, b"{}"]]}, "cannot be the name of an agent"),
+        ({"reports": [["a", -1, b"{}"]]}, "-1 is out of range"),
+        ({"reports": [["a", 0, bytes(AGENT_REPORT_BYTES_MAX + 1)]]}, "4097 bytes are more than the maximum of 4096"),
+        ({"leader_age_ms": -1}, "AgentView.leader_age_ms: -1 is out of range"),
+        ({"cluster_id": ""}, "AgentView.cluster_id: it cannot be empty"),
+        ({"promised": [7, ""]}, "AgentView.promised"),
+    ],
+)
+def test_what_an_agent_receives_is_bounded(changes: dict[str, Any], problem: str) -> None:
+    decoder, data = FrameDecoder(ACCEPTOR_DIALECT), control(VIEW | changes)
+    if not problem:
+        assert len(decoder.feed(data)) == 1
+        return
+    with pytest.raises(RemoteProtocolError) as caught:
+        decoder.feed(data)
+    assert problem in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
 def append_frame(**changes: int) -> bytes:

@@ -1,13 +1,14 @@
 """The steps of the demo, in order.
 
 The cluster under load, its standby (standby_steps.py), the books, the bytes, the loss of nearly everything
-(loss_steps.py), and the tables made from it (pipeline_steps.py).
+(loss_steps.py), the tables made from it (pipeline_steps.py), and servers with agents (agent_steps.py).
 """
 
 import shutil
 import time
 
 from safekeeper.base.lsn import format_lsn
+from walproxy.lab.demo.agent_steps import AGENT_STEPS
 from walproxy.lab.demo.bank import CREATE
 from walproxy.lab.demo.books import compare_books
 from walproxy.lab.demo.loss_steps import LOSS_STEPS, TAKE_BASE_BACKUP
@@ -212,6 +213,7 @@ STEPS = (
     Step("read them with pg_waldump", _dump_records),
     *LOSS_STEPS,
     *PIPELINE_STEPS,
+    *AGENT_STEPS,
 )
 """The whole story."""
 

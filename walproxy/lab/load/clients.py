@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Generic, Self
+from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlencode
 
 import asyncpg
@@ -21,7 +21,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.lab.load.history import History, Operation, Outcome, T
+from walproxy.lab.load.history import History, Operation, Outcome
+from walproxy.lab.load.transactions import Transaction
+
+T = TypeVar("T", bound=Transaction)
 
 CONNECTION_ERRORS: Final = (
     asyncpg.PostgresError,

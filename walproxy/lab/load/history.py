@@ -11,9 +11,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from walproxy.lab.load.transactions import Transaction
-
-T = TypeVar("T", bound=Transaction)
+T = TypeVar("T")
 Outcome = Literal["ok", "fail", "unknown"]
 _ENDED_AT = attrgetter("ended_at")
 

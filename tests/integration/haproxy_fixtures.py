@@ -1,0 +1,135 @@
+"""Debian's HAProxy, configured as in front of Patroni, and the REST of agents without the agents."""
+
+import asyncio
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from safekeeper.base.settings import Address
+from safekeeper.net.http_server import HttpListener, serve_http
+from tests.waiting import wait_for
+from walproxy.agent.rest import agent_routes
+from walproxy.agent.state import AgentState
+from walproxy.postgres.local_server import free_port
+
+_HOST = "127.0.0.1"
+_START_TIMEOUT_S = 20.0
+
+_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rest.md"
+# What the examples of older versions of Patroni have: OPTIONS / of HTTP/1.0, and any code from 200 to 399.
+_OLD = """\
+
+listen old
+    bind *:5002
+    option httpchk
+    default-server inter 3s fall 3 rise 2 on-marked-down shutdown-sessions
+    server
+"""
+
+
+class Backend(NamedTuple):
+    """A server behind HAProxy: its name, its PostgreSQL's port and its agent's."""
+
+    name: str
+    port: int
+    rest_port: int
+
+
+class Ports(NamedTuple):
+    """The ports of HAProxy."""
+
+    primary: int
+    replicas: int
+    old: int
+
+
+def _configuration(ports: Ports, backends: Sequence[Backend]) -> str:
+    """Return the configuration of docs/reference/rest.md, Patroni's users', with other addresses only."""
+    example = re.search(r"^```\n(global\n.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert example is not None
+    text = example[1] + _OLD
+    for written, port in (("*:5000", ports.primary), ("*:5001", ports.replicas), ("*:5002", ports.old)):
+        assert text.count(f"bind {written}\n") == 1
+        text = text.replace(f"bind {written}\n", f"bind {_HOST}:{port}\n")
+    servers = "".join(
+        f"    server {each.name} {_HOST}:{each.port} maxconn 100 check port {each.rest_port}\n" for each in backends
+    )
+    return re.sub(r"(?:^    server.*\n)+", servers, text, flags=re.MULTILINE)
+
+
+@contextmanager
+def haproxy(folder: Path, backends: Sequence[Backend]) -> Iterator[Ports]:
+    """Run HAProxy in front of these servers."""
+    program = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
+    if program is None:
+        pytest.skip("there is no haproxy")
+    ports = Ports(free_port(), free_port(), free_port())
+    path, log_path = folder / "haproxy.cfg", folder / "haproxy.log"
+    path.write_text(_configuration(ports, backends))
+    with log_path.open("wb") as log:
+        process = subprocess.Popen([program, "-db", "-f", str(path)], stdout=log, stderr=subprocess.STDOUT)
+    try:
+
+        def accepts() -> bool:
+            assert process.poll() is None, log_path.read_text()
+            with socket.socket() as probe:
+                return probe.connect_ex((_HOST, ports.primary)) == 0
+
+        wait_for(accepts, "HAProxy accepts connections", _START_TIMEOUT_S)
+        yield ports
+    finally:
+        process.terminate()
+        process.wait(_START_TIMEOUT_S)
+
+
+class RestOfAgents:
+    """REST of agents that do not exist: each returns what its state in `states` gives.
+
+    Attributes:
+        states: by name; a test replaces them. They never get old.
+        ports: of each, by name.
+    """
+
+    def __init__(self, states: dict[str, AgentState]) -> None:
+        self.states = states
+        self.ports: dict[str, int] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._listeners: list[HttpListener] = []
+
+    def __enter__(self) -> "RestOfAgents":
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_START_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_START_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        for name in self.states:
+            listener = await serve_http(agent_routes(self._state_of(name), {}), Address(_HOST, 0))
+            self._listeners.append(listener)
+            self.ports[name] = listener.address.port
+
+    async def _close(self) -> None:
+        for listener in self._listeners:
+            await listener.close()
+
+    def _state_of(self, name: str) -> Callable[[], AgentState]:
+        def state() -> AgentState:
+            present = self.states[name]
+            return AgentState(present.own, present.view, time.monotonic())
+
+        return state

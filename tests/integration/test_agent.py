@@ -1,0 +1,120 @@
+"""Agents as processes: the primary dies, and nobody does anything; switchover; a host that comes back."""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_templates import init_by_copying
+from tests.forking.daemons import ForkedLocalProcess
+from tests.integration.conftest import NEWEST
+from tests.waiting import wait_for
+from walproxy.lab.cluster.agent_cluster import AgentCluster
+from walproxy.lab.load.clients import Clients
+from walproxy.lab.load.transactions import SingleStatement
+from walproxy.postgres.binaries import ServerBinaries
+
+pytestmark = NEWEST
+
+
+class Agents(AgentCluster):
+    process_type = ForkedLocalProcess
+
+
+NewAgents = Callable[..., Agents]
+
+
+class Book:
+    """Clients that insert numbers, and what they were told."""
+
+    def __init__(self, cluster: Agents, count: int = 4) -> None:
+        self.cluster = cluster
+        numbers, hosts = itertools.count(1), itertools.cycle(cluster.hosts.values())
+        self._clients = Clients(
+            lambda: next(hosts).postgres.conninfo(),
+            count,
+            lambda _: SingleStatement("INSERT INTO book VALUES ($1)", next(numbers)),
+            hangs_up_after_s=30.0,
+        )
+
+    def __enter__(self) -> "Book":
+        self.cluster.wait_for_leader().postgres.execute("CREATE TABLE book (n int)")
+        self._clients.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clients.stop(5.0)
+
+    def wait_for_commit(self) -> float:
+        """Wait until a commit that begins now is acknowledged; return for how many seconds none was."""
+        now = time.monotonic()
+        self._clients.wait_for_commit(now, 40.0)
+        ends = sorted(each.ended_at for each in self._clients.history.acknowledged)
+        return max(b - a for a, b in itertools.pairwise([*ends, time.monotonic()]))
+
+    def verify(self) -> None:
+        """Every acknowledged row is on the leader."""
+        self._clients.stop(5.0)
+        acknowledged = {each.transaction.arguments[0] for each in self._clients.history.acknowledged}
+        there = {n for (n,) in self.cluster.wait_for_leader().postgres.execute("SELECT n FROM book")}
+        assert acknowledged <= there, f"lost: {sorted(acknowledged - there)[:10]}"
+
+
+@pytest.fixture
+def new_agents(servers: dict[int, ServerBinaries], major: int, template: Path, folder: Path) -> Iterator[NewAgents]:
+    made: list[Agents] = []
+
+    def make(*options: str) -> Agents:
+        made.append(Agents(folder, servers[major], options=options))
+        return made[-1].start(lambda postgres: init_by_copying(postgres, template))
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(new_agents: NewAgents) -> None:
+    cluster = new_agents("--dead-after", "2")
+    old = cluster.hosts["pg1"]
+    with Book(cluster) as book:
+        book.wait_for_commit()
+        # The proxy ends with the agent: this commit reaches no safekeeper, and its client does not wait for them.
+        old.agent.kill9()
+        wait_for(lambda: not old.postgres.execute("SELECT 1 FROM pg_stat_replication"), "its proxy has ended")
+        old.postgres.execute("SET synchronous_commit = local; INSERT INTO book VALUES (-1)")
+        old.kill9()
+        book.wait_for_commit()
+        new = cluster.wait_for_leader("pg2", "pg3")
+        old.agent.start()
+        cluster.wait_until(lambda: cluster.is_standby("pg1"), "the old primary is a standby")
+        book.wait_for_commit()
+        book.verify()
+    assert new.postgres.execute("SELECT count(*) FROM book WHERE n = -1") == [(0,)]
+    [path] = (cluster.directory / "pg1.discarded").iterdir()
+    report = json.loads(path.read_text())
+    assert report["commit_count"] >= 1
+    assert any(relation["inserted"] == 1 for each in report["transactions"] for relation in each["relations"])
+
+
+def test_primary_without_a_quorum_ends_its_writes_and_the_server_is_started_again(new_agents: NewAgents) -> None:
+    cluster = new_agents("--dead-after", "2.5")
+    leader = cluster.hosts["pg1"]
+
+    def is_read_only() -> bool:
+        return leader.postgres.execute("SHOW default_transaction_read_only") == [("on",)]
+
+    for i in (1, 2):
+        cluster.safekeepers[i].pause()
+    wait_for(is_read_only, "the primary is read-only")
+    for i in (1, 2):
+        cluster.safekeepers[i].resume()
+    cluster.wait_for_leader("pg1")
+    assert leader.server.look().tli == 1
+    with Book(cluster) as book:
+        book.wait_for_commit()
+        leader.server.kill()
+        book.wait_for_commit()
+        book.verify()

@@ -1,0 +1,59 @@
+"""Failovers by agents under load, with faults by a seed: nothing acknowledged is lost, and the gaps are short.
+
+ROUNDS, SEED and DEAD_AFTER of the environment change the run:
+
+    ROUNDS=100 SEED=7 DEAD_AFTER=1 .venv/bin/pytest -v -s tests/torture/test_agents.py
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from walproxy.lab.failover.plan import CUT_OFF, KILL_HOST
+from walproxy.lab.failover.results import RunResult
+
+ROUNDS = int(os.environ.get("ROUNDS", "20"))
+SEED = int(os.environ.get("SEED", "1"))
+DEAD_AFTER_S = float(os.environ.get("DEAD_AFTER", "5"))
+HERE = Path(__file__).parent
+
+
+def run_rounds(folder: Path, *arguments: str) -> tuple[int, RunResult]:
+    """Run the command; return its exit code and results. Its lines and its table go to this process's output."""
+    results = folder / "results.json"
+    command = [sys.executable, "-m", "walproxy.lab.failover", "--dir", str(folder), "--results", str(results)]
+    ended = subprocess.run([*command, *arguments], check=False)
+    return ended.returncode, msgspec.json.decode(results.read_bytes(), type=RunResult)
+
+
+@pytest.mark.slow
+@pytest.mark.on_disk
+@pytest.mark.timeout(300 + 120 * ROUNDS)
+def test_rounds_of_faults_lose_nothing_and_commits_resume_soon(folder: Path) -> None:
+    code, result = run_rounds(
+        folder, "--rounds", str(ROUNDS), "--seed", str(SEED), "--dead-after", str(DEAD_AFTER_S), "--goals"
+    )
+    assert result.violations == []
+    assert code == 0
+    assert len(result.rounds) >= ROUNDS
+    assert result.losses()
+    assert sum(each.not_compared for each in result.rounds) <= ROUNDS // 10
+    assert sum(each.discarded for each in result.rounds) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_agents_whose_commits_wait_for_no_quorum_are_found(folder: Path) -> None:
+    careless = str(HERE / "careless_agent.py")
+    options = ("--rounds", "3", "--seed", "3", "--dead-after", "1", "--switchover-every", "0")
+    kinds = f"{KILL_HOST},{CUT_OFF}"
+    code, result = run_rounds(folder, *options, "--kinds", kinds, "--agent-program", careless)
+    assert code == 1
+    found = "; ".join(result.violations)
+    assert "acknowledged rows are missing" in found
+    assert "were acknowledged, and are after the fork" in found
+    assert "that began after timeline" in found or "no partitions" in result.isolation

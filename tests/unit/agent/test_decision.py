@@ -1,0 +1,462 @@
+"""What an agent does next: each state of its server, loss of the leader, orders, turns, and the end of writes."""
+
+from dataclasses import replace
+
+import pytest
+
+from walproxy.agent.control_data import ControlData
+from walproxy.agent.decision import (
+    BUSY_S,
+    EQUAL_BYTES,
+    FIRST_VIEW_S,
+    FRESH_S,
+    LAG_BYTES_MAX,
+    RESIGNATION_S,
+    RETRY_S,
+    TURN_S,
+    AllowWrites,
+    ClusterView,
+    Decider,
+    EndWrites,
+    FailOver,
+    Kill,
+    Own,
+    Rebuild,
+    Refuse,
+    Rejoin,
+    StartPrimary,
+    StartStandby,
+    Step,
+    StepDown,
+    Stop,
+    Wait,
+    demote_after_s,
+    without_order,
+)
+from walproxy.agent.report import AgentReport, AgentSettings, Order
+from walproxy.agent.server_look import ServerLook, ServerState
+
+NOW = 1000.0
+SYSTEM = 7
+PRIMARY = ServerLook(ServerState.PRIMARY, pid=1, system_id=SYSTEM, tli=1, written_lsn=1000, is_read_only=False)
+STANDBY = ServerLook(ServerState.STANDBY, pid=1, system_id=SYSTEM, tli=1, received_lsn=900, replayed_lsn=900)
+
+
+def control(state: str) -> ControlData:
+    return ControlData(SYSTEM, state, 800, 1, 0, 0, 16 << 20, can_be_rewound=True)
+
+
+STOPPED_PRIMARY = ServerLook(ServerState.STOPPED, system_id=SYSTEM, tli=1, control=control("in production"))
+STOPPED_STANDBY = ServerLook(ServerState.STOPPED, system_id=SYSTEM, tli=1, control=control("in archive recovery"))
+HANGING = ServerLook(ServerState.HANGS, pid=1, tli=1, control=control("in production"), problem="no reply")
+
+
+def report(name: str, state: str = "standby", **more: object) -> AgentReport:
+    positions = {"received_lsn": 900} if state == "standby" else {"written_lsn": 1000}
+    return AgentReport(name, state=state, **{"system_id": SYSTEM, "tli": 1, **positions, **more})  # type: ignore[arg-type]
+
+
+LEADER = report("pg1", "primary", is_leader=True)
+
+
+def view(*reports: AgentReport, age_s: float = 0.0, heard_s: float | None = 0.1, **more: object) -> ClusterView:
+    known: dict[str, object] = {
+        "log_tli": 1,
+        "term": 3,
+        "end_lsn": 1000,
+        "system_id": SYSTEM,
+        "has_quorum": True,
+        **more,
+    }
+    if not known["has_quorum"]:
+        heard_s = None
+    return ClusterView(
+        sent_at=NOW,
+        leader_heard_age_s=heard_s,
+        reports={each.name: (each, age_s) for each in reports},
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def watching(own: Own) -> Decider:
+    """Return the decisions of an agent that has had replies of a quorum for a minute."""
+    decider = Decider(own)
+    for passed_s in range(60):
+        decider.saw(replace(view(), sent_at=NOW - 60 + passed_s))
+    return decider
+
+
+def decide(
+    look: ServerLook, seen: ClusterView, *, name: str = "pg2", now: float = NOW, commits: bool = False, **own: object
+) -> Step:
+    decider = watching(Own(name, **own))  # type: ignore[arg-type]
+    decider.saw(seen)
+    return decider.decide(now, look, seen, commits=commits)
+
+
+def ordered(kind: str, agent: str = "", order_id: str = "1") -> AgentSettings:
+    return AgentSettings(order=Order(order_id, kind, agent))
+
+
+# ---------------------------------------------------------------------- a primary
+
+
+def test_healthy_primary_waits() -> None:
+    assert decide(PRIMARY, view(LEADER), name="pg1", commits=True) == Wait()
+
+
+@pytest.mark.parametrize(
+    "floor, log_tli, reason", [(1, 1, "sealed by a failover"), (1, 2, "sealed"), (0, 2, "gone on")]
+)
+def test_old_primary_is_stopped(floor: int, log_tli: int, reason: str) -> None:
+    step = decide(PRIMARY, view(floor=floor, log_tli=log_tli), commits=True)
+    assert isinstance(step, Stop) and reason in step.reason
+
+
+def test_primary_of_another_system_is_left_alone() -> None:
+    foreign = replace(PRIMARY, system_id=8)
+    step = decide(foreign, view(floor=1, log_tli=5, heard_s=60.0), commits=False)
+    assert isinstance(step, Wait) and "another system, 8" in step.reason
+
+
+def test_promoted_primary_whose_timeline_the_log_is_not_on_yet_is_left_alone() -> None:
+    step = decide(replace(PRIMARY, tli=2), view(floor=1, log_tli=1))
+    assert step == Wait("waiting for the quorum")
+
+
+def test_primary_ends_its_writes_before_others_may_act_and_allows_them_again() -> None:
+    decider = Decider(Own("pg1"))
+    seen = view(heard_s=0.2)
+    decider.saw(seen)
+    early = demote_after_s(5.0) - 0.3
+    assert decider.decide(NOW + early, PRIMARY, seen, commits=True) == Wait()
+    late = decider.decide(NOW + 4.0, PRIMARY, seen, commits=True)
+    assert isinstance(late, EndWrites) and "do not reply" in late.reason and not late.stops
+    decider.ended_writes = True
+    assert isinstance(decider.decide(NOW + 5.0, PRIMARY, seen, commits=False), Wait)
+    again = replace(seen, sent_at=NOW + 6.0)
+    decider.saw(again)
+    assert isinstance(decider.decide(NOW + 6.0, PRIMARY, again, commits=False), Wait)
+    assert decider.decide(NOW + 6.0, PRIMARY, again, commits=True) == AllowWrites()
+
+
+def test_primary_that_a_new_agent_finds_ends_its_writes_soon_if_no_quorum_replies() -> None:
+    decider = Decider(Own("pg1"))
+    none = view(has_quorum=False, problem="safekeeper 1 is down")
+    assert isinstance(decider.decide(NOW, PRIMARY, none, commits=False), Wait)
+    step = decider.decide(NOW + FIRST_VIEW_S, PRIMARY, none, commits=False)
+    assert isinstance(step, EndWrites) and "safekeeper 1 is down" in step.reason
+
+
+def test_impatience_of_another_agent_counts() -> None:
+    decider = Decider(Own("pg1", stops_without_quorum=True))
+    seen = view(report("pg2", dead_after_s=1.0), heard_s=0.0)
+    decider.saw(seen)
+    assert decider.decide(NOW + 0.5, PRIMARY, seen, commits=True) == Wait()
+    step = decider.decide(NOW + 0.7, PRIMARY, seen, commits=True)
+    assert isinstance(step, EndWrites) and step.stops
+
+
+def test_primary_whose_proxy_is_not_heard_ends_its_writes_although_a_quorum_replies() -> None:
+    decider = Decider(Own("pg1"))
+    decider.saw(view())
+    decider.decide(NOW, PRIMARY, view(), commits=True)
+    silent = replace(view(heard_s=4.5), sent_at=NOW + 4.4)
+    decider.saw(silent)
+    step = decider.decide(NOW + 4.4, PRIMARY, silent, commits=False)
+    assert isinstance(step, EndWrites) and "nothing from its proxy" in step.reason
+
+
+def test_view_that_is_old_is_no_quorum() -> None:
+    seen = view(floor=1)
+    decider = Decider(Own("pg1"))
+    decider.saw(seen)
+    assert isinstance(decider.decide(NOW + FRESH_S + 0.1, PRIMARY, seen, commits=False), Wait)
+
+
+# ---------------------------------------------------------------------- a standby
+
+
+def test_standby_waits_while_a_leader_is_heard() -> None:
+    assert decide(STANDBY, view(report("pg2"))) == Wait()
+    assert decide(STANDBY, view(report("pg2"), heard_s=4.9)) == Wait()
+
+
+def test_standby_fails_over_after_the_loss_of_the_leader() -> None:
+    assert decide(STANDBY, view(report("pg2"), heard_s=5.0)) == FailOver()
+
+
+def test_standby_gives_the_leader_time_when_a_quorum_is_back() -> None:
+    decider = watching(Own("pg2"))
+    back_at = NOW + 30.0
+    back = replace(view(report("pg2"), heard_s=30.0), sent_at=back_at)
+    decider.saw(back)
+    step = decider.decide(back_at, STANDBY, back, commits=False)
+    assert isinstance(step, Wait) and "is back" in step.reason
+    for passed_s in range(1, 6):
+        decider.saw(replace(back, sent_at=back_at + passed_s))
+    later = replace(back, sent_at=back_at + 5.0)
+    assert decider.decide(back_at + 5.0, STANDBY, later, commits=False) == FailOver()
+
+
+def test_standby_without_a_quorum_waits() -> None:
+    assert decide(STANDBY, view(report("pg2"), has_quorum=False, problem="safekeeper 1 is down")) == Wait(
+        "safekeeper 1 is down"
+    )
+
+
+def test_standby_does_not_wait_for_a_leader_that_has_resigned() -> None:
+    resigned = report("pg1", "stopped", has_resigned=True)
+    assert decide(STANDBY, view(report("pg2"), resigned)) == FailOver()
+    other = report("pg3", "primary", is_leader=True)
+    assert decide(STANDBY, view(report("pg2"), resigned, other)) == Wait()
+
+
+@pytest.mark.parametrize(
+    "own, other, first",
+    [
+        ({}, {}, "pg2"),
+        ({}, {"priority": 200}, "pg3"),
+        ({}, {"received_lsn": 901}, "pg3"),
+        ({"priority": 200}, {"received_lsn": 901}, "pg2"),
+        ({"priority": 200}, {"received_lsn": 901 + EQUAL_BYTES}, "pg3"),
+        ({}, {"priority": 200, "may_lead": False}, "pg2"),
+        ({}, {"priority": 200, "problem": "disk full"}, "pg2"),
+        ({}, {"priority": 200, "system_id": 8}, "pg2"),
+        ({}, {"priority": 200, "state": "stopped"}, "pg2"),
+    ],
+)
+def test_turns_of_the_candidates(own: dict[str, object], other: dict[str, object], first: str) -> None:
+    ours = report("pg2", **own)  # type: ignore[arg-type]
+    theirs = report("pg3", **{"state": "standby", **other})  # type: ignore[arg-type]
+    decider = watching(Own("pg2"))
+    lost = view(ours, theirs, heard_s=6.0)
+    step = decider.decide(NOW, STANDBY, lost, commits=False)
+    if first == "pg2":
+        assert step == FailOver()
+        return
+    assert step == Wait("the leader is lost: pg3 is first")
+    later = replace(lost, sent_at=NOW + TURN_S + 0.1)
+    assert decider.decide(NOW + TURN_S + 0.1, STANDBY, later, commits=False) == FailOver()
+
+
+def test_first_candidate_lets_another_failover_that_runs_go_on_for_a_while() -> None:
+    busy = report("pg3", priority=1, received_lsn=800, is_failing_over=True)
+    decider = watching(Own("pg2"))
+    lost = view(report("pg2"), busy, heard_s=6.0)
+    assert decider.decide(NOW, STANDBY, lost, commits=False) == Wait("the leader is lost: pg3 is first")
+    later = replace(lost, sent_at=NOW + BUSY_S + 0.1)
+    assert decider.decide(NOW + BUSY_S + 0.1, STANDBY, later, commits=False) == FailOver()
+
+
+def test_server_that_was_promoted_is_given_time_for_its_proxy() -> None:
+    promoted = report("pg3", "primary", tli=2)
+    lost = view(report("pg2"), promoted, heard_s=6.0, floor=1)
+    assert decide(STANDBY, lost) == Wait("the leader is lost: pg3 is first")
+    old = report("pg1", "primary", tli=1)
+    assert decide(STANDBY, view(report("pg2"), old, heard_s=6.0, floor=1)) == FailOver()
+
+
+def test_failed_attempt_leaves_the_next_one_to_others() -> None:
+    decider = watching(Own("pg2"))
+    lost = view(report("pg2"), heard_s=6.0)
+    assert decider.decide(NOW, STANDBY, lost, commits=False) == FailOver()
+    decider.failed(NOW)
+    assert isinstance(decider.decide(NOW + 1, STANDBY, lost, commits=False), Wait)
+    later = replace(lost, sent_at=NOW + RETRY_S)
+    assert decider.decide(NOW + RETRY_S, STANDBY, later, commits=False) == FailOver()
+
+
+@pytest.mark.parametrize(
+    "look, seen, own, reason",
+    [
+        (STANDBY, view(report("pg2"), heard_s=9.0), {"may_lead": False}, "no-failover"),
+        (replace(STANDBY, system_id=8), view(report("pg2", system_id=8), heard_s=9.0), {}, "another system"),
+        (STANDBY, view(heard_s=9.0), {}, "first report"),
+        (STANDBY, view(report("pg2", address="db9:5432"), heard_s=9.0), {}, "at db9:5432, has the name pg2, too"),
+        (STANDBY, view(report("pg2"), heard_s=9.0, log_tli=0), {}, "no WAL"),
+    ],
+)
+def test_standby_that_cannot_be_promoted_says_why(
+    look: ServerLook, seen: ClusterView, own: dict[str, object], reason: str
+) -> None:
+    step = decide(look, seen, **own)  # type: ignore[arg-type]
+    assert isinstance(step, Wait) and reason in step.reason
+
+
+# ---------------------------------------------------------------------- a server that does not run
+
+
+def test_stopped_standby_is_started_without_a_quorum() -> None:
+    assert decide(STOPPED_STANDBY, view(has_quorum=False)) == StartStandby()
+
+
+def test_stopped_primary_is_started_while_the_log_is_its_own() -> None:
+    assert decide(STOPPED_PRIMARY, view()) == StartPrimary()
+    assert decide(STOPPED_PRIMARY, view(has_quorum=False, is_new=True, log_tli=0)) == StartPrimary()
+    assert isinstance(decide(STOPPED_PRIMARY, view(has_quorum=False, problem="away")), Wait)
+    assert "another system" in str(decide(replace(STOPPED_PRIMARY, system_id=8), view()))
+
+
+def test_stopped_primary_that_was_promoted_before_the_log_went_on_is_started() -> None:
+    assert decide(replace(STOPPED_PRIMARY, tli=2), view(floor=1)) == StartPrimary()
+
+
+def test_old_primary_rejoins_the_leader() -> None:
+    leader = report("pg3", "primary", is_leader=True, tli=2)
+    assert decide(STOPPED_PRIMARY, view(leader, floor=1, log_tli=2)) == Rejoin(leader)
+    assert isinstance(decide(STOPPED_PRIMARY, view(floor=1, log_tli=2)), Wait)
+    begun = replace(STOPPED_PRIMARY, rejoin_begun=True)
+    assert decide(begun, view(leader)) == Rejoin(leader)
+    assert isinstance(decide(replace(STANDBY, rejoin_begun=True), view(leader)), Stop)
+
+
+def test_resigned_leader_does_not_take_its_own_old_report_for_another_leader() -> None:
+    decider = watching(Own("pg1"))
+    decider.resigned(NOW)
+    decider.saw(view(LEADER, report("pg2")))
+    assert decider.has_resigned
+    assert isinstance(decider.decide(NOW, STOPPED_PRIMARY, view(LEADER, report("pg2")), commits=False), Wait)
+    decider.saw(view(report("pg2", "primary", is_leader=True)))
+    assert not decider.has_resigned
+
+
+def test_resigned_leader_waits_for_another_one_then_goes_on() -> None:
+    decider = Decider(Own("pg1"))
+    decider.resigned(NOW)
+    assert decider.has_resigned
+    assert isinstance(decider.decide(NOW + 1, STOPPED_PRIMARY, view(), commits=False), Wait)
+    late = replace(view(), sent_at=NOW + RESIGNATION_S + 1)
+    assert decider.decide(NOW + RESIGNATION_S + 1, STOPPED_PRIMARY, late, commits=False) == StartPrimary()
+    decider.resigned(NOW)
+    decider.saw(view(report("pg2", "primary", is_leader=True)))
+    assert not decider.has_resigned
+
+
+def test_primary_that_hangs_is_killed() -> None:
+    decider = watching(Own("pg1"))
+    for passed_s in range(7):
+        seen = replace(view(), sent_at=NOW + passed_s)
+        decider.saw(seen)
+        look = PRIMARY if passed_s == 0 else HANGING
+        step = decider.decide(NOW + passed_s, look, seen, commits=False)
+        assert isinstance(step, Kill if passed_s == 6 else Wait), passed_s
+
+
+def test_primary_that_hangs_without_a_leader_heard_is_killed_before_others_may_act() -> None:
+    decider = watching(Own("pg1"))
+    seen = view(heard_s=0.0)
+    decider.saw(seen)
+    decider.decide(NOW, PRIMARY, seen, commits=True)
+    silent = replace(view(heard_s=3.9), sent_at=NOW + 3.9)
+    decider.saw(silent)
+    assert isinstance(decider.decide(NOW + 3.9, HANGING, silent, commits=False), Wait)
+    assert isinstance(decider.decide(NOW + 4.0, HANGING, silent, commits=False), Kill)
+
+
+def test_primary_that_refuses_connections_ends_its_writes_too() -> None:
+    decider = watching(Own("pg1"))
+    decider.decide(NOW, PRIMARY, view(), commits=True)
+    refusing = ServerLook(ServerState.REFUSES, pid=1, tli=1, problem="too many clients")
+    assert decider.decide(NOW + 1, refusing, view(), commits=False) == Wait("too many clients")
+    step = decider.decide(NOW + 5, refusing, view(), commits=False)
+    assert isinstance(step, EndWrites) and "too many clients" in step.reason
+
+
+def test_standby_that_hangs_is_left_alone() -> None:
+    hanging = replace(HANGING, control=control("in archive recovery"))
+    decider = Decider(Own("pg2"))
+    decider.decide(NOW, hanging, view(), commits=False)
+    assert isinstance(decider.decide(NOW + 60, hanging, view(), commits=False), Wait)
+
+
+def test_missing_data_folder_is_said() -> None:
+    assert "pg_basebackup" in str(decide(ServerLook(ServerState.MISSING), view()))
+
+
+# ---------------------------------------------------------------------- orders and pause
+
+
+@pytest.mark.parametrize("look", [PRIMARY, STANDBY, STOPPED_PRIMARY, STOPPED_STANDBY])
+def test_paused_agent_changes_nothing(look: ServerLook) -> None:
+    seen = view(heard_s=60.0, floor=1, settings=AgentSettings(is_paused=True))
+    assert decide(look, seen) == Wait("paused")
+
+
+def test_leader_steps_down_for_the_named_standby_or_the_first_one() -> None:
+    others = (LEADER, report("pg2"), report("pg3", priority=200))
+    for agent, to in (("pg2", "pg2"), ("", "pg3")):
+        settings = ordered("switchover", agent)
+        step = decide(PRIMARY, view(*others, settings=settings), name="pg1", commits=True)
+        assert settings.order is not None and step == StepDown(settings.order, to)
+
+
+@pytest.mark.parametrize(
+    "kind, agent, others, reason",
+    [
+        ("switchover", "pg1", (), ""),
+        ("switchover", "pg9", (), "no agent pg9"),
+        ("switchover", "", (), "no standby can be promoted"),
+        ("switchover", "pg2", (report("pg2", may_lead=False),), "--no-failover"),
+        ("switchover", "pg2", (report("pg2", received_lsn=0),), "bytes short"),
+        ("failover", "pg2", (report("pg2"),), "use switchover"),
+        ("reinit", "pg1", (), "switch over first"),
+    ],
+)
+def test_leader_refuses_an_order(kind: str, agent: str, others: tuple[AgentReport, ...], reason: str) -> None:
+    look = replace(PRIMARY, written_lsn=LAG_BYTES_MAX + 1000)
+    seen = view(LEADER, *others, settings=ordered(kind, agent))
+    step = decide(look, seen, name="pg1", commits=True)
+    assert isinstance(step, Refuse) and reason in step.reason
+
+
+def test_ordered_standby_waits_until_the_leader_has_resigned() -> None:
+    settings = ordered("switchover", "pg2")
+    order = settings.order
+    assert decide(STANDBY, view(LEADER, report("pg2"), settings=settings)) == Wait()
+    resigned = report("pg1", "stopped", has_resigned=True)
+    assert decide(STANDBY, view(resigned, report("pg2"), report("pg3", priority=300), settings=settings)) == FailOver(
+        order
+    )
+
+
+def test_others_leave_the_resigned_leader_to_the_ordered_standby() -> None:
+    settings = ordered("switchover", "pg2")
+    resigned = report("pg1", "stopped", has_resigned=True)
+    seen = view(resigned, report("pg2"), report("pg3", priority=300), settings=settings)
+    assert isinstance(decide(STANDBY, seen, name="pg3"), Wait)
+
+
+def test_order_to_fail_over_needs_a_second_of_silence_only() -> None:
+    settings = ordered("failover", "pg2")
+    assert decide(STANDBY, view(report("pg2"), heard_s=1.0, settings=settings)) == FailOver(settings.order)
+    assert decide(STANDBY, view(report("pg2"), heard_s=0.5, settings=settings)) == Wait()
+    refused = decide(STANDBY, view(LEADER, report("pg2"), heard_s=1.0, settings=settings))
+    assert isinstance(refused, Refuse) and "pg1 leads" in refused.reason
+
+
+def test_order_to_rebuild() -> None:
+    settings = ordered("reinit", "pg2")
+    assert settings.order is not None
+    assert decide(STANDBY, view(LEADER, settings=settings)) == Rebuild(LEADER, settings.order)
+    assert isinstance(decide(STANDBY, view(settings=settings)), Refuse)
+    assert decide(STANDBY, view(LEADER, settings=settings), name="pg3") == Wait()
+    for broken in (STOPPED_STANDBY, STOPPED_PRIMARY, replace(STOPPED_PRIMARY, rejoin_begun=True)):
+        assert decide(broken, view(LEADER, settings=settings)) == Rebuild(LEADER, settings.order)
+
+
+def test_order_is_executed_once() -> None:
+    settings = ordered("switchover", "pg2")
+    decider = Decider(Own("pg1"))
+    seen = view(LEADER, report("pg2"), settings=settings)
+    decider.saw(seen)
+    assert isinstance(decider.decide(NOW, PRIMARY, seen, commits=True), StepDown)
+    decider.orders_done.add("1")
+    assert decider.decide(NOW, PRIMARY, seen, commits=True) == Wait()
+
+
+def test_settings_without_the_order_that_is_done() -> None:
+    settings = ordered("switchover", "pg2")
+    assert without_order(settings, settings.order).order is None
+    assert without_order(settings, Order("2", "switchover")) is settings
+    assert without_order(settings, None) is settings

@@ -1,0 +1,556 @@
+"""What an agent does next. Pure.
+
+Theory of operation. Each agent sees the cluster through the safekeepers (`ClusterView`) and its own server
+(`ServerLook`), and `Decider.decide` yields one step at a time. No step needs the consent of another agent:
+
+- A standby is promoted only by a failover, which seals the timeline of the old primary on a quorum first (S15). What
+  the agents report decides only which of them tries, and when. If two try, the seal lets one of them in.
+- A server becomes a primary without a failover only if it was the primary of the log's timeline, and no failover has
+  sealed that. If one seals it at the same instant, nothing that the server commits is acknowledged.
+- A server that becomes a primary accepts writes once commits succeed, and no earlier.
+- A primary ends its writes if the safekeepers may have heard no leader for nearly as long as the others wait. Its agent
+  has a lower bound for when they last did: the time at which it sent the request, less the age that they replied.
+  This is for reads and for commits that do not wait (`local`, `off`): the seal protects those that wait.
+
+The leader is lost when a quorum of the safekeepers has replied for `dead_after_s`, and has heard no proxy with a
+primary for that long, or if the agent that led has resigned. Then the first of the candidates acts; the next one does
+after `TURN_S` more, and so on, because an agent may report and not be able to act.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from safekeeper.base.lsn import Lsn, format_lsn
+from walproxy.agent.report import AgentReport, AgentSettings, Order
+from walproxy.agent.server_look import ServerLook, ServerState
+
+# A report that is older is that of an agent that is away.
+FRESH_S = 2.0
+# How long a primary that runs when its agent starts may accept writes until a leader is known to have been heard.
+FIRST_VIEW_S = 1.0
+# A primary that hangs for less may only be slow.
+HANGS_S_MIN = 3.0
+# How long each further candidate waits for the one before it.
+TURN_S = 3.0
+# How long the others wait for a failover that an agent reports to be under way.
+BUSY_S = 30.0
+# How long an agent whose attempt has failed leaves the next one to others.
+RETRY_S = 5.0
+# How long a leader that has resigned waits for another one before it goes on itself.
+RESIGNATION_S = 20.0
+# As long as a proposer counts as live (protocol, step 2): an order to fail over needs no longer silence.
+SILENCE_S = 1.0
+# Standbys that differ by less are equally advanced: the priority decides.
+EQUAL_BYTES = 16 << 20
+# A switchover to a standby that is further behind would prolong the time without commits.
+LAG_BYTES_MAX = 64 << 20
+
+
+def demote_after_s(dead_after_s: float) -> float:
+    """Return after how long a primary ends its writes: early enough that this is done when the others may act."""
+    return dead_after_s - max(0.4, 0.2 * dead_after_s)
+
+
+# ---------------------------------------------------------------------- what is seen
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """What one exchange with the safekeepers has shown.
+
+    Attributes:
+        sent_at: when it began, by the agent's clock.
+        has_quorum: members that form a quorum have replied.
+        is_new: a quorum of the listed safekeepers replies, and none of them has a cluster.
+        leader_heard_age_s: for how long, at least, no quorum has heard a proxy with a primary; None without a quorum.
+        system_id, log_tli, floor, term, end_lsn: of the newest log; 0 for an empty one.
+        reports: by the agent's name: its report, and how old it was when it arrived here.
+        problem: why there is no quorum, one line.
+    """
+
+    sent_at: float
+    has_quorum: bool
+    is_new: bool = False
+    leader_heard_age_s: float | None = None
+    system_id: int = 0
+    log_tli: int = 0
+    floor: int = 0
+    term: int = 0
+    end_lsn: Lsn = 0
+    reports: Mapping[str, tuple[AgentReport, float]] = field(default_factory=dict)
+    settings: AgentSettings = field(default_factory=AgentSettings)
+    problem: str = ""
+
+    def fresh(self) -> list[AgentReport]:
+        """Return the reports of the agents that are not away, ordered by name."""
+        return [report for _, (report, age_s) in sorted(self.reports.items()) if age_s < FRESH_S]
+
+    def leader(self) -> AgentReport | None:
+        """Return the report of the agent that leads, None if none does."""
+        leaders = [report for report in self.fresh() if report.is_leader and report.tli >= self.log_tli]
+        return max(leaders, key=lambda report: report.tli, default=None)
+
+    def is_sealed_off(self, tli: int) -> bool:
+        """Return whether a primary on `tli` may commit no more: a failover has sealed that, or the log has left it."""
+        return tli <= self.floor or tli < self.log_tli
+
+
+@dataclass(frozen=True)
+class Own:
+    """The agent's options that matter here; see `AgentConfig`."""
+
+    name: str
+    address: str = ""
+    dead_after_s: float = 5.0
+    may_lead: bool = True
+    priority: int = 100
+    stops_without_quorum: bool = False
+
+
+# ---------------------------------------------------------------------- what is done
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing is to be done; `reason` is what is waited for, "" if all is well."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StartPrimary:
+    """Start the server, which was the primary when it ended."""
+
+
+@dataclass(frozen=True)
+class StartStandby:
+    """Start the server as a standby."""
+
+
+@dataclass(frozen=True)
+class FailOver:
+    """Seal the log's timeline and promote the own server. `order` has wanted it, None: the loss of the leader."""
+
+    order: Order | None = None
+
+
+@dataclass(frozen=True)
+class EndWrites:
+    """Make the server read-only and end its sessions, or stop it."""
+
+    reason: str
+    stops: bool = False
+
+
+@dataclass(frozen=True)
+class AllowWrites:
+    """Undo `EndWrites`."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop an old primary, by force if need be."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End a server that hangs."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rejoin:
+    """Make the stopped server a standby of the leader."""
+
+    leader: AgentReport
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """Replace the data folder by a base backup of the leader."""
+
+    leader: AgentReport
+    order: Order
+
+
+@dataclass(frozen=True)
+class StepDown:
+    """Stop the server cleanly and resign, so that the agent `to` fails over."""
+
+    order: Order
+    to: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Refuse an order. `reason` is one line."""
+
+    order: Order
+    reason: str
+
+
+Step = (
+    Wait
+    | StartPrimary
+    | StartStandby
+    | FailOver
+    | EndWrites
+    | AllowWrites
+    | Stop
+    | Kill
+    | Rejoin
+    | Rebuild
+    | StepDown
+    | Refuse
+)
+
+
+# ---------------------------------------------------------------------- the decision
+
+
+@dataclass
+class Decider:
+    """The decisions of one agent, and what it remembers between them. Times are those of its clock, in seconds.
+
+    Attributes:
+        ended_writes: this agent has made the server read-only.
+        resigned_at: when it gave up the lead; None if it has not, or if that is over.
+        retry_at: before then it does not try to fail over, to start or to rejoin again.
+        orders_done: ids of the orders that it has executed or refused.
+    """
+
+    own: Own
+    ended_writes: bool = False
+    resigned_at: float | None = None
+    retry_at: float = 0.0
+    orders_done: set[str] = field(default_factory=set)
+    _leader_heard_at: float | None = None
+    _quorum_seen_at: float | None = None
+    _quorum_since: float = 0.0
+    _hangs_since: float | None = None
+    _lost_since: float | None = None
+    _was_primary: bool = False
+
+    def saw(self, view: ClusterView) -> None:
+        """Take an exchange into account: it bounds from below when the safekeepers last heard a leader."""
+        if view.leader_heard_age_s is not None:
+            heard_at = view.sent_at - view.leader_heard_age_s
+            if self._leader_heard_at is None or heard_at > self._leader_heard_at:
+                self._leader_heard_at = heard_at
+        if view.has_quorum:
+            if self._quorum_seen_at is None or view.sent_at - self._quorum_seen_at > FRESH_S:
+                self._quorum_since = view.sent_at
+            self._quorum_seen_at = view.sent_at
+        leader = view.leader()
+        # The own report in it may be of the time before the resignation.
+        if self.resigned_at is not None and leader is not None and leader.name != self.own.name:
+            self.resigned_at = None
+
+    def failed(self, now: float) -> None:
+        """Take into account that a step has failed: others are first for a while."""
+        self.retry_at = now + RETRY_S
+        self._lost_since = None
+
+    def resigned(self, now: float) -> None:
+        """Take into account that the lead was given up."""
+        self.resigned_at = now
+
+    @property
+    def has_resigned(self) -> bool:
+        """Whether the other agents need not wait for the loss of this one."""
+        return self.resigned_at is not None
+
+    def is_in_control(self, now: float, view: ClusterView) -> bool:
+        """Return whether the server may be a primary that accepts writes, or accepts none: else the watchdog acts."""
+        return self.ended_writes or self._silent_s(now) < self._dead_after_s(view)
+
+    def decide(self, now: float, look: ServerLook, view: ClusterView, *, commits: bool) -> Step:
+        """Return the next step.
+
+        Args:
+            view: the last exchange; `saw` was called with it.
+            commits: the own proxy reports that commits succeed.
+        """
+        self._remember(now, look)
+        if now - view.sent_at > FRESH_S:
+            view = dataclasses.replace(view, has_quorum=False, problem="the safekeepers do not reply")
+        if self.resigned_at is not None and now - self.resigned_at > RESIGNATION_S:
+            self.resigned_at = None
+        if view.settings.is_paused:
+            return Wait("paused")
+        rebuild = self._rebuild(look, view)
+        if rebuild is not None:
+            return rebuild
+        if look.rejoin_begun:
+            return self._rejoin(now, look, view)
+        match look.state:
+            case ServerState.PRIMARY:
+                return self._as_primary(now, look, view, commits)
+            case ServerState.STANDBY:
+                return self._as_standby(now, look, view)
+            case ServerState.STOPPED:
+                return self._stopped(now, look, view)
+            case ServerState.HANGS:
+                return self._hanging(now, look, view)
+            case ServerState.REFUSES:
+                return self._refusing(now, look, view)
+            case ServerState.MISSING:
+                return Wait("the data folder does not exist: create it with pg_basebackup")
+            case _:
+                return Wait(look.problem or f"PostgreSQL is {look.state.value}")
+
+    # ------------------------------------------------------------------ memory
+
+    def _remember(self, now: float, look: ServerLook) -> None:
+        if self._leader_heard_at is None:
+            # Found running by an agent that has just started: it has a second to hear from the safekeepers.
+            self._leader_heard_at = now - demote_after_s(self.own.dead_after_s) + FIRST_VIEW_S
+        if look.state is ServerState.PRIMARY:
+            self._was_primary = True
+        elif look.state in (ServerState.STANDBY, ServerState.STOPPED, ServerState.MISSING):
+            self._was_primary = False
+        if look.state is not ServerState.HANGS:
+            self._hangs_since = None
+        elif self._hangs_since is None:
+            self._hangs_since = now
+            self._was_primary = self._was_primary or look.is_in_recovery is False
+        if look.state is not ServerState.STANDBY:
+            self._lost_since = None
+
+    def _silent_s(self, now: float) -> float:
+        """Return for how long, at most, the safekeepers have heard no leader."""
+        return now - self._leader_heard_at if self._leader_heard_at is not None else 0.0
+
+    def _dead_after_s(self, view: ClusterView) -> float:
+        """Return how long the most impatient agent waits."""
+        return min([self.own.dead_after_s, *(report.dead_after_s for report in view.fresh())])
+
+    # ------------------------------------------------------------------ states of the server
+
+    def _as_primary(self, now: float, look: ServerLook, view: ClusterView, commits: bool) -> Step:
+        if _is_foreign(look, view):
+            return Wait(_foreign(look, view))  # The agent's settings are wrong, not the server.
+        if view.has_quorum and view.log_tli and view.is_sealed_off(look.tli):
+            return Stop(
+                f"timeline {look.tli} is sealed by a failover"
+                if look.tli <= view.floor
+                else f"the log has gone on to timeline {view.log_tli}"
+            )
+        silent_s = self._silent_s(now)
+        if silent_s >= demote_after_s(self._dead_after_s(view)):
+            if not self.ended_writes:
+                why = view.problem if not view.has_quorum else "the safekeepers have received nothing from its proxy"
+                return EndWrites(
+                    f"{why or 'no quorum of the safekeepers'} for {silent_s:.1f} s", self.own.stops_without_quorum
+                )
+            return Wait("its writes are ended until a quorum of the safekeepers receives from its proxy")
+        if self.ended_writes and commits:
+            return AllowWrites()
+        return self._order_of_leader(look, view) if commits else Wait("waiting for the quorum")
+
+    def _order_of_leader(self, look: ServerLook, view: ClusterView) -> Step:
+        order = view.settings.order
+        if order is None or order.id in self.orders_done:
+            return Wait()
+        if order.kind == "reinit":
+            if order.agent == self.own.name:
+                return Refuse(order, f"{self.own.name} is the leader: switch over first")
+            return Wait()
+        if order.kind == "failover":
+            return Refuse(order, f"{self.own.name} leads: use switchover")
+        if order.agent == self.own.name:
+            return Refuse(order, "")  # It is the leader already: nothing is to be done.
+        able = [each for each in self._ranked(view) if order.agent in ("", each.name)]
+        if not able:
+            return Refuse(order, self._why_not(order.agent, view))
+        lag_bytes = look.written_lsn - able[0].reached_lsn
+        if lag_bytes > LAG_BYTES_MAX:
+            return Refuse(
+                order, f"{able[0].name} is {lag_bytes} bytes short of the leader: try again when it has caught up"
+            )
+        return StepDown(order, able[0].name)
+
+    def _as_standby(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        order = view.settings.order
+        if order is not None and order.id not in self.orders_done:
+            step = self._order_of_standby(look, view, order)
+            if step is not None:
+                return step
+        if not view.has_quorum:
+            self._lost_since = None
+            return Wait(view.problem or "no quorum of the safekeepers")
+        if not view.log_tli:
+            return Wait("the safekeepers have no WAL")
+        age_s = view.leader_heard_age_s or 0.0
+        resigned = any(report.has_resigned for report in view.fresh()) and view.leader() is None
+        if not resigned:
+            if age_s < self.own.dead_after_s:
+                self._lost_since = None
+                return Wait()
+            if now - self._quorum_since < self.own.dead_after_s:
+                # The safekeepers were away, not the leader: its heartbeats reach them soon.
+                return Wait("a quorum of the safekeepers is back: waiting for the leader's heartbeats")
+        if not self.own.may_lead:
+            return Wait("the leader is lost, and this agent has --no-failover")
+        if _is_foreign(look, view):
+            return Wait(_foreign(look, view))
+        namesake, _ = view.reports.get(self.own.name, (None, 0.0))
+        if namesake is not None and namesake.address != self.own.address:
+            return Wait(f"another agent, at {namesake.address}, has the name {self.own.name}, too: correct --name")
+        wanted = order.agent if order is not None and order.kind != "reinit" else ""
+        # The one that an order names is the first. Sorting keeps the order of the others.
+        ranked = sorted((report.name for report in self._ranked(view)), key=lambda name: name != wanted)
+        if self.own.name not in ranked:
+            return Wait("the leader is lost; this agent's first report is under way")
+        if self._lost_since is None:
+            self._lost_since = now
+        busy = [
+            report.name
+            for report in view.fresh()
+            if report.name != self.own.name and (report.is_failing_over or self._is_promoted(report, view))
+        ]
+        turn = ranked.index(self.own.name)
+        if now < self.retry_at or now - self._lost_since < (BUSY_S if busy else TURN_S * turn):
+            return Wait(f"the leader is lost: {(busy or ranked)[0]} is first")
+        return FailOver()
+
+    def _rebuild(self, look: ServerLook, view: ClusterView) -> Step | None:
+        """Return the step of an order to rebuild the data folder, in any state but that of a primary."""
+        order = view.settings.order
+        if order is None or order.kind != "reinit" or order.agent != self.own.name or order.id in self.orders_done:
+            return None
+        if look.state in (ServerState.PRIMARY, ServerState.MISSING):
+            return None
+        leader = view.leader()
+        return Rebuild(leader, order) if leader is not None else Refuse(order, "no leader can be copied")
+
+    def _order_of_standby(self, look: ServerLook, view: ClusterView, order: Order) -> Step | None:
+        if order.kind == "reinit" or not view.has_quorum or not view.log_tli:
+            return None
+        ranked = [report.name for report in self._ranked(view)]
+        is_ours = order.agent == self.own.name or (order.agent == "" and ranked[:1] == [self.own.name])
+        if not is_ours:
+            return None
+        if self.own.name not in ranked:
+            return Refuse(order, self._why_not(self.own.name, view))
+        leader = view.leader()
+        if order.kind == "switchover":
+            # The leader stops its server first; if there is none, the order is one to fail over.
+            is_free = leader is None and any(report.has_resigned for report in view.fresh())
+            return FailOver(order) if is_free else None
+        if leader is not None:
+            return Refuse(order, f"{leader.name} leads: use switchover")
+        return FailOver(order) if (view.leader_heard_age_s or 0.0) >= SILENCE_S else None
+
+    def _stopped(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        if look.is_in_recovery:
+            return StartStandby() if now >= self.retry_at else Wait(look.problem or "waiting to start again")
+        if view.is_new:
+            return StartPrimary() if now >= self.retry_at else Wait("waiting to start again")
+        if not view.has_quorum:
+            return Wait(view.problem or "no quorum of the safekeepers")
+        if _is_foreign(look, view):
+            return Wait(_foreign(look, view))
+        if view.is_sealed_off(look.tli):
+            return self._rejoin(now, look, view)
+        if self.resigned_at is not None:
+            return Wait("has resigned: waiting for another leader")
+        return StartPrimary() if now >= self.retry_at else Wait("waiting to start again")
+
+    def _rejoin(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        leader = view.leader()
+        if leader is None or leader.name == self.own.name:
+            return Wait("an old primary: waiting for a leader to rejoin")
+        if look.is_running:
+            return Stop("an overwrite of its data folder has begun")
+        return Rejoin(leader) if now >= self.retry_at else Wait("waiting to rejoin again")
+
+    def _hanging(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        """Kill a primary that hangs: later if its proxy is heard, since a server may only be slow."""
+        assert self._hangs_since is not None
+        hangs_s, dead_after_s = now - self._hangs_since, self._dead_after_s(view)
+        is_silent = self._silent_s(now) >= demote_after_s(dead_after_s)
+        if self._was_primary and (is_silent or hangs_s >= max(HANGS_S_MIN, dead_after_s)):
+            return Kill(f"PostgreSQL has not replied for {hangs_s:.1f} s: {look.problem}")
+        return Wait(look.problem or "PostgreSQL does not reply")
+
+    def _refusing(self, now: float, look: ServerLook, view: ClusterView) -> Step:
+        silent_s = self._silent_s(now)
+        if self._was_primary and not self.ended_writes and silent_s >= demote_after_s(self._dead_after_s(view)):
+            return EndWrites(
+                f"{look.problem}; no heartbeat of a leader for {silent_s:.1f} s", self.own.stops_without_quorum
+            )
+        return Wait(look.problem)
+
+    # ------------------------------------------------------------------ candidates
+
+    @staticmethod
+    def _is_promoted(report: AgentReport, view: ClusterView) -> bool:
+        """Return whether a server was promoted by the last failover: its proxy is about to lead."""
+        return report.state == ServerState.PRIMARY.value and report.tli == view.floor + 1 > view.log_tli
+
+    def _ranked(self, view: ClusterView) -> list[AgentReport]:
+        """Return the agents whose server may be promoted, the first one first.
+
+        A timeline that the log is not on yet, or no longer, is the failover's matter: it looks closer.
+        """
+        able = [report for report in view.fresh() if not self._obstacle(report, view)]
+        most_lsn = max((report.reached_lsn for report in able), default=0)
+
+        def rank(report: AgentReport) -> tuple[bool, int, Lsn, str]:
+            is_behind = most_lsn - report.reached_lsn > EQUAL_BYTES
+            return is_behind, -report.priority, -report.reached_lsn, report.name
+
+        return sorted(able, key=rank)
+
+    @staticmethod
+    def _obstacle(report: AgentReport, view: ClusterView) -> str:
+        """Return why a server is not promoted, "" if it may be."""
+        if report.state != ServerState.STANDBY.value:
+            return f"its server is {report.state}"
+        if not report.may_lead:
+            return "it has --no-failover"
+        if view.system_id and report.system_id != view.system_id:
+            return f"its server belongs to another system, {report.system_id}"
+        if report.problem:
+            return report.problem
+        return ""
+
+    def _why_not(self, name: str, view: ClusterView) -> str:
+        reports = {report.name: report for report in view.fresh()}
+        if not name:
+            found = "; ".join(f"{each.name}: {self._obstacle(each, view)}" for each in reports.values())
+            return f"no standby can be promoted: {found or 'no agent reports'}"
+        if name not in reports:
+            return f"no agent {name} reports"
+        return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is not a candidate'}"
+
+
+def _is_foreign(look: ServerLook, view: ClusterView) -> bool:
+    return bool(view.system_id and look.system_id and look.system_id != view.system_id)
+
+
+def _foreign(look: ServerLook, view: ClusterView) -> str:
+    return (
+        f"the server belongs to another system, {look.system_id}, than the WAL of the safekeepers, {view.system_id}: "
+        "correct --safekeepers or --pgdata"
+    )
+
+
+def without_order(settings: AgentSettings, order: Order | None) -> AgentSettings:
+    """Return the settings without an order that is done, or was refused."""
+    if order is None or settings.order is None or settings.order.id != order.id:
+        return settings
+    return msgspec.structs.replace(settings, order=None)
+
+
+def describe(look: ServerLook) -> str:
+    """Return the server's state for a log line."""
+    position = format_lsn(look.written_lsn or max(look.received_lsn, look.replayed_lsn))
+    return f"{look.state.value} on timeline {look.tli} at {position}"

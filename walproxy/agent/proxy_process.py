@@ -1,0 +1,126 @@
+"""The agent's `walproxy run`: a child process beside the primary.
+
+It is a process of its own because the agent must not delay commits, and ends with the agent, however that ends: a
+primary whose agent is dead commits nothing, and another agent takes over.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from safekeeper.base.settings import Address
+from walproxy.proxy.readiness import SERVING_STATES
+
+_log = logging.getLogger(__name__)
+
+_RESTART_PAUSE_MIN_S = 0.25
+_RESTART_PAUSE_MAX_S = 5.0
+_WORKS_AFTER_S = 10.0
+_REPLY_TIMEOUT_S = 1.0
+_REPLY_BYTES_MAX = 1 << 20
+
+
+class ProxyProcess:
+    """A child process `walproxy run`, restarted while it is wanted.
+
+    Args:
+        arguments: after `walproxy run`.
+        http: its --http-listen.
+        launcher: words before the command, e.g. those that make it end with its parent.
+    """
+
+    def __init__(self, arguments: Sequence[str], http: Address, launcher: Sequence[str] = ()) -> None:
+        self._words = [*launcher, sys.executable, "-m", "walproxy", "run", *arguments]
+        self._http = http
+        self._process: asyncio.subprocess.Process | None = None
+        self._started_at = 0.0
+        self._start_at = 0.0
+        self._pause_s = _RESTART_PAUSE_MIN_S
+        self.problem = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process exists."""
+        return self._process is not None and self._process.returncode is None
+
+    async def keep_running(self, now: float) -> None:
+        """Start it if it does not run; one that ends again and again is started with a growing pause."""
+        if self.is_running:
+            return
+        ended = self._process
+        if ended is not None:
+            self._process = None
+            works = now - self._started_at > _WORKS_AFTER_S
+            self._pause_s = _RESTART_PAUSE_MIN_S if works else min(2 * self._pause_s, _RESTART_PAUSE_MAX_S)
+            self._start_at = now + self._pause_s
+            self.problem = f"walproxy run has ended with exit code {ended.returncode}: see its log lines"
+            _log.warning("%s; starting it again in %.2f s", self.problem, self._pause_s)
+        if now < self._start_at:
+            return
+        self._process = await asyncio.create_subprocess_exec(
+            *self._words, stdin=asyncio.subprocess.DEVNULL, env=dict(os.environ), start_new_session=True
+        )
+        self._started_at = now
+        _log.info("started walproxy run, process %d", self._process.pid)
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """End it with SIGTERM, which lets the quorum acknowledge what it has received; after the timeout kill it."""
+        process, self._process = self._process, None
+        self._pause_s, self._start_at, self.problem = _RESTART_PAUSE_MIN_S, 0.0, ""
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await process.wait()
+        except TimeoutError:
+            _log.warning("walproxy run has not stopped within %g s: killing it", timeout_s)
+            await self._kill(process)
+
+    def retry(self) -> None:
+        """Let it connect to the server now: without this it waits up to two seconds between attempts."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGHUP)
+
+    async def kill(self) -> None:
+        """End it at once."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            await self._kill(process)
+
+    @staticmethod
+    async def _kill(process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+    async def commits(self) -> bool:
+        """Return whether it streams to a quorum, by its /status."""
+        if not self.is_running:
+            return False
+        writer = None
+        try:
+            async with asyncio.timeout(_REPLY_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(self._http.host, self._http.port)
+                writer.write(f"GET /status HTTP/1.1\r\nHost: {self._http}\r\nConnection: close\r\n\r\n".encode())
+                answer = await reader.read(_REPLY_BYTES_MAX)
+                while chunk := await reader.read(_REPLY_BYTES_MAX - len(answer)):
+                    answer += chunk
+            return bool(msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=_Status).state in SERVING_STATES)
+        except (OSError, TimeoutError, msgspec.DecodeError):
+            return False  # It starts, or hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
+        finally:
+            if writer is not None:
+                writer.close()
+
+
+class _Status(msgspec.Struct):
+    state: str

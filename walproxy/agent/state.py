@@ -1,0 +1,203 @@
+"""What the pages of an agent and `walproxy cluster` show: the agents, the log, the shared settings. Pure.
+
+The report of an agent that has stopped is old, and so is an agent's own state while its loop is blocked: neither counts
+as a leader then.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from safekeeper.base.lsn import Lsn, format_lsn
+from walproxy.agent.report import AgentReport, AgentSettings, Change, Order
+from walproxy.agent.server_look import ServerState
+from walproxy.agent.sight import SeenReport, Sight
+
+# An agent that has not reported for longer is not shown: safekeepers keep its report until they restart.
+SHOWN_FOR_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogPositions:
+    """The log as the safekeepers that replied have it; 0 where nothing is known."""
+
+    tli: int = 0
+    term: int = 0
+    commit_lsn: Lsn = 0
+    flush_lsn: Lsn = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The cluster at one moment.
+
+    Attributes:
+        cluster_id: "" if no safekeeper has one.
+        has_quorum: whether a quorum of safekeepers replied.
+        problem: why the safekeepers that did not reply did not, one line; "" if all replied.
+        agents: by name, with the age of each report.
+    """
+
+    cluster_id: str = ""
+    has_quorum: bool = False
+    problem: str = ""
+    log: LogPositions = LogPositions()
+    settings: AgentSettings = field(default_factory=AgentSettings)
+    agents: tuple[SeenReport, ...] = ()
+
+    @property
+    def leader(self) -> AgentReport | None:
+        """The agent of the primary through which commits succeed; None if none reports that it is."""
+        leading = [seen.report for seen in self.agents if seen.report.is_leader and is_fresh(seen)]
+        return max(leading, key=lambda report: report.tli, default=None)
+
+    def agent(self, name: str) -> SeenReport | None:
+        """Return an agent by its name."""
+        return next((seen for seen in self.agents if seen.report.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """What an agent has found in its last round, for its pages.
+
+    Attributes:
+        own: the report that it has made then.
+        view: of the safekeepers' replies; what is in it of this agent itself is ignored.
+        made_at: the beginning of that round, on a monotonic clock, in seconds.
+        started_at: the start of the agent, in seconds since 1970.
+        quorum_seen_at: when a quorum of safekeepers last replied, in seconds since 1970; 0 for never.
+    """
+
+    own: AgentReport
+    view: ClusterView
+    made_at: float
+    started_at: float = 0.0
+    quorum_seen_at: float = 0.0
+
+    def view_at(self, now: float) -> ClusterView:
+        """Return the view with this agent in it, and with the ages of all reports now (on the clock of `made_at`)."""
+        passed_s = max(0.0, now - self.made_at)
+        others = [
+            SeenReport(seen.report, seen.age_s + passed_s)
+            for seen in self.view.agents
+            if seen.report.name != self.own.name
+        ]
+        return replace(self.view, agents=_shown([SeenReport(self.own, passed_s), *others]))
+
+
+def view_of(sight: Sight) -> ClusterView:
+    """Return what an exchange with the safekeepers has found.
+
+    Raises:
+        RemoteProtocolError: the shared settings cannot be read.
+    """
+    newest = sight.log()
+    positions = LogPositions()
+    if newest is not None:
+        commit_lsn = max(timed.view.commit_lsn for timed in sight.views.values())
+        positions = LogPositions(newest.log_tli, newest.last_term, commit_lsn, newest.flush_lsn)
+    return ClusterView(
+        cluster_id=sight.cluster.id if sight.cluster is not None else "",
+        has_quorum=sight.has_quorum(),
+        problem=sight.missing(),
+        log=positions,
+        settings=sight.shared(),
+        agents=_shown(sight.reports().values()),
+    )
+
+
+def is_fresh(seen: SeenReport) -> bool:
+    """Return whether an agent reports: its last report is not older than what a lost leader is allowed."""
+    return seen.age_s <= seen.report.dead_after_s
+
+
+def is_standby(report: AgentReport) -> bool:
+    """Return whether the server is a standby that replies."""
+    return report.state == ServerState.STANDBY.value
+
+
+def is_copying(report: AgentReport) -> bool:
+    """Return whether an agent makes its data folder a copy of the leader's."""
+    return report.doing.startswith(("rebuilding", "rejoining"))
+
+
+def lag_bytes(report: AgentReport, log: LogPositions) -> int | None:
+    """Return the committed WAL that a standby has not replayed; None for other servers, or if it is unknown."""
+    if not is_standby(report) or not report.replayed_lsn or not log.commit_lsn:
+        return None
+    return max(0, log.commit_lsn - report.replayed_lsn)
+
+
+def role_of(report: AgentReport, leader: AgentReport | None) -> str:
+    """Return "leader", or "primary" for one through which commits do not succeed, or "replica", or "" if unknown."""
+    if leader is not None and report.name == leader.name:
+        return "leader"
+    return {ServerState.PRIMARY.value: "primary", ServerState.STANDBY.value: "replica"}.get(report.state, "")
+
+
+def cluster_content(view: ClusterView) -> dict[str, Any]:
+    """Return a view as JSON: GET /status, and `walproxy cluster show --json`."""
+    leader = view.leader
+    return {
+        "cluster_id": view.cluster_id or None,
+        "term": view.log.term,
+        "tli": view.log.tli,
+        "commit_lsn": format_lsn(view.log.commit_lsn),
+        "flush_lsn": format_lsn(view.log.flush_lsn),
+        "quorum": view.has_quorum,
+        "problem": view.problem or None,
+        "paused": view.settings.is_paused,
+        "leader": leader.name if leader is not None else None,
+        "order": order_content(view.settings.order),
+        "agents": [agent_content(seen, view) for seen in view.agents],
+    }
+
+
+def agent_content(seen: SeenReport, view: ClusterView) -> dict[str, Any]:
+    """Return an agent as JSON."""
+    report = seen.report
+    return {
+        "name": report.name,
+        "address": report.address,
+        "url": report.url,
+        "role": role_of(report, view.leader) or None,
+        "state": report.state,
+        "is_fresh": is_fresh(seen),
+        "age_s": round(seen.age_s, 3),
+        "tli": report.tli,
+        "written_lsn": format_lsn(report.written_lsn),
+        "received_lsn": format_lsn(report.received_lsn),
+        "replayed_lsn": format_lsn(report.replayed_lsn),
+        "lag_bytes": lag_bytes(report, view.log),
+        "is_streaming": report.is_streaming,
+        "is_read_only": report.is_read_only,
+        "has_resigned": report.has_resigned,
+        "may_lead": report.may_lead,
+        "priority": report.priority,
+        "dead_after_s": report.dead_after_s,
+        "is_failing_over": report.is_failing_over,
+        "is_paused": report.is_paused,
+        "server_version": report.server_version,
+        "system_id": str(report.system_id),
+        "doing": report.doing or None,
+        "problem": report.problem or None,
+        "order_done": report.order_done or None,
+        "order_result": report.order_result or None,
+    }
+
+
+def order_content(order: Order | None) -> dict[str, Any] | None:
+    """Return an order as JSON."""
+    return None if order is None else {"id": order.id, "kind": order.kind, "agent": order.agent or None, "at": order.at}
+
+
+def change_content(change: Change) -> dict[str, Any]:
+    """Return a change of the primary as JSON."""
+    return {**msgspec.structs.asdict(change), "fork_lsn": format_lsn(change.fork_lsn)}
+
+
+def _shown(agents: Iterable[SeenReport]) -> tuple[SeenReport, ...]:
+    kept = (seen for seen in agents if seen.age_s <= SHOWN_FOR_S)
+    return tuple(sorted(kept, key=lambda seen: seen.report.name))

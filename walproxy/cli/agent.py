@@ -1,0 +1,92 @@
+"""`walproxy agent`: high availability of the PostgreSQL beside it, as a process (walproxy/agent/agent.py)."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import uvloop
+
+from safekeeper.base import logs, settings
+from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
+from safekeeper.base.signals import reload_settings, take_signals
+from safekeeper.net.admission import Wish
+from safekeeper.net.http_server import HTTP_BUDGET, serve_http
+from safekeeper.net.listener import Listener
+from safekeeper.process.credential_files import server_tls
+from safekeeper.process.open_files import listener_budgets
+from walproxy.agent.agent import Agent
+from walproxy.agent.config import AgentConfig
+from walproxy.agent.rest import agent_routes
+from walproxy.proxy.config import ENVIRONMENT_PREFIX
+from walproxy.proxy.credentials import read_peer_credentials, reload_credentials
+
+logger = logging.getLogger(__name__)
+
+
+@click.command()
+@settings.click_options(AgentConfig, ENVIRONMENT_PREFIX)
+def agent(config: Path | None, **command_line: str | None) -> NoReturn:
+    """Run a PostgreSQL with automatic failover: one agent beside each server of a cluster.
+
+    The agent starts the server, runs walproxy run where it is the primary, promotes it when the primary is lost, and
+    makes an old primary a standby again. The agents find each other through the safekeepers. When the agent stops, the
+    server goes on, and the proxy stops.
+
+    \b
+    Examples:
+      walproxy agent --name pg1 --pgdata /var/lib/postgresql/15/main --bin-dir /usr/lib/postgresql/15/bin \\
+          --conninfo 'host=/var/run/postgresql user=postgres dbname=postgres' --address pg1:5432 \\
+          --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454 \\
+          --standby-conninfo 'host=sk1,sk2,sk3 port=5461,5461,5461 user=postgres' --http-listen 0.0.0.0:8008
+      walproxy agent --config /etc/walproxy-agent.toml
+    """
+
+    def read() -> AgentConfig:
+        return settings.load(
+            AgentConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
+        )
+
+    loaded = read()
+    logs.configure(lambda: f"agent {loaded.name}", loaded.log_level)
+    one = Agent(loaded, read_peer_credentials(loaded))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.exit(runner.run(_serve(one, loaded, read)))
+
+
+async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig]) -> int:
+    http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
+    listeners: dict[str, Listener[Any]] = {}
+    http = await serve_http(
+        agent_routes(one.state, listeners),
+        config.http_listen,
+        tls=http_tls,
+        networks=config.http_allow,
+        budget=listener_budgets({"http": Wish(HTTP_BUDGET)})["http"],
+    )
+    listeners["http"] = http
+
+    def reload() -> None:
+        new = reload_settings(config, read)
+        if new is not None:
+            reload_credentials(one.credentials, http_tls)
+            http.networks = new.http_allow
+
+    try:
+        take_signals(stop=one.stop, reload=reload)
+        logger.info("starts, REST on %s; process %d", http.address, os.getpid())
+        await one.run()
+    except WalproxyError as error:
+        logger.error("%s", error)
+        return error.exit_code
+    except Exception as bug:
+        logger.error("%s", logs.describe_bug(bug))
+        return EXIT_UNEXPECTED
+    finally:
+        await http.close()
+    logger.info("stopped")
+    return EXIT_FINE

@@ -1,0 +1,165 @@
+"""The results of the rounds, and the table of the gaps. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+import msgspec
+from rich.table import Table
+
+from walproxy.lab.failover.plan import FAULTS, LOSSES, SWITCHOVER
+
+GAP_GOALS_S: Final = {5.0: 6.0, 1.0: 3.0}
+"""By --dead-after: what the median gap of a failover must be below."""
+
+SWITCHOVER_GOAL_S: Final = 2.0
+
+
+class RoundResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One round.
+
+    Attributes:
+        fault: as planned, in words.
+        at: the local time at which the fault began, to find it in logs.
+        old, new: the primary's host before and after.
+        old_tli, new_tli: its timeline before and after.
+        gap_s: the longest time without an acknowledgement to a client, around the fault.
+        well_s: from the end of the fault until all servers were well again.
+        acknowledged: how many rows were, in this round.
+        discarded: transactions that an old primary had and the new one lacks, by its WAL.
+        compared: of how many old primaries the discarded report was compared with their WAL.
+        not_compared: of how many it was not, because their WAL was overwritten before it was copied.
+        violations: what must not be, one line each.
+    """
+
+    number: int
+    kind: str
+    fault: str
+    at: str
+    old: str
+    new: str
+    old_tli: int
+    new_tli: int
+    gap_s: float
+    well_s: float
+    acknowledged: int = 0
+    discarded: int = 0
+    compared: int = 0
+    not_compared: int = 0
+    violations: tuple[str, ...] = ()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether another server is the primary, or the same after a promotion."""
+        return self.old_tli != self.new_tli
+
+
+class RunResult(msgspec.Struct, frozen=True):
+    """A run.
+
+    Attributes:
+        manager: of the servers, e.g. "walproxy agent".
+        isolation: "in network namespaces", or why there were none, and so no partitions.
+        load_average: of the machine at the end, over 15 minutes: a busy machine has longer gaps.
+        cores: of the machine.
+        acknowledged: rows in all.
+        violations: of all rounds, and of the comparison at the end.
+    """
+
+    manager: str
+    seed: int
+    dead_after_s: float
+    postgres: str
+    isolation: str
+    load_average: float
+    cores: int
+    rounds: list[RoundResult]
+    acknowledged: int
+    violations: list[str]
+
+    def losses(self) -> list[RoundResult]:
+        """Return the rounds in which the primary was lost, and another server was promoted."""
+        return [each for each in self.rounds if each.kind in LOSSES and each.has_changed]
+
+    def median_gap_s(self) -> float | None:
+        """Return the median gap of a failover; None without any."""
+        gaps = [each.gap_s for each in self.losses()]
+        return round(median(gaps), 2) if gaps else None
+
+    def median_switchover_s(self) -> float | None:
+        """Return the median gap of a switchover; None without any."""
+        gaps = [each.gap_s for each in self.rounds if each.kind == SWITCHOVER]
+        return round(median(gaps), 2) if gaps else None
+
+    def missed_goals(self) -> list[str]:
+        """Return the goals that the gaps have missed."""
+        missed = []
+        gap_s, goal_s = self.median_gap_s(), GAP_GOALS_S.get(self.dead_after_s)
+        if gap_s is not None and goal_s is not None and gap_s >= goal_s:
+            missed.append(f"the median gap of a failover is {gap_s:g} s, not below {goal_s:g} s")
+        switchover_s = self.median_switchover_s()
+        if switchover_s is not None and switchover_s >= SWITCHOVER_GOAL_S:
+            missed.append(f"the median gap of a switchover is {switchover_s:g} s, not below {SWITCHOVER_GOAL_S:g} s")
+        return missed
+
+
+@dataclass
+class _Row:
+    """The sums of one kind."""
+
+    rounds: int = 0
+    changed: list[float] = field(default_factory=list)
+    unchanged: list[float] = field(default_factory=list)
+    discarded: int = 0
+    compared: int = 0
+    not_compared: int = 0
+    violations: int = 0
+
+    def add(self, result: RoundResult) -> None:
+        self.rounds += 1
+        (self.changed if result.has_changed else self.unchanged).append(result.gap_s)
+        self.discarded += result.discarded
+        self.compared += result.compared
+        self.not_compared += result.not_compared
+        self.violations += len(result.violations)
+
+
+def gap_table(result: RunResult) -> Table:
+    """Return a table of the gaps by the kind of the fault."""
+    title = (
+        f"{result.manager}, dead after {result.dead_after_s:g} s, seed {result.seed}, PostgreSQL {result.postgres}, "
+        f"{result.isolation}, load average {result.load_average:.1f} on {result.cores} cores: {result.acknowledged:,} "
+        "acknowledged rows"
+    )
+    table = Table(title=title)
+    for name in ("fault", "rounds", "changes", "gap: median", "max", "without a change: max", "discarded", "compared"):
+        table.add_column(name, justify="left" if name == "fault" else "right")
+    table.add_column("violations", justify="right")
+    rows: dict[str, _Row] = {}
+    for each in result.rounds:
+        rows.setdefault(each.kind, _Row()).add(each)
+    for kind in (*FAULTS, SWITCHOVER):
+        if kind in rows:
+            table.add_row(kind, *_cells(rows[kind]))
+    losses = _Row()
+    for each in result.losses():
+        losses.add(each)
+    if losses.rounds:
+        table.add_section()
+        table.add_row("lost primaries", *_cells(losses))
+    return table
+
+
+def _cells(row: _Row) -> Sequence[str]:
+    compared = f"{row.compared} of {row.compared + row.not_compared}"
+    return (
+        str(row.rounds),
+        str(len(row.changed)),
+        f"{median(row.changed):.2f} s" if row.changed else "",
+        f"{max(row.changed):.2f} s" if row.changed else "",
+        f"{max(row.unchanged):.2f} s" if row.unchanged else "",
+        str(row.discarded),
+        compared,
+        str(row.violations),
+    )

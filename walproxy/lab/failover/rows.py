@@ -1,0 +1,63 @@
+"""The rows that are written, each in a transaction of its own, and what became of each.
+
+Every row has an id that no other has, on whichever server. Its transaction is divided at COMMIT: before it, the writer
+has received the transaction's xid and the timeline on which it is written, so also a row whose fate is unknown can be
+recognised in WAL.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+from walproxy.lab.load.history import History, Operation
+
+Writer = Literal["client", "probe", "local"]
+
+TABLE = "failover_rows"
+CREATE_TABLE = f"CREATE TABLE {TABLE} (id bigint PRIMARY KEY, writer text NOT NULL, payload text NOT NULL)"
+_PAYLOAD = "repeat('x', 40)"
+
+
+@dataclass(slots=True)
+class Row:
+    """One row.
+
+    Attributes:
+        writer: "client": of the load. "probe": to one server directly. "local": so, and with
+            synchronous_commit = local, so its acknowledgement promises nothing after a failover.
+        server: the server's name, "" before it is known.
+        tli: the timeline on which it was written; 0 before it is known.
+        xid: of its transaction, with the epoch; 0 before it is known.
+    """
+
+    id: int
+    writer: Writer
+    server: str = ""
+    tli: int = 0
+    xid: int = 0
+
+
+Attempt = Operation[Row]
+Book = History[Row]
+
+
+class Rows:
+    """Gives out the ids. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1)
+
+    def next(self, writer: Writer, server: str = "") -> Row:
+        """Return a row that no client has written yet."""
+        return Row(next(self._ids), writer, server)
+
+
+def insert(row: Row) -> str:
+    """Return the statements that begin the row's transaction and write it; the last result is (xid, TLI).
+
+    READ WRITE: a server whose sessions are read-only by default is no fence, and a writer need not respect it.
+    """
+    return (
+        f"BEGIN READ WRITE; INSERT INTO {TABLE} VALUES ({row.id}, '{row.writer}', {_PAYLOAD}) RETURNING "
+        "pg_current_xact_id()::text, ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int"
+    )

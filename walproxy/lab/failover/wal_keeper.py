@@ -1,0 +1,132 @@
+"""Copies the WAL of each server that was a primary and has ended, before its rejoin overwrites it.
+
+It does not ask the manager: a thread watches the processes of the data folders. The manager stands still while its
+server's WAL is copied. A copy is valid only if no overwrite had begun when it was complete, by the record that a rejoin
+makes first (walproxy/agent/rejoin_folder.py).
+"""
+
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safekeeper.base.lsn import parse_segment_name
+from walproxy.agent.processes import postmaster_of, processes_of
+from walproxy.agent.rejoin_folder import RejoinFolder
+from walproxy.lab.failover.host import Host
+
+_POLL_S = 0.02
+_SEGMENTS_BYTES = 32 << 20
+_ENDS_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class KeptWal:
+    """The end of the WAL of a primary that has ended.
+
+    Attributes:
+        folder: a copy of the newest segments of pg_wal, and of its history files.
+        is_valid: False: an overwrite had begun already.
+    """
+
+    folder: Path
+    is_valid: bool
+
+
+class WalKeeper:
+    """Watches the servers of all hosts in a thread of its own.
+
+    Args:
+        folder: for the copies, one for each end of a primary.
+        segment_size: of WAL, in bytes.
+    """
+
+    def __init__(self, hosts: Sequence[Host], folder: Path, segment_size: int) -> None:
+        self._hosts = hosts
+        self._folder = folder
+        self._segment_size = segment_size
+        self._running: set[str] = set()
+        self._kept: dict[str, KeptWal] = {}
+        self._copies = 0
+        self._problem = ""
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="failover WAL keeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._ends.set()
+        self._thread.join(_ENDS_WITHIN_S)
+
+    def take(self) -> dict[str, KeptWal]:
+        """Return what was kept since the last call, by the host's name: of each host the last copy.
+
+        The caller removes the folders.
+
+        Raises:
+            RuntimeError: the thread has ended by an error.
+        """
+        with self._lock:
+            if self._problem:
+                raise RuntimeError(f"the WAL keeper has ended: {self._problem}")
+            kept, self._kept = self._kept, {}
+        return kept
+
+    def _run(self) -> None:
+        try:
+            while not self._ends.wait(_POLL_S):
+                for host in self._hosts:
+                    self._watch(host)
+        except OSError as error:
+            self._problem = repr(error)
+
+    def _watch(self, host: Host) -> None:
+        folder, name = host.place.data_directory, host.name
+        try:
+            is_running = postmaster_of(folder) is not None
+        except NotADirectoryError:
+            is_running = False
+        if is_running:
+            # A rejoin recovers the old primary from its crash, in a single-user server.
+            if (folder / "standby.signal").exists() or RejoinFolder(folder).read() is not None:
+                self._running.discard(name)
+            else:
+                self._running.add(name)
+        elif name in self._running and not processes_of(folder):
+            self._running.discard(name)
+            self._keep(host)
+
+    def _keep(self, host: Host) -> None:
+        folder = host.place.data_directory
+        self._copies += 1
+        target = self._folder / f"{self._copies}-{host.name}"
+        target.mkdir(parents=True)
+        try:
+            with host.manager_stopped():
+                copy_newest_wal(folder / "pg_wal", target, self._segment_size)
+                is_valid = RejoinFolder(folder).read() is None
+        except FileNotFoundError:
+            is_valid = False  # The folder is being replaced.
+        with self._lock:
+            before = self._kept.get(host.name)
+            self._kept[host.name] = KeptWal(target, is_valid)
+        if before is not None:
+            shutil.rmtree(before.folder)
+
+
+def copy_newest_wal(pg_wal: Path, target: Path, segment_size: int) -> None:
+    """Copy the newest segments of a folder, 32 MiB or three, and all history files.
+
+    Raises:
+        OSError: a file cannot be copied.
+    """
+    names = sorted(path.name for path in pg_wal.iterdir())
+    segments = [name for name in names if parse_segment_name(name, segment_size) is not None]
+    kept = segments[-max(3, _SEGMENTS_BYTES // segment_size) :]
+    for name in [*kept, *(name for name in names if name.endswith(".history"))]:
+        shutil.copy2(pg_wal / name, target / name)
