@@ -122,7 +122,11 @@ class Host:
                 env={**os.environ, **environment, "PYTHONWARNINGS": "ignore", "HOME": str(self.folder)},
                 start_new_session=True,
             )
-        if self.proxy.pid is None:
+        self.restart_proxy()
+
+    def restart_proxy(self) -> None:
+        """Start the proxy again if it has ended, as a service manager does: a proxy that was fenced ends."""
+        if self._patroni is not None and self.proxy.pid is None:
             self.proxy.start()
 
     def kill9(self) -> None:
@@ -292,6 +296,11 @@ class PatroniCluster:
         """Start Patroni and the proxy of a host."""
         host.start(self._environment)
 
+    def restart_proxies(self) -> None:
+        """Start proxies that have ended, as a service manager does."""
+        for host in self.hosts.values():
+            host.restart_proxy()
+
     def close(self) -> None:
         """End every process."""
         for host in self.hosts.values():
@@ -326,6 +335,7 @@ class PatroniCluster:
         """Wait until one member leads, the others stream from it, and a commit returns."""
 
         def is_well() -> bool:
+            self.restart_proxies()
             states = sorted((str(member["role"]), str(member["state"])) for member in self.members())
             return states == [("leader", "running")] + [("replica", "streaming")] * (len(self.hosts) - 1)
 
@@ -385,8 +395,13 @@ class Ledger:
     def wait_for_commits(self, count: int, since: float | None = None, timeout_s: float = 120.0) -> float:
         """Wait for `count` acknowledged rows that began at `since`, by default now; return the first one's end."""
         begin = time.monotonic() if since is None else since
+
+        def has_them() -> bool:
+            self._cluster.restart_proxies()
+            return len(list(itertools.islice(self.history.begun_since(begin), count))) == count
+
         wait_for(
-            lambda: len(list(itertools.islice(self.history.begun_since(begin), count))) == count,
+            has_them,
             lambda: f"{count} commits were acknowledged; {self.history.problem}\n{self._cluster.log_tails()}",
             timeout_s,
         )

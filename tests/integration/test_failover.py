@@ -65,8 +65,6 @@ def test_the_primary_dies_and_a_standby_goes_on_with_all_that_was_acknowledged(n
     heir, old, servers = cluster.add_standby("heir"), cluster.postgres, options(cluster)
     load = cluster.load().start()
     load.wait_for_commits(50)
-    refused = run(cluster, "failover")
-    assert "is the primary of the log (timeline 1) and replies" in only_line(refused.stderr)
     kill_primary(cluster)
     load.stop(1.0)
     looked = report(run(cluster, "failover", "--dry-run", "--json"))
@@ -87,7 +85,6 @@ def test_the_primary_dies_and_a_standby_goes_on_with_all_that_was_acknowledged(n
     cluster.proxy.start()
     wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the proxy streams again")
     assert "nothing is to be done" in run_walproxy("failover", *servers).stdout
-    assert "use walproxy switchover" in only_line(run_walproxy("failover", *servers, "--to", place(old)).stderr)
 
 
 def test_a_failover_that_is_interrupted_while_the_standby_is_behind_is_repeated(new_gated: NewGated) -> None:
@@ -172,8 +169,6 @@ def test_a_switchover_moves_the_primary_and_the_old_one_follows_without_a_rewind
     heir, old = cluster.add_standby("heir"), cluster.postgres
     load = cluster.load().start()
     load.wait_for_commits(20)
-    failed = run(cluster, "switchover", "--to", place(heir), "--stop-command", "echo no; false")
-    assert "'echo no; false' failed with exit code 1: no" in failed.stderr
     assert "still replies" in run(cluster, "switchover", "--to", place(heir), "--stop-command", "true").stderr
     stop = f"kill -INT {old.pid}; while [ -e {old.data_directory}/postmaster.pid ]; do sleep 0.02; done"
     ended = report(run(cluster, "switchover", "--to", place(heir), "--stop-command", stop, "--json"))
@@ -196,8 +191,7 @@ def test_a_switchover_over_sql_ends_the_sessions_of_the_old_primary(new_gated: N
     load = cluster.load().start()
     load.wait_for_commits(20)
     assert "nothing is to be done" in run(cluster, "switchover", "--to", place(old)).stdout
-    assert "none of the servers" in only_line(run(cluster, "switchover", "--to", "elsewhere").stderr)
-    assert "is ambiguous" in only_line(run(cluster, "switchover", "--to", "127.0.0.1").stderr)
+    assert "is ambiguous" in only_line(run(cluster, "failover", "--to", "127.0.0.1").stderr)
     ended = report(run(cluster, "switchover", "--to", place(heir), "--json"))
     assert ended["tli"] == 2
     assert old.execute("SHOW default_transaction_read_only")[0][0] == "on"

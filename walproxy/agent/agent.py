@@ -73,6 +73,8 @@ _log = logging.getLogger(__name__)
 
 EXCHANGE_INTERVAL_S = 0.25
 LOOK_INTERVAL_S = 0.5
+LOOK_SOON_INTERVAL_S = 0.1
+LOOK_SOON_FOR_S = 10.0
 _TICK_S = 0.25
 _SETTINGS_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 30.0
@@ -206,6 +208,7 @@ class Agent:
 
     async def _exchange_loop(self) -> None:
         timeout_s = min(1.0, self.config.dead_after / 4)
+        interval_s = min(EXCHANGE_INTERVAL_S, self.config.dead_after / 10)
         while True:
             began_at = time.monotonic()
             self.sight = await self._views.exchange(encode(self.report()), timeout_s=timeout_s)
@@ -226,7 +229,7 @@ class Agent:
                 self._last_leader = leader.name
                 _log.info("%s leads, on timeline %d", leader.name, leader.tli)
             self._changed.set()
-            await asyncio.sleep(max(0.0, began_at + EXCHANGE_INTERVAL_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, began_at + interval_s - time.monotonic()))
 
     async def _look_loop(self) -> None:
         timeout_s = max(1.0, min(3.0, self.config.dead_after / 3))
@@ -239,7 +242,10 @@ class Agent:
             self.look, self.commits, self._looked_at = look, commits and look.state is ServerState.PRIMARY, began_at
             self._changed.set()
             try:
-                async with asyncio.timeout(max(0.01, began_at + LOOK_INTERVAL_S - time.monotonic())):
+                # A server that has just become a primary accepts writes as soon as commits succeed.
+                is_new = look.state is ServerState.PRIMARY and began_at - self._look_needed_at < LOOK_SOON_FOR_S
+                interval_s = LOOK_SOON_INTERVAL_S if is_new and self._decider.ended_writes else LOOK_INTERVAL_S
+                async with asyncio.timeout(max(0.01, began_at + interval_s - time.monotonic())):
                     await self._look_now.wait()
             except TimeoutError:
                 pass

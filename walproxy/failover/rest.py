@@ -26,9 +26,9 @@ SELECT pg_has_role('pg_read_all_stats', 'USAGE') AND pg_has_role('pg_signal_back
 """
 # Those that are read-only may reconnect all the time. A role that is not a superuser must not end a superuser's
 # session; its commits wait, as all do after the seal.
-_END_SESSIONS = f"""
+_END_SESSIONS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE backend_type = 'client backend' AND NOT starts_with(application_name, {quoted("walproxy")})
+WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
   AND backend_start <= %s::timestamptz
   AND ((SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
     OR usesysid NOT IN (SELECT oid FROM pg_roles WHERE rolsuper))

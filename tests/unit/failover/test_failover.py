@@ -1,5 +1,7 @@
 """The steps of a failover, and what becomes of it when one of them fails or another command is at work."""
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +89,11 @@ async def test_the_living_primary_is_deposed_once_and_only_if_it_is_said_to_be_d
     stand.world.promotes = lambda look: replace(look, in_recovery=False, tli=4)  # Another number.
     await stand.run.run(old_is_dead=True)
     assert stand.world.seals == [(Seal(1), True), (Seal(1), False), (Seal(1), False)]
+    # Nor when the term is lost: a proxy that leads now has another server.
+    stand = Stand(primary("pg1"), standby("pg2", 900))
+    stand.world.steps = [lambda: loses(stand), lambda: stand.world.change("pg2:5432", received_lsn=END_LSN)]
+    await stand.run.run(old_is_dead=True)
+    assert stand.world.seals == [(Seal(1), True), (Seal(1), False)]
 
 
 # Waiting for a standby.
@@ -304,8 +311,15 @@ async def test_a_server_that_ends_while_it_is_promoted_is_one_line_and_another_o
 async def test_a_standby_that_replays_for_long_is_waited_for_and_one_that_stands_still_is_not() -> None:
     stand = Stand(OLD, standby("pg2", replayed_lsn=0))
     stand.world.promotes = lambda look: look
-    progress = [lambda n=n: stand.world.change("pg2:5432", replayed_lsn=n) for n in range(1, END_LSN, 100)]
-    stand.world.steps = [*progress]
+
+    def replays(up_to_lsn: int) -> Callable[[], None]:
+        def step() -> None:
+            time.sleep(0.01)  # All of them take longer than a standby may stand still.
+            stand.world.change("pg2:5432", replayed_lsn=up_to_lsn)
+
+        return step
+
+    stand.world.steps = [replays(lsn) for lsn in range(1, END_LSN, 100)]
     line = await stand.fails()
     assert "has replayed nothing for 0.05 s, with 99 bytes left" in line
     assert stand.screen.waits[0] == ("pg2:5432 replays WAL before it is promoted", 899)
@@ -318,6 +332,14 @@ async def test_a_standby_that_somebody_else_promotes_meanwhile_is_not_promoted_a
     assert "pg3:5432 was promoted to timeline 2 by another command meanwhile" in await stand.fails()
     report = await stand.another().run()
     assert (report.primary, report.tli) == ("pg3:5432", 2)
+
+
+@on_the_loop
+async def test_a_server_that_was_promoted_before_and_sealed_off_does_not_stop_it() -> None:
+    stand = Stand(OLD, primary("pg2", 2), standby("pg3", 900), floor=2)
+    stand.world.steps = [lambda: None, lambda: stand.world.change("pg3:5432", received_lsn=END_LSN)]
+    report = await stand.run.run()
+    assert (report.primary, report.tli, stand.world.reserved) == ("pg3:5432", 4, [2, 3])
 
 
 @on_the_loop

@@ -68,12 +68,12 @@ async def test_of_a_segment_full_of_small_records_only_the_end_is_read() -> None
 
 @on_the_loop
 async def test_a_record_that_the_log_cuts_is_not_complete_although_the_next_segment_says_where_it_ends() -> None:
-    wal = written(100)
-    wal.add(b"r" * 900_000)
-    last = wal.add(b"r" * 300_000)  # It continues in the second segment.
+    wal = written(900_000)
+    last = wal.add(b"r" * (2 * MIB - wal.position))  # It ends on the first page of the second segment.
     end_lsn = 2 * MIB + 100
-    assert wal.records[-2].end_lsn < 2 * MIB < end_lsn < last.end_lsn
-    assert await last_record_end(Reader(wal), wal.begin_lsn, end_lsn, MIB) == wal.records[-2].end_lsn
+    assert last.end_lsn < 2 * MIB + PAGE_SIZE
+    assert wal.records[0].end_lsn < 2 * MIB < end_lsn < last.end_lsn
+    assert await last_record_end(Reader(wal), wal.begin_lsn, end_lsn, MIB) == wal.records[0].end_lsn
 
 
 @on_the_loop

@@ -23,3 +23,6 @@ async def test_one_that_is_silent_is_given_up_and_one_that_is_down_is_told_apart
         assert (await fleet.see(1)).greeting is None
         assert await fleet.live_proposers() == {}
         await fleet.close()
+        silent.settimeout(10)
+        for _ in range(2):
+            silent.accept()[0].close()
