@@ -31,6 +31,7 @@ from walproxy.failover.sealer import NotSealed
 from walproxy.failover.server import Promotion
 from walproxy.failover.survey import (
     Finished,
+    Plan,
     Promote,
     Readmit,
     Survey,
@@ -45,6 +46,7 @@ from walproxy.proposer.seal import Seal
 
 _POLL_S = 0.05
 _SEALS_MAX = 64
+_PLANS_MAX = 5
 _SEAL_AGAIN_PAUSE_S = 1.0
 # A server that is promoted replies all the time.
 _LOST_AFTER_S = 10.0
@@ -52,6 +54,10 @@ _LOST_AFTER_S = 10.0
 
 class FailoverFailed(WalproxyError):
     """The failover was begun, and did not come to its end. One line says why, and what to do."""
+
+
+class PromotedMeanwhile(FailoverFailed):
+    """Another command has promoted a standby since this one has looked: it looks again."""
 
 
 class Show(Protocol):
@@ -152,15 +158,18 @@ class Failover:
             name, term = plan.primary.name, log.last_term
             promotion = Promotion(log.log_tli, 0)
         else:
-            if isinstance(plan, Promote):
-                name, promotion = await self._seal_and_promote(survey, plan.wanted, takeover=old_is_dead)
+            for _ in range(_PLANS_MAX):
+                try:
+                    name, promotion = await self._carry_out(survey, plan, takeover=old_is_dead)
+                    break
+                except PromotedMeanwhile as error:
+                    self._show.step(str(error))
+                    # What serves the log by now is not the old primary.
+                    old_is_dead = False
+                    survey = await self.survey()
+                    plan = next_step(survey, wanted)
             else:
-                name = self._promoting = plan.promoted.name
-                promotion = Promotion(plan.promoted.tli, plan.promoted.replayed_lsn)
-                if isinstance(plan, Readmit):
-                    await self._readmit(log.log_tli, plan)
-                else:
-                    self._show.step(f"{name} was promoted to timeline {promotion.tli} already")
+                raise FailoverFailed("other commands promote standbys all the time: end them, and repeat this one")
             term = await self._until_log_is_on(name, promotion)
         self._seconds["all"] = round(time.monotonic() - self._began_at, 3)
         return Report(
@@ -172,6 +181,20 @@ class Failover:
             term=term,
             seconds=self._seconds,
         )
+
+    async def _carry_out(self, survey: Survey, plan: Plan, *, takeover: bool) -> tuple[str, Promotion]:
+        """Return the server that a proxy is to take over, and its promotion."""
+        if isinstance(plan, Promote):
+            return await self._seal_and_promote(survey, plan.wanted, takeover=takeover)
+        if isinstance(plan, Finished):
+            return plan.primary.name, Promotion(survey.log.log_tli, 0)
+        name = self._promoting = plan.promoted.name
+        promotion = Promotion(plan.promoted.tli, plan.promoted.replayed_lsn)
+        if isinstance(plan, Readmit):
+            await self._readmit(survey.log.log_tli, plan)
+        else:
+            self._show.step(f"{name} was promoted to timeline {promotion.tli} already")
+        return name, promotion
 
     async def cancel(self) -> tuple[int, bool]:
         """Let the sealed primary in again.
@@ -237,9 +260,8 @@ class Failover:
             raise FailoverFailed(f"timeline {tli} was sealed {_SEALS_MAX} times, and its term was lost each time")
         name, next_tli = chosen.name, end.promoted_tli
         if promotion.tli < next_tli:
-            raise FailoverFailed(
-                f"{name} was promoted to timeline {promotion.tli} by another command, and the seal gives out "
-                f"{next_tli}: repeat the command with --to {name}"
+            raise PromotedMeanwhile(
+                f"{name} was promoted to timeline {promotion.tli} by another command, and the seal gives out {next_tli}"
             )
         if promotion.tli > next_tli:
             # It found history files of other numbers: no later failover may give out the number that it took.
@@ -298,9 +320,8 @@ class Failover:
                 and (look.system_id, look.tli > end.tli) == (end.system_id, True)
             ]
             if promoted:
-                raise FailoverFailed(
-                    f"{promoted[0].name} was promoted to timeline {promoted[0].tli} by another command meanwhile: "
-                    "repeat the command"
+                raise PromotedMeanwhile(
+                    f"{promoted[0].name} was promoted to timeline {promoted[0].tli} by another command meanwhile"
                 )
             able = [look for look in looks if not obstacle(look, end)]
             if able:
@@ -386,10 +407,7 @@ class Failover:
                     return greeting.last_term
             overtaken = overtaken_reason(greetings, promotion.tli)
             if overtaken:
-                raise FailoverFailed(
-                    f"{name} was promoted to timeline {promotion.tli}, and {overtaken}: stop it and make it a standby "
-                    "with pg_rewind, or choose it with walproxy failover --to"
-                )
+                raise FailoverFailed(f"{name} was promoted to timeline {promotion.tli}, and {overtaken}")
             if time.monotonic() > deadline:
                 raise FailoverFailed(
                     f"{name} was promoted to timeline {promotion.tli}, and no proxy has taken it over within "

@@ -255,7 +255,10 @@ def overtaken_reason(greetings: Mapping[int, AcceptorGreeting], tli: int) -> str
     """Return why the log will not go on to timeline `tli`, empty if it may."""
     for greeting in greetings.values():
         if greeting.log_tli > tli:
-            return f"the log has gone on to timeline {greeting.log_tli}"
+            return f"the log has gone on to timeline {greeting.log_tli}: make it a standby with pg_rewind"
         if greeting.floor >= tli:
-            return f"another failover has sealed the timelines up to {greeting.floor}"
+            return (
+                f"another failover has sealed the timelines up to {greeting.floor} since: if that one fails, repeat "
+                "the command"
+            )
     return ""
