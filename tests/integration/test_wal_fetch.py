@@ -245,7 +245,7 @@ def test_a_signal_ends_it_as_a_signal(past: Past, place: Path) -> None:
 
 def test_recovery_stops_rather_than_ends_early_when_the_archive_is_down(past: Past, place: Path) -> None:
     target = place / "restored"
-    restore(past, past.folder / "base", target, "--archive", place / "archive", "--timeout", "0.5")
+    restore(past, past.folder / "base", target, "--archive", place / "archive", "--timeout", "3")
     (place / "archive").rename(place / "gone")
     server = LocalPostgres(past.server.binaries, target)
     with server, pytest.raises(LocalPostgresFailed):

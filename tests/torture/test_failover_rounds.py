@@ -1,4 +1,4 @@
-"""Failovers under load, a few rounds of them: `make torture` plays many (tests/torture/test_agents.py)."""
+"""Failovers under load, a few rounds of them in a minute: tests/torture/test_agents.py plays many."""
 
 import subprocess
 import sys
