@@ -10,8 +10,8 @@ import pytest
 from safekeeper.base.errors import WalproxyError
 from tests.simulation.clock import Clock
 from tests.simulation.failover_shell import SyntheticDecoder
-from tests.simulation.runner import build, plan, run_world
 from tests.simulation.runner import Task as Run
+from tests.simulation.runner import build, plan, run_world
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE, last_complete_end, make_record
 from tests.simulation.virtual_loop import VirtualLoop
 from walproxy.failover import log_end
