@@ -60,8 +60,13 @@ def obstacle(look: HostLook, end: LogEnd) -> str:
     if not look.in_recovery:
         return f"is a primary on timeline {look.tli}, not a standby"
     left_lsn = end.left_lsn(look.tli)
+    if left_lsn is None and look.tli > end.tli:
+        return (
+            f"is on timeline {look.tli}, to which the log has not gone on: it is being promoted (then repeat the "
+            "command), or follows a server that was"
+        )
     if left_lsn is None:
-        return f"is on timeline {look.tli}, and the log is not"
+        return f"is on timeline {look.tli}, which is not part of the log: make it a standby again with pg_rewind"
     if look.tli != end.tli and look.reached_lsn > left_lsn:
         # Without a walreceiver the timeline is that of the last restartpoint, which may be an earlier one.
         perhaps = "" if look.receives else "connect it to the safekeepers, which shows whether that is so, or "

@@ -32,6 +32,7 @@ from walproxy.failover.sealer import NotSealed
 from walproxy.failover.server import Promotion
 from walproxy.failover.survey import (
     Finished,
+    Plan,
     Promote,
     Readmit,
     Survey,
@@ -46,6 +47,7 @@ from walproxy.proposer.seal import Seal
 
 _POLL_S = 0.05
 _SEALS_MAX = 64
+_PLANS_MAX = 5
 _SEAL_AGAIN_PAUSE_S = 1.0
 # A server that is promoted replies all the time.
 _LOST_AFTER_S = 10.0
@@ -53,6 +55,10 @@ _LOST_AFTER_S = 10.0
 
 class FailoverFailed(WalproxyError):
     """The failover was begun, and did not come to its end. One line says why, and what to do."""
+
+
+class PromotedMeanwhile(FailoverFailed):
+    """Another command has promoted a standby since this one has looked: it looks again."""
 
 
 class Show(Protocol):
@@ -176,18 +182,30 @@ class Failover:
         self._began_at = self._since = time.monotonic()
         survey = await self.survey()
         log, plan = survey.log, next_step(survey, wanted, old_is_dead=old_is_dead)
-        if isinstance(plan, Finished):
-            return log, plan.primary.name, Promotion(log.log_tli, 0)
+        for _ in range(_PLANS_MAX):
+            try:
+                return log, *await self._carry_out(survey, plan, takeover=old_is_dead)
+            except PromotedMeanwhile as error:
+                self._show.step(str(error))
+                # What serves the log by now is not the old primary.
+                old_is_dead = False
+                survey = await self.survey()
+                plan = next_step(survey, wanted)
+        raise FailoverFailed("other commands promote standbys all the time: end them, and repeat this one")
+
+    async def _carry_out(self, survey: Survey, plan: Plan, *, takeover: bool) -> tuple[str, Promotion]:
+        """Return the server that a proxy is to take over, and its promotion."""
         if isinstance(plan, Promote):
-            name, promotion = await self._seal_and_promote(survey, plan.wanted, takeover=old_is_dead)
-            return log, name, promotion
+            return await self._seal_and_promote(survey, plan.wanted, takeover=takeover)
+        if isinstance(plan, Finished):
+            return plan.primary.name, Promotion(survey.log.log_tli, 0)
         name = self._promoting = plan.promoted.name
         promotion = Promotion(plan.promoted.tli, plan.promoted.replayed_lsn)
         if isinstance(plan, Readmit):
-            await self._readmit(log.log_tli, plan)
+            await self._readmit(survey.log.log_tli, plan)
         else:
             self._show.step(f"{name} was promoted to timeline {promotion.tli} already")
-        return log, name, promotion
+        return name, promotion
 
     async def cancel(self) -> tuple[int, bool]:
         """Let the sealed primary in again.
@@ -253,9 +271,8 @@ class Failover:
             raise FailoverFailed(f"timeline {tli} was sealed {_SEALS_MAX} times, and its term was lost each time")
         name, next_tli = chosen.name, end.promoted_tli
         if promotion.tli < next_tli:
-            raise FailoverFailed(
-                f"{name} was promoted to timeline {promotion.tli} by another command, and the seal gives out "
-                f"{next_tli}: repeat the command with --to {name}"
+            raise PromotedMeanwhile(
+                f"{name} was promoted to timeline {promotion.tli} by another command, and the seal gives out {next_tli}"
             )
         if promotion.tli > next_tli:
             # It found history files of other numbers: no later failover may give out the number that it took.
@@ -314,9 +331,8 @@ class Failover:
                 and (look.system_id, look.tli > end.tli) == (end.system_id, True)
             ]
             if promoted:
-                raise FailoverFailed(
-                    f"{promoted[0].name} was promoted to timeline {promoted[0].tli} by another command meanwhile: "
-                    "repeat the command"
+                raise PromotedMeanwhile(
+                    f"{promoted[0].name} was promoted to timeline {promoted[0].tli} by another command meanwhile"
                 )
             able = [look for look in looks if not obstacle(look, end)]
             if able:
@@ -399,10 +415,7 @@ class Failover:
                     return greeting.last_term
             overtaken = overtaken_reason(greetings, promotion.tli)
             if overtaken:
-                raise FailoverFailed(
-                    f"{name} was promoted to timeline {promotion.tli}, and {overtaken}: stop it and make it a standby "
-                    "with pg_rewind, or choose it with walproxy failover --to"
-                )
+                raise FailoverFailed(f"{name} was promoted to timeline {promotion.tli}, and {overtaken}")
             if time.monotonic() > deadline:
                 raise FailoverFailed(
                     f"{name} was promoted to timeline {promotion.tli}, and no proxy has taken it over within "

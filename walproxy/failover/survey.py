@@ -258,7 +258,10 @@ def overtaken_reason(greetings: Mapping[int, AcceptorGreeting], tli: int) -> str
     # A member that was away may have a higher floor, of a seal that was lost or cancelled.
     newest = max(greetings.values(), key=lambda greeting: (greeting.last_term, greeting.flush_lsn))
     if newest.log_tli > tli:
-        return f"the log has gone on to timeline {newest.log_tli}"
+        return f"the log has gone on to timeline {newest.log_tli}: make it a standby with pg_rewind"
     if newest.floor >= tli:
-        return f"another failover has sealed the timelines up to {newest.floor}"
+        return (
+            f"another failover has sealed the timelines up to {newest.floor} since: if that one fails, repeat the "
+            "command"
+        )
     return ""

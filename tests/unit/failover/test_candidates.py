@@ -35,7 +35,7 @@ def test_what_was_replayed_counts_after_a_restart_of_the_standby() -> None:
         (dead("pg1"), "Connection refused"),
         (standby("pg1", system_id=8), "belongs to another system, 8, not 7"),
         (primary("pg1"), "is a primary on timeline 1, not a standby"),
-        (standby("pg1", tli=2), "is on timeline 2, and the log is not"),
+        (standby("pg1", tli=2), "is on timeline 2, to which the log has not gone on: it is being"),
         (standby("pg1", hindrance="would be read-only"), "would be read-only"),
     ],
 )
@@ -55,6 +55,11 @@ def test_a_standby_on_an_earlier_timeline_may_follow_unless_it_went_beyond_the_f
     assert obstacle(standby("pg1", END_LSN + 500, tli=3), LATER) == ""  # From the old primary itself, not acknowledged.
 
 
+def test_a_timeline_that_the_log_never_was_on_is_another_line() -> None:
+    gap = log_end(tli=4, lineage=((1, 500), (3, 700)), floor=4)
+    assert "is on timeline 2, which is not part of the log" in obstacle(standby("pg1", 400, tli=2), gap)
+
+
 def test_numbers_that_other_failovers_may_have_used_are_passed_over() -> None:
     assert list(tlis_to_reserve(standby("pg1"), END)) == []
     assert list(tlis_to_reserve(standby("pg1"), log_end(floor=3))) == [2, 3]
@@ -71,10 +76,10 @@ def test_the_most_advanced_one_is_chosen_and_the_first_of_equals() -> None:
 
 def test_without_a_candidate_each_server_is_named_with_its_reason() -> None:
     with pytest.raises(NoCandidate) as none:
-        choose([dead("pg1"), standby("pg2", tli=2)], END)
+        choose([dead("pg1"), standby("pg2", system_id=8)], END)
     assert str(none.value) == (
-        "no standby can be promoted: pg1:5432 cannot connect to PostgreSQL: Connection refused; pg2:5432 is on "
-        "timeline 2, and the log is not"
+        "no standby can be promoted: pg1:5432 cannot connect to PostgreSQL: Connection refused; pg2:5432 belongs "
+        "to another system, 8, not 7"
     )
     with pytest.raises(NoCandidate, match="--primary names no other server"):
         choose([], END)

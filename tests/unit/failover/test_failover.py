@@ -17,7 +17,7 @@ from walproxy.failover.candidates import HostLook
 from walproxy.failover.failover import Failover, FailoverFailed
 from walproxy.failover.log_end import LogEnd
 from walproxy.failover.sealer import NotSealed
-from walproxy.failover.survey import FailoverRefused
+from walproxy.failover.survey import FailoverRefused, Survey
 from walproxy.proposer.seal import Seal
 
 OLD = dead("pg1")
@@ -329,9 +329,33 @@ async def test_a_standby_that_replays_for_long_is_waited_for_and_one_that_stands
 async def test_a_standby_that_somebody_else_promotes_meanwhile_is_not_promoted_a_second_time() -> None:
     stand = Stand(OLD, standby("pg2", 900), standby("pg3", 900))
     stand.world.steps = [lambda: stand.world.looks_of.update({"pg3:5432": primary("pg3", 2)})]
-    assert "pg3:5432 was promoted to timeline 2 by another command meanwhile" in await stand.fails()
-    report = await stand.another().run()
+    report = await stand.run.run(old_is_dead=True)
+    assert "pg3:5432 was promoted to timeline 2 by another command meanwhile" in stand.screen.steps
     assert (report.primary, report.tli) == ("pg3:5432", 2)
+
+
+@on_the_loop
+async def test_a_standby_that_another_failover_promotes_and_this_one_has_sealed_off_is_let_in_again() -> None:
+    stand = Stand(OLD, standby("pg2", 900), floor=1)
+    stand.world.steps = [lambda: stand.world.looks_of.update({"pg2:5432": primary("pg2", 2, replayed_lsn=END_LSN)})]
+    report = await stand.run.run()
+    assert (report.primary, report.tli, stand.world.log["floor"]) == ("pg2:5432", 2, 1)
+    assert "pg2:5432 was promoted to timeline 2 and sealed off: letting it in again" in stand.screen.steps
+
+
+@on_the_loop
+async def test_it_is_not_repeated_without_end_where_others_promote_all_the_time() -> None:
+    stand = Stand(OLD, standby("pg2"), standby("pg3"))
+    stand.world.promotes = lambda look: replace(look, in_recovery=False, tli=2)
+    stand.world.log["floor"] = 1
+
+    async def survey() -> Survey:
+        # Each time another standby is there.
+        stand.world.looks_of = {look.name: look for look in (OLD, standby("pg2"), standby("pg3"))}
+        return await FakeWorld.survey(stand.world)
+
+    stand.world.survey = survey  # type: ignore[method-assign]
+    assert "other commands promote standbys all the time" in await stand.fails()
 
 
 @on_the_loop
@@ -346,12 +370,8 @@ async def test_a_server_that_was_promoted_before_and_sealed_off_does_not_stop_it
 async def test_a_promotion_that_was_pending_has_taken_another_number_and_is_let_in_again() -> None:
     stand = Stand(OLD, standby("pg2"), floor=1)
     stand.world.promotes = lambda look: replace(look, in_recovery=False, tli=2)
-    line = await stand.fails()
-    assert line == (
-        "pg2:5432 was promoted to timeline 2 by another command, and the seal gives out 3: repeat the command with "
-        "--to pg2:5432"
-    )
-    report = await stand.another().run("pg2")
+    report = await stand.run.run()
+    assert "pg2:5432 was promoted to timeline 2 by another command, and the seal gives out 3" in stand.screen.steps
     assert (report.primary, report.tli, stand.world.log["floor"]) == ("pg2:5432", 2, 1)
 
 
@@ -397,7 +417,7 @@ async def test_a_failover_that_is_overtaken_after_its_promotion_ends_at_once() -
         return replace(look, in_recovery=False, tli=2)
 
     stand.world.promotes = promote
-    assert "another failover has sealed the timelines up to 2: stop it" in await stand.fails()
+    assert "another failover has sealed the timelines up to 2 since: if that one fails, repeat" in await stand.fails()
 
 
 # Cancelling.

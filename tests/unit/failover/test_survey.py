@@ -192,7 +192,9 @@ def test_the_log_is_on_when_wal_above_the_fork_is_committed() -> None:
 
 def test_another_failover_may_overtake() -> None:
     assert overtaken_reason({1: greeting(log_tli=1, floor=1), 2: greeting(log_tli=2, floor=1)}, 2) == ""
-    assert overtaken_reason({1: greeting(log_tli=3, floor=1)}, 2) == "the log has gone on to timeline 3"
+    assert overtaken_reason({1: greeting(log_tli=3, floor=1)}, 2) == (
+        "the log has gone on to timeline 3: make it a standby with pg_rewind"
+    )
     assert "another failover has sealed the timelines up to 2" in overtaken_reason({1: greeting(floor=2)}, 2)
 
 

@@ -19,6 +19,7 @@ from walproxy.lab.failover.host import Host
 _POLL_S = 0.02
 _SEGMENTS_BYTES = 32 << 20
 _ENDS_WITHIN_S = 10.0
+_MAGIC_BYTES = 2  # xlp_magic, the first field of a page header
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,20 @@ class WalKeeper:
 def copy_newest_wal(pg_wal: Path, target: Path, segment_size: int) -> None:
     """Copy the newest segments of a folder, 32 MiB or three, and all history files.
 
+    One that PostgreSQL has only allocated is left out: pg_waldump takes the segment size from any.
+
     Raises:
         OSError: a file cannot be copied.
     """
     names = sorted(path.name for path in pg_wal.iterdir())
     segments = [name for name in names if parse_segment_name(name, segment_size) is not None]
-    kept = segments[-max(3, _SEGMENTS_BYTES // segment_size) :]
+    newest = [name for name in segments if _was_written(pg_wal / name)]
+    kept = newest[-max(3, _SEGMENTS_BYTES // segment_size) :]
     for name in [*kept, *(name for name in names if name.endswith(".history"))]:
         shutil.copy2(pg_wal / name, target / name)
+
+
+def _was_written(segment: Path) -> bool:
+    """Return whether a segment has a page header."""
+    with segment.open("rb") as file:
+        return any(file.read(_MAGIC_BYTES))

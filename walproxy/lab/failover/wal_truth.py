@@ -18,6 +18,7 @@ _COMMIT = re.compile(
     r"rmgr: Transaction .* tx:\s+(?P<xid>\d+), lsn: (?P<lsn>[0-9A-F]+/[0-9A-F]+), .*"
     r"desc: COMMIT (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}) UTC"
 )
+_ENDS = ("error in WAL record at", "could not find a valid record after", "could not find file")
 _TIMEOUT_S = 60.0
 
 
@@ -110,7 +111,7 @@ def read_commits(pg_waldump: Path, folder: Path, stretch: Stretch, segment_size:
     """Return the commits of a stretch.
 
     Raises:
-        WalproxyError: the WAL of its beginning is missing.
+        WalproxyError: the WAL of its beginning is missing, or pg_waldump cannot read it.
     """
     first = segment_name(stretch.tli, segment_start(stretch.begin_lsn, segment_size), segment_size)
     if not (folder / first).exists():
@@ -126,7 +127,9 @@ def read_commits(pg_waldump: Path, folder: Path, stretch: Stretch, segment_size:
         timeout=_TIMEOUT_S,
         env={**os.environ, "TZ": "UTC", "LC_ALL": "C"},
     )
-    # It ends with an error where the WAL ends, always.
+    # It always ends with an error where the WAL ends.
+    if answer.returncode != 0 and not any(end in answer.stderr for end in _ENDS):
+        raise WalproxyError(f"pg_waldump failed: {' '.join(answer.stderr.split())}")
     return parse_commits(answer.stdout)
 
 

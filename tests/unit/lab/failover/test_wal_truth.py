@@ -68,3 +68,16 @@ def test_a_copy_without_the_fork_is_an_error(tmp_path: Path) -> None:
     assert lineage_in(tmp_path, 1) == ()
     with pytest.raises(WalproxyError, match="lacks 000000030000000000000000, which has the fork at 0/900"):
         read_commits(Path("pg_waldump"), tmp_path, Stretch(3, 0x900, None), 1 << 20)
+
+
+def test_a_pg_waldump_that_fails_is_an_error_and_the_end_of_wal_is_none(tmp_path: Path) -> None:
+    (tmp_path / "000000030000000000000000").touch()
+    program = tmp_path / "pg_waldump"
+    for message, is_end in (("error in WAL record at 0/950: invalid record length", True), ("no such option", False)):
+        program.write_text(f"#!/bin/sh\necho 'pg_waldump: error: {message}' >&2\nexit 1\n")
+        program.chmod(0o755)
+        if is_end:
+            assert read_commits(program, tmp_path, Stretch(3, 0x900, 0xA00), 1 << 20) == []
+        else:
+            with pytest.raises(WalproxyError, match="pg_waldump failed: pg_waldump: error: no such option"):
+                read_commits(program, tmp_path, Stretch(3, 0x900, None), 1 << 20)
