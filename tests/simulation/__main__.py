@@ -56,6 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=_positive, default=300, help="how many seeds (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
+    parser.add_argument(
+        "--processes", type=_positive, metavar="COUNT", help="how many to run at once (default: one on each core)"
+    )
     parser.add_argument("--profile", choices=PROFILES, help="run all under one profile; otherwise they take turns")
     parser.add_argument(
         "--fault-seconds",
@@ -97,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name}: {profile.describe()}")
     began_at = time.monotonic()
     held, failure = Held(), None
-    with closing(attempt_all(tasks)) as outcomes:
+    with closing(attempt_all(tasks, options.processes)) as outcomes:
         for outcome in _with_progress(outcomes, len(tasks)):
             if isinstance(outcome, Failure):
                 failure = outcome

@@ -162,6 +162,8 @@ class DirectStandby:
             acceptor, disk = safekeeper.acceptor, safekeeper.disk
             if acceptor is None or not safekeeper.is_serving or not disk.begin_lsn:
                 continue
+            if safekeeper.id in self.world.failover.missing:
+                continue
             end_lsn, tli = acceptor.readable_lsn, acceptor.readable_tli
             if end_lsn <= disk.begin_lsn:
                 continue

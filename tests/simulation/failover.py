@@ -297,6 +297,7 @@ class FailoverOperator:
 
     Attributes:
         commands: those that run.
+        missing: safekeepers that nobody reaches, while it brings commits back at the end.
     """
 
     def __init__(self, world: "World") -> None:
@@ -305,7 +306,7 @@ class FailoverOperator:
         self._count = 0
         self._chance = random.Random(f"{world.seed} failovers")
         self._proxies: list[SimProxy] = []
-        self._missing: frozenset[int] = frozenset()
+        self.missing: frozenset[int] = frozenset()
 
     # ------------------------------------------------------------------ while there are faults
 
@@ -338,7 +339,7 @@ class FailoverOperator:
 
     def _cut_off(self, name: str) -> None:
         """Keep a process from the safekeepers that are out of reach."""
-        for safekeeper_id in self._missing:
+        for safekeeper_id in self.missing:
             for way in (TO_SAFEKEEPER, TO_PROXY):
                 self.world.network.blocked.add((name, safekeeper_id, way))
 
@@ -429,11 +430,14 @@ class FailoverOperator:
         if not primaries_are_lost and not is_sealed:
             return
         world.counts.count("failovers finished by the repair")
-        self._missing = without
+        self.missing = without
+        for standby in world.standbys:
+            if standby.safekeeper is not None and standby.safekeeper.id in without:
+                standby.log_is_gone()
         try:
             self._bring_back(logs[0], proxies)
         finally:
-            self._missing = frozenset()
+            self.missing = frozenset()
             world.network.unblock_all()
 
     def _bring_back(self, log: "NewestLog", proxies: "list[SimProxy]") -> None:

@@ -224,11 +224,15 @@ def attempt(task: Task) -> Outcome | Failure:
         return Failure(task, failed.invariant, str(failed), failed.trace)
 
 
-def attempt_all(tasks: list[Task]) -> Generator[Outcome | Failure, None, None]:
-    """Run all seeds, on every core if they are many; yield how they went, in their order."""
-    cores = multiprocessing.cpu_count()
-    if len(tasks) < SEEDS_FOR_ALL_CORES or cores < 2:
+def attempt_all(tasks: list[Task], processes: int | None = None) -> Generator[Outcome | Failure, None, None]:
+    """Run all seeds, on every core if they are many; yield how they went, in their order.
+
+    Args:
+        processes: how many to run at once, None for as many as there are cores.
+    """
+    count = processes or multiprocessing.cpu_count()
+    if len(tasks) < SEEDS_FOR_ALL_CORES or count < 2:
         yield from map(attempt, tasks)
         return
-    with multiprocessing.Pool(cores) as pool:
+    with multiprocessing.Pool(count) as pool:
         yield from pool.imap(attempt, tasks, chunksize=SEEDS_PER_TASK)

@@ -147,6 +147,8 @@ class SimStandby:
         control = safekeeper.disk.control
         if not safekeeper.is_serving or not safekeeper.disk.begin_lsn or control is None:
             return False
+        if safekeeper.id in self.world.failover.missing:
+            return False
         if control.set_aside or control.restore_from:
             return False  # Another cluster's log is to take the place of this one.
         if self._truth is not self.world.truths.of_folder(safekeeper):

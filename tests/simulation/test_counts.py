@@ -48,3 +48,15 @@ def test_a_toothless_run_is_warned_of(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(command, "RUNS_THAT_REACH_ALL", 2)
     assert command.main(["--seeds", "2"]) == 0
     assert "warning: 2 seeds never reached: fault stay_away" in capsys.readouterr().out
+
+
+def test_the_share_of_seeds_with_a_failover_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--seeds", "3", "--first", "0", "--profile", "failovers"]) == 0
+    printed = capsys.readouterr().out
+    share = re.search(
+        r"^failovers completed in (\d+) % of seeds, amid faults in (\d+) %: (\d+) in 3 seeds$", printed, re.M
+    )
+    assert share is not None
+    assert int(share[1]) > 50 and int(share[1]) >= int(share[2]) and int(share[3]) >= 2
+    assert command.main(["--seeds", "1", "--profile", "calm"]) == 0
+    assert "failovers completed in" not in capsys.readouterr().out

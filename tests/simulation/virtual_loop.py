@@ -2,7 +2,7 @@
 
 Its callbacks are events of the simulation's clock. The process can be suspended, and does at once then what it would
 have done meanwhile; and it can be killed at any moment. What it has asked a thread to do is done all the same: a server
-finishes a statement whose client is gone.
+finishes a statement whose client is gone. But a thread that is stopped with its process may send it only later.
 """
 
 import asyncio
@@ -121,6 +121,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future
 
     def _work(self, future: "asyncio.Future[Any]", func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if self._backlog is not None and self._rng.random() < 0.5:
+            # Its thread has not sent the statement before the process was stopped.
+            self._backlog.append(events.Handle(self._work, (future, func, args), self))
+            return
         result, error = None, None
         try:
             result = func(*args)
