@@ -160,6 +160,7 @@ class PatroniCluster:
     Args:
         folder: one that the server's user can enter.
         process_type: what makes safekeepers and proxies.
+        restores: standbys have a restore_command.
     """
 
     def __init__(
@@ -169,8 +170,10 @@ class PatroniCluster:
         *,
         process_type: type[LocalProcess] = LocalProcess,
         host_count: int = 3,
+        restores: bool = True,
     ) -> None:
         self._folder = folder
+        self._restores = restores
         self._user = server_user()
         self._binaries = reachable_binaries(binaries, self._user)
         secret = secrets.token_hex(16)
@@ -238,9 +241,11 @@ class PatroniCluster:
                 },
                 "parameters": {"unix_socket_directories": "", "dynamic_shared_memory_type": "mmap"},
                 "pg_hba": ["host all all 127.0.0.1/32 trust", "host replication all 127.0.0.1/32 trust"],
-                "recovery_conf": {
-                    "restore_command": f"{walproxy} wal-fetch %f %p --safekeepers '{self._readers}'",
-                },
+                "recovery_conf": (
+                    {"restore_command": f"{walproxy} wal-fetch %f %p --safekeepers '{self._readers}'"}
+                    if self._restores
+                    else {}
+                ),
                 "pre_promote": (
                     f"{walproxy} ready-to-promote --pgdata {host.data_directory} --conninfo user=postgres "
                     f"--safekeepers {self._places} --old-is-dead"

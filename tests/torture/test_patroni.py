@@ -23,7 +23,7 @@ SWITCHOVERS = 5
 def test_no_commit_is_lost_with_the_leader_and_the_old_one_follows(
     folder: Path, servers: dict[int, ServerBinaries], major: int
 ) -> None:
-    with PatroniCluster(folder, servers[major], host_count=2) as cluster:
+    with PatroniCluster(folder, servers[major], host_count=2, restores=False) as cluster:
         cluster.start()
         ledger = Ledger(cluster)
         ledger.clients.start()
