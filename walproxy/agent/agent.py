@@ -546,7 +546,8 @@ class Agent:
         await self._proxy.keep_running(began_at)
         try:
             async with asyncio.timeout(_CATCH_UP_TIMEOUT_S):
-                log, _, promotion = await run.promote()
+                # The old leader has stopped its server; its proxy may still count as healthy for a second.
+                log, _, promotion = await run.promote(old_is_dead=kind == "switchover")
             self._promoted = order, began_at, log.log_tli, promotion
             self._is_settling = True
         except TimeoutError:
