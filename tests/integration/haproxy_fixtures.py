@@ -1,24 +1,17 @@
-"""Debian's HAProxy, configured as in front of Patroni, and the REST of agents without the agents."""
+"""Debian's HAProxy, configured as in front of Patroni."""
 
-import asyncio
 import re
 import shutil
 import socket
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from safekeeper.base.settings import Address
-from safekeeper.net.http_server import HttpListener, serve_http
 from tests.waiting import wait_for
-from walproxy.agent.rest import agent_routes
-from walproxy.agent.state import AgentState
 from walproxy.postgres.local_server import free_port
 
 _HOST = "127.0.0.1"
@@ -89,47 +82,3 @@ def haproxy(folder: Path, backends: Sequence[Backend]) -> Iterator[Ports]:
     finally:
         process.terminate()
         process.wait(_START_TIMEOUT_S)
-
-
-class RestOfAgents:
-    """REST of agents that do not exist: each returns what its state in `states` gives.
-
-    Attributes:
-        states: by name; a test replaces them. They never get old.
-        ports: of each, by name.
-    """
-
-    def __init__(self, states: dict[str, AgentState]) -> None:
-        self.states = states
-        self.ports: dict[str, int] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._listeners: list[HttpListener] = []
-
-    def __enter__(self) -> "RestOfAgents":
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_START_TIMEOUT_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_START_TIMEOUT_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _listen(self) -> None:
-        for name in self.states:
-            listener = await serve_http(agent_routes(self._state_of(name), {}), Address(_HOST, 0))
-            self._listeners.append(listener)
-            self.ports[name] = listener.address.port
-
-    async def _close(self) -> None:
-        for listener in self._listeners:
-            await listener.close()
-
-    def _state_of(self, name: str) -> Callable[[], AgentState]:
-        def state() -> AgentState:
-            present = self.states[name]
-            return AgentState(present.own, present.view, time.monotonic())
-
-        return state
