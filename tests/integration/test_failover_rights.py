@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -11,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 from safekeeper.base.errors import WalproxyError
 from tests.integration.cluster_fixtures import wait_for
 from tests.integration.conftest import EVERY
+from walproxy.failover.log_end import LogEnd
 from walproxy.failover.rest import SETTING, NothingChanged, bring_to_rest, let_go_on
 from walproxy.failover.server import Server
 from walproxy.postgres.hosts import PrimaryHost
@@ -74,9 +76,12 @@ def test_a_standby_is_promoted_to_the_number_that_is_free(with_role: LocalPostgr
     primary = with_role
     with primary.base_backup(folder / "standby", primary_conninfo=primary.conninfo()).start() as standby:
         mover = server(standby)
+        wait_for(lambda: mover.look().received_lsn, "it receives WAL")
+        look = mover.look()
+        end = LogEnd(look.system_id, look.tli, (), look.reached_lsn, look.reached_lsn, 3)
         assert "GRANT EXECUTE ON FUNCTION pg_promote TO mover" in mover.look().hindrance
         with pytest.raises(WalproxyError, match=r"permission denied.*; the role needs more rights, see docs/"):
-            mover.request_promotion()
+            mover.request_promotion(end)
         with pytest.raises(WalproxyError, match=r"; the role needs more rights, see docs/"):
             mover.reserve(range(2, 4))
         for sql in OF_FAILOVER:
@@ -84,7 +89,14 @@ def test_a_standby_is_promoted_to_the_number_that_is_free(with_role: LocalPostgr
         wait_for(lambda: not mover.look().hindrance and mover.look().places_files, "the rights are there")
         for _ in range(2):
             mover.reserve(range(2, 4))
-        mover.request_promotion()
+        # As if it had been set up again from an older server since it was looked at.
+        more = replace(end, end_lsn=end.end_lsn + (1 << 30), records_end_lsn=end.records_end_lsn + (1 << 30))
+        with pytest.raises(WalproxyError, match=r"is not promoted: it lacks \d+ bytes that it had: it was set"):
+            mover.request_promotion(more)
+        with pytest.raises(WalproxyError, match="is not promoted: it is on timeline 1, which is not part of the log"):
+            mover.request_promotion(replace(end, tli=2))
+        assert mover.look().in_recovery
+        mover.request_promotion(end)
         wait_for(lambda: mover.look().in_recovery is False, "it is promoted")
         assert mover.look().tli == 4
-        mover.request_promotion()  # A primary is fine.
+        mover.request_promotion(end)  # A primary is fine.

@@ -21,6 +21,7 @@ from tests.simulation.profiles import PROFILES, Profile
 from tests.simulation.proxy import SimProxy
 from tests.simulation.world import World
 from walproxy.failover import failover as failover_module
+from walproxy.failover import server as failover_server
 from walproxy.failover import world as failover_world
 from walproxy.proposer import election, refusals, replication
 from walproxy.proposer import leadership as leadership_module
@@ -705,6 +706,12 @@ BUGS: dict[str, Bug] = {
         "a standby is promoted when it has every record that is committed",
         "failovers",
         ((failover_module, "has_everything", dropped_seals.has_anything),),
+    ),
+    "set_up_again_and_promoted": Bug(
+        "S15",
+        "what is promoted has every such record when it is signalled, not only when it was looked at",
+        "failovers",
+        ((failover_server, "lost_since", dropped_seals.never_lost),),
     ),
     "waits_for_the_last_byte": Bug(
         "S15",

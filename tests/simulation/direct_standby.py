@@ -79,6 +79,10 @@ class DirectStandby:
         self.life += 1
         self._set_up_at_s = self.world.clock.now + SET_UP_S * (0.5 + self._rng.random())
 
+    def be_set_up_again(self) -> None:
+        """Replace it at once by a copy of any server: an operator has taken the wrong one."""
+        self._set_up(self._rng.choice(self.world.primaries))
+
     def set_up_from_backup(self, end_lsn: Lsn, tli: int) -> None:
         """Begin with a backup of the quorum's log, unless all that it has is of that log."""
         truth = self.world.checker

@@ -105,6 +105,11 @@ def has_anything(look: HostLook, end: LogEnd) -> bool:
     return not obstacle(look, end)
 
 
+def never_lost(look: HostLook, end: LogEnd) -> str:
+    """A standby that had everything is promoted, whatever was made of it since."""
+    return ""
+
+
 def has_the_last_byte(look: HostLook, end: LogEnd) -> bool:
     """A standby is waited for until it has replayed the log's last byte, which may be in the midst of a record."""
     return not obstacle(look, end) and look.replayed_lsn >= end.end_lsn

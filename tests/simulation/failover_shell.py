@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, WalproxyError
 from safekeeper.base.lsn import Lsn
 from safekeeper.base.settings import Address
+from tests.simulation.direct_standby import DirectStandby
 from tests.simulation.network import TO_SAFEKEEPER, Connection
 from tests.simulation.primary import SYSTEM_ID, VirtualPrimary
 from tests.simulation.synthetic_wal import end_of_the_first_part, first_record_start, records
@@ -22,8 +23,10 @@ from tests.simulation.virtual_loop import VirtualLoop
 from walproxy.failover import failover as failover_module
 from walproxy.failover import log_end as log_end_module
 from walproxy.failover import sealer as sealer_module
+from walproxy.failover import server as server_module
 from walproxy.failover import world as world_module
 from walproxy.failover.candidates import HostLook
+from walproxy.failover.log_end import LogEnd
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.actions import Action, SendAppend
 from walproxy.proposer.phase import ProposerConfig
@@ -206,16 +209,23 @@ class VirtualServer:
         if not isinstance(server, VirtualPrimary):
             server.passed_over.update(tlis)
 
-    def request_promotion(self, timeout_s: float = 10.0) -> None:
+    def request_promotion(self, end: LogEnd, timeout_s: float = 10.0) -> None:
         """Signal that it is to be promoted, which it is soon, if it is not restarted before. A primary is fine.
 
+        It may have been set up again since it was looked at.
+
         Raises:
-            WalproxyError: it does not answer, or is lost on the way, before or after the signal.
+            WalproxyError: it lacks WAL, does not answer, or is lost on the way, before or after the signal.
         """
         server, world = self._server(), self._command.world
         fate = world.rng.random() if not world.is_healing else 1.0
         if fate < 0.04:
             raise WalproxyError(f"{self.name} was lost before it was signalled")
+        if fate > 0.94 and not world.is_healing and isinstance(server, DirectStandby):
+            server.be_set_up_again()
+        reason = server_module.lost_since(self.look(), end) if not isinstance(server, VirtualPrimary) else ""
+        if reason:
+            raise WalproxyError(f"{self.name} is not promoted: it {reason}")
         if fate > 0.08 and not isinstance(server, VirtualPrimary):
             promote, delay_s = self._command.servers.promote, PROMOTION_S * world.rng.random()
             world.clock.after(delay_s, promote, self.name, server.life, self._command)

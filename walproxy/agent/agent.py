@@ -75,6 +75,8 @@ EXCHANGE_INTERVAL_S = 0.25
 LOOK_INTERVAL_S = 0.5
 LOOK_SOON_INTERVAL_S = 0.1
 LOOK_SOON_FOR_S = 10.0
+# Added to the time at which the loss of the leader can be known: an exchange a moment too early would not show it.
+_AFTER_LOSS_S = 0.01
 _TICK_S = 0.25
 _SETTINGS_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 30.0
@@ -229,7 +231,12 @@ class Agent:
                 self._last_leader = leader.name
                 _log.info("%s leads, on timeline %d", leader.name, leader.tli)
             self._changed.set()
-            await asyncio.sleep(max(0.0, began_at + interval_s - time.monotonic()))
+            ended_at = time.monotonic()
+            next_at = began_at + interval_s
+            if heard_age_s is not None and heard_age_s < self.config.dead_after:
+                # Not up to an interval later than the loss of the leader can be known.
+                next_at = min(next_at, ended_at + self.config.dead_after - heard_age_s + _AFTER_LOSS_S)
+            await asyncio.sleep(max(0.0, next_at - ended_at))
 
     async def _look_loop(self) -> None:
         timeout_s = max(1.0, min(3.0, self.config.dead_after / 3))

@@ -5,6 +5,7 @@ has received the most comes first; while none has everything, all of them are lo
 is chosen.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,6 +93,18 @@ def missing_bytes(look: HostLook, end: LogEnd) -> int:
 def has_everything(look: HostLook, end: LogEnd) -> bool:
     """Return whether a standby has every commit that may have been acknowledged."""
     return not obstacle(look, end) and not missing_bytes(look, end)
+
+
+def lost_since(look: HostLook, end: LogEnd) -> str:
+    """Return why a standby that had everything is not promoted after all; empty if it still has.
+
+    Its settings and rights were checked before, and do not count: an agent makes it read-only until commits succeed.
+    """
+    changed = dataclasses.replace(look, hindrance="", places_files=True)
+    if reason := obstacle(changed, end):
+        return reason
+    missing = missing_bytes(changed, end)
+    return f"lacks {missing} bytes that it had: it was set up again" if missing else ""
 
 
 def choose(looks: Sequence[HostLook], end: LogEnd, wanted: str = "") -> HostLook:

@@ -354,7 +354,7 @@ class Failover:
                 await self._guard()
             sealed.check()  # Another failover may have taken over while the standby caught up.
             self._promoting = name
-            await self._world.request_promotion(name)
+            await self._world.request_promotion(name, end)
         except NotSealed:
             raise
         except WalproxyError as error:

@@ -16,7 +16,8 @@ from psycopg.conninfo import make_conninfo
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, parse_lsn
 from safekeeper.base.timelines import PASSED_OVER_HISTORY, timeline_history_name
-from walproxy.failover.candidates import HostLook
+from walproxy.failover.candidates import HostLook, lost_since
+from walproxy.failover.log_end import LogEnd
 from walproxy.postgres.bounded_sql import BoundedConnection, Row, bounded_connection, quoted
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.problems import PrimaryProblem, ServerProblem
@@ -69,13 +70,9 @@ class Server:
         """
         try:
             with self.connection(timeout_s) as connection:
-                look = look_of(self.name, connection.rows(_LOOK, "look at it")[0])
+                return self._look_by(connection, timeout_s)
         except (PrimaryProblem, ServerProblem) as error:
             return HostLook(self.name, problem=plain(error))
-        if look.in_recovery and not look.receives:
-            with contextlib.suppress(PrimaryProblem, ServerProblem):
-                return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
-        return look
 
     def data_directory(self, timeout_s: float = 10.0) -> Path:
         """Return its data folder, on its own machine.
@@ -127,22 +124,35 @@ class Server:
         except (PrimaryProblem, ServerProblem) as error:
             raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
 
-    def request_promotion(self, timeout_s: float = 10.0) -> None:
-        """Request its promotion, and return at once. A primary is fine.
+    def request_promotion(self, end: LogEnd, timeout_s: float = 10.0) -> None:
+        """Request its promotion if it has everything, and return at once. A primary is fine.
+
+        It may have been set up again from an older server since it was looked at. A session ends with the server, so
+        what is checked in the session that requests the promotion is true of the server that is promoted (S15).
 
         Raises:
-            WalproxyError: it refuses, or does not reply.
+            WalproxyError: it no longer has everything, it refuses, or does not reply.
         """
         doing = f"promote {self.name}"
         try:
             with self.connection(timeout_s) as connection:
-                is_signalled = connection.value(
-                    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_promote(false) ELSE true END", doing
-                )
+                look = self._look_by(connection, timeout_s)
+                if not look.in_recovery:
+                    return
+                if reason := lost_since(look, end):
+                    raise WalproxyError(f"{self.name} is not promoted: it {reason}")
+                is_signalled = connection.value("SELECT pg_promote(false)", doing)
         except (PrimaryProblem, ServerProblem) as error:
             raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
         if is_signalled != "t":
             raise WalproxyError(f"cannot {doing}: pg_promote could not signal the server, see its log")
+
+    def _look_by(self, connection: BoundedConnection, timeout_s: float) -> HostLook:
+        look = look_of(self.name, connection.rows(_LOOK, f"look at {self.name}")[0])
+        if look.in_recovery and not look.receives:
+            with contextlib.suppress(PrimaryProblem, ServerProblem):
+                return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
+        return look
 
     def _replayed_tli(self, timeout_s: float) -> int:
         with self.connection(timeout_s, replication=True) as connection:

@@ -48,7 +48,7 @@ class World(Protocol):
     ) -> AbstractAsyncContextManager[Sealed]: ...
     async def log_end(self, sealed: Sealed) -> LogEnd: ...
     async def reserve(self, name: str, tlis: range) -> None: ...
-    async def request_promotion(self, name: str) -> None: ...
+    async def request_promotion(self, name: str, end: LogEnd) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -130,9 +130,9 @@ class RealWorld:
         """See `Server.reserve`."""
         await asyncio.to_thread(self._servers[name].reserve, tlis)
 
-    async def request_promotion(self, name: str) -> None:
+    async def request_promotion(self, name: str, end: LogEnd) -> None:
         """See `Server.request_promotion`."""
-        await asyncio.to_thread(self._servers[name].request_promotion)
+        await asyncio.to_thread(self._servers[name].request_promotion, end)
 
     async def close(self) -> None:
         """Close all connections. They are opened again when needed."""

@@ -135,7 +135,7 @@ class FakeWorld:
             raise self.problem
         self.reserved.extend(tlis)
 
-    async def request_promotion(self, name: str) -> None:
+    async def request_promotion(self, name: str, end: LogEnd) -> None:
         if self.problem is not None:
             raise self.problem
         self.looks_of[name] = self.promotes(self.looks_of[name])

@@ -8,6 +8,7 @@ from walproxy.failover.candidates import (
     NoCandidate,
     choose,
     has_everything,
+    lost_since,
     missing_bytes,
     obstacle,
     resolve,
@@ -27,6 +28,12 @@ def test_a_standby_needs_the_complete_records_and_not_the_last_byte() -> None:
 
 def test_what_was_replayed_counts_after_a_restart_of_the_standby() -> None:
     assert has_everything(standby("pg1", 0, replayed_lsn=END_LSN), END)
+
+
+def test_a_standby_that_was_set_up_again_since_it_was_chosen_is_not_promoted() -> None:
+    assert lost_since(standby("pg1", END_LSN, hindrance="would be read-only"), END) == ""  # by the agent that promotes
+    assert lost_since(standby("pg1", END_LSN - 9), END) == "lacks 9 bytes that it had: it was set up again"
+    assert "is on timeline 2" in lost_since(standby("pg1", END_LSN, tli=2), END)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import parse_lsn
+from tests.unit.failover.looks import log_end
 from walproxy.failover.candidates import HostLook
 from walproxy.failover.server import Server, look_of, plain
 from walproxy.postgres.hosts import PrimaryHost
@@ -72,7 +73,7 @@ def test_a_server_that_does_not_reply_is_one_with_a_problem() -> None:
 
 def test_a_change_of_a_server_that_does_not_reply_is_one_line() -> None:
     with pytest.raises(WalproxyError, match=r"cannot connect to PostgreSQL: .*Connection refused$"):
-        Server(NOBODY).request_promotion()
+        Server(NOBODY).request_promotion(log_end())
     with pytest.raises(WalproxyError, match=r"Connection refused$"):
         Server(NOBODY).reserve(range(2, 4))
     Server(NOBODY).reserve(range(2, 2))  # Nothing to do.
@@ -107,7 +108,7 @@ def test_what_to_do_follows(monkeypatch: pytest.MonkeyPatch, sqlstate: str, end:
 
     monkeypatch.setattr(server, "connection", fail)
     with pytest.raises(WalproxyError) as failed:
-        server.request_promotion()
+        server.request_promotion(log_end())
     assert str(failed.value).endswith(end)
     with pytest.raises(WalproxyError) as failed:
         server.reserve(range(2, 3))
