@@ -39,6 +39,7 @@ def bench(folder: Path, *options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 def test_more_safekeepers_and_a_far_network_are_measured(folder: Path) -> None:
     found = bench(folder, "--arm", "walproxy", "--arm", "walproxy-5", "--delay", "20ms")
     three, five = found["medians"]
@@ -50,6 +51,7 @@ def test_more_safekeepers_and_a_far_network_are_measured(folder: Path) -> None:
     assert five["to_three"] == pytest.approx(five["tps"] / three["tps"])
 
 
+@pytest.mark.nightly
 def test_a_copy_is_measured_with_postgresql_s_quorum_and_through_walproxy(folder: Path) -> None:
     found = bench(folder, "--bulk")
     turns = {turn["arm"]: turn for turn in found["turns"]}
@@ -71,6 +73,7 @@ def test_the_levels_are_measured_with_a_stock_standby_and_through_walproxy(folde
     assert found["seed"] == 7
 
 
+@pytest.mark.nightly
 def test_the_price_of_readers_is_measured_and_they_have_read(folder: Path) -> None:
     found = bench(folder, "--readers")
     turns = {turn["case"]: turn for turn in found["turns"]}
@@ -131,6 +134,7 @@ def test_crashes_are_measured_and_memory_while_a_member_is_dead(
         assert 10**7 < turn["before_bytes"] <= turn["peak_bytes"] <= turn["fed_peak_bytes"]
 
 
+@pytest.mark.nightly
 def test_uploads_are_measured_and_commits_with_the_archive_alive_dead_and_without_one(folder: Path) -> None:
     found = bench(folder, "--archive")
     uploaded = {turn["case"]: turn for turn in found["turns"] if "wal_bytes" in turn}
@@ -143,6 +147,7 @@ def test_uploads_are_measured_and_commits_with_the_archive_alive_dead_and_withou
     assert min(turn["p50_ms"] for turn in committed.values()) > SYNC_DELAY_MS
 
 
+@pytest.mark.nightly
 def test_an_archive_dies_under_load_comes_back_and_is_brought_up_to_date(folder: Path) -> None:
     found = bench(folder, "--archive", "--minutes", "0.1")
     assert [turn["phase"] for turn in found["turns"]] == ["before", "dead", "revived", "after"]
@@ -222,6 +227,7 @@ def test_a_standby_replays_and_says_how_far(new_cluster: NewCluster, folder: Pat
             wait_until_replayed(standby, 0xFF000000, timeout_s=0.1)
 
 
+@pytest.mark.nightly
 def test_a_newcomer_is_measured_with_its_speed_and_what_it_costs(folder: Path) -> None:
     found = bench(folder, "--newcomer", "--clients", "2")
     turns = found["turns"]

@@ -151,6 +151,7 @@ def next_event(started: "subprocess.Popen[str]") -> dict[str, Any]:
     return event
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_killed_loses_and_doubles_nothing_and_one_that_is_stopped_ends_well(
     folder: str, wal: WalBuilder, tmp_path: Path
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_batch_that_is_called_for_while_the_stream_is_stopped_does_not_block_t
     assert query.is_stopped
 
 
+@pytest.mark.nightly
 def test_a_run_whose_jvm_hangs_ends_within_its_time_and_loses_nothing(
     folder: str, wal: WalBuilder, tmp_path: Path
 ) -> None:
