@@ -46,8 +46,8 @@ class Client(threading.Thread):
                         assert row is not None
                         self.rows[row[0]] += 1
                         self.last = row[0]
-            except psycopg.OperationalError:
-                continue
+            except psycopg.Error:
+                continue  # Also if it reached a standby: HAProxy takes a server as available until its first check.
 
     def end(self) -> None:
         self._ends.set()

@@ -142,6 +142,7 @@ class Agent:
         self._last_leader = ""
         self._step: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[None] | None = None
+        self._slot_made: asyncio.Task[None] | None = None
         self._shown = ShownView(problem=self.view.problem)
         self._started_at = time.time()
         self._quorum_seen_at = 0.0
@@ -551,6 +552,9 @@ class Agent:
         )
         self._is_failing_over = True
         await self._proxy.keep_running(began_at)
+        # While the timeline is sealed. A slot that is made after the promotion does not retain the WAL that the proxy
+        # compares and sends first.
+        self._slot_made = asyncio.create_task(asyncio.to_thread(self.server.make_slot, self.config.slot))
         try:
             async with asyncio.timeout(_CATCH_UP_TIMEOUT_S):
                 # The old leader has stopped its server; its proxy may still count as healthy for a second.
@@ -564,6 +568,7 @@ class Agent:
             ) from None
         finally:
             self._is_failing_over = False
+            await asyncio.gather(self._slot_made, return_exceptions=True)  # Its error is the guard's.
             self._is_configured = False  # A standby that was not promoted is made an ordinary one again.
             await run.close()
         self._proxy.retry()
@@ -580,13 +585,13 @@ class Agent:
         # It accepts writes once commits succeed. A standby accepts none in any case.
         self._decider.ended_writes = True
         await asyncio.to_thread(self._prepare_promotion)
+        assert self._slot_made is not None  # by `_fail_over`
+        await self._slot_made
 
     def _prepare_promotion(self) -> None:
         kept = agent_settings.read(self.config.pgdata)
         agent_settings.write(self.config.pgdata, {**kept, _READ_ONLY: "on"})
         self.server.reload()
-        # Made after the promotion, it would not retain the WAL that the proxy compares and sends first.
-        self.server.make_slot(self.config.slot)
 
     async def _fence(self) -> None:
         self._doing = "failover: waiting for --fence-command"

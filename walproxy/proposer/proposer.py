@@ -80,6 +80,8 @@ from walproxy.proposer.standbys import Standbys
 from walproxy.proposer.verification import difference, recycled, refusal_in_term
 
 BACKOFF_DOUBLINGS_MAX = 5
+# A proxy whose primary is awaited for longer greets the safekeepers again before its first election.
+GREETING_FRESH_S = 1.0
 # The members are told what is known of each other's data folders this often, if it is news.
 FOLDERS_INTERVAL_S = 1.0
 
@@ -236,6 +238,9 @@ class Proposer:
         self._stream.is_open = False
         if first:
             # Safekeepers that were greeted without an identity are greeted again with one, so that both sides check it.
+            if not self.candidacy.term:
+                # An election by greetings from before a failover is refused: the sealing term is in each membership.
+                self.roster.forget_greetings(before=now - GREETING_FRESH_S)
             self.roster.greet_all(primary, now)
         campaign = self.campaign
         if self.leadership is not None:
@@ -525,7 +530,7 @@ class Proposer:
             self._follow_campaign(self.campaign, now)
 
     def _on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
-        self.roster.on_greeting(safekeeper_id, greeting)
+        self.roster.on_greeting(safekeeper_id, greeting, now)
         known = self.peers[safekeeper_id].older_than
         membership = self.leadership.membership if self.leadership is not None else greeting.membership
         is_member = membership is not None and membership.is_voter(safekeeper_id, greeting.incarnation)

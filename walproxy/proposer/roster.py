@@ -44,6 +44,7 @@ class Peer:
 
     Attributes:
         greeting: its greeting on the present connection, None before.
+        greeted_at: when it was received; it has no meaning without one.
         waiting_since: when a message was sent that it has not answered, None if it has: a connection may be lost
             without an error.
         refused: why it counts as missing, empty if it does not.
@@ -60,6 +61,7 @@ class Peer:
     connected: bool = False
     waiting_since: float | None = None
     greeting: AcceptorGreeting | None = None
+    greeted_at: float = 0.0
     refused: str = ""
     refused_code: RefusalCode | None = None
     problem: str = ""
@@ -183,12 +185,13 @@ class Roster:
             if peer.connected:
                 self._out.append(self.greet(safekeeper_id, primary, now))
 
-    def forget_greetings(self) -> None:
-        """Forget all greetings: they are out of date."""
+    def forget_greetings(self, before: float = inf) -> None:
+        """Forget the greetings that were received before that time, by default all: they are out of date."""
         for peer in self.peers.values():
-            peer.greeting = None
+            if peer.greeted_at < before:
+                peer.greeting = None
 
-    def on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting) -> None:
+    def on_greeting(self, safekeeper_id: int, greeting: AcceptorGreeting, now: float) -> None:
         """Record a greeting; refuse the safekeeper if another one has the same data folder.
 
         Raises:
@@ -205,6 +208,7 @@ class Roster:
             raise RemoteProtocolError(f"safekeeper {safekeeper_id} has sent a greeting that answers none")
         known = peer.asked_with.popleft().get(greeting.cluster_id, {}).get((safekeeper_id, greeting.incarnation))
         peer.greeting, peer.refused, peer.refused_code, peer.problem = greeting, "", None, ""
+        peer.greeted_at = now
         peer.waiting_since = None
         # What was learned since may be about what it has done since.
         is_older_copy = peer.folder is not None and is_older(peer.folder, known)

@@ -435,6 +435,20 @@ def test_candidates_that_lose_get_out_of_each_others_way() -> None:
     assert waits[-1] > 3 * waits[0]
 
 
+@pytest.mark.parametrize("waits_s", [0.5, 30.0])
+def test_a_proxy_that_has_waited_for_its_primary_greets_again_before_its_first_election(waits_s: float) -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.ticks(waits_s)
+    table.sees()
+    assert sorted(table.sent(ProposerGreeting)) == [1, 2, 3]
+    # A failover may have sealed the log meanwhile: an election by the old greetings would be refused.
+    assert bool(table.sent(PreVoteRequest)) == (waits_s < 1)
+    table.hears(1, greeting(1))
+    table.hears(2, greeting(2))
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
 def test_the_primary_is_identified_anew_after_the_votes() -> None:
     table = Table()
     table.connects(1, 2, 3)
