@@ -97,7 +97,7 @@ def levels_of(status: dict[str, Any]) -> list[LevelRow]:
             problem,
             slowest,
             *_expected(times["write"]),
-            _losses_of_receipt(status, on),
+            _losses_of_receipt(status, members, on),
         ),
         LevelRow(
             "on",
@@ -201,29 +201,43 @@ def _losses_of_quorum(status: dict[str, Any], members: list[dict[str, Any]]) -> 
     if not commit_lsn or not members:
         unknown = "unknown: this proxy leads no term"
         return Losses(unknown, unknown, unknown)
-    minority = (len(members) - 1) // 2
     flush_lsns = sorted((parse_lsn(each["flush_lsn"]) for each in members), reverse=True)
-    holders = sum(flush_lsn >= commit_lsn for flush_lsn in flush_lsns)
-    streaming = sum(each["state"] == "streaming" for each in members)
-    both = NOTHING
-    if holders <= minority:
-        both = f"the newest commits: {holders} of {len(members)} members have them"
-    elif streaming - minority < max(quorum, status["elect_quorum"]):
-        both = f"{NOTHING}, but no quorum remains: {streaming} of {len(members)} members stream"
     kept_lsn: Lsn = max(
         flush_lsns[quorum] if len(flush_lsns) > quorum else 0,
         max((parse_lsn(each["flush_lsn"]) for each in status["standbys"]), default=0),
     )
-    disks = f"{NOTHING} while the primary lives; with it "
-    disks += f"{_in_words(max(0, commit_lsn - kept_lsn))} of WAL" if kept_lsn else "all WAL that is not archived"
-    return Losses(NOTHING, both, disks)
+    if kept_lsn >= commit_lsn:
+        disks = f"{NOTHING}: another member or a standby has all WAL"
+    else:
+        amount = f"{_in_words(commit_lsn - kept_lsn)} of WAL" if kept_lsn else "all WAL that is not archived"
+        disks = f"{NOTHING} while the primary lives; with it {amount}"
+    return Losses(NOTHING, _with_minority(status, members, "flush_lsn", commit_lsn), disks)
 
 
-def _losses_of_receipt(status: dict[str, Any], on: Losses) -> Losses:
+def _losses_of_receipt(status: dict[str, Any], members: list[dict[str, Any]], on: Losses) -> Losses:
     """Return what is lost of commits that a quorum has received: as with `on`, and what is not on its disks yet."""
-    unflushed_bytes = max(0, parse_lsn(status["write_lsn"]) - parse_lsn(status["commit_lsn"]))
-    power = f"; by a power failure of them and of the primary {_in_words(unflushed_bytes)} more"
-    return Losses(on.primary, on.primary_and_minority, on.quorum_disks + power)
+    write_lsn, commit_lsn = parse_lsn(status["write_lsn"]), parse_lsn(status["commit_lsn"])
+    if not commit_lsn or not members:
+        return on
+    power = f"; by a power failure of them and of the primary {_in_words(max(0, write_lsn - commit_lsn))} more"
+    minority = _with_minority(status, members, "write_lsn", max(write_lsn, commit_lsn))
+    return Losses(on.primary, minority, on.quorum_disks + power)
+
+
+def _with_minority(status: dict[str, Any], members: list[dict[str, Any]], position: str, lsn: Lsn) -> str:
+    """Return what is lost with the primary and a minority, of WAL below `lsn`.
+
+    Args:
+        position: the member's position that tells whether it has that WAL.
+    """
+    minority = (len(members) - 1) // 2
+    holders = sum(parse_lsn(each[position]) >= lsn for each in members)
+    streaming = sum(each["state"] == "streaming" for each in members)
+    if holders <= minority:
+        return f"the newest commits: {holders} of {len(members)} members have them"
+    if streaming - minority < max(status["quorum"], status["elect_quorum"]):
+        return f"{NOTHING}, but no quorum remains: {streaming} of {len(members)} members stream"
+    return NOTHING
 
 
 def _in_words(count: int) -> str:

@@ -30,7 +30,13 @@ def status(proxy: Proxy) -> dict[str, Any]:
     status |= {"state": "streaming", "members": [1, 2, 3], "members_streaming": 3}
     status |= {"received_lsn": lsn(COMMIT + 300), "write_lsn": lsn(COMMIT + 200), "commit_lsn": lsn(COMMIT)}
     for each in status["safekeepers"]:
-        each |= {"state": "streaming", "problem": None, "flush_lsn": lsn(COMMIT), "lag_bytes": 300}
+        each |= {
+            "state": "streaming",
+            "problem": None,
+            "lag_bytes": 300,
+            "flush_lsn": lsn(COMMIT),
+            "write_lsn": lsn(COMMIT + 200),
+        }
     status["times"] |= {
         "quorum": times(0.002, 0.02),
         "write": times(0.001, 0.004),
@@ -134,6 +140,11 @@ def test_what_is_lost_with_a_minority_too_depends_on_how_many_members_have_the_n
     status |= {"quorum": 1, "elect_quorum": 3}
     status["safekeepers"][1] |= {"flush_lsn": lsn(COMMIT - 8)}
     assert by_level(status)["on"].losses.primary_and_minority == "the newest commits: 1 of 3 members have them"
+    assert by_level(status)["remote_write"].losses.primary_and_minority.startswith("nothing, but no quorum remains")
+    status["safekeepers"][2] |= {"write_lsn": lsn(100)}
+    status["safekeepers"][1] |= {"write_lsn": lsn(COMMIT - 8)}
+    received = by_level(status)["remote_write"].losses.primary_and_minority
+    assert received == "the newest commits: 1 of 3 members have them"
 
 
 def test_what_is_lost_with_a_quorums_disks_is_what_the_best_of_the_others_lacks(status: dict[str, Any]) -> None:
@@ -144,6 +155,8 @@ def test_what_is_lost_with_a_quorums_disks_is_what_the_best_of_the_others_lacks(
     assert rows["local"].losses.quorum_disks == "nothing while the primary lives"
     status["standbys"] = [standby("a", COMMIT - 1)]
     assert by_level(status)["on"].losses.quorum_disks.endswith("with it 1 byte of WAL")
+    status["standbys"] = [standby("a", COMMIT)]
+    assert by_level(status)["on"].losses.quorum_disks == "nothing: another member or a standby has all WAL"
     status |= {"standbys": [], "quorum": 3}
     assert by_level(status)["on"].losses.quorum_disks.endswith("with it all WAL that is not archived")
 
