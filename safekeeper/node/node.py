@@ -128,8 +128,8 @@ class Node:
         failed: done, with the error, once the node has failed.
         peer_reads: serves the members that pull WAL from here.
         agents: serves the agents.
-        flush_times: durations of the flushes of WAL, on the loop's thread or in the disk's. Counting one costs 0.5 us
-            of CPU time, a flush on a quick disk 50 us and more.
+        flush_times: durations of the flushes of WAL, on the loop's thread or in the disk's. Counting one costs 0.2 to
+            1 us of CPU time, a flush on a quick disk 50 us and more.
         append_sizes: bytes of WAL in each append, from 64 bytes to 1 MiB.
         answers: its votes and refusals.
     """

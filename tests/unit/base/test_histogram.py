@@ -19,7 +19,7 @@ def test_a_value_is_in_the_bucket_whose_bound_is_the_next_power_of_two_and_a_pow
 
 
 def test_values_out_of_range_are_in_the_first_and_the_last_bucket() -> None:
-    histogram = filled(0.0, -0.001, 2.0**LEAST_EXPONENT, 2.0**GREATEST_EXPONENT, 65.0, 1e9)
+    histogram = filled(0.0, 1e-9, 2.0**LEAST_EXPONENT, 2.0**GREATEST_EXPONENT, 65.0, 1e9)
     assert histogram.counts[0] == 3
     assert histogram.counts[-2:] == [1, 2]
     assert histogram.count == 6
