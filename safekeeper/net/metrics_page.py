@@ -5,6 +5,7 @@ imported at the first request for the page: prometheus_client is not needed befo
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
+import functools
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -63,8 +64,14 @@ def listener_metrics(prefix: str, listeners: Mapping[str, Listener[Any]]) -> Ite
 def build_info(prefix: str) -> Metric:
     """Return the metric whose labels are the versions of the program and of Python."""
     info = GaugeMetricFamily(f"{prefix}_build_info", "1; the labels are the versions", labels=["version", "python"])
-    info.add_metric([version("walproxy"), platform.python_version()], 1)
+    info.add_metric([_version(), platform.python_version()], 1)
     return info
+
+
+@functools.cache
+def _version() -> str:
+    """Return the version of the package: read once, since that is as slow as half of a page."""
+    return version("walproxy")
 
 
 def certificate_metrics(prefix: str, certificates: Mapping[str, ServerTls | ClientTls | None]) -> Metric:

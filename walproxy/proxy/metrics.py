@@ -136,10 +136,13 @@ def _of_standbys(standbys: list[dict[str, Any]]) -> Iterator[Metric]:
 
 def _of_times(measured: Measurements) -> Iterator[Metric]:
     commits = measured.commits
+    positions = [("write", commits.write), ("flush", commits.commit)]
+    if commits.apply.count:
+        positions.append(("apply", commits.apply))
     yield histogram_metric(
         "walproxy_wal_seconds",
-        "From the arrival of WAL to the position for which commits wait",
-        [("write", commits.write), ("flush", commits.commit), ("apply", commits.apply)],
+        "From the arrival of WAL to the position for which commits wait; apply is absent until it was measured",
+        positions,
         "position",
     )
     yield histogram_metric(
