@@ -1,1 +1,3 @@
-"""The base of all other packages: LSNs, timelines, errors, settings, logs, networks, signals, worker threads."""
+"""The base of all other packages: LSNs, timelines, errors, settings, logs, networks, signals, histograms, worker
+threads.
+"""

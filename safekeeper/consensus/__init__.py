@@ -11,4 +11,5 @@ membership      the members and their quorums
 quorum_expression  the size of a quorum, as an expression in the number of members
 term_history    which term wrote which part of a log, and where two logs diverge
 commitment      the position that a quorum has reached
+answer_counts   counts of votes and refusals
 """

@@ -4,7 +4,7 @@ Every figure is read from the component that owns it at the time of the request;
 since the beginning of the WAL, so that their differences are lags.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -15,7 +15,14 @@ from safekeeper.archiving.read_through import ReadThrough
 from safekeeper.archiving.statistics import UPLOAD_BUCKETS_S
 from safekeeper.base.lsn import parse_lsn
 from safekeeper.net.listener import Listener
-from safekeeper.net.metrics_page import listener_metrics
+from safekeeper.net.metrics_page import (
+    answer_metrics,
+    build_info,
+    certificate_metrics,
+    histogram_metric,
+    listener_metrics,
+)
+from safekeeper.net.tls import ServerTls
 from safekeeper.node.node import Node
 from safekeeper.node.wal_pull import WalPuller
 from safekeeper.process.retention import Retention
@@ -27,6 +34,7 @@ class SafekeeperCollector(Collector):
 
     Attributes:
         listeners: the listeners by name.
+        certificates: by the name of the listener that presents it, None for a listener without TLS.
     """
 
     def __init__(
@@ -39,6 +47,7 @@ class SafekeeperCollector(Collector):
         archiver: Archiver | None = None,
         read_through: ReadThrough | None = None,
         puller: WalPuller | None = None,
+        certificates: Mapping[str, ServerTls | None] | None = None,
     ) -> None:
         self._node = node
         self._retention = retention
@@ -47,12 +56,16 @@ class SafekeeperCollector(Collector):
         self._read_through = read_through
         self._puller = puller
         self.listeners = listeners if listeners is not None else {}
+        self.certificates = certificates if certificates is not None else {}
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
+        yield build_info("safekeeper")
         yield from self._of_the_log()
         yield from self._of_the_disk()
+        yield from answer_metrics("safekeeper", self._node.answers)
         yield from listener_metrics("safekeeper", self.listeners)
+        yield certificate_metrics("safekeeper", self.certificates)
         if self._hub is not None:
             yield _gauge(
                 "readers",
@@ -97,6 +110,9 @@ class SafekeeperCollector(Collector):
 
     def _of_the_disk(self) -> Iterator[Metric]:
         node, retention = self._node, self._retention
+        flushes, appends = [("", node.flush_times)], [("", node.append_sizes)]
+        yield histogram_metric("safekeeper_flush_seconds", "Duration of flushes of WAL: fdatasync", flushes)
+        yield histogram_metric("safekeeper_append_bytes", "WAL in each append", appends)
         yield _gauge("wal_bytes", "Retained WAL", node.folder.wal_bytes)
         if retention.limit_bytes is not None:
             yield _gauge("wal_limit_bytes", "Limit of retained WAL, --wal-limit", retention.limit_bytes)

@@ -144,6 +144,11 @@ class Service:
                     archiver=archiver,
                     read_through=read_through,
                     puller=puller,
+                    certificates={
+                        PROPOSERS: protection.proposers_tls,
+                        REPLICATION: protection.replication_tls if pg_listener is not None else None,
+                        HTTP: protection.http_tls,
+                    },
                 )
             )
 

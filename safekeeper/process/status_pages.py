@@ -105,6 +105,7 @@ def status(node: Node) -> dict[str, Any]:
             "low": node.disk_space.is_low,
             "no_room_for": node.disk_space.lacking,
             "busy_s": round(node.disk.busy_s, 3),
+            "flush": node.flush_times.describe(),
         },
     }
 

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client import ProcessCollector
 from prometheus_client.registry import Collector
 
+from safekeeper.base.histogram import RecentHistogram
 from safekeeper.net.safekeeper_connection import Credentials
+from safekeeper.net.tls import ServerTls
 from safekeeper.node.wal_pull import WalPuller
 from safekeeper.process.metrics import SafekeeperCollector
 from safekeeper.process.retention import Retention
 from tests.unit.agent.states import NOW, STANDBY, state
+from tests.unit.certificates import Authority
 from tests.unit.process.test_metrics import pages
 from tests.unit.proxy.test_metrics import numbers
 from tests.unit.proxy.test_status import proxy as proxy  # a fixture
@@ -42,7 +46,7 @@ def test_every_metric_that_is_watched_is_there(file: str, tmp_path: Path, proxy:
     status = proxy_status(proxy, 1.0)
     status["safekeepers"][0] |= {"lag_bytes": 0}
     status["standbys"] = [{"name": "standby1", "connected": True, "apply_lag_bytes": 0}]
-    said = set(numbers(ProxyCollector(lambda: status, lambda: "")))
+    said = set(numbers(ProxyCollector(lambda: status, lambda: "", proxy.measured)))
     with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
         house.run(house.slots.create("s1", 0, connection=0))
         house.call(house.node.measure_room)
@@ -55,6 +59,7 @@ def test_every_metric_that_is_watched_is_there(file: str, tmp_path: Path, proxy:
 
 
 def test_every_metric_and_its_labels_are_described_and_no_others(tmp_path: Path, proxy: Proxy) -> None:
+    tls = ServerTls(*Authority(tmp_path).sign("a"))
     with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
         house.run(house.slots.create("s1", BASE_LSN, connection=0))
         house.call(house.node.measure_room)
@@ -71,12 +76,17 @@ def test_every_metric_and_its_labels_are_described_and_no_others(tmp_path: Path,
             puller=puller,
         )
         safekeeper.listeners["replication"] = house.listener
-        there = house.call(lambda: metrics(safekeeper))
+        safekeeper.certificates = {"http": tls}
+        there = house.call(lambda: metrics(safekeeper)) | metrics(ProcessCollector(registry=None))
         status = proxy_status(proxy, 1.0) | {"members": [1]}
         status["standbys"] = [{"name": "standby1", "connected": True, "apply_lag_bytes": 0}]
         status["safekeepers"][0] |= {"lag_bytes": 0}
-        of_proxy = ProxyCollector(lambda: status, lambda: "")
+        of_proxy = ProxyCollector(lambda: status, lambda: "", proxy.measured)
         of_proxy.listeners["http"] = house.listener
+        of_proxy.certificates = {"http": tls}
+        proxy.measured.commits.members[1] = RecentHistogram()
+        proxy.measured.connected(1)
+        status |= proxy.measured.describe(1.0)
         there |= house.call(lambda: metrics(of_proxy))
         change = Change("failover", "two", tli=2, term=5)
         agent = state(STANDBY, settings=AgentSettings(changes=(change,)))

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from safekeeper.net.listener import Listener
-from safekeeper.net.metrics_page import listener_metrics
+from safekeeper.net.metrics_page import build_info, listener_metrics
 from walproxy.agent.rest_answers import leads
 from walproxy.agent.server_look import ServerState
 from walproxy.agent.state import AgentState, lag_bytes
@@ -41,6 +41,7 @@ class AgentCollector(Collector):
         """See prometheus_client."""
         state, now = self._state(), self._clock()
         own, view = state.own, state.view_at(now)
+        yield build_info("walproxy_agent")
         yield from listener_metrics("walproxy_agent", self.listeners)
         yield _gauge("leader", "1 if commits succeed through this server", leads(state, now))
         yield _gauge("cluster_has_leader", "1 if an agent reports that it leads", view.leader is not None)

@@ -85,7 +85,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
     http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
     listeners: dict[str, Listener[Any]] = {}
     http = await serve_http(
-        proxy_routes(proxy, listeners),
+        proxy_routes(proxy, listeners, http_tls),
         config.http_listen,
         tls=http_tls,
         networks=config.http_allow,

@@ -68,7 +68,7 @@ def _watch(url: str, tls: ssl.SSLContext | None, interval_s: float, as_json: boo
     with Live(console=console, refresh_per_second=4) as live:
         while True:
             try:
-                live.update(render(fetch_status(url, tls)))
+                live.update(render(fetch_status(url, tls), by_urgency=True))
             except ConfigurationError:
                 raise
             except WalproxyError as error:

@@ -9,6 +9,10 @@ status, status_pages    the state of the proxy, over HTTP
 status_client           fetches it
 status_table            formats it
 metrics, readiness      /metrics, /readyz
+measurements            times and counts since the start: of what follows, and of answers
+commit_times            how long commits wait for safekeepers and standbys
+election_times          elections and terms
+levels, levels_table    `walproxy levels`
 health_check            `walproxy check`
 quorum_watch            the alarm while the quorum is lost
 subscriber_watch        warns of logical subscribers that run ahead of the quorum

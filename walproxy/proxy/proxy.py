@@ -14,6 +14,7 @@ import logging
 import random
 import secrets
 from collections import deque
+from time import monotonic
 from typing import Any
 
 from safekeeper.base.errors import WalproxyError
@@ -23,7 +24,7 @@ from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import MAJORITY
-from safekeeper.consensus.messages import AcceptorMessage
+from safekeeper.consensus.messages import AcceptorMessage, AppendResponse
 from safekeeper.consensus.quorum_expression import size_of
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.codec import AppendEncoder, encode
@@ -54,6 +55,7 @@ from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.roster import newest_membership
 from walproxy.proposer.view import ProposerView, view_of
 from walproxy.proxy.config import ProxyConfig
+from walproxy.proxy.measurements import Measurements
 from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
@@ -90,6 +92,7 @@ class Proxy:
         readiness: whether commits succeed, for /readyz.
         quorum_watch: since when there is no quorum, and how many sessions wait; None before `run`.
         credentials: for connections to safekeepers.
+        measured: times and counts since the start.
     """
 
     def __init__(self, config: ProxyConfig, credentials: Credentials | None = None) -> None:
@@ -128,6 +131,8 @@ class Proxy:
         self.state_since = 0.0
         self.readiness = Readiness()
         self.quorum_watch: QuorumWatch | None = None
+        self.measured = Measurements()
+        self._times = self.measured.commits  # Looked up once: the hot path uses it.
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
         self._member_problems = {i: ProblemLog(logger) for i in self.links}
         self._apply_problem = ProblemLog(logger)
@@ -227,6 +232,7 @@ class Proxy:
             link.hang_up(reason)
             self._link_tasks.pop(safekeeper_id).cancel()
             del self._member_problems[safekeeper_id]
+            self.measured.forget(safekeeper_id)
 
     def _finish(self, error: WalproxyError | None) -> None:
         if not self._finished.done():
@@ -255,7 +261,7 @@ class Proxy:
     def _tick(self) -> None:
         phase = self.proposer.phase
         try:
-            self._execute(self.proposer.tick(self._loop.time(), random.random()))
+            self._handle(self.proposer.tick(self._loop.time(), random.random()))
             self.feed.report_standbys(self.proposer.hot_standby_feedback())
             self._trim_window()
             now = self._loop.time()
@@ -274,6 +280,8 @@ class Proxy:
     def _watch_state(self) -> None:
         now = self._loop.time()
         view = self.view(now)
+        connected = [i for i, link in self.links.items() if link.is_up]
+        self._times.permit_samples(now, connected, is_apply_timed=bool(view.apply_rule))
         state = self.public_state(view)
         problems = {i: self.member_problem(view, i) for i in sorted(self.links)}
         if state != self.state:
@@ -367,17 +375,26 @@ class Proxy:
 
     def link_up(self, safekeeper_id: int) -> None:
         """Handle a connection to a safekeeper that is open now."""
-        self._execute(self.proposer.connected(safekeeper_id, self._loop.time()))
+        self.measured.connected(safekeeper_id)
+        self._handle(self.proposer.connected(safekeeper_id, self._loop.time()))
 
     def link_down(self, safekeeper_id: int) -> None:
         """Handle a connection to a safekeeper that is closed now."""
-        self._execute(self.proposer.disconnected(safekeeper_id, self._loop.time()))
+        self._times.disconnected(safekeeper_id)
+        self._handle(self.proposer.disconnected(safekeeper_id, self._loop.time()))
 
     def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
         """Handle a message from a safekeeper."""
         actions = self.proposer.message(safekeeper_id, message, self._loop.time())
-        if actions:
-            self._execute(actions)
+        if type(message) is AppendResponse:
+            times = self._times
+            if times.pending:
+                times.acknowledged(safekeeper_id, message, monotonic())
+            if actions:
+                self._execute(actions)
+        else:
+            self.measured.answers.count(message)
+            self._handle(actions)
 
     # ------------------------------------------------------------------ events: the feed
 
@@ -385,11 +402,13 @@ class Proxy:
         """Handle the identity of the primary."""
         digest = self._digest
         crcs, begin_lsn = (digest.page_crcs(), digest.begin_lsn) if digest is not None else ((), 0)
-        self._execute(self.proposer.primary_identified(identity, self._loop.time(), crcs, begin_lsn))
+        self.measured.primary_identified()
+        self._handle(self.proposer.primary_identified(identity, self._loop.time(), crcs, begin_lsn))
 
     def primary_lost(self, reason: str) -> None:
         """Handle the end of the connection to the primary."""
-        self._execute(self.proposer.primary_lost(self._loop.time()))
+        self.measured.primary_lost()
+        self._handle(self.proposer.primary_lost(self._loop.time()))
 
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: PageChecksums) -> None:
         """Handle the checksums of the bytes to compare (S10)."""
@@ -397,19 +416,20 @@ class Proxy:
         if self._digest is None:
             digest.let_go()
             self._digest = digest
-        self._execute(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._loop.time()))
+        self._handle(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._loop.time()))
         # Again: how far the flush position may be reported depends on the digest.
         self._execute([self.status])
 
     def segment_removed(self, reason: str) -> None:
         """Handle a primary that has recycled the WAL to compare."""
         logger.warning("%s", reason)
-        self._execute(self.proposer.primary_segment_removed(self._loop.time()))
+        self._handle(self.proposer.primary_segment_removed(self._loop.time()))
 
     def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
         """Append WAL to the window, from which it is sent to the members."""
         window, digest = self.window, self._digest
         window.append(begin_lsn, chunks)
+        self._times.received(window.end_lsn, monotonic())
         self._execute(self.proposer.wal_received(window.end_lsn, self._loop.time()))
         if digest is not None:
             # While the members write.
@@ -425,11 +445,11 @@ class Proxy:
 
     def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
         """Handle the end of a timeline of the primary."""
-        self._execute(self.proposer.timeline_ended(next_tli, end_lsn, self._loop.time()))
+        self._handle(self.proposer.timeline_ended(next_tli, end_lsn, self._loop.time()))
 
     def primary_refused(self, reason: str) -> None:
         """Handle a primary whose WAL does not continue the log (S10)."""
-        self._execute(self.proposer.primary_refused(reason, self._loop.time()))
+        self._handle(self.proposer.primary_refused(reason, self._loop.time()))
 
     def failed(self, error: WalproxyError) -> None:
         """Handle the error that has ended the feed."""
@@ -444,6 +464,11 @@ class Proxy:
         return self.proposer.quorum_end_lsn
 
     # ------------------------------------------------------------------ actions
+
+    def _handle(self, actions: list[Action]) -> None:
+        """Execute the actions of an event that may have changed the phase, and observe that."""
+        self._execute(actions)
+        self.measured.elections.observe(self.proposer.phase, self._loop.time())
 
     def _execute(self, actions: list[Action]) -> None:
         """Execute the actions of an event, and then those of the events that were raised meanwhile."""
@@ -465,8 +490,11 @@ class Proxy:
                         frame = [head, *self.window.slices(begin_lsn, end_lsn)]
                         for safekeeper_id in action.safekeeper_ids:
                             self.links[safekeeper_id].send(frame)
+                        if self._times.armed:
+                            self._times.appended(action, monotonic())
                     elif type(action) is ReportStatus:
                         self.status = action
+                        self._times.reported(action, monotonic())
                         flush_lsn, apply_lsn = action.flush_lsn, action.apply_lsn
                         if flush_lsn and self._digest is not None:
                             # It must leave the slot where a comparison with this primary has to begin (S10).
@@ -500,6 +528,7 @@ class Proxy:
         elif isinstance(action, IdentifyPrimary):
             self.feed.identify()
         elif isinstance(action, StartReplication):
+            self._times.restarted(action.begin_lsn, action.tli)
             if not action.resumes:
                 self.window.reset(action.begin_lsn)
                 # If bytes are compared first, `primary_checked` brings their checksums.

@@ -15,6 +15,18 @@ from walproxy.proposer.view import ProposerView, TermView
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.readiness import SERVING_STATES
 
+# Each word that `safekeeper_state` returns.
+SAFEKEEPER_STATES = (
+    "disconnected",
+    "refused",
+    "storage_full",
+    "greeting",
+    "waiting",
+    "learner",
+    "catching_up",
+    "streaming",
+)
+
 
 def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
     """Return the content of GET /status.
@@ -75,6 +87,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
                 for each in proxy.feed.rota.candidates
             ],
         },
+        **proxy.measured.describe(now),
     }
 
 

@@ -11,15 +11,19 @@ from typing import Any
 
 from safekeeper.net.http_server import Route, made_at_first_request
 from safekeeper.net.listener import Listener
+from safekeeper.net.tls import ServerTls
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import not_ready_reason, proxy_status
 
 
-def proxy_routes(proxy: Proxy, listeners: dict[str, Listener[Any]]) -> dict[str, Route]:
+def proxy_routes(
+    proxy: Proxy, listeners: dict[str, Listener[Any]], http_tls: ServerTls | None = None
+) -> dict[str, Route]:
     """Return the pages of `proxy`, for `serve_http`.
 
     Args:
         listeners: its listeners by name, for /metrics; one that is added later is in it, too.
+        http_tls: the certificate of its HTTP listener, None without TLS.
     """
 
     def readiness() -> tuple[int, dict[str, object]]:
@@ -31,7 +35,8 @@ def proxy_routes(proxy: Proxy, listeners: dict[str, Listener[Any]]) -> dict[str,
         from walproxy.proxy.metrics import ProxyCollector
 
         status, reason = lambda: proxy_status(proxy, _now()), lambda: not_ready_reason(proxy, _now())
-        return metrics_route(ProxyCollector(status, reason, listeners))
+        certificates = {"http": http_tls, "safekeepers": proxy.credentials.tls}
+        return metrics_route(ProxyCollector(status, reason, proxy.measured, listeners, certificates))
 
     return {
         "/status": lambda: (200, proxy_status(proxy, _now())),

@@ -7,7 +7,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from walproxy.proxy.levels import slowest_first
+
 _STANDBY_COLUMNS_MAX = 20
+# Of a proxy of an older version.
+_NO_TIMES: dict[str, Any] = {"quorum": {"p50_s": None, "p99_s": None}, "members": {}}
 _STATE_STYLE = {
     "streaming": "green",
     "recovering": "yellow",
@@ -20,8 +24,12 @@ _STATE_STYLE = {
 }
 
 
-def render(content: dict[str, Any]) -> Group:
-    """Return the status as lines and a table."""
+def render(content: dict[str, Any], *, by_urgency: bool = False) -> Group:
+    """Return the status as lines and a table.
+
+    Args:
+        by_urgency: what blocks commits is first: problems, then safekeepers that do not stream, then the slowest one.
+    """
     state = content["state"] + (" (spare)" if content.get("spare") else "")
     head = Text.assemble(
         (state, "bold " + _STATE_STYLE.get(content["state"], "red")),
@@ -30,12 +38,14 @@ def render(content: dict[str, Any]) -> Group:
     names = ("received", "write", "flush", "apply", "commit")
     positions = Table(*names, box=box.SIMPLE_HEAD, pad_edge=False)
     positions.add_row(*(content[f"{name}_lsn"] for name in names))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("safekeeper", "state", "write", "flush", "lag", "answered"):
-        table.add_column(name, justify="right" if name in ("lag", "answered") else "left", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for name in ("safekeeper", "state", "write", "flush", "lag", "answered", "p50/p99"):
+        table.add_column(name, justify="right" if name in ("lag", "answered", "p50/p99") else "left", no_wrap=True)
     problems = []
     missing = {each["id"] for each in (content.get("quorum_lost") or {}).get("missing", ())}
-    for each in content["safekeepers"]:
+    times = content.get("times") or _NO_TIMES
+    safekeepers = content["safekeepers"]
+    for each in slowest_first(safekeepers, times) if by_urgency else safekeepers:
         answered_s = each["last_response_s"]
         table.add_row(
             str(each["id"]),
@@ -44,13 +54,26 @@ def render(content: dict[str, Any]) -> Group:
             each["flush_lsn"],
             format_bytes(each["lag_bytes"]),
             "-" if answered_s is None else f"{answered_s:.1f} s ago",
+            _percentiles(times["members"].get(str(each["id"]))),
         )
         who, what = f"safekeeper {each['id']}", each.get("problem")
         if what and each["id"] not in missing:
             problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
     problems[:0] = _primary_problems(content.get("primary") or {})
     lost = _quorum_lost(content.get("quorum_lost"))
-    return Group(*lost, head, positions, table, *_standbys(content), *_archive(content.get("archive")), *problems)
+    commit = Text(f"commits wait for a quorum: p50/p99 {_percentiles(times['quorum'])}")
+    rest = [*_standbys(content), *_archive(content.get("archive"))]
+    if by_urgency:
+        return Group(*lost, *problems, head, commit, table, positions, *rest)
+    return Group(*lost, head, commit, positions, table, *rest, *problems)
+
+
+def _percentiles(times: dict[str, Any] | None) -> str:
+    if times is None or times["p50_s"] is None:
+        return "-"
+    p50, p99 = format_seconds(times["p50_s"]), format_seconds(times["p99_s"])
+    (value, unit), other_unit = p50.split(), p99.split()[1]
+    return f"{value if unit == other_unit else p50}/{p99}"
 
 
 def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
@@ -145,6 +168,14 @@ def _host_line(host: dict[str, Any]) -> Text:
     return Text.assemble(f"primary {host['host']} ", (host["state"], style), problem)
 
 
+def format_seconds(seconds: float | None) -> str:
+    """Return a time in milliseconds or seconds, with two digits that count; `-` for None."""
+    if seconds is None:
+        return "-"
+    value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}" if value >= 1 else f"{value:.2f} {unit}"
+
+
 def format_bytes(count: int | None) -> str:
     """Return a number of bytes in a suitable unit, `-` for None."""
     if count is None:
@@ -163,7 +194,11 @@ def summarise(content: dict[str, Any]) -> str:
         f"{each['id']}:{each['state']}:{format_bytes(each['lag_bytes']).replace(' ', '')}"
         for each in content["safekeepers"]
     )
-    line = f"{content['state']} term={content['term']} commit={content['commit_lsn']} {members}"
+    p50, p99 = (
+        format_seconds((content.get("times") or _NO_TIMES)["quorum"][name]).replace(" ", "")
+        for name in ("p50_s", "p99_s")
+    )
+    line = f"{content['state']} term={content['term']} commit={content['commit_lsn']} p50={p50} p99={p99} {members}"
     archive = content.get("archive")
     if archive is None:
         return line

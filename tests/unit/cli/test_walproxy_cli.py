@@ -399,7 +399,7 @@ def test_status_watched_without_a_terminal_is_a_line_each_time_and_survives_a_pr
         try:
             until(lambda: output.read_text().count("\n") >= 2)
             assert output.read_text().splitlines()[0] == (
-                "waiting_for_quorum term=3 commit=0/3000000 1:refused:- 2:streaming:5.0MiB"
+                "waiting_for_quorum term=3 commit=0/3000000 p50=- p99=- 1:refused:- 2:streaming:5.0MiB"
             )
         except BaseException:
             process.kill()
@@ -427,6 +427,41 @@ def test_a_reader_that_has_enough_ends_a_watched_status_quietly() -> None:
         answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S)
     assert answer.stdout.startswith("waiting_for_quorum")
     assert answer.stderr == ""
+
+
+# walproxy levels.
+
+
+def test_levels_are_lines_or_json_and_an_older_proxy_is_one_line(here: Here) -> None:
+    none = {"count": 0, "recent_count": 0, "p50_s": None, "p99_s": None}
+    measured = none | {"count": 7, "p50_s": 0.002, "p99_s": 0.004}
+    status = STATUS | {
+        "spare": False,
+        "members": None,
+        "quorum_lost": None,
+        "primary": {"problem": None},
+        "apply_rule": "",
+        "apply_problem": None,
+        "elect_quorum": 2,
+        "standbys": [],
+        "times": {"quorum": measured, "write": none, "apply": none, "members": {"2": measured}, "oldest_s": None},
+    }
+    with answering(200, json.dumps(status).encode()) as url:
+        lines = here("levels", "--url", url).stdout.splitlines()
+        rows = json.loads(here("levels", "--json", "--url", url).stdout)["levels"]
+    assert [line.split()[0] for line in lines] == ["off", "local", "remote_write", "on", "remote_apply"]
+    assert lines[3].startswith("on blocked (the proxy is waiting_for_quorum): p50 2.0 ms, p99 4.0 ms")
+    assert [(row["level"], row["state"], row["p50_s"]) for row in rows[2:4]] == [
+        ("remote_write", "blocked", None),
+        ("on", "blocked", 0.002),
+    ]
+    assert set(rows[3]) == {"level", "state", "waits_for", "problem", "slowest", "p50_s", "p99_s", "losses"}
+    assert set(rows[3]["losses"]) == {"primary", "primary_and_minority", "quorum_disks"}
+    assert (rows[3]["slowest"]["name"], rows[3]["slowest"]["is_needed"]) == ("safekeeper 1", True)
+    with answering(200, json.dumps(STATUS).encode()) as url:
+        result = here("levels", "--url", url)
+    assert result.returncode == EXIT_UNEXPECTED
+    assert "is of an older version, which measures no times: upgrade it" in one_line(result)
 
 
 # walproxy check.

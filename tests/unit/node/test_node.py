@@ -742,3 +742,35 @@ async def test_a_full_disk_at_the_start_is_said_so(tmp_path: Path) -> None:
     fs.full = True
     with pytest.raises(StorageFailed, match="not enough disk space to start"):
         DataFolder.open(fs, tmp_path / "sk", 1, INCARNATION)
+
+
+@on_the_loop
+async def test_flushes_are_timed_on_the_loop_and_in_the_disks_thread_and_appends_by_their_size(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        node, here = sk.node, threading.current_thread()
+        assert node.append_sizes.count == 0
+        sk.fs.delay_s = 0.02
+        node._average_flush_s, before = 1.0, node.flush_times.count
+        await sk.append_durably(b"x" * 100)
+        assert sk.fs.synced_by[-1] is not here
+        node._average_flush_s = 0.0
+        await sk.append_durably(b"x" * 100)
+        assert sk.fs.synced_by[-1] is here
+        assert node.flush_times.count - before == 2
+        assert node.flush_times.total >= 0.04
+        assert (node.append_sizes.count, node.append_sizes.total) == (2, 200)
+
+
+@on_the_loop
+async def test_votes_and_refusals_are_counted_by_their_kind(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead(term=2)
+        answers = sk.node.answers
+        assert (answers.granted, answers.refused, sum(answers.refusals.values())) == (1, 0, 0)
+        await sk.ask(VoteRequest(LeaderId(1, "older"), 1), VoteResponse)
+        sk.term = 1
+        sk.append(b"x")
+        await until(lambda: any(isinstance(message, Refusal) for _, message in sk.said))
+        assert (answers.granted, answers.refused) == (1, 1)
+        assert answers.refusals[RefusalCode.STALE_TERM] == sum(answers.refusals.values()) == 1

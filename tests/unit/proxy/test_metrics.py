@@ -1,5 +1,8 @@
 """What /metrics says of a proxy is what /status says."""
 
+from safekeeper.base.histogram import RecentHistogram
+from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.messages import Refusal, RefusalCode
 from tests.unit.proxy.test_status import proxy as proxy  # a fixture
 from walproxy.proxy.metrics import ProxyCollector
 from walproxy.proxy.proxy import Proxy
@@ -17,7 +20,7 @@ def numbers(collector: ProxyCollector) -> dict[str, float]:
 
 
 def test_a_proxy_that_does_not_serve_says_so_in_numbers(proxy: Proxy) -> None:
-    found = numbers(ProxyCollector(lambda: proxy_status(proxy, 1.0), lambda: "no primary"))
+    found = numbers(ProxyCollector(lambda: proxy_status(proxy, 1.0), lambda: "no primary", proxy.measured))
     assert (found["walproxy_ready"], found["walproxy_spare"], found["walproxy_quorum"]) == (0, 0, 2)
     assert found["walproxy_safekeeper_streaming[3]"] == 0
     assert "walproxy_safekeeper_lag_bytes[3]" not in found, "a lag that is unknown is no lag of 0"
@@ -31,7 +34,7 @@ def test_positions_members_and_standbys_are_told_in_bytes(proxy: Proxy) -> None:
         {"name": "standby1", "connected": True, "apply_lag_bytes": 24},
         {"name": "standby2", "connected": False, "apply_lag_bytes": None},
     ]
-    found = numbers(ProxyCollector(lambda: status, lambda: ""))
+    found = numbers(ProxyCollector(lambda: status, lambda: "", proxy.measured))
     assert found["walproxy_received_lsn_bytes"] - found["walproxy_commit_lsn_bytes"] == 8
     assert found["walproxy_commit_lsn_bytes"] == (1 << 32) + 8
     assert (found["walproxy_ready"], found["walproxy_spare"], found["walproxy_apply_problem"]) == (1, 1, 1)
@@ -39,3 +42,25 @@ def test_positions_members_and_standbys_are_told_in_bytes(proxy: Proxy) -> None:
     assert (found["walproxy_standby_connected[standby1]"], found["walproxy_standby_connected[standby2]"]) == (1, 0)
     assert found["walproxy_standby_apply_lag_bytes[standby1]"] == 24
     assert "walproxy_standby_apply_lag_bytes[standby2]" not in found
+
+
+def test_times_elections_and_refusals_are_told_and_each_reason_and_state_is_listed(proxy: Proxy) -> None:
+    measured = proxy.measured
+    measured.commits.commit.observe(0.003)
+    measured.commits.members[2] = RecentHistogram()
+    measured.commits.members[2].observe(0.75)
+    measured.answers.count(Refusal(RefusalCode.STORAGE_FULL, "full", LeaderId(1, "a" * 32)))
+    measured.elections.lost, measured.elections.term_began_at = 2, 0.25
+    for _ in range(3):
+        measured.connected(1)
+    found = numbers(ProxyCollector(lambda: proxy_status(proxy, 1.0), lambda: "", measured))
+    assert (found["walproxy_wal_seconds_count[flush]"], found["walproxy_wal_seconds_sum[flush]"]) == (1, 0.003)
+    assert (found["walproxy_wal_seconds_bucket[flush][0.00390625]"], found["walproxy_wal_seconds_count[write]"]) == (
+        1,
+        0,
+    )
+    assert found["walproxy_append_seconds_bucket[2][0.5]"] == 0 and found["walproxy_append_seconds_bucket[2][1.0]"] == 1
+    assert (found["walproxy_refusals_total[storage_full]"], found["walproxy_refusals_total[history]"]) == (1, 0)
+    assert (found["walproxy_elections_total[lost]"], found["walproxy_term_age_seconds"]) == (2, 0.75)
+    assert (found["walproxy_safekeepers[disconnected]"], found["walproxy_safekeepers[streaming]"]) == (3, 0)
+    assert found["walproxy_safekeeper_reconnects_total[1]"] == 2

@@ -8,7 +8,7 @@ from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership
-from safekeeper.consensus.messages import AppendRequest, Elected
+from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, Refusal, RefusalCode
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import PROPOSER_DIALECT, Buffers, FrameDecoder
 from walproxy.proposer.actions import Action, ReportStatus, SendAppend
@@ -111,6 +111,33 @@ def test_reading_goes_on_as_soon_as_half_of_a_small_window_is_committed() -> Non
             uncommitted_bytes = proxy.window.end_lsn - leadership.commit_lsn
             proxy._execute([ReportStatus(leadership.commit_lsn, leadership.commit_lsn, 0)])
         assert not proxy.feed.is_paused and uncommitted_bytes == capacity_bytes // 2 - (64 << 10)
+
+    asyncio.run(story())
+
+
+def test_wal_replies_and_other_events_are_measured() -> None:
+    async def story() -> None:
+        proxy, leadership, *_ = leading()
+        proposer, measured = proxy.proposer, proxy.measured
+        proxy.window.reset(START)
+        proposer._stream.is_open = True
+        for phase in (Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING, Phase.LEADING):
+            proposer._stage.enter(phase)
+        proxy._times.permit_samples(0.0, (1,), is_apply_timed=False)
+        proxy.wal_received(START, [memoryview(bytes(100))])
+        header = AppendRequest(leadership.leader_id, 1, START, 0, 0, 0, True, b"")
+        proxy._execute([SendAppend([1, 2], header, START + 100)])
+        proxy.link_message(1, AppendResponse(leadership.leader_id, START + 100, START + 100, 0))
+        proxy._execute([ReportStatus(START + 100, START + 100, START + 100)])
+        assert measured.commits.commit.count == measured.commits.write.count == 1
+        assert {i: times.count for i, times in measured.commits.members.items()} == {1: 1}
+        proxy.link_message(2, Refusal(RefusalCode.RANGE, "it is gone", leadership.leader_id))
+        assert measured.answers.refusals[RefusalCode.RANGE] == 1
+        proxy._times.permit_samples(1.0, (1,), is_apply_timed=False)
+        proxy.link_down(1)
+        assert not proxy._times.armed
+        # Without safekeeper 1 the term has lost its start.
+        assert (measured.elections.won, measured.elections.terms.count) == (1, 1)
 
     asyncio.run(story())
 

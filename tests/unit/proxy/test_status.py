@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from safekeeper.base.histogram import RecentHistogram
 from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
@@ -38,7 +39,7 @@ from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import not_ready_reason, proxy_status, safekeeper_state
-from walproxy.proxy.status_table import render, summarise
+from walproxy.proxy.status_table import format_seconds, render, summarise
 
 MEMBERS = Membership(1, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3)))
 PUBLIC = (
@@ -401,6 +402,37 @@ def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_colum
     assert "1, gone" in lines["a"] and "has every acknowledged commit" in lines["a"]
     assert "remote_apply waits for ANY 2 (a, gone)" in text
     assert "remote_apply is blocked: a, gone are not streaming" in text
+
+
+def test_watched_what_blocks_commits_is_first_and_times_are_shown_in_80_columns(proxy: Proxy) -> None:
+    a_term_with_standbys(proxy, "a")
+    times = proxy.measured.commits
+    for safekeeper_id, took_s in ((1, 0.001), (2, 0.5), (3, 0.001)):
+        times.members[safekeeper_id] = RecentHistogram()
+        times.members[safekeeper_id].observe(took_s)
+    times.commit.observe(0.003)
+    status = proxy_status(proxy, 1.5)
+    for each in status["safekeepers"]:
+        each |= {"state": "streaming", "problem": None, "write_lsn": "12/3456789A", "flush_lsn": "12/3456789A"}
+    status["safekeepers"][2] |= {"state": "catching_up", "problem": "it is far back"}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render(status, by_urgency=True))
+    lines = [line.strip() for line in console.export_text().splitlines() if line.strip()]
+    assert lines[:2] == ["primary: not connected yet", "safekeeper 3: it is far back"]
+    assert "commits wait for a quorum: p50/p99 2.9/3.9 ms" in lines
+    assert [line.split()[0] for line in lines if "12/3456789A" in line] == ["3", "2", "1"]
+    assert any(line.endswith("375/498 ms") for line in lines)
+    console.print(render(status))
+    unsorted = [line.strip() for line in console.export_text().splitlines() if line.strip()]
+    assert [line.split()[0] for line in unsorted if "12/3456789A" in line] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.000061, "0.06 ms"), (0.0012, "1.2 ms"), (0.034, "34 ms"), (1.25, "1.2 s"), (64.0, "64 s")],
+)
+def test_times_have_a_unit_and_two_digits(seconds: float | None, text: str) -> None:
+    assert format_seconds(seconds) == text
 
 
 # The archive.
