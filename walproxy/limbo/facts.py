@@ -62,7 +62,9 @@ class WalInMemory(Protocol):
 class ObservedProxy(Protocol):
     """The proxy; called on the event loop."""
 
-    window: WalInMemory
+    @property
+    def window(self) -> WalInMemory:
+        """The WAL in memory."""
 
     def limbo_positions(self) -> Positions:
         """Return its present positions."""

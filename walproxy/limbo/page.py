@@ -82,7 +82,7 @@ def _of_session(limbo: Limbo, facts: Facts, key: int, session: Session, now: flo
     kind = "commit"
     if session.gid:
         kind = "commit_prepared" if "commit" in session.query.lower() else "abort_prepared"
-    content = {
+    content: dict[str, Any] = {
         "xid": session.xid or None,
         "kind": kind,
         "gid": session.gid,

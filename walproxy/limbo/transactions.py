@@ -138,8 +138,7 @@ class TransactionQueue:
             return
         self.position += len(data)
         self.read_bytes += len(data)
-        while self.unread and self.unread[0].end_lsn <= self.position:
-            self.unread.popleft()
+        self._was_read(self.position)
 
     def _add(self, record: Record) -> None:
         """Add the entry of a record, if it ends or prepares a transaction. Raises WalFormatError."""
@@ -156,7 +155,13 @@ class TransactionQueue:
             gid = self._gids.pop(end.xid, gid)
         if record.end_lsn > self._told_lsn:
             tli = (self._decoder.tli if self._decoder is not None else None) or self._tli
+            self._was_read(record.end_lsn)  # Above `position` by the padding of the record.
             self.entries.append(Entry(end.xid, kind, gid, record.start_lsn, record.end_lsn, end.time_us, tli))
+
+    def _was_read(self, lsn: Lsn) -> None:
+        """Forget the entries up to `lsn` that were to be read again."""
+        while self.unread and self.unread[0].end_lsn <= lsn:
+            self.unread.popleft()
 
     def stop(self) -> None:
         """Stop reading: the WAL after `position` is not in memory, or a stream begins that repeats WAL."""

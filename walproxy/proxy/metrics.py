@@ -90,7 +90,7 @@ class ProxyCollector(Collector):
 def _of_limbo(limbo: Mapping[str, Any]) -> Iterator[Metric]:
     yield _gauge("limbo_bytes", "Bytes of received WAL that was not reported to PostgreSQL as durable", limbo["bytes"])
     yield _gauge("limbo_oldest_seconds", "Age of the oldest such WAL; 0 without any", limbo["oldest_s"] or 0)
-    yield _gauge("limbo_read_only", "1 while --on-commit-timeout fence makes new transactions read-only", limbo["read_only"])
+    yield _gauge("limbo_read_only", "1 while new transactions are read-only (fence)", limbo["read_only"])
     timeouts = CounterMetricFamily(
         "walproxy_commit_timeouts", "Transactions that exceeded --commit-timeout, by what was done", labels=["action"]
     )
