@@ -236,6 +236,8 @@ class Limbo:
         page_lsn = first_page_to_read(self._read, lsn, begin_lsn, window.end_lsn, self._segment_size)
         if page_lsn is None:
             self._next_page_lsn = begin_lsn - begin_lsn % PAGE_SIZE + PAGE_SIZE
+        elif page_lsn >= window.end_lsn:
+            return False
         try:
             self.queue.begin(begin_lsn if page_lsn is None else page_lsn, self._segment_size, self._major, self._tli)
         except WalFormatError:  # No record can begin there.

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from safekeeper.base.lsn import Lsn
+from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.waldecode import transaction_end
 from safekeeper.waldecode.format import (
     FIRST_IS_CONTRECORD,
@@ -202,7 +202,8 @@ def first_page_to_read(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segme
     """Return the last page's start from which all records that end above `lsn` can be read.
 
     A decoder that starts at a page skips the record that continues there. If each page continues one that may end above
-    `lsn`, the first page is returned: the log does not contain the beginning of that record.
+    `lsn`, the first page is returned: the log does not contain the beginning of that record. A segment that is switched
+    ends in zeros; the page returned is then the next segment's first one, perhaps beyond `end_lsn`.
 
     Args:
         read: returns the log's bytes [begin, end).
@@ -214,6 +215,10 @@ def first_page_to_read(read: Read, lsn: Lsn, begin_lsn: Lsn, end_lsn: Lsn, segme
         page_lsn -= PAGE_SIZE  # What continues at `lsn` began before.
     if page_lsn < begin_lsn:
         return lsn if lsn % PAGE_SIZE == 0 and begin_lsn == lsn else None
+    header = read(page_lsn, page_lsn + PAGE_HEADER_SIZE)
+    if not any(header):
+        # Zeros that follow a switch record: the next records begin with the next segment.
+        return segment_start(page_lsn, segment_size) + segment_size
     while page_lsn - PAGE_SIZE >= begin_lsn:
         _, flags, _, _, rest = PAGE_HEADER.unpack(read(page_lsn, page_lsn + PAGE_HEADER_SIZE))
         content_lsn = page_lsn + page_header_size(page_lsn, segment_size)

@@ -108,6 +108,17 @@ def test_reading_from_the_first_page_misses_no_entry_wherever_the_quorum_ends(se
         assert found_from(first_page(log, lsn), log, lsn) == [each for each in entries if each.end_lsn > lsn]
 
 
+def test_reading_begins_after_the_zeros_of_a_switched_segment() -> None:
+    log = new_log()
+    log.commit(10)
+    switch = log.switch()
+    log.commit(11)
+    for lsn in (switch.start_lsn, MIB + 5 * PAGE_SIZE, MIB + 5 * PAGE_SIZE + 1, 2 * MIB - 1, 2 * MIB):
+        page_lsn = first_page(log, lsn)
+        assert page_lsn == (MIB if lsn == switch.start_lsn else 2 * MIB)
+        assert [each.xid for each in read_all(log, page_lsn, lsn)] == [11]
+
+
 WEAKER: dict[str, Callable[[TransactionsWal, int], int]] = {
     "the page of the position": lambda log, lsn: lsn - lsn % PAGE_SIZE,
     "the page before": lambda log, lsn: max(MIB, lsn - lsn % PAGE_SIZE - PAGE_SIZE),
