@@ -71,7 +71,10 @@ class QueryRoute(NamedTuple):
 
 
 class SlowRoute(NamedTuple):
-    """A page whose answer waits for something: further requests of its connection wait, others do not."""
+    """A page whose answer waits for something: further requests of its connection wait, others do not.
+
+    A client that ends its side of the connection meanwhile receives no answer.
+    """
 
     answer: Callable[[], Awaitable[Answer]]
 

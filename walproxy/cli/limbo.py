@@ -81,5 +81,5 @@ def _fetch(url: str, tls: ssl.SSLContext | None) -> dict[str, Any]:
     """Return the proxy's /limbo. Raises WalproxyError."""
     content = fetch_page(url, "/limbo", tls)
     if not isinstance(content.get("transactions"), list):
-        raise WalproxyError(f"{url} is not a walproxy: it may be a safekeeper; correct --url")
+        raise WalproxyError(f"{url.rstrip('/')}/limbo is not the limbo of a walproxy: correct --url")
     return content

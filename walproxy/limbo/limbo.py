@@ -18,7 +18,7 @@ from typing import Final
 
 from safekeeper.base.logs import ProblemLog
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.waldecode.format import PAGE_SIZE, WalFormatError
+from safekeeper.waldecode.format import ALIGNMENT, PAGE_SIZE, WalFormatError
 from walproxy.limbo.arrivals import Arrivals
 from walproxy.limbo.commit_policy import DETACH, FENCE, TERMINATE, WARN, CommitPolicy, still_unconfirmed
 from walproxy.limbo.facts import ObservedProxy, Positions
@@ -145,6 +145,11 @@ class Limbo:
         since = self.arrivals.oldest(positions.told_lsn)
         apply_s = now - self._apply_mark[0] if positions.applied_lsn < self._apply_mark[1] else 0.0
         return max(now - since if since is not None else 0.0, apply_s) >= slow_s or bool(self.sessions)
+
+    def arrived(self, entries: Iterable[Entry]) -> list[float | None]:
+        """Return when the last byte of each record arrived, None if that is unknown."""
+        # The last byte is one of the last eight: the others are padding, which may arrive later.
+        return self.arrivals.since(entry.end_lsn - ALIGNMENT + 1 for entry in entries)
 
     def oldest_wait_s(self) -> float | None:
         """Return the age of the oldest WAL that PostgreSQL was not told, without reading it; None without any."""
@@ -282,7 +287,7 @@ class Limbo:
         """Return the commits that wait, oldest first, as far as they are known."""
         commit_lsn = self._proxy.limbo_positions().commit_lsn
         entries = [e for e in self.queue if e.kind != ABORT and e.end_lsn > commit_lsn and self.may_wait(e)]
-        arrived = self.arrivals.since(entry.end_lsn for entry in entries)
+        arrived = self.arrived(entries)
         found = [
             Wait(entry.xid, entry.end_lsn, now - self._since(entry.xid, at, now), self.sessions.get(entry.xid))
             for entry, at in zip(entries, arrived, strict=True)

@@ -29,7 +29,7 @@ def limbo_page(limbo: Limbo, facts: Facts) -> dict[str, Any]:
     """Return the content of GET /limbo; `Limbo.refresh` was called."""
     now, queue = limbo.now(), limbo.queue
     oldest = list(islice(queue, LISTED_MAX))
-    arrived = limbo.arrivals.since(entry.end_lsn for entry in oldest)
+    arrived = limbo.arrived(oldest)
     rows = [_of_entry(limbo, facts, entry, at, now) for entry, at in zip(oldest, arrived, strict=True)]
     known = {entry.xid for entry in queue} if limbo.sessions else set()
     others = [_of_session(limbo, facts, key, each, now) for key, each in limbo.sessions.items() if key not in known]

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from typing import Final
 
 import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
 
 from walproxy.limbo.waits import Session
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
@@ -35,6 +37,13 @@ SELECT {function}(pid) FROM pg_stat_activity WHERE pid = %s AND wait_event = 'Sy
 READ_ONLY: Final = "default_transaction_read_only"
 
 
+class _AnyText(Loader):
+    """Decodes the text of sessions in databases of any encoding: PostgreSQL shows their queries as they are."""
+
+    def load(self, data: Buffer) -> str:
+        return bytes(data).decode(errors="replace")
+
+
 async def read_waiting_sessions(conninfo: str, *, timeout_s: float) -> list[Session]:
     """Return the sessions that wait for synchronous replication.
 
@@ -50,7 +59,9 @@ async def read_waiting_sessions(conninfo: str, *, timeout_s: float) -> list[Sess
             raise PrimaryProblem(
                 ProblemKind.OTHER, f"role {role} may not see the sessions that wait: GRANT pg_monitor TO {role}"
             )
-        cursor = await connection.execute(_WAITING)
+        cursor = connection.cursor()
+        cursor.adapters.register_loader("text", _AnyText)
+        await cursor.execute(_WAITING)
         return [Session(pid, int(xid or 0), *texts) for pid, xid, *texts in await cursor.fetchall()]
 
 

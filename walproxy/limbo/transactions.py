@@ -124,6 +124,8 @@ class TransactionQueue:
         self.stop()
         self._decoder = RecordDecoder(lsn, segment_size, _BODY_RMIDS)
         self.position, self._major, self._tli = lsn, major, tli
+        while self.unread and self.unread[0].start_lsn < lsn:
+            self.entries.append(self.unread.popleft())  # It is not read again, and still waits.
 
     def feed(self, data: bytes) -> None:
         """Read the WAL from `position` on. Of malformed WAL, `problem` has the reason, and no more is read."""

@@ -67,5 +67,5 @@ def fetch_page(url: str, path: str, tls: ssl.SSLContext | None = None) -> dict[s
     except ValueError:
         raise WalproxyError(f"{address} did not return JSON: it is not a walproxy; correct --url") from None
     if not isinstance(content, dict):
-        raise WalproxyError(f"{address} is not the page of a walproxy: correct --url")
+        raise WalproxyError(f"{address} is not the {path[1:]} of a walproxy: it may be a safekeeper's; correct --url")
     return content
