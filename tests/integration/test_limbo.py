@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -229,6 +230,33 @@ def test_thousands_of_entries_are_counted_and_the_oldest_hundred_listed(cluster:
         shown = run_walproxy("limbo", "--url", f"http://127.0.0.1:{cluster.proxy.http_port}")
         assert f"the oldest 100 are listed; {content['entries'] - 100} more wait" in shown.stdout
     wait_for(lambda: entries() == 0, "all are confirmed", WAIT_S)
+
+
+@NEWEST
+def test_queries_of_any_encoding_with_html_and_control_characters_are_shown_safely(cluster: Gated) -> None:
+    cluster.postgres.execute("DROP DATABASE IF EXISTS latin")
+    cluster.postgres.execute("CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    with psycopg.connect(cluster.postgres.conninfo(dbname="latin"), autocommit=True) as setup:
+        setup.execute("CREATE TABLE t (x text)")
+    latin, html = "INSERT INTO t VALUES ('caf\u00e9')", "INSERT INTO ledger VALUES (1, 1) /* <b>\x1b[2J</b> */"
+    with lost_quorum(cluster):
+        other = cluster.postgres.conninfo(dbname="latin", client_encoding="LATIN1")
+
+        def run() -> None:
+            with psycopg.connect(other, autocommit=True) as connection:
+                connection.execute(latin.encode("latin1"))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        commit = Commit(cluster.postgres, html)
+        wait_for(lambda: len(waiting(limbo_of(cluster.proxy))) == 2, "both are listed", WAIT_S)
+        queries = {each["session"]["query"] for each in limbo_of(cluster.proxy)["transactions"]}
+        assert queries == {html, latin.replace("\u00e9", "\ufffd")}
+        shown = run_walproxy("limbo", "--url", f"http://127.0.0.1:{cluster.proxy.http_port}")
+        assert shown.returncode == 0 and "\x1b" not in shown.stdout
+    commit.wait(WAIT_S)
+    thread.join(WAIT_S)
+    cluster.postgres.execute("DROP DATABASE latin")
 
 
 def read_only(cluster: Gated) -> bool:

@@ -299,7 +299,7 @@ POST = b"POST /small HTTP/1.1\r\nHost: x\r\n"
 
 
 def answers_to(requests: bytes, *, ends_stream: bool = True) -> list[tuple[int, dict[str, str], bytes]]:
-    """Send these bytes and, unless told not to, the end of the stream; return status, headers and content of each answer."""
+    """Send these bytes, and the end of the stream; return status, headers and content of each answer."""
 
     async def slow() -> Answer:
         await asyncio.sleep(0)
