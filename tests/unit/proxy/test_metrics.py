@@ -1,6 +1,7 @@
 """What /metrics says of a proxy is what /status says."""
 
 from tests.unit.proxy.test_status import proxy as proxy  # a fixture
+from walproxy.proposer.actions import ReportStatus
 from walproxy.proxy.metrics import ProxyCollector
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import proxy_status
@@ -39,3 +40,20 @@ def test_positions_members_and_standbys_are_told_in_bytes(proxy: Proxy) -> None:
     assert (found["walproxy_standby_connected[standby1]"], found["walproxy_standby_connected[standby2]"]) == (1, 0)
     assert found["walproxy_standby_apply_lag_bytes[standby1]"] == 24
     assert "walproxy_standby_apply_lag_bytes[standby2]" not in found
+
+
+def test_the_totals_of_the_limbo_are_those_of_positions_and_of_the_policy(proxy: Proxy) -> None:
+    proxy.window.reset(100)
+    proxy.window.append(100, [memoryview(bytes(60))])
+    collector = ProxyCollector(lambda: proxy_status(proxy, 1.0), lambda: "")
+    assert numbers(collector)["walproxy_limbo_bytes"] == 0, "nothing was reported yet"
+    proxy.status = ReportStatus(110, 110, 110)
+    proxy.limbo._clock = lambda: 9.0
+    proxy.limbo.arrivals.note((110, 1.0))
+    proxy.limbo.arrivals.note((160, 7.0))
+    proxy.limbo.policy.counts["detach"] = 3
+    proxy.limbo.policy.is_fenced = True
+    found = numbers(collector)
+    assert (found["walproxy_limbo_bytes"], found["walproxy_limbo_oldest_seconds"]) == (50, 2.0)
+    assert (found["walproxy_commit_timeouts_total[detach]"], found["walproxy_commit_timeouts_total[warn]"]) == (3, 0)
+    assert (found["walproxy_limbo_read_only"], found["walproxy_discarded_transactions_total"]) == (1, 0)

@@ -11,6 +11,7 @@ from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendRequest, Elected
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import PROPOSER_DIALECT, Buffers, FrameDecoder
+from walproxy.limbo.limbo import KEPT_BYTES
 from walproxy.proposer.actions import Action, ReportStatus, SendAppend
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.liveness import Timing
@@ -111,6 +112,24 @@ def test_reading_goes_on_as_soon_as_half_of_a_small_window_is_committed() -> Non
             uncommitted_bytes = proxy.window.end_lsn - leadership.commit_lsn
             proxy._execute([ReportStatus(leadership.commit_lsn, leadership.commit_lsn, 0)])
         assert not proxy.feed.is_paused and uncommitted_bytes == capacity_bytes // 2 - (64 << 10)
+
+    asyncio.run(story())
+
+
+def test_some_committed_wal_stays_so_that_the_records_that_wait_can_be_read() -> None:
+    async def story() -> None:
+        proxy, leadership, *_ = leading()
+        for phase in (Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING, Phase.LEADING):
+            proxy.proposer._stage.enter(phase)
+        proxy.window.reset(START)
+        chunk = 8 << 10
+        for _ in range(64):
+            proxy.window.append(proxy.window.end_lsn, [memoryview(bytes(chunk))])
+        leadership.commit_lsn = leadership.truncate_lsn = proxy.window.end_lsn
+        leadership.update_truncate = lambda: None  # type: ignore[method-assign]
+        proxy._trim_window()
+        kept_bytes = proxy.window.end_lsn - proxy.window.begin_lsn
+        assert KEPT_BYTES <= kept_bytes <= KEPT_BYTES + chunk
 
     asyncio.run(story())
 
