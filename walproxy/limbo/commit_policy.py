@@ -70,6 +70,6 @@ class CommitPolicy:
         return Decision(fresh, tuple(wait for wait in overdue if wait.session is not None) if ends else (), fence)
 
 
-def still_unconfirmed(waits: Sequence[Wait], commit_lsn: Lsn) -> list[Wait]:
-    """Return the waits that no quorum has confirmed meanwhile: a confirm that races a timeout confirms."""
-    return [wait for wait in waits if wait.end_lsn is None or wait.end_lsn > commit_lsn]
+def is_unconfirmed(wait: Wait, commit_lsn: Lsn) -> bool:
+    """Return whether no quorum has confirmed a wait meanwhile: a confirm that races a timeout confirms."""
+    return wait.end_lsn is None or wait.end_lsn > commit_lsn

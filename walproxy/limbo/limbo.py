@@ -20,7 +20,7 @@ from safekeeper.base.logs import ProblemLog
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.waldecode.format import ALIGNMENT, PAGE_SIZE, WalFormatError
 from walproxy.limbo.arrivals import Arrivals
-from walproxy.limbo.commit_policy import DETACH, FENCE, TERMINATE, WARN, CommitPolicy, still_unconfirmed
+from walproxy.limbo.commit_policy import DETACH, FENCE, TERMINATE, WARN, CommitPolicy, is_unconfirmed
 from walproxy.limbo.facts import ObservedProxy, Positions
 from walproxy.limbo.sessions import READ_ONLY, end_waits, is_fenced, read_waiting_sessions, set_fence
 from walproxy.limbo.transactions import ABORT, Entry, TransactionQueue, first_page_to_read
@@ -332,12 +332,16 @@ class Limbo:
 
     async def _end_waits(self, overdue: tuple[Wait, ...]) -> None:
         policy, conninfo = self.policy, self._proxy.sql_conninfo()
-        waits = still_unconfirmed(overdue, self._proxy.limbo_positions().commit_lsn)[:ENDED_AT_ONCE_MAX]
-        if not waits or conninfo is None:
+        if conninfo is None:
             return
-        by_session = {wait.session: wait for wait in waits if wait.session is not None}
+        by_session = {wait.session: wait for wait in overdue[:ENDED_AT_ONCE_MAX] if wait.session is not None}
         ended, problem = await end_waits(
-            conninfo, by_session, terminate=policy.action == TERMINATE, timeout_s=SQL_TIMEOUT_S
+            conninfo,
+            by_session,
+            # The connection took some time.
+            lambda session: is_unconfirmed(by_session[session], self._proxy.limbo_positions().commit_lsn),
+            terminate=policy.action == TERMINATE,
+            timeout_s=SQL_TIMEOUT_S,
         )
         policy.counts[policy.action] += len(ended)
         for session in ended:

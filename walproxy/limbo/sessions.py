@@ -9,7 +9,7 @@ and COMMIT wait before the transaction id is given up.
 Source: https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-ACTIVITY-VIEW
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import psycopg
@@ -66,9 +66,17 @@ async def read_waiting_sessions(conninfo: str, *, timeout_s: float) -> list[Sess
 
 
 async def end_waits(
-    conninfo: str, sessions: Iterable[Session], *, terminate: bool, timeout_s: float
+    conninfo: str,
+    sessions: Iterable[Session],
+    still_waits: Callable[[Session], bool],
+    *,
+    terminate: bool,
+    timeout_s: float,
 ) -> tuple[list[Session], str]:
     """Terminate the sessions, or cancel their waits; those that no longer wait for the same transaction are left.
+
+    Args:
+        still_waits: called directly before a wait is ended; False leaves the session.
 
     Returns:
         Those that were ended, and why others could not be; empty if there are none.
@@ -80,6 +88,8 @@ async def end_waits(
     ended, problem = [], ""
     async with short_connection(conninfo, "end the waits of sessions", timeout_s) as connection:
         for session in sessions:
+            if not still_waits(session):
+                continue
             try:
                 cursor = await connection.execute(
                     _END_WAIT.format(function=function).encode(), (session.pid, str(session.xid), session.query)

@@ -189,6 +189,8 @@ class TransactionQueue:
     def discard(self, lsn: Lsn, next_tli: int) -> list[Entry]:
         """Timeline `next_tli` begins at `lsn`: remove the entries that it does not have, and return them."""
         lost = []
+        if next_tli > self._tli:
+            self._told_lsn = min(self._told_lsn, lsn)  # Lower only if acknowledged WAL was given up.
         for entries in (self.entries, self.unread):
             kept = [each for each in entries if each.end_lsn <= lsn or each.tli >= next_tli]
             if len(kept) < len(entries):

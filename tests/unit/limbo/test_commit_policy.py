@@ -2,7 +2,7 @@
 
 import pytest
 
-from walproxy.limbo.commit_policy import ACTIONS, CommitPolicy, still_unconfirmed
+from walproxy.limbo.commit_policy import ACTIONS, CommitPolicy, is_unconfirmed
 from walproxy.limbo.waits import Session, Wait
 
 
@@ -47,8 +47,8 @@ def test_only_overdue_waits_with_a_session_are_ended_until_they_are_gone(action:
 
 def test_a_confirm_that_races_a_timeout_confirms() -> None:
     waits = [wait(1, 11, end_lsn=100), wait(2, 11, end_lsn=101), wait(3, 11, end_lsn=None)]
-    assert [each.xid for each in still_unconfirmed(waits, 100)] == [2, 3]
-    assert [each.xid for each in still_unconfirmed(waits, 101)] == [3]
+    assert [each.xid for each in waits if is_unconfirmed(each, 100)] == [2, 3]
+    assert [each.xid for each in waits if is_unconfirmed(each, 101)] == [3]
 
 
 def test_the_fence_begins_once_and_ends_when_nothing_waits() -> None:

@@ -55,7 +55,8 @@ class Story:
         self.fenced = False
         self.samples = 0
         self.ended: list[tuple[int, bool]] = []
-        self.before_end: Callable[[], None] = lambda: None
+        self.during_sample: Callable[[], None] = lambda: None
+        self.while_connecting: Callable[[], None] = lambda: None
         self.limbo = Limbo(self.proxy, CommitPolicy(timeout_s, action), 1.0, lambda: self.now)
         for name in ("read_waiting_sessions", "end_waits", "set_fence", "is_fenced"):
             monkeypatch.setattr(shell, name, getattr(self, f"_{name}"))
@@ -64,13 +65,20 @@ class Story:
         self.samples += 1
         if self.problem:
             raise PrimaryProblem(ProblemKind.OTHER, self.problem)
-        self.before_end()
+        self.during_sample()
         return list(self.sessions)
 
     async def _end_waits(
-        self, conninfo: str, sessions: Iterable[Session], *, terminate: bool, timeout_s: float
+        self,
+        conninfo: str,
+        sessions: Iterable[Session],
+        still_waits: Callable[[Session], bool],
+        *,
+        terminate: bool,
+        timeout_s: float,
     ) -> tuple[list[Session], str]:
-        ended = [each for each in sessions if each in self.sessions]
+        self.while_connecting()
+        ended = [each for each in sessions if each in self.sessions and still_waits(each)]
         self.ended += [(each.pid, terminate) for each in ended]
         self.sessions = [each for each in self.sessions if each not in ended]
         return ended, ""
@@ -242,6 +250,18 @@ def test_a_wait_that_ends_without_a_quorum_is_detached(story: Story) -> None:
     assert story.states() == {10: "received", 11: "received"}, "unknown is not detached"
 
 
+def test_a_record_that_arrives_after_the_sample_is_not_one_without_a_session(story: Story) -> None:
+    log, _ = commits(1)
+
+    def receive() -> None:
+        story.now += 1
+        story.receive(log)
+
+    story.during_sample = receive
+    (only,) = story.page()["transactions"]
+    assert (only["state"], only["level"]) == ("received", None)
+
+
 def test_a_hundred_thousand_entries_are_a_bounded_answer_that_shows_it(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,10 +353,13 @@ def test_an_overdue_wait_is_ended_counted_and_logged(
 
 
 @pytest.mark.parametrize("action", ["terminate", "detach"])
-def test_a_confirm_during_the_sample_saves_the_wait(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+@pytest.mark.parametrize("moment", ["during_sample", "while_connecting"])
+def test_a_confirm_that_races_a_timeout_saves_the_wait(
+    monkeypatch: pytest.MonkeyPatch, action: str, moment: str
+) -> None:
     """Tarantool: a timeout during a confirm does not discard; 5185."""
     story, ends = overdue(monkeypatch, action)
-    story.before_end = lambda: story.proxy.commit(ends[0])
+    setattr(story, moment, lambda: story.proxy.commit(ends[0]))
     story.look(106.0)
     assert [pid for pid, _ in story.ended] == [1011]
 
@@ -347,6 +370,7 @@ def test_a_proxy_that_does_not_lead_acts_on_no_session(monkeypatch: pytest.Monke
     for at in (106.0, 120.0):
         story.look(at)
     assert (story.samples, story.ended) == (0, [])
+    assert len(story.page()["transactions"]) == 3, "it lists them"
     asyncio.run(story.limbo._apply_policy(130.0))
     assert story.ended == []
 
@@ -414,9 +438,13 @@ def test_a_promotion_discards_what_it_lacks_and_a_reconnect_nothing(
     story.proxy.tli = 2
     story.limbo.stream_begins(ends[1], 2)
     child = log.child(2, ends[1])
-    child.commit(20)
+    for xid in range(20, 24):  # Longer than what it replaces.
+        child.commit(xid)
     story.receive(child)
-    assert story.states() == {10: "received", 11: "received", 20: "received", 12: "discarded", 13: "discarded"}
+    assert story.states() == {
+        **dict.fromkeys((10, 11, 20, 21, 22, 23), "received"),
+        **dict.fromkeys((12, 13), "discarded"),
+    }
     assert "transaction 12 (commit at " in caplog.text
 
 

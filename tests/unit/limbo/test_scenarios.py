@@ -33,7 +33,7 @@ SCENARIOS = {
         "integration/test_faults_safekeeper.py",
         "test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself",
     ),
-    "a timeout during a confirm does not discard": (SHELL, "test_a_confirm_during_the_sample_saves_the_wait"),
+    "a timeout during a confirm does not discard": (SHELL, "test_a_confirm_that_races_a_timeout_saves_the_wait"),
     "acknowledgements during a discard do not confirm": (QUEUE, "test_a_discarded_entry_does_not_return"),
     "formulas are refused": (
         "unit/consensus/test_quorum_expression.py",
@@ -61,7 +61,7 @@ SCENARIOS = {
     "shutdown with a queue": (OWN, "test_a_proxy_that_stops_with_a_queue_confirms_nothing_and_the_next_one_all"),
     "bug 7486: rollback by timeout": (POLICY, "test_no_action_is_a_rollback_and_a_transaction_is_counted_once"),
     "bug 5140: an entry resurrects": (QUEUE, "test_a_discarded_entry_does_not_return"),
-    "bug 5185: confirm races rollback": (SHELL, "test_a_confirm_during_the_sample_saves_the_wait"),
+    "bug 5185: confirm races rollback": (SHELL, "test_a_confirm_that_races_a_timeout_saves_the_wait"),
     "bug 9138: false split brain": (QUEUE, "test_the_same_timeline_discards_nothing"),
     "bug 5119: a changed quorum": (STATE, "test_a_raised_quorum_blocks_and_a_quorum_of_one_confirms"),
     "bug 10181: a wait without end": (POLICY, "test_nothing_is_done_without_a_timeout_or_before_it"),

@@ -189,6 +189,33 @@ def test_one_confirm_per_position_and_in_order() -> None:
     assert [each.xid for each in queue] == list(range(14, 20))
 
 
+def test_an_older_confirm_does_not_bring_confirmed_entries_back() -> None:
+    """Tarantool's 9138: a CONFIRM of an older term is no alarm, and changes nothing."""
+    log = new_log()
+    ends = [log.commit(xid).end_lsn for xid in range(10, 20)]
+    queue = read_all(log)
+    queue.confirm(ends[7])
+    queue.confirm(ends[2])
+    queue.begin(MIB, log.segment_size, MAJOR, 1)
+    queue.feed(log.read(MIB, log.position))
+    assert [each.xid for each in queue] == [18, 19]
+
+
+def test_a_timeline_that_forks_below_acknowledged_wal_has_its_own_entries() -> None:
+    """--allow-data-loss."""
+    log = new_log()
+    ends = [log.commit(xid).end_lsn for xid in range(10, 20)]
+    queue = read_all(log)
+    queue.confirm(ends[7])
+    queue.stop()
+    assert [each.xid for each in queue.discard(ends[3], 2)] == [18, 19]
+    child = log.child(2, ends[3])
+    child.commit(30)
+    queue.begin(MIB, log.segment_size, MAJOR, 2)
+    queue.feed(child.read(MIB, child.position))
+    assert [each.xid for each in queue] == [30]
+
+
 def test_a_confirm_that_precedes_the_decoder_is_not_lost() -> None:
     log = new_log()
     ends = [log.commit(xid).end_lsn for xid in range(10, 20)]

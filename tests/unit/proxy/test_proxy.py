@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+import pytest
+
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
@@ -116,16 +118,19 @@ def test_reading_goes_on_as_soon_as_half_of_a_small_window_is_committed() -> Non
     asyncio.run(story())
 
 
-def test_some_committed_wal_stays_so_that_the_records_that_wait_can_be_read() -> None:
+@pytest.mark.parametrize("lags", [False, True], ids=["all_members_have_it", "one_lags_beyond_the_window"])
+def test_some_committed_wal_stays_so_that_the_records_that_wait_can_be_read(lags: bool) -> None:
     async def story() -> None:
         proxy, leadership, *_ = leading()
+        proxy.window = Window(8 << 10)
         for phase in (Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING, Phase.LEADING):
             proxy.proposer._stage.enter(phase)
         proxy.window.reset(START)
         chunk = 8 << 10
         for _ in range(64):
             proxy.window.append(proxy.window.end_lsn, [memoryview(bytes(chunk))])
-        leadership.commit_lsn = leadership.truncate_lsn = proxy.window.end_lsn
+        leadership.commit_lsn = proxy.window.end_lsn
+        leadership.truncate_lsn = START if lags else proxy.window.end_lsn
         leadership.update_truncate = lambda: None  # type: ignore[method-assign]
         proxy._trim_window()
         kept_bytes = proxy.window.end_lsn - proxy.window.begin_lsn
