@@ -144,7 +144,10 @@ class Limbo:
         slow_s = min(self.slow_commit_s, self.policy.timeout_s or self.slow_commit_s)
         since = self.arrivals.oldest(positions.told_lsn)
         apply_s = now - self._apply_mark[0] if positions.applied_lsn < self._apply_mark[1] else 0.0
-        return max(now - since if since is not None else 0.0, apply_s) >= slow_s or bool(self.sessions)
+        # As of the sample: the sessions of a busy server that a client's request has found are others by now.
+        sampled_at = self.sampled_at or 0.0
+        session_s = max((sampled_at - self.seen_since[key] for key in self.sessions), default=0.0)
+        return max(now - since if since is not None else 0.0, apply_s, session_s) >= slow_s
 
     def arrived(self, entries: Iterable[Entry]) -> list[float | None]:
         """Return when the last byte of each record arrived, None if that is unknown."""

@@ -132,6 +132,31 @@ def test_nothing_is_read_and_no_session_sampled_while_commits_are_quick(story: S
     assert (story.samples, story.limbo.queue.position, len(story.limbo.queue)) == (0, 0, 0)
 
 
+def test_a_request_while_commits_are_quick_leads_to_no_further_samples(story: Story) -> None:
+    log, ends = commits(3)
+    story.receive(log)
+    story.wait(10, 11)
+    assert len(story.page()["transactions"]) == 3
+    story.proxy.commit(ends[-1])
+    for at in (100.25, 101.25, 110.0):
+        story.look(at)
+    assert story.samples == 1
+
+
+def test_sessions_that_wait_for_long_are_sampled_until_they_are_gone(story: Story) -> None:
+    story.wait(10)
+    story.page()
+    story.now = 102.0
+    story.page()
+    for at in (103.0, 104.0):
+        story.look(at)
+    assert story.samples == 4
+    story.sessions = []
+    for at in (105.0, 106.0, 107.0):
+        story.look(at)
+    assert story.samples == 5
+
+
 def test_a_slow_commit_is_read_and_its_session_found(story: Story) -> None:
     log, ends = commits(3)
     story.receive(log)
