@@ -16,7 +16,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -70,6 +70,15 @@ class QueryRoute(NamedTuple):
     answer: Callable[[Query], Answer]
 
 
+class SlowRoute(NamedTuple):
+    """A page whose answer waits for something: further requests of its connection wait, others do not.
+
+    A client that ends its side of the connection meanwhile receives no answer.
+    """
+
+    answer: Callable[[], Awaitable[Answer]]
+
+
 HTTP_BUDGET = Budget(proven_max=0)
 
 _Headers = tuple[tuple[str, str], ...]
@@ -90,7 +99,7 @@ class HttpListener(Listener["HttpConnection"]):
 
     def __init__(
         self,
-        routes: Mapping[str, Route | QueryRoute],
+        routes: Mapping[str, Route | QueryRoute | SlowRoute],
         *,
         budget: Budget,
         tls: ServerTls | None,
@@ -125,7 +134,9 @@ class HttpListener(Listener["HttpConnection"]):
         self._none_is_open.clear()
         self.admit(connection, host)
 
-    def answer(self, connection: "HttpConnection", request: h11.Request) -> tuple[HTTPStatus, Text, _Headers]:
+    def answer(
+        self, connection: "HttpConnection", request: h11.Request
+    ) -> tuple[HTTPStatus, Text, _Headers] | Awaitable[tuple[HTTPStatus, Text, _Headers]]:
         """Record that a request has arrived, and return the answer: its status, content, and further headers."""
         connection.unanswered_bytes = 0
         connection.deadline = self.now() + NEXT_REQUEST_TIMEOUT_S
@@ -137,17 +148,20 @@ class HttpListener(Listener["HttpConnection"]):
         if request.method not in _METHODS:
             status = HTTPStatus.METHOD_NOT_ALLOWED
             return status, _reason(status), (_ALLOW,)
+        if isinstance(route, SlowRoute):
+            return self._slow_answer(connection, request, route)
         try:
-            code, content = route.answer(query) if isinstance(route, QueryRoute) else route()
-            if request.method == b"OPTIONS":
-                return HTTPStatus(code), Text(_PLAIN, b""), (_ALLOW,)
-            if not isinstance(content, Text):
-                body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
-                content = Text("application/json", body)
+            return _encoded(request, route.answer(query) if isinstance(route, QueryRoute) else route())
         except Exception as bug:
-            _log.error("no answer to an HTTP request from %s: %s", connection.peer, describe_bug(bug))
-            return HTTPStatus.INTERNAL_SERVER_ERROR, _reason(HTTPStatus.INTERNAL_SERVER_ERROR), ()
-        return HTTPStatus(code), content, ()
+            return _no_answer(connection, bug)
+
+    async def _slow_answer(
+        self, connection: "HttpConnection", request: h11.Request, route: SlowRoute
+    ) -> tuple[HTTPStatus, Text, _Headers]:
+        try:
+            return _encoded(request, await route.answer())
+        except Exception as bug:
+            return _no_answer(connection, bug)
 
     def evict(self, connection: "HttpConnection", reason: str) -> None:
         """See Listener."""
@@ -195,6 +209,7 @@ class HttpConnection:
         self.deadline = 0.0
         self.unanswered_bytes = 0
         self._first_deadline = 0.0
+        self._slow_answer: asyncio.Task[None] | None = None
 
     @property
     def was_answered(self) -> bool:
@@ -220,6 +235,8 @@ class HttpConnection:
         self._listener.opened(self, peer[0] if peer else "")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._slow_answer is not None:
+            self._slow_answer.cancel()
         self._listener.lost(self)
 
     def pause_writing(self) -> None:
@@ -246,7 +263,7 @@ class HttpConnection:
         """Answer the requests received, as long as the answers are read."""
         http = self._http
         try:
-            while not (self._writing_paused or self._transport.is_closing()):
+            while not (self._writing_paused or self._transport.is_closing() or self._slow_answer is not None):
                 event = http.next_event()
                 if isinstance(event, h11.Request):
                     self._answer(event)
@@ -271,7 +288,25 @@ class HttpConnection:
 
     def _answer(self, request: h11.Request) -> None:
         waits_for_100 = self._http.they_are_waiting_for_100_continue
-        status, content, headers = self._listener.answer(self, request)
+        answer = self._listener.answer(self, request)
+        if isinstance(answer, tuple):
+            self._send_answer(request, answer, waits_for_100)
+        else:
+            self._slow_answer = asyncio.ensure_future(self._answer_later(request, answer, waits_for_100))
+
+    async def _answer_later(
+        self, request: h11.Request, answer: Awaitable[tuple[HTTPStatus, Text, _Headers]], waits_for_100: bool
+    ) -> None:
+        ready = await answer
+        self._slow_answer = None
+        if not self._transport.is_closing():
+            self._send_answer(request, ready, waits_for_100)
+            self._proceed()
+
+    def _send_answer(
+        self, request: h11.Request, answer: tuple[HTTPStatus, Text, _Headers], waits_for_100: bool
+    ) -> None:
+        status, content, headers = answer
         if waits_for_100:
             headers = (*headers, ("Connection", "close"))
         self._send(status, content, headers, with_body=request.method != b"HEAD")
@@ -324,7 +359,7 @@ class _TlsConnection(HttpConnection, asyncio.BufferedProtocol):
 
 
 async def serve_http(
-    routes: Mapping[str, Route | QueryRoute],
+    routes: Mapping[str, Route | QueryRoute | SlowRoute],
     address: Address,
     *,
     tls: ServerTls | None = None,
@@ -364,6 +399,22 @@ def _path_and_query(target: bytes) -> tuple[str, dict[str, str]]:
         return "", {}
     # dict() keeps the last value of a name.
     return unquote(parts.path), dict(reversed(parse_qsl(parts.query, keep_blank_values=True)))
+
+
+def _encoded(request: h11.Request, answer: Answer) -> tuple[HTTPStatus, Text, _Headers]:
+    code, content = answer
+    if request.method == b"OPTIONS":
+        return HTTPStatus(code), Text(_PLAIN, b""), (_ALLOW,)
+    if not isinstance(content, Text):
+        body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+        content = Text("application/json", body)
+    return HTTPStatus(code), content, ()
+
+
+def _no_answer(connection: HttpConnection, bug: Exception) -> tuple[HTTPStatus, Text, _Headers]:
+    """Log a bug, and return the answer instead of the page."""
+    _log.error("no answer to an HTTP request from %s: %s", connection.peer, describe_bug(bug))
+    return HTTPStatus.INTERNAL_SERVER_ERROR, _reason(HTTPStatus.INTERNAL_SERVER_ERROR), ()
 
 
 def _reason(status: HTTPStatus) -> Text:

@@ -35,6 +35,7 @@ LAYERS = {
         "postgres",
         "proposer",
         "wal_sources",
+        "limbo",
         "proxy",
         "failover",
         "recovery",
@@ -71,6 +72,10 @@ PURE = sorted(
         ROOT / "walproxy" / "failover" / "discarded.py",
         ROOT / "walproxy" / "proxy" / "levels.py",
         *(
+            ROOT / "walproxy" / "limbo" / name
+            for name in ("transactions.py", "arrivals.py", "entry_state.py", "commit_policy.py", "facts.py", "waits.py")
+        ),
+        *(
             ROOT / "walproxy" / "pipeline" / "cdc" / name
             for name in ("messages.py", "pgoutput.py", "transactions.py", "changes.py")
         ),
@@ -79,6 +84,7 @@ PURE = sorted(
 )
 PURE_MAY_IMPORT = {
     "asn1crypto",
+    "bisect",
     "base64",
     "collections",
     "collections.abc",

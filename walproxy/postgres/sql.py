@@ -61,7 +61,7 @@ async def is_in_recovery(conninfo: str, *, timeout_s: float = 10.0) -> bool:
     Raises:
         PrimaryProblem: no connection or no answer.
     """
-    async with _connection(conninfo, "ask whether PostgreSQL is a standby", timeout_s) as connection:
+    async with short_connection(conninfo, "ask whether PostgreSQL is a standby", timeout_s) as connection:
         cursor = await connection.execute("SELECT pg_is_in_recovery()")
         row = await cursor.fetchone()
         return row is not None and bool(row[0])
@@ -73,7 +73,7 @@ async def read_slot(conninfo: str, name: str, *, timeout_s: float = 10.0) -> Slo
     Raises:
         PrimaryProblem: no connection or no answer.
     """
-    async with _connection(conninfo, f'look at slot "{name}"', timeout_s) as connection:
+    async with short_connection(conninfo, f'look at slot "{name}"', timeout_s) as connection:
         return await _read_slot(connection, name)
 
 
@@ -83,7 +83,7 @@ async def count_waiting_sessions(conninfo: str, *, timeout_s: float = 10.0) -> i
     Raises:
         PrimaryProblem: no connection, no answer, or a role that may not see what other sessions wait for.
     """
-    async with _connection(conninfo, "count the sessions that wait", timeout_s) as connection:
+    async with short_connection(conninfo, "count the sessions that wait", timeout_s) as connection:
         cursor = await connection.execute(
             "SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'), current_user, "
             "pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') FROM pg_stat_activity"
@@ -105,7 +105,7 @@ async def read_logical_subscribers(conninfo: str, *, timeout_s: float = 10.0) ->
     Raises:
         PrimaryProblem: no connection or no answer.
     """
-    async with _connection(conninfo, "read the slots of logical subscribers", timeout_s) as connection:
+    async with short_connection(conninfo, "read the slots of logical subscribers", timeout_s) as connection:
         # Column and setting exist from PostgreSQL 17 on. Any role sees the pid of a walsender.
         cursor = await connection.execute(
             "SELECT slot_name, coalesce((to_jsonb(s) ->> 'failover')::boolean, false) FROM pg_replication_slots s "
@@ -126,7 +126,7 @@ async def terminate_slot_holder(conninfo: str, name: str, *, timeout_s: float = 
     Raises:
         PrimaryProblem: no connection, no right to end it (SLOT_IN_USE), or it has not ended in time.
     """
-    async with _connection(conninfo, f'end the walsender that holds slot "{name}"', timeout_s) as connection:
+    async with short_connection(conninfo, f'end the walsender that holds slot "{name}"', timeout_s) as connection:
         slot = await _read_slot(connection, name)
         holder = slot.active_pid if slot is not None else None
         if holder is None:
@@ -159,7 +159,7 @@ async def _read_slot(connection: psycopg.AsyncConnection, name: str) -> SlotStat
 
 
 @asynccontextmanager
-async def _connection(conninfo: str, doing: str, timeout_s: float) -> AsyncIterator[psycopg.AsyncConnection]:
+async def short_connection(conninfo: str, doing: str, timeout_s: float) -> AsyncIterator[psycopg.AsyncConnection]:
     """One connection in autocommit mode; whatever fails in the block becomes a PrimaryProblem."""
     text = sql_conninfo(conninfo)
     try:

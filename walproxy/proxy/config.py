@@ -24,6 +24,7 @@ from safekeeper.base.settings import (
     yes_or_no,
 )
 from safekeeper.consensus.messages import HEARTBEAT_TIMEOUT_S
+from walproxy.limbo.commit_policy import ACTIONS
 from walproxy.proposer.apply_rule import ApplyRule, parse_apply_rule
 
 ENVIRONMENT_PREFIX = "WALPROXY"
@@ -196,6 +197,28 @@ class ProxyConfig:
         parse=seconds_or_never,
         default="0",
         metavar="SECONDS",
+    )
+    slow_commit: float = option(
+        "Seconds that a commit waits until the proxy reads which transactions and sessions wait",
+        parse=seconds,
+        default="1",
+        metavar="SECONDS",
+        reloadable=True,
+    )
+    commit_timeout: float = option(
+        "Seconds that a commit waits until --on-commit-timeout applies, 0 for never",
+        parse=seconds_or_never,
+        default="0",
+        metavar="SECONDS",
+        reloadable=True,
+    )
+    on_commit_timeout: str = option(
+        "What happens to a commit that waits too long: warn; terminate its session; detach: report success without a "
+        "quorum, which can lose it; fence: accept no new writes meanwhile",
+        parse=one_of(*ACTIONS),
+        default="warn",
+        metavar="ACTION",
+        reloadable=True,
     )
     drain_timeout: float = option(
         "Seconds that a shutdown waits for the quorum to acknowledge the last WAL",

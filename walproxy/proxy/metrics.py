@@ -91,6 +91,7 @@ class ProxyCollector(Collector):
                 "Sessions that wait for a commit during a loss of the quorum; absent if unknown",
                 waiting,
             )
+        yield from _of_limbo(status["limbo"])
         for name, help in _LSNS.items():
             yield _gauge(f"{name}_lsn_bytes", help, parse_lsn(status[f"{name}_lsn"]))
         yield _gauge("window_bytes", "Bytes of WAL in memory", status["window_bytes"])
@@ -106,6 +107,23 @@ class ProxyCollector(Collector):
         yield from _of_elections(status["elections"], self._measured)
         yield from answer_metrics("walproxy", self._measured.answers)
         yield from _of_reconnects(status["reconnects"])
+
+
+def _of_limbo(limbo: Mapping[str, Any]) -> Iterator[Metric]:
+    yield _gauge("limbo_bytes", "Bytes of received WAL that was not reported to PostgreSQL as durable", limbo["bytes"])
+    yield _gauge("limbo_oldest_seconds", "Age of the oldest such WAL; 0 without any", limbo["oldest_s"] or 0)
+    yield _gauge("limbo_read_only", "1 while new transactions are read-only (fence)", limbo["read_only"])
+    timeouts = CounterMetricFamily(
+        "walproxy_commit_timeouts", "Transactions that exceeded --commit-timeout, by what was done", labels=["action"]
+    )
+    for action, count in limbo["timeouts"].items():
+        timeouts.add_metric([action], count)
+    yield timeouts
+    yield CounterMetricFamily(
+        "walproxy_discarded_transactions",
+        "Transactions of the queue that another timeline has replaced",
+        value=limbo["discarded"],
+    )
 
 
 def _of_safekeepers(safekeepers: list[dict[str, Any]]) -> Iterator[Metric]:

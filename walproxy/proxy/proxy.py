@@ -28,6 +28,9 @@ from safekeeper.consensus.messages import AcceptorMessage, AppendResponse
 from safekeeper.consensus.quorum_expression import size_of
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.codec import AppendEncoder, encode
+from walproxy.limbo.commit_policy import CommitPolicy
+from walproxy.limbo.facts import Facts, Positions
+from walproxy.limbo.limbo import KEPT_BYTES, Limbo
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.proposer.actions import (
@@ -93,6 +96,7 @@ class Proxy:
         quorum_watch: since when there is no quorum, and how many sessions wait; None before `run`.
         credentials: for connections to safekeepers.
         measured: times and counts since the start.
+        limbo: the transactions that wait.
     """
 
     def __init__(self, config: ProxyConfig, credentials: Credentials | None = None) -> None:
@@ -133,6 +137,9 @@ class Proxy:
         self.quorum_watch: QuorumWatch | None = None
         self.measured = Measurements()
         self._times = self.measured.commits  # Looked up once: the hot path uses it.
+        policy = CommitPolicy(config.commit_timeout, config.on_commit_timeout)
+        self.limbo = Limbo(self, policy, config.slow_commit)
+        self._note_arrival = self.limbo.arrivals.note
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
         self._member_problems = {i: ProblemLog(logger) for i in self.links}
         self._apply_problem = ProblemLog(logger)
@@ -171,7 +178,12 @@ class Proxy:
             self._run_link(link)
         tasks = [
             asyncio.create_task(task)
-            for task in (self.feed.run(), self.quorum_watch.run(), SubscriberWatch(self, self.config.slot).run())
+            for task in (
+                self.feed.run(),
+                self.quorum_watch.run(),
+                SubscriberWatch(self, self.config.slot).run(),
+                self.limbo.run(),
+            )
         ]
         for task in tasks:
             task.add_done_callback(self._task_ended)
@@ -202,6 +214,8 @@ class Proxy:
         if config.remote_apply_standbys != self.proposer.standbys.rule:
             self._log_apply_rule(config.remote_apply_standbys)
             self._execute(self.proposer.set_apply_rule(config.remote_apply_standbys))
+        self.limbo.slow_commit_s = config.slow_commit
+        self.limbo.policy.set_rule(config.commit_timeout, config.on_commit_timeout)
 
     def _log_apply_rule(self, rule: ApplyRule) -> None:
         if rule.count:
@@ -367,6 +381,31 @@ class Proxy:
         """Return the connection string of the primary for SQL, None without a primary."""
         return self.feed.rota.current.host.conninfo if self.proposer.primary is not None else None
 
+    def limbo_positions(self) -> Positions:
+        """Return the positions for the limbo."""
+        commit_lsn, _ = self.proposer.committed_lsns()
+        told_lsn = min(self.status.flush_lsn, self.window.end_lsn)
+        return Positions(self.proposer.phase is Phase.LEADING, commit_lsn, told_lsn, self.status.apply_lsn)
+
+    def limbo_facts(self) -> Facts:
+        """Return the state for the limbo."""
+        view = self.view(self._loop.time())
+        led, primary = view.led, view.primary
+        known = led.membership if led is not None else newest_membership(view.peers)
+        ids = known.ids() if known is not None else frozenset(self.links)
+        return Facts(
+            proposer_id=self.proposer.config.proposer_id,
+            term=view.term if led is not None else 0,
+            state=self.public_state(view),
+            quorum=max(known.commit_sizes()) if known is not None else size_of(MAJORITY, len(ids)),
+            received_lsn=self.window.end_lsn,
+            positions=self.limbo_positions(),
+            flush_lsns={i: led.members[i].flush_lsn if led is not None and i in led.members else 0 for i in ids},
+            segment_size=primary.segment_size if primary is not None else 0,
+            server_version=primary.server_version if primary is not None else 0,
+            tli=led.tli if led is not None else primary.tli if primary is not None else 0,
+        )
+
     def streamed_conninfo(self) -> str | None:
         """Return the connection string for SQL of the primary that is streamed, None if none is."""
         return self.feed.rota.current.host.conninfo if self.feed.streams else None
@@ -428,9 +467,11 @@ class Proxy:
     def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
         """Append WAL to the window, from which it is sent to the members."""
         window, digest = self.window, self._digest
+        now = self._loop.time()
         window.append(begin_lsn, chunks)
+        self._note_arrival((window.end_lsn, now))
         self._times.received(window.end_lsn, monotonic())
-        self._execute(self.proposer.wal_received(window.end_lsn, self._loop.time()))
+        self._execute(self.proposer.wal_received(window.end_lsn, now))
         if digest is not None:
             # While the members write.
             for chunk in chunks:
@@ -445,6 +486,7 @@ class Proxy:
 
     def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
         """Handle the end of a timeline of the primary."""
+        self.limbo.timeline_ended(end_lsn, next_tli)
         self._handle(self.proposer.timeline_ended(next_tli, end_lsn, self._loop.time()))
 
     def primary_refused(self, reason: str) -> None:
@@ -531,6 +573,7 @@ class Proxy:
             self._times.restarted(action.begin_lsn, action.tli)
             if not action.resumes:
                 self.window.reset(action.begin_lsn)
+                self.limbo.stream_begins(action.begin_lsn, action.tli)
                 # If bytes are compared first, `primary_checked` brings their checksums.
                 identity, checks = self.proposer.primary, action.check_begin_lsn < action.begin_lsn
                 self._digest = None
@@ -539,6 +582,7 @@ class Proxy:
             self.feed.start(action)
         elif isinstance(action, EmptyWindow):
             self.window.reset(action.begin_lsn)
+            self.limbo.stream_begins(action.begin_lsn, 0)
             self._digest = None
         elif isinstance(action, StopReplication):
             self.feed.stop(action.reason)
@@ -557,7 +601,8 @@ class Proxy:
 
     def _trim_window(self) -> None:
         commit_lsn, truncate_lsn = self.proposer.committed_lsns()
-        if self.window.evict(truncate_lsn, commit_lsn):
+        # Some WAL stays from which the records can be read that end above commit_lsn.
+        if self.window.evict(max(0, truncate_lsn - KEPT_BYTES), max(0, commit_lsn - KEPT_BYTES)):
             self.proposer.wal_evicted(self.window.begin_lsn)
         if self.feed.is_paused and not self._stopping and self._uncommitted_bytes() < self.window.capacity_bytes // 2:
             self.feed.resume()

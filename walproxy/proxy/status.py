@@ -74,6 +74,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "window_bytes": proxy.window.end_lsn - proxy.window.begin_lsn,
         "backpressure": proxy.feed.is_paused,
         "quorum_lost": quorum_status(proxy, now),
+        "limbo": limbo_status(proxy),
         "apply_rule": view.apply_rule,
         "apply_problem": view.lacking or None,
         "archive": archive_status(led),
@@ -127,6 +128,21 @@ def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:
         "waiting_sessions": watch.waiting_sessions,
         "waiting_problem": watch.waiting_problem or None,
         "missing": [{"id": i, "problem": problem} for i, problem in sorted(attendance.missing.items())],
+    }
+
+
+def limbo_status(proxy: Proxy) -> dict[str, Any]:
+    """Return the totals of the limbo that need no look at the WAL; GET /limbo has the transactions."""
+    limbo = proxy.limbo
+    oldest_s = limbo.oldest_wait_s()
+    return {
+        "bytes": proxy.window.end_lsn - proxy.status.flush_lsn
+        if 0 < proxy.status.flush_lsn < proxy.window.end_lsn
+        else 0,
+        "oldest_s": round(oldest_s, 3) if oldest_s is not None else None,
+        "timeouts": dict(limbo.policy.counts),
+        "read_only": bool(limbo.policy.is_fenced),
+        "discarded": limbo.queue.discarded_total,
     }
 
 

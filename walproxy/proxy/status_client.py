@@ -28,7 +28,17 @@ def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
         NoAnswer: there is no reply.
         WalproxyError: the reply is not that of a proxy.
     """
-    address = url.rstrip("/") + "/status"
+    content = fetch_page(url, "/status", tls)
+    if not isinstance(content.get("safekeepers"), list) or _SHOWN - content.keys():
+        raise WalproxyError(
+            f"{url.rstrip('/')}/status is not the status of a walproxy: it may be a safekeeper's; correct --url"
+        )
+    return content
+
+
+def fetch_page(url: str, path: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
+    """Return the JSON object of a page of the proxy. See `fetch_status`."""
+    address = url.rstrip("/") + path
     if not address.startswith(("http://", "https://")):
         raise ConfigurationError(f"{url!r} is not a URL: write http://HOST:PORT")
     try:
@@ -56,6 +66,6 @@ def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
         content = json.loads(body)
     except ValueError:
         raise WalproxyError(f"{address} did not return JSON: it is not a walproxy; correct --url") from None
-    if not isinstance(content, dict) or not isinstance(content.get("safekeepers"), list) or _SHOWN - content.keys():
-        raise WalproxyError(f"{address} is not the status of a walproxy: it may be a safekeeper's; correct --url")
+    if not isinstance(content, dict):
+        raise WalproxyError(f"{address} is not the {path[1:]} of a walproxy: it may be a safekeeper's; correct --url")
     return content

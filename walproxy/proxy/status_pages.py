@@ -1,6 +1,7 @@
 """The HTTP pages of the proxy.
 
 GET /status    state, positions, safekeepers: JSON (walproxy/proxy/status.py)
+GET /limbo     the transactions that wait, with their sessions: JSON (walproxy/limbo/page.py)
 GET /metrics   the same as metrics, for Prometheus (walproxy/proxy/metrics.py)
 GET /healthz   200 while the process runs; for a service manager that restarts it
 GET /readyz    200 if commits succeed through this proxy now, else 503 with the reason; a spare is not ready
@@ -9,16 +10,17 @@ GET /readyz    200 if commits succeed through this proxy now, else 503 with the 
 import asyncio
 from typing import Any
 
-from safekeeper.net.http_server import Route, made_at_first_request
+from safekeeper.net.http_server import Answer, Route, SlowRoute, made_at_first_request
 from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
+from walproxy.limbo.page import limbo_page
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import not_ready_reason, proxy_status
 
 
 def proxy_routes(
     proxy: Proxy, listeners: dict[str, Listener[Any]], http_tls: ServerTls | None = None
-) -> dict[str, Route]:
+) -> dict[str, Route | SlowRoute]:
     """Return the pages of `proxy`, for `serve_http`.
 
     Args:
@@ -38,7 +40,12 @@ def proxy_routes(
         certificates = {"http": http_tls, "safekeepers": proxy.credentials.tls}
         return metrics_route(ProxyCollector(status, reason, proxy.measured, listeners, certificates))
 
+    async def limbo() -> Answer:
+        await proxy.limbo.refresh()
+        return 200, limbo_page(proxy.limbo, proxy.limbo_facts())
+
     return {
+        "/limbo": SlowRoute(limbo),
         "/status": lambda: (200, proxy_status(proxy, _now())),
         # Not imported before: 25 ms of processor time and 3 MB, which the first commit would wait for.
         "/metrics": made_at_first_request(metrics),

@@ -148,6 +148,7 @@ def test_a_wrong_connection_string_is_one_error_and_exit_code_3(conninfo: str) -
         ("run", "--colour", "red"),
         ("dance",),
         ("status", "--interval", "0"),
+        ("limbo", "--interval", "0"),
         ("switchover", "--primary", NOBODY, "--safekeepers", MEMBERS),
         ("failover", "--cancel", "--to", "db2", "--primary", NOBODY, "--safekeepers", MEMBERS),
         ("failover", "--cancel", "--dry-run", "--primary", NOBODY, "--safekeepers", MEMBERS),
@@ -372,6 +373,83 @@ def test_status_of_somebody_else_is_one_line(here: Here, code: int, body: bytes,
         result = here("status", "--url", url)
     assert result.returncode == EXIT_UNEXPECTED
     assert part in one_line(result)
+
+
+LIMBO: dict[str, Any] = {
+    "owner": None,
+    "state": "electing",
+    "quorum": 2,
+    "received_lsn": "0/0",
+    "commit_lsn": "0/0",
+    "entries": 1,
+    "bytes": 0,
+    "oldest_s": 1.5,
+    "confirms_per_s": None,
+    "problem": "no primary is connected",
+    "listed": 1,
+    "transactions": [
+        {
+            "xid": 771,
+            "kind": "commit",
+            "gid": "",
+            "start_lsn": None,
+            "end_lsn": None,
+            "committed_at": None,
+            "waits_s": 1.5,
+            "level": None,
+            "state": "waiting",
+            "missing": [],
+            "session": None,
+        }
+    ],
+}
+
+
+def test_limbo_shows_the_transactions_and_the_problem(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(200, json.dumps(LIMBO).encode()) as url:
+        monkeypatch.setenv("COLUMNS", "200")
+        result = here("limbo", "--url", url)
+        assert result.returncode == EXIT_FINE, result.stderr
+        assert "1 transactions, 0 bytes, oldest 1.5 s, electing, no term" in result.stdout
+        assert "771" in result.stdout and "no primary is connected" in result.stdout
+        assert json.loads(here("limbo", "--json", "--url", url).stdout) == LIMBO
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "part"),
+    [
+        (200, b'{"id": 1, "state": "following"}', "is not the limbo of a walproxy"),
+        (200, b"[]", "is not the limbo of a walproxy"),
+        (200, b"<html>", "did not return JSON"),
+        (404, b"", "returned 404"),
+    ],
+)
+def test_limbo_of_another_program_is_one_line(here: Here, code: int, body: bytes, part: str) -> None:
+    with answering(code, body) as url:
+        result = here("limbo", "--url", url)
+    assert result.returncode == EXIT_UNEXPECTED
+    assert part in one_line(result)
+
+
+def test_limbo_watched_without_a_terminal_is_a_line_each_time_and_survives_a_proxy_that_is_gone(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with answering(200, json.dumps(LIMBO).encode()) as url, output.open("wb") as stdout:
+        command = [sys.executable, "-m", "walproxy", "limbo", "--watch", "--interval", "0.1", "--url", url]
+        process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT)
+        try:
+            until(lambda: output.read_text().count("\n") >= 2)
+            assert output.read_text().splitlines()[0].endswith("- commits/s problem: no primary is connected")
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        until(lambda: "no reply from" in output.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == EXIT_FINE
+        assert "Traceback" not in output.read_text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_status_of_what_does_not_speak_http_is_one_line(here: Here) -> None:

@@ -28,6 +28,7 @@ from safekeeper.net.http_server import (
     HttpListener,
     QueryRoute,
     Route,
+    SlowRoute,
     Text,
     made_at_first_request,
     serve_http,
@@ -297,10 +298,20 @@ GET = b"GET /small HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /small HTTP/1.1\r\nHost: x\r\n"
 
 
-def answers_to(requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:
-    """Send these bytes and the end of the stream; return status, headers and content of each answer."""
+def answers_to(requests: bytes, *, ends_stream: bool = True) -> list[tuple[int, dict[str, str], bytes]]:
+    """Send these bytes, and the end of the stream; return status, headers and content of each answer."""
 
-    routes: dict[str, Route | QueryRoute] = {
+    async def slow() -> Answer:
+        await asyncio.sleep(0)
+        return 200, "slow"
+
+    async def slow_and_broken() -> Answer:
+        await asyncio.sleep(0)
+        return 200, 1 // 0
+
+    routes: dict[str, Route | QueryRoute | SlowRoute] = {
+        "/slow": SlowRoute(slow),
+        "/slow-and-broken": SlowRoute(slow_and_broken),
         "/small": lambda: (200, "x"),
         "/broken": lambda: 1 // 0,
         "/query": QueryRoute(lambda query: (200, query)),
@@ -309,7 +320,8 @@ def answers_to(requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:
     def exchange(client: socket.socket) -> bytes:
         with client, client.makefile("rb") as stream:
             client.sendall(requests)
-            client.shutdown(socket.SHUT_WR)
+            if ends_stream:
+                client.shutdown(socket.SHUT_WR)
             return stream.read()
 
     received = b""
@@ -571,6 +583,57 @@ def test_the_listener_closes_also_if_an_answer_is_not_read() -> None:
             await until(lambda: any(not each._transport.is_reading() for each in listener._connections.values()))
             await listener.close()
             await until(lambda: not listener.connection_count)
+
+    run()
+
+
+def test_a_page_that_waits_is_answered_in_the_order_of_the_requests(caplog: pytest.LogCaptureFixture) -> None:
+    end = b" HTTP/1.1\r\nHost: x\r\n"
+    lines = [b"GET /slow", b"GET /small", b"GET /slow-and-broken", b"GET /small", b"OPTIONS /slow"]
+    last = b"GET /slow" + end + b"Connection: close\r\n\r\n"
+    answers = answers_to(b"".join(line + end + b"\r\n" for line in lines) + last, ends_stream=False)
+    assert [(status, content) for status, _, content in answers] == [
+        *((200, b'"slow"\n'), (200, b'"x"\n'), (500, b"500: Internal Server Error"), (200, b'"x"\n')),
+        *((200, b""), (200, b'"slow"\n')),
+    ]
+    assert "ZeroDivisionError" in caplog.text
+    head = b"HEAD /slow" + end + b"Connection: close\r\n\r\n"
+    ((status, headers, content),) = answers_to(head, ends_stream=False)
+    assert (status, headers["Content-Length"], content) == (200, "7", b"")
+
+
+def test_a_page_that_waits_delays_no_other_connection_and_ends_with_its_own() -> None:
+    @on_the_loop
+    async def run() -> None:
+        ends: list[str] = []
+        begun = asyncio.Event()
+
+        async def hang() -> Answer:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+                raise
+            return 200, ""
+
+        def ask() -> bytes:
+            with connect(listener) as client:
+                client.sendall(b"GET /small HTTP/1.0\r\n\r\n")
+                return client.makefile("rb").read()
+
+        listener = await serve_http({"/hang": SlowRoute(hang), "/small": lambda: (200, "x")}, Address(HOST, 0))
+        try:
+            with connect(listener) as waiting:
+                waiting.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n")
+                await asyncio.wait_for(begun.wait(), DEADLINE_S)
+                assert (await asyncio.to_thread(ask)).endswith(b'"x"\n')
+                assert ends == []
+            async with asyncio.timeout(DEADLINE_S):
+                while not ends:
+                    await asyncio.sleep(0.01)
+        finally:
+            await listener.close()
 
     run()
 

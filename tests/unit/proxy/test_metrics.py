@@ -4,6 +4,7 @@ from safekeeper.base.histogram import RecentHistogram
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import Refusal, RefusalCode
 from tests.unit.proxy.test_status import proxy as proxy  # a fixture
+from walproxy.proposer.actions import ReportStatus
 from walproxy.proxy.metrics import ProxyCollector
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import proxy_status
@@ -64,3 +65,20 @@ def test_times_elections_and_refusals_are_told_and_each_reason_and_state_is_list
     assert (found["walproxy_elections_total[lost]"], found["walproxy_term_age_seconds"]) == (2, 0.75)
     assert (found["walproxy_safekeepers[disconnected]"], found["walproxy_safekeepers[streaming]"]) == (3, 0)
     assert found["walproxy_safekeeper_reconnects_total[1]"] == 2
+
+
+def test_the_totals_of_the_limbo_are_those_of_positions_and_of_the_policy(proxy: Proxy) -> None:
+    proxy.window.reset(100)
+    proxy.window.append(100, [memoryview(bytes(60))])
+    collector = ProxyCollector(lambda: proxy_status(proxy, 1.0), lambda: "", proxy.measured)
+    assert numbers(collector)["walproxy_limbo_bytes"] == 0, "nothing was reported yet"
+    proxy.status = ReportStatus(110, 110, 110)
+    proxy.limbo._clock = lambda: 9.0
+    proxy.limbo.arrivals.note((110, 1.0))
+    proxy.limbo.arrivals.note((160, 7.0))
+    proxy.limbo.policy.counts["detach"] = 3
+    proxy.limbo.policy.is_fenced = True
+    found = numbers(collector)
+    assert (found["walproxy_limbo_bytes"], found["walproxy_limbo_oldest_seconds"]) == (50, 2.0)
+    assert (found["walproxy_commit_timeouts_total[detach]"], found["walproxy_commit_timeouts_total[warn]"]) == (3, 0)
+    assert (found["walproxy_limbo_read_only"], found["walproxy_discarded_transactions_total"]) == (1, 0)

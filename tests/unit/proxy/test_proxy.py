@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+import pytest
+
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
@@ -11,6 +13,7 @@ from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import AppendRequest, AppendResponse, Elected, Refusal, RefusalCode
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import PROPOSER_DIALECT, Buffers, FrameDecoder
+from walproxy.limbo.limbo import KEPT_BYTES
 from walproxy.proposer.actions import Action, ReportStatus, SendAppend
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.liveness import Timing
@@ -138,6 +141,27 @@ def test_wal_replies_and_other_events_are_measured() -> None:
         assert not proxy._times.armed
         # Without safekeeper 1 the term has lost its start.
         assert (measured.elections.won, measured.elections.terms.count) == (1, 1)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("lags", [False, True], ids=["all_members_have_it", "one_lags_beyond_the_window"])
+def test_some_committed_wal_stays_so_that_the_records_that_wait_can_be_read(lags: bool) -> None:
+    async def story() -> None:
+        proxy, leadership, *_ = leading()
+        proxy.window = Window(8 << 10)
+        for phase in (Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING, Phase.LEADING):
+            proxy.proposer._stage.enter(phase)
+        proxy.window.reset(START)
+        chunk = 8 << 10
+        for _ in range(64):
+            proxy.window.append(proxy.window.end_lsn, [memoryview(bytes(chunk))])
+        leadership.commit_lsn = proxy.window.end_lsn
+        leadership.truncate_lsn = START if lags else proxy.window.end_lsn
+        leadership.update_truncate = lambda: None  # type: ignore[method-assign]
+        proxy._trim_window()
+        kept_bytes = proxy.window.end_lsn - proxy.window.begin_lsn
+        assert KEPT_BYTES <= kept_bytes <= KEPT_BYTES + chunk
 
     asyncio.run(story())
 

@@ -1,0 +1,76 @@
+"""What the limbo needs of its proxy: positions at one moment, and the WAL in memory. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from safekeeper.base.lsn import Lsn
+
+
+class Positions(NamedTuple):
+    """What is needed four times a second.
+
+    Attributes:
+        leads: whether the proxy leads a term.
+        commit_lsn: WAL below it is durable on a quorum; 0 if unknown.
+        told_lsn, applied_lsn: the flush and the apply position that PostgreSQL was told.
+    """
+
+    leads: bool
+    commit_lsn: Lsn
+    told_lsn: Lsn
+    applied_lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A proxy at one moment.
+
+    Attributes:
+        proposer_id, term: of the term that it leads; 0 if it leads none.
+        state: as /status shows it.
+        quorum: the number of members that a commit needs.
+        received_lsn: the end of the WAL that it has received.
+        positions: at the same moment.
+        flush_lsns: the positions of the members.
+        segment_size, server_version: of the primary; 0 before one was identified.
+        tli: of the term, or of the primary.
+    """
+
+    proposer_id: str
+    term: int
+    state: str
+    quorum: int
+    received_lsn: Lsn
+    positions: Positions
+    flush_lsns: Mapping[int, Lsn]
+    segment_size: int
+    server_version: int
+    tli: int
+
+
+class WalInMemory(Protocol):
+    """The window of a proxy."""
+
+    begin_lsn: Lsn
+    end_lsn: Lsn
+
+    def slices(self, begin_lsn: Lsn, end_lsn: Lsn) -> list[bytes | memoryview]:
+        """Return the bytes [begin_lsn, end_lsn)."""
+
+
+class ObservedProxy(Protocol):
+    """The proxy; called on the event loop."""
+
+    @property
+    def window(self) -> WalInMemory:
+        """The WAL in memory."""
+
+    def limbo_positions(self) -> Positions:
+        """Return its present positions."""
+
+    def limbo_facts(self) -> Facts:
+        """Return its present state."""
+
+    def sql_conninfo(self) -> str | None:
+        """Return the connection string of the primary for SQL, None without a primary."""

@@ -1,0 +1,140 @@
+"""The content of GET /limbo: totals, and the oldest transactions. Reads the limbo, changes nothing.
+
+The list is bounded, and `entries` and `listed` show that. A session without a record in memory has no positions: its
+WAL is committed and not applied yet (`remote_apply`), or was not received by this proxy.
+"""
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from safekeeper.base.lsn import format_lsn
+from walproxy.limbo.entry_state import DISCARDED, WAITING, level_of, missing_members, state_of
+from walproxy.limbo.facts import Facts
+from walproxy.limbo.limbo import Limbo
+from walproxy.limbo.transactions import Entry
+from walproxy.limbo.waits import Session
+
+LISTED_MAX: Final = 100
+QUERY_CHARACTERS_MAX: Final = 1000
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class _Row(NamedTuple):
+    waits_s: float | None
+    content: dict[str, Any]
+
+
+def limbo_page(limbo: Limbo, facts: Facts) -> dict[str, Any]:
+    """Return the content of GET /limbo; `Limbo.refresh` was called."""
+    now, queue = limbo.now(), limbo.queue
+    oldest = list(islice(queue, LISTED_MAX))
+    arrived = limbo.arrived(oldest)
+    rows = [_of_entry(limbo, facts, entry, at, now) for entry, at in zip(oldest, arrived, strict=True)]
+    known = {entry.xid for entry in queue} if limbo.sessions else set()
+    others = [_of_session(limbo, facts, key, each, now) for key, each in limbo.sessions.items() if key not in known]
+    # Both are in order already, and a row without a time keeps its place.
+    rows = sorted([*others, *rows], key=lambda row: -(row.waits_s or 0.0))[:LISTED_MAX]
+    listed = [row.content for row in rows]
+    listed += [_of_discarded(facts, entry) for entry in islice(queue.discarded, LISTED_MAX - len(listed))]
+    rate = limbo.commits_per_s()
+    return {
+        "owner": {"proposer": facts.proposer_id, "term": facts.term} if facts.term else None,
+        "state": facts.state,
+        "quorum": facts.quorum,
+        "received_lsn": format_lsn(facts.received_lsn),
+        "commit_lsn": format_lsn(facts.positions.commit_lsn),
+        "entries": len(queue) + len(others),
+        "bytes": max(0, facts.received_lsn - facts.positions.told_lsn) if facts.positions.told_lsn else 0,
+        "oldest_s": _rounded(max((row.waits_s for row in rows if row.waits_s is not None), default=None)),
+        "confirms_per_s": round(rate, 1) if rate is not None else None,
+        "discarded": queue.discarded_total,
+        "on_timeout": {"timeout_s": limbo.policy.timeout_s or None, "action": limbo.policy.action},
+        "problem": limbo.problem() or None,
+        "listed": len(listed),
+        "transactions": listed,
+    }
+
+
+def _of_entry(limbo: Limbo, facts: Facts, entry: Entry, arrived_at: float | None, now: float) -> _Row:
+    session = limbo.sessions.get(entry.xid)
+    has_waited = entry.xid in limbo.seen_since
+    sampled_at = limbo.sampled_at
+    waits: bool | None = None
+    if session is not None:
+        waits = True
+    elif sampled_at is not None and arrived_at is not None and sampled_at > arrived_at:
+        waits = False
+    waits_s = now - arrived_at if arrived_at is not None else None
+    content = _content(entry, waits_s, session)
+    content["level"] = level_of(entry.kind, waits=waits, has_waited=has_waited)
+    content["state"] = state_of(entry.end_lsn, facts.positions.commit_lsn, waits=waits, has_waited=has_waited)
+    content["missing"] = missing_members(entry.end_lsn, facts.flush_lsns)
+    return _Row(waits_s, content)
+
+
+def _of_session(limbo: Limbo, facts: Facts, key: int, session: Session, now: float) -> _Row:
+    """A session whose record is not in memory."""
+    waits_s = now - limbo.seen_since.get(key, now)
+    # All received WAL was reported as durable: only the apply position can be waited for.
+    positions = facts.positions
+    is_apply = positions.leads and positions.applied_lsn < positions.told_lsn == facts.received_lsn
+    kind = "commit"
+    if session.gid:
+        kind = "commit_prepared" if "commit" in session.query.lower() else "abort_prepared"
+    content: dict[str, Any] = {
+        "xid": session.xid or None,
+        "kind": kind,
+        "gid": session.gid,
+        "start_lsn": None,
+        "end_lsn": None,
+        "committed_at": None,
+        "waits_s": _rounded(waits_s),
+        "level": "remote_apply" if is_apply else None,
+        "state": WAITING,
+        "missing": [],
+        "session": _session(session),
+    }
+    return _Row(waits_s, content)
+
+
+def _of_discarded(facts: Facts, entry: Entry) -> dict[str, Any]:
+    content = _content(entry, None, None)
+    return {**content, "state": DISCARDED, "missing": missing_members(entry.end_lsn, facts.flush_lsns)}
+
+
+def _content(entry: Entry, waits_s: float | None, session: Session | None) -> dict[str, Any]:
+    return {
+        "xid": entry.xid,
+        "kind": entry.kind,
+        "gid": entry.gid or (session.gid if session is not None else ""),
+        "start_lsn": format_lsn(entry.start_lsn),
+        "end_lsn": format_lsn(entry.end_lsn),
+        "committed_at": _time(entry.time_us),
+        "waits_s": _rounded(waits_s),
+        "level": None,
+        "state": "",
+        "missing": [],
+        "session": _session(session) if session is not None else None,
+    }
+
+
+def _session(session: Session) -> dict[str, Any]:
+    return {
+        "pid": session.pid,
+        "user": session.user,
+        "application": session.application,
+        "client": session.client,
+        "query": session.query[:QUERY_CHARACTERS_MAX],
+    }
+
+
+def _time(time_us: int) -> str | None:
+    try:
+        return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="milliseconds")
+    except OverflowError:  # The record's checksum is right, its time is not one of this calendar.
+        return None
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return round(seconds, 3) if seconds is not None else None
