@@ -14,14 +14,21 @@ const CONNECTION = {
   paused: ["idle", "paused"],
 };
 
-/** Call `draw(parts, tick)` for each tick of the server. */
+/** Call `draw(parts, tick)` for each tick of the server, or for the last one of those that came since the last frame. */
 export function start(draw) {
   let drawnAt = "";
+  let next = null;
+  const frame = () => {
+    const { parts, tick } = next;
+    next = null;
+    drawnAt = tick.at;
+    draw(parts, tick);
+    render(byId("failed"), tick.failed.length ? `Not shown: ${tick.failed.join(", ")}. The log of the server has the reason.` : "");
+  };
   const live = new Live(
     (parts, tick) => {
-      drawnAt = tick.at;
-      draw(parts, tick);
-      render(byId("failed"), tick.failed.length ? `Not shown: ${tick.failed.join(", ")}. The log of the server has the reason.` : "");
+      if (next === null) requestAnimationFrame(frame);
+      next = { parts: { ...parts }, tick };
     },
     (state, age) => {
       const [level, word] = CONNECTION[state];

@@ -2,7 +2,7 @@
 
 import { h, render } from "/web/dom.js";
 
-const HEIGHT = 150;
+const HEIGHT = 140;
 // The distances of ticks on an axis of bytes: 1 B to 2^50 B.
 export const BYTE_STEPS = Array.from({ length: 51 }, (_, power) => 2 ** power);
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 5], [12, 6], [4, 2, 1, 2]];
@@ -60,7 +60,7 @@ export class Chart {
       select: { show: false },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high || 0, 1e-9) * 1.1] } },
       axes: [
-        { stroke: colour("--quiet"), grid, ticks: grid, font, space: 70, values: (_, times) => times.map(timeOfDay) },
+        { stroke: colour("--quiet"), grid, ticks: grid, font, size: 34, space: 70, values: (_, times) => times.map(timeOfDay) },
         { stroke: colour("--quiet"), grid, ticks: grid, font, size: 62, space: 26, ...(this.steps ? { incrs: this.steps } : {}),
           values: (_, values) => values.map((value) => this.unit(value)) },
       ],
