@@ -10,12 +10,20 @@ A page is answered at the header of its request; a body is skipped. A client tha
 answer instead, and the connection is closed, because the client may send the body or not.
 
 HEAD returns the header of the page, and OPTIONS its status code alone: load balancers check servers by either.
+
+A page can be a `Stream`, which sends frames until the client leaves. A stream is a connection like the others: it
+counts in the budget, and newer connections can displace it. Streams also have a budget of their own, so that they
+cannot fill the listener's. What a stream may occupy is bounded: a frame for a client that has not read the last ones is
+not sent, and a client that does not read them within STREAM_STALLED_S is disconnected (S14).
 """
 
 import asyncio
 import functools
 import logging
+import math
+import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
@@ -28,7 +36,7 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.logs import describe_bug
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
-from safekeeper.net.admission import Budget
+from safekeeper.net.admission import Admission, Budget
 from safekeeper.net.listener import Listener, peer_name, prepare_socket
 from safekeeper.net.tls import ServerTls
 from safekeeper.net.tls_transport import TlsTransport
@@ -39,6 +47,12 @@ FIRST_REQUEST_TIMEOUT_S = 10.0
 NEXT_REQUEST_TIMEOUT_S = 75.0
 # The size limit of a request with its header, and of further bytes received before it was answered.
 REQUEST_BYTES_MAX = 64 << 10
+# The maximum number of streams of all clients; one host can have half of it.
+STREAMS_MAX = 32
+# The time limit for a stream's client to read what was sent to it.
+STREAM_STALLED_S = 10.0
+# The kernel's buffer for a stream: without a limit it grows to megabytes for a client that has stopped reading.
+_STREAM_KERNEL_BYTES = 128 << 10
 _RECEIVE_BYTES = 64 << 10
 _WATCH_INTERVAL_S = 1.0
 # The time limit for connections to send their last bytes when the listener closes.
@@ -48,16 +62,37 @@ _QUOTED_MAX = 100
 _METHODS = (b"GET", b"HEAD", b"OPTIONS")
 _ALLOW = ("Allow", b",".join(_METHODS).decode())
 _PLAIN = "text/plain; charset=utf-8"
+_Headers = tuple[tuple[str, str], ...]
 
 
 class Text(NamedTuple):
-    """The content of a page as bytes."""
+    """The content of a page as bytes, with further headers."""
 
     content_type: str
     body: bytes
+    headers: _Headers = ()
 
 
-# A status code, and the content: a Text, or a value to encode as JSON.
+class Stream(ABC):
+    """A page that sends frames until its client leaves.
+
+    Attributes:
+        content_type, headers: as of a Text.
+    """
+
+    content_type: str
+    headers: _Headers = ()
+
+    @abstractmethod
+    def join(self, reader: "HttpConnection") -> None:
+        """Begin to send frames to `reader`, by its `send_frame`."""
+
+    @abstractmethod
+    def leave(self, reader: "HttpConnection") -> None:
+        """Stop to send frames to a reader; it is closed."""
+
+
+# A status code, and the content: a Text, a Stream, or a value to encode as JSON.
 Answer = tuple[int, Any]
 Route = Callable[[], Answer]
 # The first value of each name in the query of a request.
@@ -81,8 +116,6 @@ class SlowRoute(NamedTuple):
 
 HTTP_BUDGET = Budget(proven_max=0)
 
-_Headers = tuple[tuple[str, str], ...]
-
 _log = logging.getLogger(__name__)
 
 
@@ -96,6 +129,7 @@ class HttpListener(Listener["HttpConnection"]):
     CANNOT_LISTEN = "could not serve HTTP at %s: %s: correct --http-listen"
     FOREIGN = "refused HTTP to %s: its address is in none of the networks of --http-allow"
     EVICTED = "closed the HTTP connection from %s, the oldest of %d, for a newer one"
+    STALLED = "closed the HTTP stream of %s: it has not read what was sent within %g s"
 
     def __init__(
         self,
@@ -108,6 +142,7 @@ class HttpListener(Listener["HttpConnection"]):
         super().__init__(budget=budget, networks=networks)
         self._routes = routes
         self._tls = tls
+        self._streams = Admission(Budget(proven_max=0, unproven_max=STREAMS_MAX))
         self._open: set[HttpConnection] = set()
         self._none_is_open = asyncio.Event()
 
@@ -128,15 +163,33 @@ class HttpListener(Listener["HttpConnection"]):
                 for connection in list(self._open):
                     connection.abort()
 
-    def opened(self, connection: "HttpConnection", host: str) -> None:
+    @property
+    def stream_count(self) -> int:
+        """The number of connections that receive a stream."""
+        return self._streams.unproven
+
+    def opened(self, connection: "HttpConnection") -> None:
         """Count a new connection."""
         self._open.add(connection)
         self._none_is_open.clear()
-        self.admit(connection, host)
+        self.admit(connection, connection.host)
+
+    def began_stream(self, connection: "HttpConnection") -> None:
+        """Count a connection that receives a stream from now on; the oldest stream may be closed for it."""
+        evicted = self._streams.arrive(connection.number, connection.host, self.now())
+        if evicted:
+            old = self._connections[evicted]
+            self._warn(self.EVICTED % (old.peer, self._streams.unproven))
+            self.evict(old, "")
+
+    def forget(self, number: int) -> "HttpConnection | None":
+        """See Listener."""
+        self._streams.leave(number)
+        return super().forget(number)
 
     def answer(
         self, connection: "HttpConnection", request: h11.Request
-    ) -> tuple[HTTPStatus, Text, _Headers] | Awaitable[tuple[HTTPStatus, Text, _Headers]]:
+    ) -> tuple[HTTPStatus, Text | Stream, _Headers] | Awaitable[tuple[HTTPStatus, Text | Stream, _Headers]]:
         """Record that a request has arrived, and return the answer: its status, content, and further headers."""
         connection.unanswered_bytes = 0
         connection.deadline = self.now() + NEXT_REQUEST_TIMEOUT_S
@@ -157,7 +210,7 @@ class HttpListener(Listener["HttpConnection"]):
 
     async def _slow_answer(
         self, connection: "HttpConnection", request: h11.Request, route: SlowRoute
-    ) -> tuple[HTTPStatus, Text, _Headers]:
+    ) -> tuple[HTTPStatus, Text | Stream, _Headers]:
         try:
             return _encoded(request, await route.answer())
         except Exception as bug:
@@ -182,6 +235,8 @@ class HttpListener(Listener["HttpConnection"]):
             if now > connection.deadline:
                 if not connection.was_answered:
                     self.refuse(connection.peer, f"no request within {FIRST_REQUEST_TIMEOUT_S:g} s")
+                elif connection.streams:
+                    self._warn(self.STALLED % (connection.peer, STREAM_STALLED_S))
                 self.evict(connection, "")
         return min(_WATCH_INTERVAL_S, FIRST_REQUEST_TIMEOUT_S / 4)
 
@@ -195,6 +250,7 @@ class HttpConnection:
 
     Attributes:
         number, peer: see Visitor.
+        host: its peer's address without the port, empty if unknown.
         deadline: it is closed at this time of the loop.
         unanswered_bytes: received since the last request was answered.
     """
@@ -204,6 +260,8 @@ class HttpConnection:
         self._transport: asyncio.Transport
         self._http = h11.Connection(h11.SERVER)
         self._writing_paused = False
+        self._stream: Stream | None = None
+        self.host = ""
         self.number = 0
         self.peer = "an unknown peer"
         self.deadline = 0.0
@@ -215,6 +273,18 @@ class HttpConnection:
     def was_answered(self) -> bool:
         """Whether one of its requests has been answered."""
         return self.deadline != self._first_deadline
+
+    @property
+    def streams(self) -> bool:
+        """Whether it receives a stream."""
+        return self._stream is not None
+
+    def send_frame(self, frame: bytes) -> bool:
+        """Send the next frame of its stream; return False if it is left out: the last ones are not read yet."""
+        if self._writing_paused or self._transport.is_closing():
+            return False
+        self._transport.write(self._http.send(h11.Data(data=frame)) or b"")
+        return True
 
     def close(self) -> None:
         """Close as soon as everything is sent."""
@@ -229,22 +299,28 @@ class HttpConnection:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         if peer:
-            self.peer = peer_name(peer[0], peer[1])
+            self.host, self.peer = peer[0], peer_name(peer[0], peer[1])
         self.deadline = self._first_deadline = self._listener.now() + FIRST_REQUEST_TIMEOUT_S
         prepare_socket(transport.get_extra_info("socket"))
-        self._listener.opened(self, peer[0] if peer else "")
+        self._listener.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._slow_answer is not None:
             self._slow_answer.cancel()
+        if self._stream is not None:
+            self._stream.leave(self)
         self._listener.lost(self)
 
     def pause_writing(self) -> None:
         self._writing_paused = True
         self._transport.pause_reading()
+        if self.streams:
+            self.deadline = self._listener.now() + STREAM_STALLED_S
 
     def resume_writing(self) -> None:
         self._writing_paused = False
+        if self.streams:
+            self.deadline = math.inf
         self._transport.resume_reading()
         self._proceed()
 
@@ -270,7 +346,7 @@ class HttpConnection:
                 elif isinstance(event, h11.EndOfMessage):
                     if http.our_state is h11.DONE:
                         http.start_next_cycle()
-                    else:
+                    elif not self.streams:
                         self.close()
                 elif not isinstance(event, h11.Data):
                     return
@@ -295,7 +371,7 @@ class HttpConnection:
             self._slow_answer = asyncio.ensure_future(self._answer_later(request, answer, waits_for_100))
 
     async def _answer_later(
-        self, request: h11.Request, answer: Awaitable[tuple[HTTPStatus, Text, _Headers]], waits_for_100: bool
+        self, request: h11.Request, answer: Awaitable[tuple[HTTPStatus, Text | Stream, _Headers]], waits_for_100: bool
     ) -> None:
         ready = await answer
         self._slow_answer = None
@@ -304,30 +380,51 @@ class HttpConnection:
             self._proceed()
 
     def _send_answer(
-        self, request: h11.Request, answer: tuple[HTTPStatus, Text, _Headers], waits_for_100: bool
+        self, request: h11.Request, answer: tuple[HTTPStatus, Text | Stream, _Headers], waits_for_100: bool
     ) -> None:
         status, content, headers = answer
         if waits_for_100:
             headers = (*headers, ("Connection", "close"))
-        self._send(status, content, headers, with_body=request.method != b"HEAD")
+        if isinstance(content, Stream):
+            self._begin(content, status, headers, goes_on=request.method == b"GET" and not waits_for_100)
+        else:
+            self._send(status, content, headers, with_body=request.method != b"HEAD")
         if waits_for_100:
             self.close()
 
+    def _begin(self, stream: Stream, status: HTTPStatus, headers: _Headers, *, goes_on: bool) -> None:
+        """Send the header of a stream; if it does not go on, also its end."""
+        parts = [self._http.send(self._header(status, stream.content_type, headers))]
+        if not goes_on:
+            parts.append(self._http.send(h11.EndOfMessage()))
+        self._transport.write(b"".join(part or b"" for part in parts))
+        if goes_on:
+            self._transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, _STREAM_KERNEL_BYTES
+            )
+            self._stream = stream
+            self.deadline = math.inf
+            self._listener.began_stream(self)
+            stream.join(self)
+
     def _send(self, status: HTTPStatus, content: Text, headers: _Headers, *, with_body: bool = True) -> None:
+        headers = (("Content-Length", str(len(content.body))), *headers)
+        parts = [self._http.send(self._header(status, content.content_type, headers))]
+        if with_body and content.body:
+            parts.append(self._http.send(h11.Data(data=content.body)))
+        parts.append(self._http.send(h11.EndOfMessage()))
+        self._transport.write(b"".join(parts))
+
+    @staticmethod
+    def _header(status: HTTPStatus, content_type: str, headers: _Headers) -> h11.Response:
         listed = [
-            ("Content-Type", content.content_type),
-            ("Content-Length", str(len(content.body))),
+            ("Content-Type", content_type),
             # Names of days and months are English: the programs never set a locale.
             ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
             ("Server", "walproxy"),
             *headers,
         ]
-        response = h11.Response(status_code=status, headers=listed, reason=status.phrase.encode())
-        parts = [self._http.send(response)]
-        if with_body and content.body:
-            parts.append(self._http.send(h11.Data(data=content.body)))
-        parts.append(self._http.send(h11.EndOfMessage()))
-        self._transport.write(b"".join(parts))
+        return h11.Response(status_code=status, headers=listed, reason=status.phrase.encode())
 
 
 class _PlainConnection(HttpConnection, asyncio.Protocol):
@@ -401,14 +498,14 @@ def _path_and_query(target: bytes) -> tuple[str, dict[str, str]]:
     return unquote(parts.path), dict(reversed(parse_qsl(parts.query, keep_blank_values=True)))
 
 
-def _encoded(request: h11.Request, answer: Answer) -> tuple[HTTPStatus, Text, _Headers]:
+def _encoded(request: h11.Request, answer: Answer) -> tuple[HTTPStatus, Text | Stream, _Headers]:
     code, content = answer
     if request.method == b"OPTIONS":
         return HTTPStatus(code), Text(_PLAIN, b""), (_ALLOW,)
-    if not isinstance(content, Text):
+    if not isinstance(content, Text | Stream):
         body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
         content = Text("application/json", body)
-    return HTTPStatus(code), content, ()
+    return HTTPStatus(code), content, content.headers
 
 
 def _no_answer(connection: HttpConnection, bug: Exception) -> tuple[HTTPStatus, Text, _Headers]:

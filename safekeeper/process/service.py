@@ -36,6 +36,7 @@ from safekeeper.serving.replication_listener import ReplicationListener
 from safekeeper.serving.slots import Slots
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.filesystem import FileSystem
+from safekeeper.web.page import with_page
 
 # An archive folder that hangs must not prevent a safekeeper from serving.
 _ARCHIVE_LOOK_S = 5.0
@@ -164,8 +165,11 @@ class Service:
                 return found | ({"pg": str(pg_listener.address)} if pg_listener is not None else {})
 
             http = await serve_http(
-                safekeeper_routes(node, addresses, pg_listener, archiver, retention, puller)
-                | {"/metrics": made_at_first_request(metrics)},
+                with_page(
+                    safekeeper_routes(node, addresses, pg_listener, archiver, retention, puller)
+                    | {"/metrics": made_at_first_request(metrics)},
+                    "safekeeper",
+                ),
                 config.http_listen,
                 tls=protection.http_tls,
                 networks=protection.allow.http,

@@ -20,6 +20,7 @@ LAYERS = {
         "acceptor",
         "peers",
         "net",
+        "web",
         "pgwire",
         "archive",
         "storage",

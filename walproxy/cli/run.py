@@ -23,10 +23,11 @@ from safekeeper.net.http_server import HTTP_BUDGET, serve_http
 from safekeeper.net.listener import Listener
 from safekeeper.process.credential_files import server_tls, tell_validity
 from safekeeper.process.open_files import listener_budgets
+from safekeeper.web.page import with_page
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.credentials import read_credentials, reload_credentials
 from walproxy.proxy.proxy import Proxy
-from walproxy.proxy.status_pages import proxy_routes
+from walproxy.proxy.status_pages import limbo_as_seen, proxy_routes
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
     http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
     listeners: dict[str, Listener[Any]] = {}
     http = await serve_http(
-        proxy_routes(proxy, listeners, http_tls),
+        with_page(proxy_routes(proxy, listeners, http_tls), "proxy", {"limbo": lambda: limbo_as_seen(proxy)}),
         config.http_listen,
         tls=http_tls,
         networks=config.http_allow,

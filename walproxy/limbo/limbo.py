@@ -54,6 +54,7 @@ class Limbo:
         sessions: by transaction, of the last sample; those of which the transaction is unknown have negative keys.
         sessions_problem: why the sessions are unknown, empty if they are known.
         sampled_at: the loop's time of the last sample that succeeded, None without one.
+        is_slow: whether the last look has found a commit that waits for longer than `slow_commit_s`.
         seen_since: since when each transaction was seen to wait, by xid, the loop's time.
     """
 
@@ -71,6 +72,7 @@ class Limbo:
         self.sessions: dict[int, Session] = {}
         self.sessions_problem = "no sample yet"
         self.sampled_at: float | None = None
+        self.is_slow = False
         self.seen_since: dict[int, float] = {}
         self._proxy = proxy
         self._clock = clock
@@ -124,7 +126,8 @@ class Limbo:
         self._history.append((now, positions.commit_lsn))
         while now - self._history[0][0] > RATE_S:
             self._history.popleft()
-        is_slow, policy = self._is_slow(positions, now), self.policy
+        self.is_slow = is_slow = self._is_slow(positions, now)
+        policy = self.policy
         if not is_slow:
             if len(self.queue):
                 self.queue.confirm(positions.told_lsn)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.term_history import TermHistory
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.member_change import Target, is_settled
 from walproxy.proposer.phase import Phase
@@ -72,6 +73,7 @@ class TermView:
         taking_part: the ids of the members that answer and accept WAL.
         members: by safekeeper id.
         archive: None if no safekeeper has reported an archive.
+        history: the terms of the log; the last entry is of this term.
     """
 
     cluster_id: str
@@ -88,6 +90,7 @@ class TermView:
     taking_part: frozenset[int]
     members: Mapping[int, MemberView]
     archive: ArchiveView | None
+    history: TermHistory
 
     @property
     def is_changing(self) -> bool:
@@ -187,4 +190,5 @@ def _term(leadership: Leadership, now: float) -> TermView:
             for i, p in leadership.members.items()
         },
         ArchiveView(archiving.archiver, archiving.archived_lsn, archiving.problem) if archiving.is_configured else None,
+        leadership.elected.history,
     )

@@ -26,6 +26,8 @@ SAFEKEEPER_STATES = (
     "catching_up",
     "streaming",
 )
+# The number of terms in /status: a log can have thousands.
+HISTORY_SHOWN_MAX = 20
 
 
 def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
@@ -71,6 +73,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "cluster_id": led.cluster_id if led is not None else None,
         "term_start_lsn": format_lsn(led.term_start_lsn) if led is not None else None,
         "truncate_lsn": format_lsn(led.truncate_lsn if led is not None else 0),
+        "history": newest_terms(led),
         "window_bytes": proxy.window.end_lsn - proxy.window.begin_lsn,
         "backpressure": proxy.feed.is_paused,
         "quorum_lost": quorum_status(proxy, now),
@@ -113,6 +116,20 @@ def _safekeeper_status(
         "pull_end_lsn": format_lsn(member.pull_end_lsn) if member is not None and member.pull_end_lsn else None,
         "pulled_bytes": member.pulled_bytes if member is not None else None,
     }
+
+
+def newest_terms(led: TermView | None) -> list[dict[str, Any]]:
+    """Return the newest terms of the log, at most HISTORY_SHOWN_MAX, the oldest first; none without a term."""
+    return [
+        {
+            "term": entry.term,
+            "start_lsn": format_lsn(entry.start_lsn),
+            "tli": entry.tli,
+            "gives_up": entry.gives_up,
+            "floor": entry.floor,
+        }
+        for entry in (led.history[-HISTORY_SHOWN_MAX:] if led is not None else ())
+    ]
 
 
 def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:

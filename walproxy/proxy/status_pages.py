@@ -13,7 +13,7 @@ from typing import Any
 from safekeeper.net.http_server import Answer, Route, SlowRoute, made_at_first_request
 from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
-from walproxy.limbo.page import limbo_page
+from walproxy.limbo.page import limbo_as_last_read, limbo_page
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import not_ready_reason, proxy_status
 
@@ -52,6 +52,11 @@ def proxy_routes(
         "/healthz": lambda: (200, {"ok": True}),
         "/readyz": readiness,
     }
+
+
+def limbo_as_seen(proxy: Proxy) -> dict[str, Any]:
+    """Return the limbo for the page at `/`, without a query to PostgreSQL for each second that it is open."""
+    return limbo_as_last_read(proxy.limbo, proxy.limbo_facts())
 
 
 def _now() -> float:
