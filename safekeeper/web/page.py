@@ -52,7 +52,8 @@ def with_page(routes: Mapping[str, Route | QueryRoute], page: str) -> dict[str, 
         routes: what the stream has of them: `/status`, and `/limbo` and `/events` if they exist.
         page: the name of the page's file, without `.html`.
     """
-    parts = {name: functools.partial(_content_of, routes[f"/{name}"]) for name in _PARTS if f"/{name}" in routes}
+    parts: dict[str, Callable[[], Any]] = {}
+    parts |= {name: functools.partial(_content_of, routes[f"/{name}"]) for name in _PARTS if f"/{name}" in routes}
     if "/events" in routes:
         parts["events"] = _RecentEvents(routes["/events"])
     live = LiveStream(parts, HEADERS)
