@@ -68,7 +68,7 @@ def test_a_command_that_there_is_not_is_found(text: str) -> None:
 
 def test_the_readme_shows_its_pictures_and_says_in_words_what_is_on_them() -> None:
     pictures = dict(re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", README))
-    assert sorted(pictures.values()) == ["docs/architecture.svg", "docs/demo.svg"]
+    assert sorted(pictures.values()) == ["docs/architecture.svg", "docs/demo.svg", "docs/page.png"]
     assert all((ROOT / path).exists() for path in pictures.values())
     assert all(len(words) > 40 for words in pictures)
 
