@@ -38,6 +38,7 @@ from safekeeper.acceptor.effects import (
     ResetWal,
     Send,
     ServeAgent,
+    ServeEvents,
     ServeRead,
     SetWalAside,
     TrimWal,
@@ -57,6 +58,7 @@ from safekeeper.base.worker import Worker
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import AcceptorMessage, AppendRequest, ProposerMessage, PullWal, Standby
 from safekeeper.node.agent_registry import AgentRegistry
+from safekeeper.node.event_keeper import EventKeeper
 from safekeeper.node.peer_reads import PeerReads
 from safekeeper.node.state_log import ChangeLog
 from safekeeper.storage.data_folder import DataFolder
@@ -126,6 +128,7 @@ class Node:
         failed: done, with the error, once the node has failed.
         peer_reads: serves the members that pull WAL from here.
         agents: serves the agents.
+        events: keeps events.
     """
 
     def __init__(self, folder: DataFolder, loop: asyncio.AbstractEventLoop) -> None:
@@ -152,6 +155,13 @@ class Node:
         self._loop = loop
         self._outbox: Outbox
         self.peer_reads = PeerReads(self.acceptor, folder, partial(Worker, "peer reader", loop), self._send)
+        self.events = EventKeeper(
+            folder.control.safekeeper_id,
+            folder.event_file(),
+            self.disk_space,
+            partial(Worker, "events", loop),
+            self._send,
+        )
         self.agents = AgentRegistry(self.acceptor, folder.agents_file(), self.disk, self._send, loop.time)
         self._effects: Effects | None = None  # Those of the event that is being handled.
         self._connection = 0  # From which its message was received.
@@ -397,6 +407,8 @@ class Node:
                     self.peer_reads.serve(effect.connection, effect.request)
                 elif isinstance(effect, ServeAgent):
                     self.agents.serve(effect.connection, effect.exchange)
+                elif isinstance(effect, ServeEvents):
+                    self.events.serve(effect.connection, effect.exchange)
                 elif isinstance(effect, Close):
                     self._outbox.close(effect.connection, effect.reason, broken=False)
                 else:

@@ -52,7 +52,7 @@ def agent(config: Path | None, **command_line: str | None) -> NoReturn:
         )
 
     loaded = read()
-    logs.configure(lambda: f"agent {loaded.name}", loaded.log_level)
+    logs.configure(lambda: f"agent {loaded.name}", loaded.log_level, log_format=loaded.log_format)
     one = Agent(loaded, read_peer_credentials(loaded))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(_serve(one, loaded, read)))
