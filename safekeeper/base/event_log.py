@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from safekeeper.base.events import Event, EventList, KeptEvent, Page, bounded
-from safekeeper.base.logs import EventHandler, event_of
+from safekeeper.base.logs import EventHandler, LoggedEvent, event_of
 
 
 class EventRecorder(EventHandler):
@@ -39,6 +39,12 @@ class EventRecorder(EventHandler):
         logged = event_of(record)
         if logged is None:
             return
+        try:
+            self._record(record, logged)
+        except Exception:
+            self.handleError(record)  # Prints it: an event must not fail what it reports.
+
+    def _record(self, record: logging.LogRecord, logged: LoggedEvent) -> None:
         text, fields = bounded(record.getMessage(), {**logged.fields, **self._fields})
         self._count += 1
         # The clock may be set back: events of a process stay in order nevertheless.
