@@ -89,6 +89,23 @@ KINDS: Final[dict[str, EventKind]] = {
         _WARNING, "the archiver cannot archive: the text has the reason", "repair the archive; the WAL is retained"
     ),
     "archive-well": EventKind(_INFO, "archiving has resumed"),
+    # Of an agent.
+    "agent-started": EventKind(_INFO, "an agent has started"),
+    "agent-stopped": EventKind(_INFO, "an agent has stopped", "after an error: read its log"),
+    "failover-begun": EventKind(
+        _WARNING,
+        "an agent promotes its standby, because the leader is lost or an operator has ordered it",
+        "nothing, if `failover-done` follows",
+    ),
+    "failover-done": EventKind(_INFO, "commits succeed on the server that an agent has promoted"),
+    "writes-ended": EventKind(
+        _ERROR,
+        "an agent has ended the writes of its primary",
+        "nothing, if another server leads; otherwise see the text",
+    ),
+    "writes-allowed": EventKind(_INFO, "an agent has allowed writes on its primary"),
+    "server-rejoined": EventKind(_INFO, "an agent has made its server a standby of the leader"),
+    "server-rebuilt": EventKind(_WARNING, "an agent replaces its data folder by a base backup, as ordered", "nothing"),
     # Of a safekeeper.
     "safekeeper-started": EventKind(_INFO, "a safekeeper has started"),
     "safekeeper-stopped": EventKind(_INFO, "a safekeeper has stopped in order"),

@@ -1,4 +1,4 @@
-"""What a safekeeper keeps of events: its own, and those that proxies send (protocol step 15).
+"""What a safekeeper keeps of events: its own, and those that proxies and agents send (protocol step 15).
 
 The newest events are in memory (`EventRecorder`, bounded). A thread appends each to the files of event_file.py, without
 a sync and apart from the thread of the WAL. While the disk lacks space they are not written; a further event, at the

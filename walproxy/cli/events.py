@@ -52,8 +52,8 @@ def _since(text: str) -> _Since:
 def events(since: _Since, follow: bool, as_json: bool, config: Path | None, **command_line: Any) -> None:
     """Show what changed in the cluster, and when: terms, members, quorum, primary, standbys, archive.
 
-    The safekeepers keep the newest events, their own and those of the proxies. Those of all safekeepers that reply are
-    merged, ordered by time. Each kind of event is explained in docs/reference/events.md.
+    The safekeepers keep the newest events, their own and those of proxies and agents. Those of all safekeepers that
+    reply are merged, ordered by time. Each kind of event is explained in docs/reference/events.md.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
-"""Sends the events of a proxy to the safekeepers, which keep them (protocol step 15).
+"""Sends the events of a proxy or an agent to the safekeepers, which keep them (protocol step 15).
 
 A task apart from the links: each batch goes over a connection of its own, which greets, sends and is closed, so that
-nothing that fails here disturbs the consensus. A safekeeper that is not connected to the proxy, or does not accept
+nothing that fails here disturbs the consensus. A safekeeper that is not connected, or does not accept
 events because it is of an older release, is tried again later, with a growing pause; what has left the recorder's
 memory meanwhile is not sent to it.
 """
@@ -26,6 +26,8 @@ GATHER_S = 0.2
 LOOK_INTERVAL_S = 5.0
 PAUSE_MIN_S = 1.0
 PAUSE_MAX_S = 60.0
+# For the last events at the end of a process.
+LAST_EVENTS_TIMEOUT_S = 0.2
 # For a connection and its replies.
 SEND_TIMEOUT_S = 5.0
 

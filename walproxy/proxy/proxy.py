@@ -56,7 +56,7 @@ from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.roster import newest_membership
 from walproxy.proposer.view import ProposerView, view_of
 from walproxy.proxy.config import ProxyConfig
-from walproxy.proxy.event_sender import EventSender
+from walproxy.proxy.event_sender import LAST_EVENTS_TIMEOUT_S, EventSender
 from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
@@ -79,8 +79,6 @@ LINES_OF_A_KIND_MAX = 10
 LINES_INTERVAL_S = 60.0
 # Events that differ only in figures.
 EVENTS_OF_A_KIND_MAX = 30
-# The time limit for sending the last events at the end.
-LAST_EVENTS_TIMEOUT_S = 0.5
 _LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
 
 
