@@ -28,6 +28,7 @@ from safekeeper.acceptor.effects import (
     ReadWal,
     Send,
     ServeAgent,
+    ServeEvents,
     ServeRead,
     TruncateWal,
 )
@@ -54,6 +55,7 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    EventExchange,
     FolderIsOlder,
     FolderStates,
     MembersAnswer,
@@ -140,6 +142,7 @@ class Acceptor(AcceptorLog):
             FolderStates: self._learn_folders,
             FolderIsOlder: self._leave_identity,
             AgentExchange: self._agent_exchange,
+            EventExchange: self._event_exchange,
             ArchiveAssignment: self._archive_assignment,
             PullWal: self._pull_wal,
             PeerRead: self._peer_read,
@@ -865,6 +868,14 @@ class Acceptor(AcceptorLog):
             yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason)
         else:
             yield ServeAgent(connection, message)
+
+    def _event_exchange(self, connection: int, message: EventExchange, now: float) -> Effects:
+        """Let a proxy or a command of this cluster exchange events (step 15)."""
+        if message.cluster_id == self.control.cluster_id:
+            yield ServeEvents(connection, message)
+        else:
+            reason = f"safekeeper {self.control.safekeeper_id} belongs to another cluster: correct --safekeepers"
+            yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason)
 
     # ------------------------------------------------------------------ reads for the proposer
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.consensus.messages import AcceptorMessage, AgentExchange, PeerRead
+from safekeeper.consensus.messages import AcceptorMessage, AgentExchange, EventExchange, PeerRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,14 @@ class ServeAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeEvents:
+    """Keep the events of `connection`'s peer and answer it (`EventPage`). Changes nothing of the acceptor."""
+
+    connection: int
+    exchange: EventExchange
+
+
+@dataclass(frozen=True, slots=True)
 class DigestWal:
     """Return the CRC-32C of each page of [begin_lsn, end_lsn), as a tuple of int."""
 
@@ -179,6 +187,7 @@ Effect = (
     | ReadWal
     | ServeRead
     | ServeAgent
+    | ServeEvents
     | DigestWal
     | FindRecords
     | FindRecordEnd

@@ -17,6 +17,7 @@ A connection begins with `ProposerGreeting` / `AcceptorGreeting`. Then follow, e
     ChangeMembers   -> MembersAnswer      an operator's change of the members, relayed to the leader (step 10)
     FolderIsOlder   -> (closed)           the data folder is an older copy: it no longer counts (step 11)
     AgentExchange   -> AgentView          what agents keep on the safekeepers; changes no consensus state (step 14)
+    EventExchange   -> EventPage          events to keep, and kept ones; changes no consensus state (step 15)
 
 Without a request, the acceptor sends its standbys' positions, `StandbyFeedback`, and the progress of its archiving,
 `ArchiveReport`, to the proposer that it follows; the proposer sends all acceptors the archiver and the progress of the
@@ -35,6 +36,7 @@ from enum import StrEnum
 
 import msgspec
 
+from safekeeper.base.events import Event, KeptEvent
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.folder_state import FolderState
@@ -443,6 +445,27 @@ class AgentView(msgspec.Struct, frozen=True, tag="agent_view"):
     reports: tuple[KeptReport, ...] = ()
 
 
+class EventExchange(msgspec.Struct, frozen=True, tag="event_exchange"):
+    """Keep these events, and reply with kept ones.
+
+    Attributes:
+        cluster_id: of the acceptor's greeting; empty if it belongs to none.
+        events: events of the sender.
+        since: the number of the first kept event to reply with; None: none is requested.
+    """
+
+    cluster_id: str
+    events: tuple[Event, ...] = ()
+    since: int | None = None
+
+
+class EventPage(msgspec.Struct, frozen=True, tag="event_page"):
+    """The first kept events from the requested number on, and the number with which to continue."""
+
+    events: tuple[KeptEvent, ...]
+    next_seq: int
+
+
 class ArchiveAssignment(msgspec.Struct, frozen=True, tag="archive_assignment"):
     """The archiver from now on, 0 for none, and the progress of its archive, 0 if unknown in this term."""
 
@@ -596,6 +619,7 @@ ProposerMessage = (
     | FolderStates
     | FolderIsOlder
     | AgentExchange
+    | EventExchange
     | ArchiveAssignment
     | PullWal
     | PeerRead
@@ -615,6 +639,7 @@ AcceptorMessage = (
     | PullEnded
     | FolderStates
     | AgentView
+    | EventPage
     | StandbyFeedback
     | ArchiveReport
     | ReadResponse

@@ -38,6 +38,7 @@ from safekeeper.acceptor.effects import (
     ResetWal,
     Send,
     ServeAgent,
+    ServeEvents,
     ServeRead,
     SetWalAside,
     TrimWal,
@@ -59,6 +60,7 @@ from safekeeper.consensus.answer_counts import AnswerCounts
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import AcceptorMessage, AppendRequest, ProposerMessage, PullWal, Standby
 from safekeeper.node.agent_registry import AgentRegistry
+from safekeeper.node.event_keeper import EventKeeper
 from safekeeper.node.peer_reads import PeerReads
 from safekeeper.node.state_log import ChangeLog
 from safekeeper.storage.data_folder import DataFolder
@@ -132,6 +134,7 @@ class Node:
             1 us of CPU time, a flush on a quick disk 50 us and more.
         append_sizes: bytes of WAL in each append, from 64 bytes to 1 MiB.
         answers: its votes and refusals.
+        events: keeps events.
     """
 
     def __init__(self, folder: DataFolder, loop: asyncio.AbstractEventLoop) -> None:
@@ -158,6 +161,13 @@ class Node:
         self._loop = loop
         self._outbox: Outbox
         self.peer_reads = PeerReads(self.acceptor, folder, partial(Worker, "peer reader", loop), self._send)
+        self.events = EventKeeper(
+            folder.control.safekeeper_id,
+            folder.event_file(),
+            self.disk_space,
+            partial(Worker, "events", loop),
+            self._send,
+        )
         self.agents = AgentRegistry(self.acceptor, folder.agents_file(), self.disk, self._send, loop.time)
         self.flush_times = RecentHistogram()
         self.append_sizes = Histogram(6, 20)
@@ -413,6 +423,8 @@ class Node:
                     self.peer_reads.serve(effect.connection, effect.request)
                 elif isinstance(effect, ServeAgent):
                     self.agents.serve(effect.connection, effect.exchange)
+                elif isinstance(effect, ServeEvents):
+                    self.events.serve(effect.connection, effect.exchange)
                 elif isinstance(effect, Close):
                     self._outbox.close(effect.connection, effect.reason, broken=False)
                 else:

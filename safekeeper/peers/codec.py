@@ -34,6 +34,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from safekeeper.base.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
+from safekeeper.base.events import (
+    FIELD_BYTES_MAX,
+    FIELDS_MAX,
+    PAGE_EVENTS_MAX,
+    TEXT_BYTES_MAX,
+    Event,
+    Field,
+    KeptEvent,
+)
 from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
 from safekeeper.consensus.control_state import NOBODY, LeaderId
 from safekeeper.consensus.folder_state import FolderState
@@ -54,6 +63,8 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    EventExchange,
+    EventPage,
     FolderIsOlder,
     FolderStates,
     KeptReport,
@@ -96,6 +107,7 @@ AGENTS_MAX = 64
 AGENT_NAME_BYTES_MAX = 63
 AGENT_REPORT_BYTES_MAX = 4 << 10
 AGENT_SETTINGS_BYTES_MAX = 16 << 10
+EVENT_SOURCE_BYTES_MAX = 100
 _QUOTED_CHARACTERS_MAX = 200
 
 _MAGIC = 0x5750
@@ -301,6 +313,7 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
         | FolderStates
         | FolderIsOlder
         | AgentExchange
+        | EventExchange
         | ArchiveAssignment
         | PullWal
         | PeerRead
@@ -327,6 +340,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | PullEnded
         | FolderStates
         | AgentView
+        | EventPage
         | StandbyFeedback
         | ArchiveReport
         | DigestResponse
@@ -850,6 +864,34 @@ def _check_agent_settings(settings: AgentSettingsVersion) -> None:
         )
 
 
+def _check_events(events: tuple[Event, ...] | tuple[KeptEvent, ...]) -> None:
+    if len(events) > PAGE_EVENTS_MAX:
+        raise RemoteProtocolError(f"{len(events)} events are more than the maximum of {PAGE_EVENTS_MAX}")
+    for each in events:
+        _check_event(each.event if isinstance(each, KeptEvent) else each)
+
+
+def _check_event(event: Event) -> None:
+    _check_word(event.id)
+    _check_word(event.kind)
+    if len(event.source.encode()) > EVENT_SOURCE_BYTES_MAX or not event.source.isprintable():
+        raise RemoteProtocolError(f"{event.source[:64]!r} cannot be the source of an event")
+    if len(event.text.encode()) > TEXT_BYTES_MAX or not event.text.isprintable():
+        raise RemoteProtocolError(f"{event.text[:64]!r} is not one line of at most {TEXT_BYTES_MAX} bytes")
+    if len(event.fields) > FIELDS_MAX:
+        raise RemoteProtocolError(f"{len(event.fields)} fields are more than the maximum of {FIELDS_MAX}")
+    for name, value in event.fields.items():
+        _check_word(name)
+        if not _is_field(value):
+            raise RemoteProtocolError(f"{str(value)[:64]!r} cannot be the value of a field")
+
+
+def _is_field(value: Field) -> bool:
+    if isinstance(value, str):
+        return len(value.encode()) <= FIELD_BYTES_MAX and value.isprintable()
+    return -LSN_MAX <= value <= LSN_MAX  # False for a float that is not a number.
+
+
 def _check_address(address: str) -> None:
     if len(address.encode()) > ADDRESS_BYTES_MAX or not address.isprintable():
         raise RemoteProtocolError(f"{address[:64]!r} is not the address of a member")
@@ -887,6 +929,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "report": _check_agent_report,
     "reports": _check_agent_reports,
     "settings": _check_agent_settings,
+    "events": _check_events,
 }
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
     AgentExchange: ("cluster_id",),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safekeeper.base.logs import LOG_LEVELS
+from safekeeper.base.logs import LOG_FORMATS, LOG_LEVELS
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import (
     Address,
@@ -67,6 +67,12 @@ class SafekeeperConfig:
         default="info",
         metavar="LEVEL",
         reloadable=True,
+    )
+    log_format: str = option(
+        "Format of the log: text, or json for one JSON object per line",
+        parse=one_of(*LOG_FORMATS),
+        default="text",
+        metavar="FORMAT",
     )
     checkpoint_interval: float = option(
         "Seconds between checkpoints, which write the positions that may lag on disk",

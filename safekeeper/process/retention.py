@@ -126,7 +126,7 @@ class Retention:
 
     def _warn(self) -> None:
         if self.limit_bytes is None or not self.is_over_limit:
-            self._problem.over("the retained WAL is within --wal-limit again")
+            self._problem.over("the retained WAL is within --wal-limit again", event="wal-limit-kept")
             return
         node, acceptor = self._node, self._node.acceptor
         if self._archiver is None:
@@ -146,4 +146,5 @@ class Retention:
             format_lsn(acceptor.archived_lsn),
             self.limit_bytes >> 20,
             reason,
+            event="wal-limit-exceeded",
         )

@@ -16,7 +16,8 @@ from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archiving.archiver import Archiver
 from safekeeper.archiving.read_through import ReadThrough
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, StorageFailed, WalproxyError
-from safekeeper.base.logs import configure, describe_bug
+from safekeeper.base.event_log import EventRecorder
+from safekeeper.base.logs import configure, describe_bug, log_event
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.base.worker import Worker
@@ -40,6 +41,9 @@ from safekeeper.web.page import with_page
 
 # An archive folder that hangs must not prevent a safekeeper from serving.
 _ARCHIVE_LOOK_S = 5.0
+
+# The time limit for writing the last events at a shutdown.
+_EVENTS_CLOSE_S = 1.0
 
 # The listeners, as metrics and log lines name them.
 PROPOSERS, REPLICATION, HTTP = "proposers", "replication", "http"
@@ -74,12 +78,13 @@ class Service:
         Raises:
             WalproxyError: it could not start to serve.
         """
-        configure(self._who, self._config.log_level)
+        self._configure_log(None)
         self._protection = Protection(self._config)
         archive = await self._open_archive()
         folder = DataFolder.open(self._fs, self._config.data_dir, self._config.id, secrets.token_hex(16))
         # The process's end closes the files: after a failure, closing them could wait indefinitely for a hung disk.
         self._node = Node(folder, asyncio.get_running_loop())
+        self._configure_log(self._node.events.recorder)
         try:
             await self._serve(self._node, archive)
         except ConfigurationError:
@@ -92,6 +97,9 @@ class Service:
             return EXIT_UNEXPECTED
         folder.close()
         return EXIT_FINE
+
+    def _configure_log(self, events: EventRecorder | None) -> None:
+        configure(self._who, self._config.log_level, log_format=self._config.log_format, events=events)
 
     async def _serve(self, node: Node, archive: ArchiveAccess | None) -> None:
         config, protection, loop = self._config, self._protection, asyncio.get_running_loop()
@@ -189,7 +197,10 @@ class Service:
                 await pg_listener.close()
             await self._drain_archiver(node)
             await _first_of(slots.save(), node.failed, config.drain_timeout)
-            _log.info("stopped; WAL ends at %s", format_lsn(node.acceptor.flush_lsn))
+            flush_lsn = format_lsn(node.acceptor.flush_lsn)
+            log_event(_log, "safekeeper-stopped", {"flush_lsn": flush_lsn}, "stopped; WAL ends at %s", flush_lsn)
+            if not await _first_of(node.events.close(), node.failed, _EVENTS_CLOSE_S):
+                _log.warning("the last events are not written: the disk has not answered for %g s", _EVENTS_CLOSE_S)
         finally:
             listener.stop_accepting()
             listener.close_all()
@@ -267,7 +278,10 @@ class Service:
         http: HttpListener,
         pg_listener: ReplicationListener | None,
     ) -> None:
-        _log.info(
+        log_event(
+            _log,
+            "safekeeper-started",
+            {"incarnation": folder.control.incarnation, "flush_lsn": format_lsn(folder.flush_lsn)},
             "listening for proxies on %s, for HTTP on %s%s; data folder %s, incarnation %s, WAL ends at %s; process %d",
             listener.address,
             http.address,

@@ -2,6 +2,7 @@
 
     GET /status    positions, the followed proposer, its disk, its archive: JSON
     GET /metrics   figures for Prometheus (safekeeper/process/metrics.py)
+    GET /events    what changed, and when: JSON (safekeeper/net/events_page.py)
     GET /healthz   200 while the process runs and its disk responds; for a supervisor that restarts it
     GET /readyz    200 if this safekeeper can take part in a quorum now, else 503 with the reason
 
@@ -16,7 +17,8 @@ from typing import Any
 from safekeeper.archiving.archiver import Archiver
 from safekeeper.base.lsn import format_lsn
 from safekeeper.consensus.term_history import tli_at
-from safekeeper.net.http_server import Answer, Route
+from safekeeper.net.events_page import events_route
+from safekeeper.net.http_server import Answer, QueryRoute, Route
 from safekeeper.node.node import Node
 from safekeeper.node.wal_pull import WalPuller
 from safekeeper.process.retention import Retention
@@ -33,7 +35,7 @@ def safekeeper_routes(
     archiver: Archiver | None = None,
     retention: Retention | None = None,
     puller: WalPuller | None = None,
-) -> dict[str, Route]:
+) -> dict[str, Route | QueryRoute]:
     """Return the pages of a safekeeper.
 
     Args:
@@ -58,6 +60,7 @@ def safekeeper_routes(
 
     return {
         "/status": lambda: (200, page()),
+        "/events": events_route(node.events.recorder),
         "/healthz": lambda: _verdict(health_problem(node)),
         "/readyz": lambda: _verdict(readiness_problem(node)),
     }

@@ -51,6 +51,7 @@ from safekeeper.consensus.membership import check_quorum_sizes
 from safekeeper.consensus.messages import AgentSettingsVersion
 from safekeeper.consensus.term_history import tli_at
 from safekeeper.storage.control_file import ControlFile, DataDirectoryLock, StateFile
+from safekeeper.storage.event_file import EventFile
 from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, FileSystem, Space, sync_names
 from safekeeper.storage.recovery import end_of_chain, inspect
 from safekeeper.storage.wal_log import WalStorage
@@ -258,6 +259,10 @@ class DataFolder:
     def agents_file(self) -> StateFile:
         """Return the file of the settings that agents share."""
         return agents_file(self._fs, self.directory)
+
+    def event_file(self) -> EventFile:
+        """Return the files of the kept events."""
+        return EventFile(self._fs, self.directory)
 
     def wal_reader(self) -> WalReader:
         """Return a new reader of the log. Call it only once there is WAL."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from safekeeper.base.errors import ResourceShortage
-from safekeeper.base.logs import RateLimit
+from safekeeper.base.logs import RateLimit, log_event
 from safekeeper.base.lsn import Lsn
 from safekeeper.storage.filesystem import Space
 
@@ -14,6 +14,8 @@ WARN_AGAIN_AFTER_S = 600.0
 # What may lack disk space.
 WAL = "WAL"
 CONTROL_FILE = "control file"
+
+_LOW = "the disk has %d MiB of free space left, less than the %d MiB of --disk-free-warning: free some space"
 
 _log = logging.getLogger(__name__)
 
@@ -51,11 +53,17 @@ class DiskSpace:
             self.short_of_resources(error)
         elif error is None:
             if self.lacking.pop(what, None) is not None:
-                _log.info("disk space for the %s is available again", what)
+                log_event(_log, "disk-space-back", {"what": what}, "disk space for the %s is available again", what)
         elif what not in self.lacking:
             self.lacking[what] = str(error)
-            _log.warning(
-                "not enough disk space for the %s: %s; free some space, writing then resumes by itself", what, error
+            log_event(
+                _log,
+                "disk-full",
+                {"what": what},
+                "not enough disk space for the %s: %s; free some space, writing then resumes by itself",
+                what,
+                error,
+                level=logging.WARNING,
             )
 
     def short_of_resources(self, error: ResourceShortage) -> None:
@@ -69,15 +77,16 @@ class DiskSpace:
         """Record the disk's measured space."""
         was_low = self.is_low
         self.space = space
-        now = self._clock()
+        now, free_mib = self._clock(), space.free_bytes >> 20
+        fields = {"free_bytes": space.free_bytes}
         if not self.is_low:
             self._warned_at = None
             if was_low:
-                _log.info("the disk has %d MiB of free space again", space.free_bytes >> 20)
+                log_event(_log, "disk-space-back", fields, "the disk has %d MiB of free space again", free_mib)
         elif self._warned_at is None or now - self._warned_at >= WARN_AGAIN_AFTER_S:
-            self._warned_at = now
-            _log.warning(
-                "the disk has %d MiB of free space left, less than the %d MiB of --disk-free-warning: free some space",
-                space.free_bytes >> 20,
-                self.free_warning_bytes >> 20,
-            )
+            is_new, self._warned_at = self._warned_at is None, now
+            warning_mib = self.free_warning_bytes >> 20
+            if is_new:
+                log_event(_log, "disk-low", fields, _LOW, free_mib, warning_mib)
+            else:
+                _log.warning(_LOW, free_mib, warning_mib)

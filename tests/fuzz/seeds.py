@@ -8,6 +8,7 @@ import msgspec
 from scramp import ScramClient
 
 from safekeeper.archive.objects import ArchivedObject, Manifest, history_file, partial_file, segment_file
+from safekeeper.base.events import Event, KeptEvent
 from safekeeper.base.timelines import format_timeline_history
 from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.folder_state import FolderState
@@ -26,6 +27,8 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    EventExchange,
+    EventPage,
     FolderIsOlder,
     FolderStates,
     KeptReport,
@@ -68,6 +71,7 @@ _SIZE = 16 << 20
 
 _FOLDER = FolderState(1, "a", 3, 7, 300)
 _SETTINGS = AgentSettingsVersion(3, "0123456789abcdef" * 2, b'{"is_paused":true}')
+_EVENT = Event("5f2a81c0-9", 1795000000000, "term-won", "walproxy", "term 7", {"term": 7, "s": 1.5, "run": "run7"})
 _FROM_PROPOSERS = (
     ProposerGreeting(4, "run7", 5, 9, _SIZE),
     Bootstrap("cluster", 5, _SIZE, 170002, _MEMBERS, True),
@@ -81,6 +85,8 @@ _FROM_PROPOSERS = (
     FolderIsOlder(_NODE, _FOLDER),
     AgentExchange("cluster", "db1", b'{"name":"db1"}', _SETTINGS),
     AgentExchange("cluster", ""),
+    EventExchange("cluster", (_EVENT,)),
+    EventExchange("", since=7),
     ArchiveAssignment(_NODE, 1, 100),
     AppendRequest(_NODE, 3, 300, 200, 100, 5, True, b"WAL"),
     AppendRequest(_NODE, 3, 300, 200, 100, 6, False, b""),
@@ -100,6 +106,7 @@ _FROM_ACCEPTORS = (
     FolderStates("cluster", (_FOLDER,)),
     AgentView("cluster", "a", _NODE, 250, 7, 2, 1, 300, 200, _SETTINGS, (KeptReport("db1", 9, b"{}"),)),
     AgentView("cluster", "a", _NODE, 250, 7, 2, 1, 300, 200),
+    EventPage((KeptEvent(7, _EVENT),), 8),
     PullEnded(_NODE, 1, 300, "safekeeper 2 at host:5454: timeout"),
     StandbyFeedback((Standby("standby_1", 300, 200, 100, 7, 0),)),
     ArchiveReport(100, True, True, 0, "no route to the store"),

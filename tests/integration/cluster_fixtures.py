@@ -195,7 +195,7 @@ class Gated(LocalCluster):
 
 
 class SlowDisk:
-    """The disk of a safekeeper that `on_slow_disk` has restarted: every sync slow, or none returning."""
+    """The disk of a safekeeper that `on_slow_disk` has restarted: every sync slow, or none returning, or full."""
 
     def __init__(self, control_file: Path) -> None:
         self.control_file = control_file
@@ -210,6 +210,12 @@ class SlowDisk:
     def held(self) -> Iterator[None]:
         """No sync returns."""
         with self._with(DiskFaults(held=True)):
+            yield
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """There is no room for new files."""
+        with self._with(DiskFaults(full=True)):
             yield
 
     @contextlib.contextmanager

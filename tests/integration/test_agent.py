@@ -11,6 +11,7 @@ import pytest
 from tests.cluster_templates import init_by_copying
 from tests.forking.daemons import ForkedLocalProcess
 from tests.integration.conftest import NEWEST
+from tests.integration.refusal_fixtures import run_walproxy
 from tests.waiting import wait_for
 from walproxy.lab.cluster.agent_cluster import AgentCluster
 from walproxy.lab.load.clients import Clients
@@ -92,6 +93,20 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
         cluster.wait_until(lambda: cluster.is_standby("pg1"), "the old primary is a standby")
         book.wait_for_commit()
         book.verify()
+        listed = run_walproxy("events", "--json", "--safekeepers", cluster.safekeepers_option).stdout.splitlines()
+    happened = [(each["source"], each["event"]) for each in map(json.loads, listed)]
+    promoted = f"agent {new.name}"
+    rest = iter(happened)
+    for wanted in (
+        ("agent pg1", "agent-started"),
+        ("walproxy", "term-begun"),
+        (promoted, "failover-begun"),
+        ("safekeeper 1", "timeline-sealed"),
+        ("walproxy", "primary-streams"),
+        (promoted, "failover-done"),
+        ("agent pg1", "agent-started"),
+    ):
+        assert wanted in rest, f"{wanted} is not listed, or too early: {happened}"
     assert new.postgres.execute("SELECT count(*) FROM book WHERE n = -1") == [(0,)]
     [path] = (cluster.directory / "pg1.discarded").iterdir()
     report = json.loads(path.read_text())

@@ -1,7 +1,7 @@
 """The documentation says what the code does: links resolve, and nothing that a user meets is left out.
 
-`python tests/unit/test_docs.py` writes the tables of docs/reference/configuration.md and docs/reference/tables.md anew:
-from the options and the columns that the code has.
+`python tests/unit/test_docs.py` writes the tables of docs/reference/configuration.md, docs/reference/tables.md and
+docs/reference/events.md anew: from the options, the columns and the kinds of events that the code has.
 """
 
 import ast
@@ -29,6 +29,7 @@ import walproxy.cli.pipeline
 import walproxy.proxy.config
 import walproxy.proxy.proxy
 from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.base.event_catalogue import KINDS
 from safekeeper.base.settings import command_line_name, environment_variable, options_of
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerMessage, RefusalCode
@@ -169,8 +170,18 @@ def column_table(view: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def event_table() -> str:
+    """The kinds of events."""
+    lines = ["| event | severity | what happened | what to do |", "|---|---|---|---|"]
+    for name, kind in KINDS.items():
+        lines.append(f"| `{name}` | {kind.severity} | {kind.meaning} | {kind.action} |")
+    return "\n".join(lines) + "\n"
+
+
 def table(name: str) -> str:
     """The rows of a marked table."""
+    if name == "events":
+        return event_table()
     return column_table(name) if name in COLUMNS else option_table(name)
 
 
@@ -387,7 +398,7 @@ def test_every_refusal_is_described_with_what_follows_from_it() -> None:
 def test_every_message_is_in_the_protocol() -> None:
     text = page("protocol.md").read_text()
     messages = {*ProposerMessage.__args__, *AcceptorMessage.__args__}
-    assert len(messages) == 33
+    assert len(messages) == 35
     assert not sorted(message.__name__ for message in messages if f"`{message.__name__}`" not in text)
 
 
@@ -473,6 +484,12 @@ def test_the_tables_of_columns_are_those_of_the_code() -> None:
     assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
 
 
+def test_the_table_of_events_is_that_of_the_code() -> None:
+    text = page("events.md").read_text()
+    assert [match[2] for match in _TABLE.finditer(text)] == ["events"]
+    assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
+
+
 def test_the_examples_of_configuration_files_are_accepted(tmp_path: Path) -> None:
     for heading, program in (("safekeeper run", "safekeeper"), ("walproxy run", "walproxy")):
         example = re.search(r"^```toml\n(.*?)^```$", section("configuration.md", heading), re.MULTILINE | re.DOTALL)
@@ -526,5 +543,5 @@ def test_every_target_of_the_makefile_is_described() -> None:
 
 
 if __name__ == "__main__":
-    for name in ("configuration.md", "tables.md"):
+    for name in ("configuration.md", "tables.md", "events.md"):
         page(name).write_text(with_tables(page(name).read_text()))

@@ -20,7 +20,7 @@ import msgspec
 from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, WalproxyError
-from safekeeper.base.logs import describe_bug
+from safekeeper.base.logs import describe_bug, log_event
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import address as parse_address
 from safekeeper.net.safekeeper_connection import Credentials
@@ -205,6 +205,8 @@ class Agent:
         for name, path in (*named, ("--secret-file", config.secret_file), ("--config", config.proxy_config)):
             if path is not None:
                 arguments += [name, str(path)]
+        if config.log_format != "text":
+            arguments += ["--log-format", config.log_format]  # Both write to the same log.
         return arguments
 
     # ------------------------------------------------------------------ loops
@@ -348,7 +350,10 @@ class Agent:
             seconds=round(now - began_at, 3),
             at=round(time.time(), 3),
         )
-        _log.info(
+        log_event(
+            _log,
+            "failover-done",
+            {"tli": promotion.tli, "seconds": change.seconds},
             "commits go on, on timeline %d from %s, %.2f s after the %s began",
             promotion.tli,
             format_lsn(promotion.fork_lsn),
@@ -537,7 +542,8 @@ class Agent:
         kind = order.kind if order is not None else "failover"
         began_at = time.monotonic()
         self._doing = f"{kind}: sealing timeline {self.view.log_tli}"
-        _log.warning("%s begins: %s", kind, "ordered" if order is not None else "the leader is lost")
+        why = "ordered" if order is not None else "the leader is lost"
+        log_event(_log, "failover-begun", {"kind": kind}, "%s begins: %s", kind, why)
         if self.config.watchdog != "off":
             # Whether it can be opened is better known before the seal.
             self._watchdog.open()
@@ -614,7 +620,7 @@ class Agent:
             raise WalproxyError(f"--fence-command has failed with exit code {process.returncode}: {lines[-1]}")
 
     async def _end_writes(self, reason: str, stops: bool) -> None:
-        _log.warning("no writes from now on: %s", reason)
+        log_event(_log, "writes-ended", {}, "no writes from now on: %s", reason, level=logging.WARNING)
         if not stops:
             try:
                 await asyncio.to_thread(self.server.make_read_only, max(0.3, 0.15 * self.config.dead_after))
@@ -627,7 +633,7 @@ class Agent:
     async def _allow_writes(self) -> None:
         await asyncio.to_thread(self.server.make_writable)
         self._decider.ended_writes = False
-        _log.info("a quorum of the safekeepers receives WAL: writes are allowed")
+        log_event(_log, "writes-allowed", {}, "a quorum of the safekeepers receives WAL: writes are allowed")
 
     def _stop_by_force(self) -> None:
         for mode in ("fast", "immediate"):
@@ -642,7 +648,8 @@ class Agent:
         self._doing = f"rejoining {leader.name}"
         _log.info("%s as a standby", self._doing)
         way = await asyncio.to_thread(self._rejoin_and_report, leader)
-        _log.info("rejoined %s (%s)", leader.name, way.value)
+        fields = {"leader": leader.name, "way": way.value}
+        log_event(_log, "server-rejoined", fields, "rejoined %s (%s)", leader.name, way.value)
 
     def _rejoin_and_report(self, leader: AgentReport) -> Way:
         if RejoinFolder(self.config.pgdata).read() is not None:
@@ -690,7 +697,8 @@ class Agent:
 
     async def _rebuild(self, leader: AgentReport, order: Order) -> None:
         self._doing = f"rebuilding from {leader.name}"
-        _log.warning("rebuilding the data folder by a base backup of %s", leader.name)
+        fields = {"leader": leader.name}
+        log_event(_log, "server-rebuilt", fields, "rebuilding the data folder by a base backup of %s", leader.name)
 
         def rebuild() -> None:
             self._stop_by_force()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safekeeper.base.logs import LOG_LEVELS
+from safekeeper.base.logs import LOG_FORMATS, LOG_LEVELS
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import (
     Address,
@@ -198,6 +198,12 @@ class AgentConfig(MembersConfig):
         default="info",
         metavar="LEVEL",
         reloadable=True,
+    )
+    log_format: str = option(
+        "Format of the log: text, or json for one JSON object per line",
+        parse=one_of(*LOG_FORMATS),
+        default="text",
+        metavar="FORMAT",
     )
     http_tls: bool = http_tls_option()
     http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")

@@ -16,7 +16,7 @@ from walproxy.cli.extras import CommandWithoutExtra, missing_extra_is_one_line
 from walproxy.failure_codes import failure_code
 
 _COMMANDS = (
-    *("run", "status", "levels", "limbo", "check", "members"),
+    *("run", "status", "levels", "limbo", "events", "check", "members"),
     *("archive", "restore", "wal-fetch", "recovery-end", "rebootstrap"),
     *("failover", "switchover", "ready-to-promote", "discarded", "agent", "cluster"),
     *("demo", "bench", "torture", "pipeline"),

@@ -13,6 +13,7 @@ import uvloop
 
 from safekeeper.base import logs, settings
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
+from safekeeper.base.event_log import EventRecorder
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
@@ -24,6 +25,7 @@ from walproxy.agent.config import AgentConfig
 from walproxy.agent.rest import agent_routes
 from walproxy.proxy.config import ENVIRONMENT_PREFIX
 from walproxy.proxy.credentials import read_peer_credentials, reload_credentials
+from walproxy.proxy.event_sender import LAST_EVENTS_TIMEOUT_S, EventSender
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +54,15 @@ def agent(config: Path | None, **command_line: str | None) -> NoReturn:
         )
 
     loaded = read()
-    logs.configure(lambda: f"agent {loaded.name}", loaded.log_level)
+    who = f"agent {loaded.name}"
+    events = EventRecorder(who)
+    logs.configure(lambda: who, loaded.log_level, log_format=loaded.log_format, events=events)
     one = Agent(loaded, read_peer_credentials(loaded))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(_serve(one, loaded, read)))
+        sys.exit(runner.run(_serve(one, loaded, read, events)))
 
 
-async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig]) -> int:
+async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig], events: EventRecorder) -> int:
     http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
     listeners: dict[str, Listener[Any]] = {}
     http = await serve_http(
@@ -76,17 +80,21 @@ async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig
             reload_credentials(one.credentials, http_tls)
             http.networks = new.http_allow
 
+    sender = EventSender(events, lambda: dict(config.safekeepers), one.credentials)
+    sending = asyncio.create_task(sender.run())
+    exit_code, text = EXIT_FINE, "stopped"
     try:
         take_signals(stop=one.stop, reload=reload)
-        logger.info("starts, REST on %s; process %d", http.address, os.getpid())
+        logs.log_event(logger, "agent-started", {}, "starts, REST on %s; process %d", http.address, os.getpid())
         await one.run()
     except WalproxyError as error:
-        logger.error("%s", error)
-        return error.exit_code
+        exit_code, text = error.exit_code, str(error)
     except Exception as bug:
-        logger.error("%s", logs.describe_bug(bug))
-        return EXIT_UNEXPECTED
+        exit_code, text = EXIT_UNEXPECTED, logs.describe_bug(bug)
     finally:
+        sending.cancel()
         await http.close()
-    logger.info("stopped")
-    return EXIT_FINE
+    level = logging.ERROR if exit_code else logging.INFO
+    logs.log_event(logger, "agent-stopped", {"exit_code": exit_code}, "%s", text, level=level)
+    await sender.flush(LAST_EVENTS_TIMEOUT_S)
+    return exit_code

@@ -54,9 +54,9 @@ def run(config: Path | None, **command_line: str | None) -> NoReturn:
         )
 
     loaded = read()
-    logs.configure(lambda: "walproxy", loaded.log_level)
+    logs.configure(lambda: "walproxy", loaded.log_level, log_format=loaded.log_format)
     proxy = Proxy(loaded, read_credentials(loaded))
-    logs.configure(lambda: _who(proxy), loaded.log_level)
+    logs.configure(lambda: _who(proxy), loaded.log_level, log_format=loaded.log_format, events=proxy.events)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(_serve(proxy, loaded, read)))
 
@@ -98,8 +98,9 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
             stop=lambda: drains.append(asyncio.create_task(proxy.stop())),
             reload=reload,
         )
-        logger.info(
-            "starts as run %s, HTTP on %s; process %d", proxy.proposer.config.proposer_id[:8], http.address, os.getpid()
+        run = proxy.proposer.config.proposer_id[:8]
+        logs.log_event(
+            logger, "proxy-started", {}, "starts as run %s, HTTP on %s; process %d", run, http.address, os.getpid()
         )
         tell_validity(proxy.credentials.tls or http_tls, config.tls_cert)
         error = await proxy.run()
@@ -108,12 +109,17 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
     except WalproxyError as broken:
         error = broken
     except Exception as bug:
-        logger.error("%s", logs.describe_bug(bug))
-        return EXIT_UNEXPECTED
+        return await _end(proxy, EXIT_UNEXPECTED, logs.describe_bug(bug))
     finally:
         await http.close()
     if error is not None:
-        logger.error("%s", error)
-        return error.exit_code
-    logger.info("stopped")
-    return EXIT_FINE
+        return await _end(proxy, error.exit_code, str(error))
+    return await _end(proxy, EXIT_FINE, "stopped")
+
+
+async def _end(proxy: Proxy, exit_code: int, text: str) -> int:
+    """Log and record how the proxy ends; return its exit code."""
+    level = logging.ERROR if exit_code else logging.INFO
+    logs.log_event(logger, "proxy-stopped", {"exit_code": exit_code}, "%s", text, level=level)
+    await proxy.send_last_events()
+    return exit_code

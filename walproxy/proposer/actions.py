@@ -132,10 +132,17 @@ class ReportStatus(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the log."""
+    """A line for the log.
+
+    Attributes:
+        event: the id of the event to which it belongs, empty if it belongs to none.
+        term: of that event.
+    """
 
     level: Level
     text: str
+    event: str = ""
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)

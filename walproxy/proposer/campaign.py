@@ -222,6 +222,8 @@ class Campaign:
                 Level.INFO,
                 f"term {self.leader_id.term}: elected by {len(self.votes)} of {len(self.membership.members)}, "
                 f"donor {self.donor}, begins at {format_lsn(plan.start_lsn)} on timeline {plan.tli}",
+                "term-won",
+                self.leader_id.term,
             )
         )
         segment_size = self.primary.segment_size

@@ -733,6 +733,8 @@ class Proposer:
                 f"tail term {leadership.leader_id.term}: elected by {len(campaign.votes)} of "
                 f"{len(campaign.membership.members)}, donor {campaign.donor}: the log ends at "
                 f"{format_lsn(term_start_lsn)} on timeline {leadership.tli}",
+                "term-won",
+                leadership.leader_id.term,
             )
         else:
             leadership.received_lsn = stream.received_lsn
@@ -810,7 +812,8 @@ class Proposer:
         """Stop leading; report positions of 0 to PostgreSQL until the next term has reached its start (S1)."""
         leadership, candidacy = self.leadership, self.candidacy
         assert leadership is not None  # by the callers
-        self._note(Level.INFO, f"term {leadership.leader_id.term} ends: {reason}")
+        term = leadership.leader_id.term
+        self._note(Level.INFO, f"term {term} ends: {reason}", "term-lost", term)
         candidacy.held_commit_lsn = max(candidacy.held_commit_lsn, leadership.commit_lsn)
         self._stage.enter(Phase.GATHERING)
         self.leadership = None
@@ -968,8 +971,8 @@ class Proposer:
             )
         )
 
-    def _note(self, level: Level, text: str) -> None:
-        self._out.append(Note(level, text))
+    def _note(self, level: Level, text: str, event: str = "", term: int = 0) -> None:
+        self._out.append(Note(level, text, event, term))
 
     def _take(self) -> list[Action]:
         """Check the state after an event, and return its actions; those of a broken state are never executed."""

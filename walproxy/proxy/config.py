@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safekeeper.base.logs import LOG_LEVELS
+from safekeeper.base.logs import LOG_FORMATS, LOG_LEVELS
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import (
     Address,
@@ -232,6 +232,12 @@ class ProxyConfig:
         default="info",
         metavar="LEVEL",
         reloadable=True,
+    )
+    log_format: str = option(
+        "Format of the log: text, or json for one JSON object per line",
+        parse=one_of(*LOG_FORMATS),
+        default="text",
+        metavar="FORMAT",
     )
     tls_ca: Path | None = file_option(_TLS_CA_HELP)
     tls_cert: Path | None = file_option(

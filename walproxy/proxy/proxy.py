@@ -14,11 +14,13 @@ import logging
 import random
 import secrets
 from collections import deque
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from safekeeper.base.errors import WalproxyError
-from safekeeper.base.logs import ProblemLog, RateLimits
+from safekeeper.base.errors import PrimaryRefused, WalproxyError
+from safekeeper.base.event_log import EventRecorder
+from safekeeper.base.logs import ProblemLog, RateLimits, log_event, record_event
 from safekeeper.base.lsn import Lsn
 from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
@@ -58,12 +60,14 @@ from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.roster import newest_membership
 from walproxy.proposer.view import ProposerView, view_of
 from walproxy.proxy.config import ProxyConfig
+from walproxy.proxy.event_sender import LAST_EVENTS_TIMEOUT_S, EventSender
 from walproxy.proxy.measurements import Measurements
 from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
 from walproxy.proxy.readiness import SERVING_STATES, Readiness
 from walproxy.proxy.safekeeper_link import SafekeeperLink
+from walproxy.proxy.state_events import StateEvents, look_at
 from walproxy.proxy.subscriber_watch import SubscriberWatch
 from walproxy.proxy.window import Window
 
@@ -78,6 +82,8 @@ OBSERVATION_INTERVAL_S = 0.2
 EVICT_BYTES = 1 << 20
 LINES_OF_A_KIND_MAX = 10
 LINES_INTERVAL_S = 60.0
+# Events that differ only in figures.
+EVENTS_OF_A_KIND_MAX = 30
 _LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
 
 
@@ -97,6 +103,7 @@ class Proxy:
         credentials: for connections to safekeepers.
         measured: times and counts since the start.
         limbo: the transactions that wait.
+        events: records the events of this process, as a handler of the log.
     """
 
     def __init__(self, config: ProxyConfig, credentials: Credentials | None = None) -> None:
@@ -108,9 +115,11 @@ class Proxy:
             catchup_bytes_per_s=config.catchup_rate,
         )
         hosts = primary_hosts(config.primary)
+        proposer_id = secrets.token_hex(16)
+        self.events = EventRecorder("walproxy", {"run": proposer_id[:8]})
         self.proposer = Proposer(
             ProposerConfig(
-                proposer_id=secrets.token_hex(16),
+                proposer_id=proposer_id,
                 safekeeper_ids=tuple(safekeeper_id for safekeeper_id, _ in config.safekeepers),
                 addresses={safekeeper_id: str(address) for safekeeper_id, address in config.safekeepers},
                 takeover=config.takeover,
@@ -141,6 +150,9 @@ class Proxy:
         self.limbo = Limbo(self, policy, config.slow_commit)
         self._note_arrival = self.limbo.arrivals.note
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
+        self._event_texts = RateLimits(EVENTS_OF_A_KIND_MAX, LINES_INTERVAL_S)
+        self._state_events: StateEvents
+        self._event_sender: EventSender | None = None
         self._member_problems = {i: ProblemLog(logger) for i in self.links}
         self._apply_problem = ProblemLog(logger)
         self._digest: PageChecksums | None = None
@@ -164,6 +176,8 @@ class Proxy:
         self._finished = self._loop.create_future()
         self.state_since = self._loop.time()
         self.quorum_watch = QuorumWatch(self)
+        self._state_events = StateEvents(self._loop.time())
+        self._event_sender = EventSender(self.events, self._event_receivers, self.credentials)
         count = len(self.links)
         if count % 2 == 0:
             logger.warning(
@@ -183,6 +197,7 @@ class Proxy:
                 self.quorum_watch.run(),
                 SubscriberWatch(self, self.config.slot).run(),
                 self.limbo.run(),
+                self._event_sender.run(),
             )
         ]
         for task in tasks:
@@ -197,6 +212,11 @@ class Proxy:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def send_last_events(self) -> None:
+        """Send the safekeepers what they lack of the events, for a short time at most; after `run`."""
+        if self._event_sender is not None:
+            await self._event_sender.flush(LAST_EVENTS_TIMEOUT_S)
 
     async def stop(self) -> None:
         """Drain: stop reading, wait until a quorum has the received WAL, send PostgreSQL the positions, end."""
@@ -303,6 +323,7 @@ class Proxy:
             note = f" ({'; '.join(missing)})" if missing and state == "waiting_for_quorum" else ""
             self._log_line(logging.INFO, f"{self.state} -> {state} after {now - self.state_since:.1f} s{note}")
             self.state, self.state_since = state, now
+        self._record_events(view, state, problems, now)
         self.readiness.observe(state in SERVING_STATES, now, is_spare=view.is_spare)
         for safekeeper_id, link in self.links.items():
             # The link logs its own problems, the proposer logs refusals.
@@ -312,14 +333,38 @@ class Proxy:
                     self._member_problems[safekeeper_id].note(problem, "safekeeper %d: %s", safekeeper_id, problem)
         apply_problem = view.lacking
         if apply_problem:
-            self._apply_problem.note(apply_problem, "remote_apply is blocked: %s", apply_problem)
+            self._apply_problem.note(
+                apply_problem, "remote_apply is blocked: %s", apply_problem, event="remote-apply-blocked"
+            )
         elif apply_problem is not None:
-            self._apply_problem.over("remote_apply is no longer blocked")
+            self._apply_problem.over("remote_apply is no longer blocked", event="remote-apply-resumed")
 
-    def _log_line(self, level: int, line: str) -> None:
-        """Log an event that may repeat: a few lines of its kind per minute, with the number of suppressed ones."""
+    def _record_events(self, view: ProposerView, state: str, problems: Mapping[int, str], now: float) -> None:
+        """Record what has changed since the last look."""
+        look = look_at(
+            view,
+            up=frozenset(i for i, link in self.links.items() if link.is_up),
+            full=frozenset(i for i in self.links if self.has_no_room(view, i)),
+            problems=problems,
+            primary=self.feed.rota.current.host.name if self.feed.streams else None,
+            primary_problem=self.feed.problem or "",
+            serves=state in SERVING_STATES,
+        )
+        for kind, fields, text in self._state_events.compare(look, now):
+            if self._event_texts.admit(text) is not None:
+                record_event(logger, kind, fields, text)
+
+    def _event_receivers(self) -> dict[int, Address]:
+        """Return the addresses of the safekeepers to which events can be sent now."""
+        peers = self.proposer.peers
+        return {i: link.address for i, link in self.links.items() if link.is_up and not peers[i].refused}
+
+    def _log_line(self, level: int, line: str, event: str = "", term: int = 0) -> None:
+        """Log a line that may repeat: a few of its kind per minute, with the number of suppressed ones."""
         addition = self._lines.admit(line)
-        if addition is not None:
+        if addition is not None and event:
+            log_event(logger, event, {"term": term}, "%s%s", line, addition, level=level)
+        elif addition is not None:
             logger.log(level, "%s%s", line, addition)
 
     def view(self, now: float) -> ProposerView:
@@ -587,10 +632,13 @@ class Proxy:
         elif isinstance(action, StopReplication):
             self.feed.stop(action.reason)
         elif isinstance(action, RefusePrimary):
+            record_event(logger, "primary-refused", {}, action.reason)
             self.feed.refuse(action.reason)
         elif isinstance(action, Note):
-            self._log_line(_LOG_LEVELS[action.level], action.text)
+            self._log_line(_LOG_LEVELS[action.level], action.text, action.event, action.term)
         elif isinstance(action, Finish):
+            if isinstance(action.error, PrimaryRefused):
+                record_event(logger, "primary-refused", {}, str(action.error))
             self._finish(action.error)
 
     # ------------------------------------------------------------------ the window

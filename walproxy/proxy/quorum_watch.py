@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from safekeeper.base.logs import log_event
 from walproxy.postgres.problems import PrimaryProblem
 from walproxy.postgres.sql import count_waiting_sessions
 
@@ -101,12 +102,15 @@ class QuorumWatch:
             await self._count()
         if now >= self._log_at:
             self._log_at = now + REPEAT_S
-            self._is_logged = True
             self._log(attendance, lost_s)
+            self._is_logged = True
 
     def _end(self, now: float, is_spare: bool) -> None:
         if self._is_logged and not is_spare and self.lost_at is not None:
-            logger.info("a quorum takes part again after %.1f s", now - self.lost_at)
+            lost_s = now - self.lost_at
+            log_event(
+                logger, "quorum-back", {"after_s": round(lost_s, 3)}, "a quorum takes part again after %.1f s", lost_s
+            )
         self._is_logged = False
         self.lost_at = self.waiting_sessions = None
 
@@ -124,13 +128,12 @@ class QuorumWatch:
     def _log(self, attendance: Attendance, lost_s: float) -> None:
         waiting = f"unknown ({self.waiting_problem})" if self.waiting_sessions is None else str(self.waiting_sessions)
         missing = "; ".join(f"safekeeper {i}: {problem}" for i, problem in sorted(attendance.missing.items()))
-        logger.error(
-            "commits wait: no quorum for %.0f s, %d of %d members take part, %d are needed; waiting sessions: %s; "
-            "missing: %s",
-            lost_s,
-            attendance.present,
-            attendance.count,
-            attendance.needed,
-            waiting,
-            missing or "unknown",
+        text = (
+            f"commits wait: no quorum for {lost_s:.0f} s, {attendance.present} of {attendance.count} members take "
+            f"part, {attendance.needed} are needed; waiting sessions: {waiting}; missing: {missing or 'unknown'}"
         )
+        if self._is_logged:
+            logger.error("%s", text)
+        else:
+            fields = {"present": attendance.present, "members": attendance.count, "needed": attendance.needed}
+            log_event(logger, "quorum-lost", fields, "%s", text)

@@ -11,6 +11,7 @@ from safekeeper.consensus.messages import (
     AcceptorMessage,
     AgentView,
     Bootstrapped,
+    EventPage,
     FolderStates,
     MembersAnswer,
     PreVoteResponse,
@@ -33,6 +34,7 @@ _Answer = TypeVar(
     TailResponse,
     MembersAnswer,
     AgentView,
+    EventPage,
 )
 
 

@@ -3,6 +3,7 @@
 GET /status    state, positions, safekeepers: JSON (walproxy/proxy/status.py)
 GET /limbo     the transactions that wait, with their sessions: JSON (walproxy/limbo/page.py)
 GET /metrics   the same as metrics, for Prometheus (walproxy/proxy/metrics.py)
+GET /events    what changed, and when: JSON (safekeeper/net/events_page.py)
 GET /healthz   200 while the process runs; for a service manager that restarts it
 GET /readyz    200 if commits succeed through this proxy now, else 503 with the reason; a spare is not ready
 """
@@ -10,7 +11,8 @@ GET /readyz    200 if commits succeed through this proxy now, else 503 with the 
 import asyncio
 from typing import Any
 
-from safekeeper.net.http_server import Answer, Route, SlowRoute, made_at_first_request
+from safekeeper.net.events_page import events_route
+from safekeeper.net.http_server import Answer, QueryRoute, Route, SlowRoute, made_at_first_request
 from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
 from walproxy.limbo.page import limbo_as_last_read, limbo_page
@@ -20,7 +22,7 @@ from walproxy.proxy.status import not_ready_reason, proxy_status
 
 def proxy_routes(
     proxy: Proxy, listeners: dict[str, Listener[Any]], http_tls: ServerTls | None = None
-) -> dict[str, Route | SlowRoute]:
+) -> dict[str, Route | QueryRoute | SlowRoute]:
     """Return the pages of `proxy`, for `serve_http`.
 
     Args:
@@ -49,6 +51,7 @@ def proxy_routes(
         "/status": lambda: (200, proxy_status(proxy, _now())),
         # Not imported before: 25 ms of processor time and 3 MB, which the first commit would wait for.
         "/metrics": made_at_first_request(metrics),
+        "/events": events_route(proxy.events),
         "/healthz": lambda: (200, {"ok": True}),
         "/readyz": readiness,
     }

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safekeeper.base.errors import LocalProtocolError, RemoteProtocolError
+from safekeeper.base.events import FIELD_BYTES_MAX, FIELDS_MAX, PAGE_EVENTS_MAX, TEXT_BYTES_MAX, Event, KeptEvent
 from safekeeper.base.lsn import LSN_MAX
 from safekeeper.consensus.control_state import NOBODY, LeaderId, TliHistory
 from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Member, Membership, QuorumSizes
@@ -27,6 +28,8 @@ from safekeeper.consensus.messages import (
     DigestRequest,
     DigestResponse,
     Elected,
+    EventExchange,
+    EventPage,
     KeptReport,
     PeerRead,
     PreVoteRequest,
@@ -112,6 +115,14 @@ kept_reports = st.dictionaries(agent_names, st.tuples(numbers, payloads)).map(
     lambda kept: tuple(KeptReport(name, *kept[name]) for name in sorted(kept))
 )
 
+fields = st.dictionaries(
+    words,
+    st.sampled_from(["", "0/3000000", "ü" * 100]) | st.integers(-(1 << 62), 1 << 62) | st.floats(-1e9, 1e9),
+    max_size=3,
+)
+events = st.builds(
+    Event, words, numbers, words, st.sampled_from(["walproxy", "safekeeper 2"]), st.just("one line"), fields
+)
 proposer_messages = st.one_of(
     st.builds(ProposerGreeting, positive, words, positive, st.none() | positive, st.none() | segment_sizes),
     st.builds(Bootstrap, words, positive, segment_sizes, positive, memberships(), st.booleans()),
@@ -135,6 +146,7 @@ proposer_messages = st.one_of(
     ),
     st.builds(AgentExchange, words, agent_names, st.binary(min_size=1, max_size=300), st.none() | agent_settings),
     st.builds(AgentExchange, words, st.just(""), st.just(b""), st.none() | agent_settings),
+    st.builds(EventExchange, st.just("") | words, st.lists(events, max_size=3).map(tuple), st.none() | numbers),
     st.builds(ArchiveAssignment, leader_ids, numbers, numbers),
     st.builds(AppendRequest, leader_ids, positive, lsns, numbers, numbers, numbers, st.booleans(), payloads),
     st.builds(lambda node, i, r: ReadRequest(node, i, *r), leader_ids, numbers, ranges),
@@ -149,6 +161,7 @@ standbys = st.builds(Standby, st.sampled_from(["", "walreceiver", "Standby 1"]),
 problems = st.sampled_from(["", "no route to the store", "x" * PROBLEM_BYTES_MAX, "fichier non trouvé: ü"])
 acceptor_messages = st.one_of(
     st.builds(AgentView, words, words, maybe_nobody, *[numbers] * 6, st.none() | agent_settings, kept_reports),
+    st.builds(EventPage, st.lists(st.builds(KeptEvent, numbers, events), max_size=3).map(tuple), numbers),
     st.builds(Reconfigured, leader_ids, positive),
     st.builds(PullEnded, leader_ids, numbers, numbers, problems),
     st.builds(StandbyFeedback, st.lists(standbys, max_size=3).map(tuple)),
@@ -435,6 +448,55 @@ def test_what_an_agent_receives_is_bounded(changes: dict[str, Any], problem: str
     with pytest.raises(RemoteProtocolError) as caught:
         decoder.feed(data)
     assert problem in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+EVENT = ["a-1", 5, "term-won", "walproxy", "text", {}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, ""),
+        ({4: "x" * TEXT_BYTES_MAX, 5: {str(i): "x" * FIELD_BYTES_MAX for i in range(FIELDS_MAX)}}, ""),
+        ({0: "a b"}, "'a b' is not 1 to 32 letters and digits"),
+        ({1: -1}, "-1 is out of range"),
+        ({2: ""}, "'' is not 1 to 32 letters and digits"),
+        ({3: "x" * 101}, "cannot be the source of an event"),
+        ({3: "two\nlines"}, "cannot be the source of an event"),
+        ({4: "two\nlines"}, "'two\\nlines' is not one line of at most 1000 bytes"),
+        ({4: "x" * (TEXT_BYTES_MAX + 1)}, "is not one line of at most 1000 bytes"),
+        ({5: {str(i): 0 for i in range(FIELDS_MAX + 1)}}, "17 fields are more than the maximum of 16"),
+        ({5: {"a b": 0}}, "'a b' is not 1 to 32 letters and digits"),
+        ({5: {"a": "two\nlines"}}, "cannot be the value of a field"),
+        ({5: {"a": "x" * (FIELD_BYTES_MAX + 1)}}, "cannot be the value of a field"),
+        ({5: {"a": float("nan")}}, "'nan' cannot be the value of a field"),
+        ({5: {"a": float("inf")}}, "'inf' cannot be the value of a field"),
+        ({5: {"a": [1]}}, "a control frame is malformed"),
+    ],
+)
+def test_events_are_bounded_in_both_directions(changes: dict[int, Any], problem: str) -> None:
+    event = [changes.get(i, value) for i, value in enumerate(EVENT)]
+    exchange = {"type": "event_exchange", "cluster_id": "c", "events": [event], "since": None}
+    page = {"type": "event_page", "events": [[1, event]], "next_seq": 2}
+    for dialect, message in ((PROPOSER_DIALECT, exchange), (ACCEPTOR_DIALECT, page)):
+        decoder: FrameDecoder[Any] = FrameDecoder(dialect)
+        if not problem:
+            assert len(decoder.feed(control(message))) == 1
+            continue
+        with pytest.raises(RemoteProtocolError) as caught:
+            decoder.feed(control(message))
+        assert problem in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_the_number_of_events_in_a_message_is_bounded() -> None:
+    for count in (PAGE_EVENTS_MAX, PAGE_EVENTS_MAX + 1):
+        decoder = FrameDecoder(PROPOSER_DIALECT)
+        data = control({"type": "event_exchange", "cluster_id": "c", "events": [EVENT] * count, "since": 0})
+        if count == PAGE_EVENTS_MAX:
+            assert len(decoder.feed(data)) == 1
+        else:
+            with pytest.raises(RemoteProtocolError, match="201 events are more than the maximum of 200"):
+                decoder.feed(data)
 
 
 def append_frame(**changes: int) -> bytes:

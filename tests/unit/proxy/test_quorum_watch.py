@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from safekeeper.base.logs import event_of
 from tests.unit.event_loop import on_the_loop
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.proxy.quorum_watch import REPEAT_S, START_S, Attendance, QuorumWatch
@@ -90,3 +91,19 @@ async def test_sessions_that_cannot_be_counted_are_unknown_and_the_reason_is_tol
     watched.sessions = PrimaryProblem(ProblemKind.OTHER, "GRANT pg_read_all_stats TO walproxy")
     (line,) = await watched.looks(LOST)
     assert "waiting sessions: unknown (GRANT pg_read_all_stats TO walproxy)" in line
+
+
+@on_the_loop
+async def test_the_loss_and_the_return_of_a_quorum_are_one_event_each(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    await watched.looks(WELL)
+    kinds = []
+    for attendance, after_s in ((LOST, 0.1), (LOST, REPEAT_S), (LOST, REPEAT_S), (WELL, 0.1), (WELL, 0.1)):
+        await watched.looks(attendance, after_s)
+        events = [event for record in caplog.records if (event := event_of(record)) is not None]
+        kinds += [(event.kind, dict(event.fields)) for event in events]
+    assert kinds == [
+        ("quorum-lost", {"present": 1, "members": 3, "needed": 2}),
+        ("quorum-back", {"after_s": 120.1}),
+    ]

@@ -1,0 +1,116 @@
+"""`walproxy events`: what changed in a cluster, and when, from all safekeepers: a table, lines or JSON."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from safekeeper.base import settings
+from safekeeper.base.event_catalogue import KINDS
+from safekeeper.base.events import Event, merge
+from safekeeper.net.events_page import event_as_json, format_time
+from walproxy.cli.parameters import DURATION, INSTANT, Parameter
+from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
+from walproxy.proxy.credentials import read_peer_credentials
+from walproxy.proxy.event_reader import EventReader
+
+_FOLLOW_INTERVAL_S = 1.0
+_STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
+
+
+class _Since(tuple[int, int]):
+    """From which time in milliseconds since 1970, and from which number on, events are shown."""
+
+
+def _since(text: str) -> _Since:
+    if text.isascii() and text.isdecimal():
+        return _Since((0, int(text)))
+    if text[:1].isdigit() and text[-1:] in "smhd":
+        return _Since((int((time.time() - DURATION.convert(text, None, None)) * 1000), 0))
+    return _Since((int(INSTANT.convert(text, None, None).timestamp() * 1000), 0))
+
+
+@click.command()
+@click.option(
+    "--since",
+    type=Parameter("TIME|NUMBER", _since),
+    default=_Since((0, 0)),
+    help="Only events since then: 2h, 2026-11-21T14:00+01:00, or the number of an event on one safekeeper.",
+)
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event as a JSON object on a line of its own.")
+@settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
+def events(since: _Since, follow: bool, as_json: bool, config: Path | None, **command_line: Any) -> None:
+    """Show what changed in the cluster, and when: terms, members, quorum, primary, standbys, archive.
+
+    The safekeepers keep the newest events, their own and those of proxies and agents. Those of all safekeepers that
+    reply are merged, ordered by time. Each kind of event is explained in docs/reference/events.md.
+
+    \b
+    Examples:
+      walproxy events --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy events --since 2h --config /etc/walproxy.toml
+      walproxy events --follow --json --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454 | jq .text
+    """
+    loaded = settings.load(
+        MembersConfig,
+        ENVIRONMENT_PREFIX,
+        command_line=command_line,
+        environment=os.environ,
+        file=config,
+        file_of=ProxyConfig,  # The file may be that of walproxy run.
+    )
+    from_ms, from_number = since
+    reader = EventReader(loaded.safekeepers, read_peer_credentials(loaded), from_number)
+    try:
+        asyncio.run(_show(reader, from_ms, follow=follow, as_json=as_json))
+    except KeyboardInterrupt:
+        return  # The user has stopped it.
+
+
+async def _show(reader: EventReader, from_ms: int, *, follow: bool, as_json: bool) -> None:
+    console = Console()
+    shown: set[str] = set()
+    problems: dict[int, str] = {}
+    while True:
+        found = await reader.read()
+        for safekeeper_id, problem in reader.problems.items():
+            if problems.get(safekeeper_id) != problem:
+                click.echo(f"no events from safekeeper {safekeeper_id}: {problem}", err=True)
+        problems = dict(reader.problems)
+        merged = merge([kept.event for kept in kept_events] for kept_events in found.values())
+        new = [event for event in merged if event.at_ms >= from_ms and event.id not in shown]
+        if as_json:
+            _print_lines(json.dumps(event_as_json(event)) for event in new)
+        elif follow or not console.is_terminal:
+            _print_lines(f"{format_time(event.at_ms)} {event.source} {event.kind}: {event.text}" for event in new)
+        else:
+            console.print(_table(new))
+        if not follow:
+            return
+        shown.update(event.id for event in new)
+        await asyncio.sleep(_FOLLOW_INTERVAL_S)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
+    sys.stdout.flush()
+
+
+def _table(events: list[Event]) -> Table:
+    table = Table("time", "source", "event", "text", box=None)
+    for event in events:
+        kind = KINDS.get(event.kind)
+        style = _STYLES[kind.severity] if kind is not None else ""
+        table.add_row(format_time(event.at_ms), event.source, Text(event.kind, style), Text(event.text))
+    return table
