@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from safekeeper.base.logs import ProblemLog
+from safekeeper.base.logs import ProblemLog, log_event
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.waldecode.format import ALIGNMENT, PAGE_SIZE, WalFormatError
 from walproxy.limbo.arrivals import Arrivals
@@ -324,6 +324,7 @@ class Limbo:
                 "commits wait longer than --commit-timeout = %g s (action: %s): transactions %s; the oldest "
                 "waits %.1f s",
                 *(policy.timeout_s, policy.action, _xids(decision.fresh), decision.fresh[0].waits_s),
+                event="commit-timeout",
             )
             if policy.action in (WARN, FENCE):
                 policy.counts[policy.action] += len(decision.fresh)
@@ -353,14 +354,23 @@ class Limbo:
         for session in ended:
             wait = by_session[session]
             lsn = format_lsn(wait.end_lsn) if wait.end_lsn is not None else "an unknown position"
+            fields = {"xid": wait.xid, "waits_s": round(wait.waits_s, 3), "action": policy.action}
+            if wait.end_lsn is not None:
+                fields["end_lsn"] = lsn
             if policy.action == DETACH:
-                logger.warning(
+                log_event(
+                    logger,
+                    "commit-timeout",
+                    fields,
                     "data-loss risk: detached transaction %d (up to %s) of session %d after %.1f s: PostgreSQL reports "
                     "success, but no quorum has the commit",
                     *(wait.xid, lsn, session.pid, wait.waits_s),
                 )
             else:
-                logger.warning(
+                log_event(
+                    logger,
+                    "commit-timeout",
+                    fields,
                     "terminated session %d: its transaction %d (up to %s) has waited %.1f s; its outcome is unknown to "
                     "the client, and it is committed on the primary",
                     *(session.pid, wait.xid, lsn, wait.waits_s),

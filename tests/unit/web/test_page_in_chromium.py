@@ -53,8 +53,8 @@ class Site:
         def events(query: Any) -> tuple[int, Any]:
             return 200, {"events": self.events[int(query["since"]) :], "next": len(self.events)}
 
-        routes = {"/status": status, "/limbo": lambda: (200, self.limbo), "/events": QueryRoute(events)}
-        return await serve_http(with_page(routes, "proxy"), Address(HOST, 0))
+        routes = {"/status": status, "/events": QueryRoute(events)}
+        return await serve_http(with_page(routes, "proxy", {"limbo": lambda: self.limbo}), Address(HOST, 0))
 
     def _run(self, coroutine: Any) -> Any:
         # Playwright's loop counts as running on the test's thread.
@@ -231,10 +231,10 @@ def test_a_page_that_stays_open_needs_no_more_memory(
             "window.drawn = 0; new MutationObserver(() => { window.drawn += 1; })"
             ".observe(document.querySelector('g.node'), {attributes: true})"
         )
-        warm = after(50)
-        later = after(200)
-        # The samples of 150 ticks are 10 kB.
-        assert later["JSHeapUsedSize"] < warm["JSHeapUsedSize"] + 100_000
+        warm = after(100)
+        later = after(400)
+        # A leak of 2 kB a draw. Compiled code takes a few 100 kB in the first minutes.
+        assert later["JSHeapUsedSize"] < warm["JSHeapUsedSize"] + 600_000
         assert later["Nodes"] <= warm["Nodes"] + 20
         assert later["JSEventListeners"] <= warm["JSEventListeners"]
 
