@@ -75,6 +75,7 @@ EXCHANGE_INTERVAL_S = 0.25
 LOOK_INTERVAL_S = 0.5
 LOOK_SOON_INTERVAL_S = 0.1
 LOOK_SOON_FOR_S = 10.0
+_COMMITS_INTERVAL_S = 0.02
 # Added to the time at which the loss of the leader can be known: an exchange a moment too early would not show it.
 _AFTER_LOSS_S = 0.01
 _TICK_S = 0.25
@@ -251,14 +252,23 @@ class Agent:
                 _log.info("PostgreSQL is %s", describe(look))
             self.look, self.commits, self._looked_at = look, commits and look.state is ServerState.PRIMARY, began_at
             self._changed.set()
-            try:
+            is_new = look.state is ServerState.PRIMARY and began_at - self._look_needed_at < LOOK_SOON_FOR_S
+            if is_new and self._decider.ended_writes and not self.commits:
                 # A server that has just become a primary accepts writes as soon as commits succeed.
-                is_new = look.state is ServerState.PRIMARY and began_at - self._look_needed_at < LOOK_SOON_FOR_S
-                interval_s = LOOK_SOON_INTERVAL_S if is_new and self._decider.ended_writes else LOOK_INTERVAL_S
-                async with asyncio.timeout(max(0.01, began_at + interval_s - time.monotonic())):
+                await self._wait_for_commits(began_at + LOOK_SOON_INTERVAL_S)
+                continue
+            try:
+                async with asyncio.timeout(max(0.01, began_at + LOOK_INTERVAL_S - time.monotonic())):
                     await self._look_now.wait()
             except TimeoutError:
                 pass
+
+    async def _wait_for_commits(self, until: float) -> None:
+        """Wait until the proxy reports that commits succeed; ask it more often than the server is looked at."""
+        while not self.commits and time.monotonic() < until:
+            await asyncio.sleep(_COMMITS_INTERVAL_S)
+            self.commits = await self._proxy.commits()
+            self._changed.set()
 
     async def _lease_loop(self) -> None:
         while True:

@@ -7,6 +7,7 @@ only are placed there by COPY, which runs as the server's own user; a role that 
 
 import contextlib
 import dataclasses
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ from walproxy.postgres.problems import PrimaryProblem, ServerProblem
 
 APPLICATION_NAME = "walproxy failover"
 RIGHTS_PAGE = "docs/guide/failover.md#prepare"
+# How long a promotion usually takes that has no WAL to replay, at most.
+_PROMOTED_SOON_S = 0.5
+_POLL_S = 0.01
 _NOT_PERMITTED = "42501"
 _DISK_FULL = "53100"
 # The TLI of a primary is that of the segment that it writes; pg_control has it only after the next checkpoint.
@@ -125,7 +129,7 @@ class Server:
             raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
 
     def request_promotion(self, end: LogEnd, timeout_s: float = 10.0) -> None:
-        """Request its promotion if it has everything, and return at once. A primary is fine.
+        """Request its promotion if it has everything; return once it is a primary, or soon. A primary is fine.
 
         It may have been set up again from an older server since it was looked at. A session ends with the server, so
         what is checked in the session that requests the promotion is true of the server that is promoted (S15).
@@ -142,6 +146,12 @@ class Server:
                 if reason := lost_since(look, end):
                     raise WalproxyError(f"{self.name} is not promoted: it {reason}")
                 is_signalled = connection.value("SELECT pg_promote(false)", doing)
+                # A look on a new connection takes several times as long.
+                deadline = time.monotonic() + _PROMOTED_SOON_S
+                while is_signalled == "t" and connection.value("SELECT pg_is_in_recovery()", doing) == "t":
+                    if time.monotonic() > deadline:
+                        break
+                    time.sleep(_POLL_S)
         except (PrimaryProblem, ServerProblem) as error:
             raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
         if is_signalled != "t":
