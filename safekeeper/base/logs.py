@@ -11,6 +11,7 @@ these, at any `--log-level`. Some events have no line of their own in the text f
 same: `record_event`.
 """
 
+import json
 import logging
 import re
 import sys
@@ -19,8 +20,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
-
-import msgspec
 
 from safekeeper.base.event_catalogue import KINDS, Severity
 
@@ -66,7 +65,7 @@ class JsonFormatter(LineFormatter):
         event = event_of(record)
         if event is not None:
             content |= {"event": event.kind, "fields": event.fields}
-        return msgspec.json.encode(content, enc_hook=str).decode()
+        return json.dumps(content, default=str, ensure_ascii=False)
 
 
 def _when(record: logging.LogRecord) -> str:
