@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from tests.integration.cluster_fixtures import Gated, wait_for
-from tests.integration.conftest import NEWEST
+from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.refusal_fixtures import only_line, run_walproxy
 from walproxy.lab.cluster.local_cluster import LocalProcess
 
@@ -157,7 +157,8 @@ def test_a_command_shows_the_events_of_the_safekeepers_that_reply(cluster: Gated
     assert "--since" in run_events(cluster, "--since", "yesterday").stderr
 
 
-def test_the_log_is_json_if_that_is_configured(cluster: Gated) -> None:
+def test_the_log_is_json_if_that_is_configured(new_gated: NewGated) -> None:
+    cluster = new_gated().start_gated()
     spare = cluster.add_proxy("--log-format", "json")
     wait_for(lambda: (spare.status() or {}).get("spare"), "it is a spare", TIMEOUT_S)
     assert spare.stop() == 0

@@ -52,7 +52,14 @@ def place(past: Past) -> Iterator[Path]:
     path.mkdir(mode=0o755)
     past.copy_of_archive(path / "archive")
     yield path
-    shutil.rmtree(path)
+    # What fetches ahead may remove its own files at the same time.
+    wait_for(lambda: is_removed(path), "the folder is removed")
+
+
+def is_removed(path: Path) -> bool:
+    """Remove a folder; return whether nothing is left of it."""
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
 
 
 def fetch(place: Path, name: str, *arguments: object) -> CompletedProcess[str]:
