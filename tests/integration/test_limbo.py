@@ -173,8 +173,12 @@ def test_a_restarted_proxy_that_leads_finds_the_same_queue(new_gated: NewGated) 
     assert ended.returncode == 0, ended.stderr
     cluster.safekeepers[1].kill9()
     commits = commits_that_wait(cluster, 5)
+
+    def lack_safekeeper_1_only() -> bool:
+        return all(each["missing"] == [1] for each in limbo_of(cluster.proxy)["transactions"])
+
+    wait_for(lack_safekeeper_1_only, "the others have acknowledged them", WAIT_S)
     before = limbo_of(cluster.proxy)
-    assert all(each["missing"] == [1] for each in before["transactions"])
     restart(cluster.proxy)
     wait_for(lambda: len(waiting(limbo_of(cluster.proxy))) == 5, "it lists them", WAIT_S)
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 from pyspark.sql import SparkSession
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
+from tests.browser import chromium
 from tests.pipeline.report_story import (
     AUDIT,
     BEGIN,
@@ -45,10 +45,6 @@ from walproxy.pipeline.jobs.report_input import look_for_tables, parse_position
 
 # A name that would end a script, and begin an element, if anybody took it for HTML.
 EVIL = "</script><b onclick=stop()>"
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 
 
 def snapshot() -> Snapshot:
@@ -236,13 +232,8 @@ def test_what_cannot_be_reported_is_said_in_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("there is no chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS.split())
-        yield browser
-        browser.close()
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
