@@ -1,9 +1,10 @@
-"""Watch for the loss of the quorum: an ERROR at once and every minute, with the facts that an operator needs first.
+"""Watch for the loss of the quorum: an ERROR after a second and every minute, with the facts that an operator needs
+first.
 
 The line contains since when the quorum is lost, how many members take part and how many are needed, which are missing
 and why, and how many sessions wait for their commits. The number of sessions is a query to PostgreSQL; with a role that
-may only replicate it is unknown. A proxy that has not had a quorum yet gets some time: its safekeepers may be starting,
-too.
+may only replicate it is unknown. A quorum that is back within a second was only slow, for instance while its disks
+wrote much old WAL. A proxy that has not had a quorum yet gets more time: its safekeepers may be starting, too.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 0.25
 COUNT_INTERVAL_S = 10.0
 REPEAT_S = 60.0
+LOST_S = 1.0
 START_S = 10.0
 SQL_TIMEOUT_S = 2.0
 
@@ -92,7 +94,7 @@ class QuorumWatch:
             if attendance.is_quorum is not False or attendance.is_spare:
                 return
             self.lost_at = self._count_at = now
-            self._log_at = now if self._had_quorum else now + START_S
+            self._log_at = now + (LOST_S if self._had_quorum else START_S)
         elif attendance.is_quorum or attendance.is_spare:
             self._end(now, attendance.is_spare)
             return

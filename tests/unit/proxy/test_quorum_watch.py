@@ -1,4 +1,4 @@
-"""The loss of the quorum is an ERROR at once and every minute, with what an operator asks first."""
+"""The loss of the quorum is an ERROR after a second and every minute, with what an operator asks first."""
 
 import logging
 
@@ -7,7 +7,7 @@ import pytest
 from safekeeper.base.logs import event_of
 from tests.unit.event_loop import on_the_loop
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
-from walproxy.proxy.quorum_watch import REPEAT_S, START_S, Attendance, QuorumWatch
+from walproxy.proxy.quorum_watch import LOST_S, REPEAT_S, START_S, Attendance, QuorumWatch
 
 WELL = Attendance(True, False, 3, 3, 2, {})
 LOST = Attendance(False, False, 1, 3, 2, {2: "no room", 3: "could not connect"})
@@ -54,18 +54,19 @@ def watched(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -
 
 
 @on_the_loop
-async def test_a_lost_quorum_is_an_error_at_once_and_every_minute_until_it_is_back(watched: Watched) -> None:
+async def test_a_lost_quorum_is_an_error_after_a_second_and_every_minute_until_it_is_back(watched: Watched) -> None:
     await watched.looks(WELL)
-    assert await watched.looks(LOST) == [
-        "ERROR commits wait: no quorum for 0 s, 1 of 3 members take part, 2 are needed; waiting sessions: 12; "
+    assert await watched.looks(LOST) == []
+    assert await watched.looks(LOST, LOST_S) == [
+        "ERROR commits wait: no quorum for 1 s, 1 of 3 members take part, 2 are needed; waiting sessions: 12; "
         "missing: safekeeper 2: no room; safekeeper 3: could not connect"
     ]
     watched.sessions = 40
     assert await watched.looks(LOST, REPEAT_S - 0.2) == []
     assert watched.watch.waiting_sessions == 40
     (line,) = await watched.looks(UNDECIDED, 0.3)
-    assert line.startswith("ERROR commits wait: no quorum for 60 s")
-    assert await watched.looks(WELL, 1.0) == ["INFO a quorum takes part again after 61.1 s"]
+    assert line.startswith("ERROR commits wait: no quorum for 61 s")
+    assert await watched.looks(WELL, 1.0) == ["INFO a quorum takes part again after 62.1 s"]
     assert (watched.watch.lost_at, watched.watch.waiting_sessions) == (None, None)
 
 
@@ -79,6 +80,14 @@ async def test_safekeepers_that_are_starting_are_given_time(watched: Watched) ->
 
 
 @on_the_loop
+async def test_a_quorum_that_is_back_within_a_second_was_only_slow(watched: Watched) -> None:
+    await watched.looks(WELL)
+    assert await watched.looks(LOST) == []
+    assert await watched.looks(LOST, LOST_S - 0.1) == []
+    assert await watched.looks(WELL) == []
+
+
+@on_the_loop
 async def test_a_spare_and_an_election_are_no_loss(watched: Watched) -> None:
     await watched.looks(WELL)
     assert await watched.looks(SPARE) == await watched.looks(UNDECIDED, 100.0) == []
@@ -89,7 +98,8 @@ async def test_a_spare_and_an_election_are_no_loss(watched: Watched) -> None:
 async def test_sessions_that_cannot_be_counted_are_unknown_and_the_reason_is_told(watched: Watched) -> None:
     await watched.looks(WELL)
     watched.sessions = PrimaryProblem(ProblemKind.OTHER, "GRANT pg_read_all_stats TO walproxy")
-    (line,) = await watched.looks(LOST)
+    await watched.looks(LOST)
+    (line,) = await watched.looks(LOST, LOST_S)
     assert "waiting sessions: unknown (GRANT pg_read_all_stats TO walproxy)" in line
 
 
