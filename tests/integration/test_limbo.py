@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,6 +20,7 @@ from tests.integration.refusal_fixtures import run_walproxy
 from walproxy.lab.cluster.local_cluster import LocalProcess
 
 CLIENTS = 32
+ROWS_EACH = 25
 WAIT_S = 60.0
 
 
@@ -63,24 +65,47 @@ def sessions_that_wait(cluster: Gated) -> set[tuple[int, int, str]]:
     return {(pid, int(xid), query) for pid, xid, query in rows}
 
 
+@contextlib.contextmanager
+def pgbench(cluster: Gated, script: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Let the clients of pgbench insert rows, one in each transaction; yield once it has begun."""
+    script.write_text("INSERT INTO ledger VALUES (-1, :client_id);\n")
+    program = cluster.postgres.binaries.path("pgbench")
+    counts = f"--client={CLIENTS}", "--jobs=2", f"--transactions={ROWS_EACH}"
+    conninfo = cluster.postgres.conninfo()
+    command = [str(program), "--no-vacuum", *counts, "--file", str(script), conninfo]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+        try:
+            wait_for(lambda: rows_of_pgbench(cluster) > 0, "its first commits return", WAIT_S)
+            yield running
+        finally:
+            running.kill()
+
+
+def rows_of_pgbench(cluster: Gated) -> int:
+    return int(cluster.scalar("SELECT count(*) FROM ledger WHERE worker = -1"))
+
+
 @EVERY
 def test_every_waiting_transaction_is_listed_with_its_session_and_confirmed_when_the_quorum_is_back(
-    cluster: Gated,
+    cluster: Gated, tmp_path: Path
 ) -> None:
-    with lost_quorum(cluster):
-        commits = [Commit(cluster.postgres, f"INSERT INTO ledger VALUES (0, {n})") for n in range(CLIENTS)]
-        wait_for(lambda: cluster.waiters() == CLIENTS, "all wait", WAIT_S)
-        wait_for(lambda: len(waiting(limbo_of(cluster.proxy))) == CLIENTS, "the proxy lists all", WAIT_S)
-        content = by_command(cluster.proxy)
-        listed = {(e["session"]["pid"], e["xid"], e["session"]["query"]) for e in content["transactions"]}
-        assert listed == sessions_that_wait(cluster)
-        assert content["entries"] == content["listed"] == CLIENTS
-        assert content["problem"] is None
-        ends = [each["end_lsn"] for each in content["transactions"]]
-        assert len(set(ends)) == CLIENTS
-        assert all(each["missing"] == [1, 2] and each["kind"] == "commit" for each in content["transactions"])
-    for commit in commits:
-        commit.wait(WAIT_S)
+    with pgbench(cluster, tmp_path / "insert.sql") as running:
+        with lost_quorum(cluster):
+            wait_for(lambda: len(sessions_that_wait(cluster)) == CLIENTS, "all wait", WAIT_S)
+            wait_for(lambda: len(waiting(limbo_of(cluster.proxy))) == CLIENTS, "the proxy lists all", WAIT_S)
+            content = by_command(cluster.proxy)
+            listed = {(e["session"]["pid"], e["xid"], e["session"]["query"]) for e in content["transactions"]}
+            assert listed == sessions_that_wait(cluster)
+            assert content["entries"] == content["listed"] == CLIENTS
+            assert content["problem"] is None
+            assert {each["session"]["application"] for each in content["transactions"]} == {"pgbench"}
+            ends = [each["end_lsn"] for each in content["transactions"]]
+            assert len(set(ends)) == CLIENTS
+            assert all(each["missing"] == [1, 2] and each["kind"] == "commit" for each in content["transactions"])
+        printed, _ = running.communicate(timeout=WAIT_S)
+    count = CLIENTS * ROWS_EACH
+    assert f"processed: {count}/{count}" in printed
+    assert rows_of_pgbench(cluster) == count
     wait_for(lambda: limbo_of(cluster.proxy)["entries"] == 0, "nothing waits", WAIT_S)
     cluster.verify()
 

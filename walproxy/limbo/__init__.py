@@ -1,4 +1,4 @@
-"""The limbo: the transactions whose end is in the WAL and that PostgreSQL has not been told to release.
+"""The limbo: the transactions whose end is in the WAL and whose positions the proxy has not reported to PostgreSQL yet.
 
 limbo             composition: decodes the uncommitted WAL when that is needed, samples sessions, executes the policy
 transactions      the queue: reads the records that end or prepare transactions from the uncommitted WAL

@@ -29,10 +29,10 @@ class Arrivals:
         self._max = arrivals_max
         self.note = self._pairs.append
 
-    def trim(self, told_lsn: Lsn) -> None:
-        """Forget batches that end at or below `told_lsn`, and merge neighbours of too many."""
+    def trim(self, reported_lsn: Lsn) -> None:
+        """Forget batches that end at or below `reported_lsn`, and merge neighbours of too many."""
         for pairs in (self._former, self._pairs):
-            while pairs and pairs[0][0] <= told_lsn:
+            while pairs and pairs[0][0] <= reported_lsn:
                 pairs.popleft()
             if len(pairs) > self._max:
                 _merge_neighbours(pairs)
@@ -55,9 +55,9 @@ class Arrivals:
         found = [bisect_left(ends, lsn) for lsn in lsns]
         return [pairs[index][1] if index < len(pairs) else None for index in found]
 
-    def oldest(self, told_lsn: Lsn) -> float | None:
-        """Return when the oldest byte above `told_lsn` arrived; None if there is none."""
-        return next((at for end_lsn, at in chain(self._former, self._pairs) if end_lsn > told_lsn), None)
+    def oldest(self, reported_lsn: Lsn) -> float | None:
+        """Return when the oldest byte above `reported_lsn` arrived; None if there is none."""
+        return next((at for end_lsn, at in chain(self._former, self._pairs) if end_lsn > reported_lsn), None)
 
     def _ordered(self) -> list[tuple[Lsn, float]]:
         end_lsn = self._former[-1][0] if self._former else 0

@@ -13,12 +13,12 @@ class Positions(NamedTuple):
     Attributes:
         leads: whether the proxy leads a term.
         commit_lsn: WAL below it is durable on a quorum; 0 if unknown.
-        told_lsn, applied_lsn: the flush and the apply position that PostgreSQL was told.
+        reported_lsn, applied_lsn: the flush and the apply position that were last reported to PostgreSQL.
     """
 
     leads: bool
     commit_lsn: Lsn
-    told_lsn: Lsn
+    reported_lsn: Lsn
     applied_lsn: Lsn
 
 

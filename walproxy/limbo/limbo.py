@@ -122,7 +122,7 @@ class Limbo:
     async def look(self) -> None:
         """Forget what is confirmed; refresh and execute the policy if WAL has waited for long, or a fence is up."""
         positions, now = self._proxy.limbo_positions(), self.now()
-        self.arrivals.trim(positions.told_lsn)
+        self.arrivals.trim(positions.reported_lsn)
         self._history.append((now, positions.commit_lsn))
         while now - self._history[0][0] > RATE_S:
             self._history.popleft()
@@ -130,7 +130,7 @@ class Limbo:
         policy = self.policy
         if not is_slow:
             if len(self.queue):
-                self.queue.confirm(positions.told_lsn)
+                self.queue.confirm(positions.reported_lsn)
             self._overdue_log.over("no commit waits longer than --commit-timeout now")
         may_be_fenced = policy.is_fenced or (policy.is_fenced is None and policy.action == FENCE)
         if (is_slow or (may_be_fenced and positions.leads)) and now >= self._next_look_at:
@@ -141,11 +141,11 @@ class Limbo:
     def _is_slow(self, positions: Positions, now: float) -> bool:
         """Whether this proxy leads, and a position waits for longer than `--slow-commit`."""
         if positions.applied_lsn >= self._apply_mark[1]:
-            self._apply_mark = now, positions.told_lsn
+            self._apply_mark = now, positions.reported_lsn
         if not positions.leads:
             return False  # Another proxy may lead, and act on the sessions.
         slow_s = min(self.slow_commit_s, self.policy.timeout_s or self.slow_commit_s)
-        since = self.arrivals.oldest(positions.told_lsn)
+        since = self.arrivals.oldest(positions.reported_lsn)
         apply_s = now - self._apply_mark[0] if positions.applied_lsn < self._apply_mark[1] else 0.0
         # As of the sample: the sessions of a busy server that a client's request has found are others by now.
         sampled_at = self.sampled_at or 0.0
@@ -158,8 +158,8 @@ class Limbo:
         return self.arrivals.since(entry.end_lsn - ALIGNMENT + 1 for entry in entries)
 
     def oldest_wait_s(self) -> float | None:
-        """Return the age of the oldest WAL that PostgreSQL was not told, without reading it; None without any."""
-        since = self.arrivals.oldest(self._proxy.limbo_positions().told_lsn)
+        """Return the age of the oldest WAL that is not reported to PostgreSQL, without reading it; None without."""
+        since = self.arrivals.oldest(self._proxy.limbo_positions().reported_lsn)
         return self.now() - since if since is not None else None
 
     def commits_per_s(self) -> float | None:
@@ -215,14 +215,14 @@ class Limbo:
         """Read the WAL in memory until its end, or until the deadline."""
         window, queue = self._proxy.window, self.queue
         while True:
-            told_lsn = self._proxy.limbo_positions().told_lsn
-            queue.confirm(told_lsn)
+            reported_lsn = self._proxy.limbo_positions().reported_lsn
+            queue.confirm(reported_lsn)
             is_gone = not window.begin_lsn <= queue.position <= window.end_lsn
-            if is_gone or told_lsn - queue.position > SKIP_BYTES:
+            if is_gone or reported_lsn - queue.position > SKIP_BYTES:
                 queue.stop()
-            if queue.is_full or max(told_lsn, queue.position) >= window.end_lsn:
+            if queue.is_full or max(reported_lsn, queue.position) >= window.end_lsn:
                 return
-            if not queue.position and not self._begin(told_lsn):
+            if not queue.position and not self._begin(reported_lsn):
                 return
             end_lsn = min(queue.position + SLICE_BYTES, window.end_lsn)
             queue.feed(b"".join(window.slices(queue.position, end_lsn)))
@@ -234,7 +234,7 @@ class Limbo:
                 return
             await asyncio.sleep(0)
 
-    def _begin(self, told_lsn: Lsn) -> bool:
+    def _begin(self, reported_lsn: Lsn) -> bool:
         """Begin where no record of the queue is missed, and return True; or as early as the WAL in memory permits."""
         facts, window = self._proxy.limbo_facts(), self._proxy.window
         self._segment_size = facts.segment_size or self._segment_size
@@ -243,7 +243,7 @@ class Limbo:
         if not self._segment_size:
             return False
         begin_lsn = window.begin_lsn
-        lsn = max(begin_lsn, min(told_lsn, window.end_lsn) - KEPT_BYTES // 2)
+        lsn = max(begin_lsn, min(reported_lsn, window.end_lsn) - KEPT_BYTES // 2)
         page_lsn = first_page_to_read(self._read, lsn, begin_lsn, window.end_lsn, self._segment_size)
         if page_lsn is None:
             self._next_page_lsn = begin_lsn - begin_lsn % PAGE_SIZE + PAGE_SIZE
@@ -275,11 +275,11 @@ class Limbo:
             problems.append(
                 f"more than {len(queue.entries)} transactions: those above {format_lsn(queue.position)} are not read"
             )
-        elif queue.skipped_until > positions.told_lsn:
+        elif queue.skipped_until > positions.reported_lsn:
             problems.append(f"the record that ends at {format_lsn(queue.skipped_until)} began below the WAL in memory")
-        elif positions.told_lsn < window.end_lsn and queue.position < window.end_lsn:
+        elif positions.reported_lsn < window.end_lsn and queue.position < window.end_lsn:
             problems.append(
-                f"{window.end_lsn - max(queue.position, positions.told_lsn)} bytes of WAL are not decoded yet"
+                f"{window.end_lsn - max(queue.position, positions.reported_lsn)} bytes of WAL are not decoded yet"
             )
         if not positions.leads:
             problems.append("this proxy does not lead a term: only sessions show what waits")

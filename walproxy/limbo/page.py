@@ -54,7 +54,7 @@ def limbo_page(limbo: Limbo, facts: Facts) -> dict[str, Any]:
         "received_lsn": format_lsn(facts.received_lsn),
         "commit_lsn": format_lsn(facts.positions.commit_lsn),
         "entries": len(queue) + len(others),
-        "bytes": max(0, facts.received_lsn - facts.positions.told_lsn) if facts.positions.told_lsn else 0,
+        "bytes": max(0, facts.received_lsn - facts.positions.reported_lsn) if facts.positions.reported_lsn else 0,
         "oldest_s": _rounded(max((row.waits_s for row in rows if row.waits_s is not None), default=None)),
         "confirms_per_s": round(rate, 1) if rate is not None else None,
         "discarded": queue.discarded_total,
@@ -87,7 +87,7 @@ def _of_session(limbo: Limbo, facts: Facts, key: int, session: Session, now: flo
     waits_s = now - limbo.seen_since.get(key, now)
     # All received WAL was reported as durable: only the apply position can be waited for.
     positions = facts.positions
-    is_apply = positions.leads and positions.applied_lsn < positions.told_lsn == facts.received_lsn
+    is_apply = positions.leads and positions.applied_lsn < positions.reported_lsn == facts.received_lsn
     kind = "commit"
     if session.gid:
         kind = "commit_prepared" if "commit" in session.query.lower() else "abort_prepared"

@@ -2,8 +2,8 @@
 
 `TransactionQueue` takes the WAL from a page's start or a record's start on, in pieces of any size, and reads each byte
 once. It has the COMMIT, COMMIT PREPARED, PREPARE TRANSACTION, ROLLBACK and ROLLBACK PREPARED records whose end is above
-the position that PostgreSQL was told. That position only advances, so entries leave at the head. Memory is bounded:
-when `ENTRIES_MAX` entries wait, no further WAL is read until some leave.
+the position that is reported to PostgreSQL. It only advances, so entries leave at the head. Memory is bounded: when
+`ENTRIES_MAX` entries wait, no further WAL is read until some leave.
 
 If another timeline replaces the WAL of an entry, its transaction is discarded: a stock server cannot roll it back, but
 the new primary does not have it. WAL of the same timeline that is received a second time has the same entries. Pure.
@@ -89,7 +89,7 @@ class TransactionQueue:
         self.read_bytes = self.read_commits = 0
         self._entries_max = entries_max
         self._decoder: RecordDecoder | None = None
-        self._told_lsn: Lsn = 0
+        self._reported_lsn: Lsn = 0
         self._tli = 0
         self._major = 0
         self._gids: dict[int, str] = {}  # of the PREPAREs that were read, by xid
@@ -155,7 +155,7 @@ class TransactionQueue:
                 del self._gids[next(iter(self._gids))]
         elif kind in ("commit_prepared", "abort_prepared"):
             gid = self._gids.pop(end.xid, gid)
-        if record.end_lsn > self._told_lsn:
+        if record.end_lsn > self._reported_lsn:
             tli = (self._decoder.tli if self._decoder is not None else None) or self._tli
             self._was_read(record.end_lsn)  # Above `position` by the padding of the record.
             self.entries.append(Entry(end.xid, kind, gid, record.start_lsn, record.end_lsn, end.time_us, tli))
@@ -174,14 +174,14 @@ class TransactionQueue:
         self.read_bytes = self.read_commits = 0
 
     def confirm(self, lsn: Lsn) -> int:
-        """Remove the entries that end at or below `lsn`, which PostgreSQL was told. Return how many.
+        """Remove the entries that end at or below `lsn`, which was reported to PostgreSQL. Return how many.
 
         A lower `lsn` than before removes nothing, so a repeated confirm confirms no entry twice.
         """
-        self._told_lsn = max(self._told_lsn, lsn)
+        self._reported_lsn = max(self._reported_lsn, lsn)
         confirmed = 0
         for entries in (self.entries, self.unread):
-            while entries and entries[0].end_lsn <= self._told_lsn:
+            while entries and entries[0].end_lsn <= self._reported_lsn:
                 entries.popleft()
                 confirmed += 1
         return confirmed
@@ -190,7 +190,7 @@ class TransactionQueue:
         """Timeline `next_tli` begins at `lsn`: remove the entries that it does not have, and return them."""
         lost = []
         if next_tli > self._tli:
-            self._told_lsn = min(self._told_lsn, lsn)  # Lower only if acknowledged WAL was given up.
+            self._reported_lsn = min(self._reported_lsn, lsn)  # Lower only if acknowledged WAL was given up.
         for entries in (self.entries, self.unread):
             kept = [each for each in entries if each.end_lsn <= lsn or each.tli >= next_tli]
             if len(kept) < len(entries):

@@ -429,8 +429,8 @@ class Proxy:
     def limbo_positions(self) -> Positions:
         """Return the positions for the limbo."""
         commit_lsn, _ = self.proposer.committed_lsns()
-        told_lsn = min(self.status.flush_lsn, self.window.end_lsn)
-        return Positions(self.proposer.phase is Phase.LEADING, commit_lsn, told_lsn, self.status.apply_lsn)
+        reported_lsn = min(self.status.flush_lsn, self.window.end_lsn)
+        return Positions(self.proposer.phase is Phase.LEADING, commit_lsn, reported_lsn, self.status.apply_lsn)
 
     def limbo_facts(self) -> Facts:
         """Return the state for the limbo."""

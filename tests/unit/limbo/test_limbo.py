@@ -42,7 +42,7 @@ class FakeProxy:
 
     def commit(self, lsn: int) -> None:
         """The quorum has WAL up to `lsn`, and PostgreSQL was told."""
-        self.positions = self.positions._replace(commit_lsn=lsn, told_lsn=lsn, applied_lsn=lsn)
+        self.positions = self.positions._replace(commit_lsn=lsn, reported_lsn=lsn, applied_lsn=lsn)
 
 
 class Story:

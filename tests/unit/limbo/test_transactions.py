@@ -20,9 +20,9 @@ def queue_at(log: TransactionsWal, lsn: int = MIB, entries_max: int = 100_000) -
     return queue
 
 
-def read_all(log: TransactionsWal, lsn: int = MIB, told_lsn: int = 0) -> TransactionQueue:
+def read_all(log: TransactionsWal, lsn: int = MIB, reported_lsn: int = 0) -> TransactionQueue:
     queue = queue_at(log, lsn)
-    queue.confirm(told_lsn)
+    queue.confirm(reported_lsn)
     queue.feed(log.read(lsn, log.position))
     assert not queue.problem
     return queue
@@ -219,7 +219,7 @@ def test_a_timeline_that_forks_below_acknowledged_wal_has_its_own_entries() -> N
 def test_a_confirm_that_precedes_the_decoder_is_not_lost() -> None:
     log = new_log()
     ends = [log.commit(xid).end_lsn for xid in range(10, 20)]
-    assert [each.xid for each in read_all(log, told_lsn=ends[7])] == [18, 19]
+    assert [each.xid for each in read_all(log, reported_lsn=ends[7])] == [18, 19]
 
 
 def test_interleaved_transactions_are_entries_in_the_order_of_their_ends() -> None:
