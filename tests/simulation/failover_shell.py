@@ -164,7 +164,7 @@ class SealerProposer(Proposer):
 class VirtualServer:
     """A server over SQL, as walproxy/failover/server.py sees it: a primary, a standby, or nothing that answers."""
 
-    def __init__(self, host: PrimaryHost) -> None:
+    def __init__(self, host: PrimaryHost, *, may_be_read_only: bool = False) -> None:
         self.name = host.name
         self._command = running_command()
 

@@ -143,7 +143,7 @@ class Agent:
         self._last_leader = ""
         self._step: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[None] | None = None
-        self._slot_made: asyncio.Task[None] | None = None
+        self._prepared: asyncio.Task[None] | None = None
         self._shown = ShownView(problem=self.view.problem)
         self._started_at = time.time()
         self._quorum_seen_at = 0.0
@@ -506,6 +506,7 @@ class Agent:
         """Write the agent's settings of a server that runs already."""
         if self.look.state is ServerState.STANDBY:
             await asyncio.to_thread(self._make_standby)
+            self._decider.ended_writes = False
             # It would retain WAL without end.
             await asyncio.to_thread(self.server.drop_slot, self.config.slot)
         elif self.look.state is ServerState.PRIMARY:
@@ -564,13 +565,15 @@ class Agent:
             self.credentials,
             _Show(self, kind),
             guard=self._guard_promotion,
+            may_be_read_only=True,
             seal_timeout_s=10.0,
         )
         self._is_failing_over = True
         await self._proxy.keep_running(began_at)
-        # While the timeline is sealed. A slot that is made after the promotion does not retain the WAL that the proxy
-        # compares and sends first.
-        self._slot_made = asyncio.create_task(asyncio.to_thread(self.server.make_slot, self.config.slot))
+        # It accepts writes once commits succeed. A standby accepts none in any case.
+        self._decider.ended_writes = True
+        # While the timeline is sealed.
+        self._prepared = asyncio.create_task(asyncio.to_thread(self._prepare_promotion))
         try:
             async with asyncio.timeout(_CATCH_UP_TIMEOUT_S):
                 # The old leader has stopped its server; its proxy may still count as healthy for a second.
@@ -584,13 +587,13 @@ class Agent:
             ) from None
         finally:
             self._is_failing_over = False
-            await asyncio.gather(self._slot_made, return_exceptions=True)  # Its error is the guard's.
+            await asyncio.gather(self._prepared, return_exceptions=True)  # Its error is the guard's.
             self._is_configured = False  # A standby that was not promoted is made an ordinary one again.
             await run.close()
         self._proxy.retry()
 
     async def _guard_promotion(self) -> None:
-        """Make sure of what a promotion requires: no writes at first; lease, fence and watchdog as configured."""
+        """Make sure of what a promotion requires: lease, fence and watchdog as configured, and the preparation."""
         if self._lease is not None:
             self._doing = "failover: waiting for the lease"
             await self._lease.require()
@@ -598,16 +601,18 @@ class Agent:
             await self._fence()
         if self.config.watchdog != "off":
             self._watchdog.open()
-        # It accepts writes once commits succeed. A standby accepts none in any case.
-        self._decider.ended_writes = True
-        await asyncio.to_thread(self._prepare_promotion)
-        assert self._slot_made is not None  # by `_fail_over`
-        await self._slot_made
+        assert self._prepared is not None  # by `_fail_over`
+        await self._prepared
 
     def _prepare_promotion(self) -> None:
+        """Let the server be read-only once it is a primary, and retain the WAL that its proxy compares and sends first.
+
+        A slot that is made after the promotion is too late for that.
+        """
         kept = agent_settings.read(self.config.pgdata)
         agent_settings.write(self.config.pgdata, {**kept, _READ_ONLY: "on"})
         self.server.reload()
+        self.server.make_slot(self.config.slot)
 
     async def _fence(self) -> None:
         self._doing = "failover: waiting for --fence-command"

@@ -104,6 +104,7 @@ class Failover:
         resume_timeout_s: how long to wait for a proxy in the last step.
         promote_timeout_s: how long a standby may replay nothing while it is promoted.
         guard: called under the seal, right before a standby is promoted; what it raises ends the run.
+        may_be_read_only: default_transaction_read_only does not hinder a promotion: the caller takes it away later.
         world: what is looked at and changed, in place of these safekeepers and servers.
     """
 
@@ -118,9 +119,12 @@ class Failover:
         resume_timeout_s: float = 30.0,
         promote_timeout_s: float = 60.0,
         guard: Callable[[], Awaitable[None]] | None = None,
+        may_be_read_only: bool = False,
         world: World | None = None,
     ) -> None:
-        self._world: World = world or RealWorld(safekeepers, hosts, credentials, seal_timeout_s=seal_timeout_s)
+        self._world: World = world or RealWorld(
+            safekeepers, hosts, credentials, seal_timeout_s=seal_timeout_s, may_be_read_only=may_be_read_only
+        )
         self._show = show
         self._guard = guard
         self._resume_timeout_s = resume_timeout_s

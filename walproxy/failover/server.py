@@ -59,10 +59,15 @@ class Promotion:
 
 
 class Server:
-    """One server, named by a connection string of one host. Every call is one short connection, and blocks."""
+    """One server, named by a connection string of one host. Every call is one short connection, and blocks.
 
-    def __init__(self, host: PrimaryHost) -> None:
+    Args:
+        may_be_read_only: default_transaction_read_only does not hinder its promotion: who promotes it takes it away.
+    """
+
+    def __init__(self, host: PrimaryHost, *, may_be_read_only: bool = False) -> None:
         self.name = host.name
+        self._may_be_read_only = may_be_read_only
         # Of several hosts the string may ask for one that takes writes; here a standby is wanted, too.
         self._conninfo = make_conninfo(host.conninfo, target_session_attrs="any")
 
@@ -158,7 +163,8 @@ class Server:
             raise WalproxyError(f"cannot {doing}: pg_promote could not signal the server, see its log")
 
     def _look_by(self, connection: BoundedConnection, timeout_s: float) -> HostLook:
-        look = look_of(self.name, connection.rows(_LOOK, f"look at {self.name}")[0])
+        row = connection.rows(_LOOK, f"look at {self.name}")[0]
+        look = look_of(self.name, row, may_be_read_only=self._may_be_read_only)
         if look.in_recovery and not look.receives:
             with contextlib.suppress(PrimaryProblem, ServerProblem):
                 return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
@@ -194,13 +200,13 @@ def _advice(error: PrimaryProblem | ServerProblem) -> str:
     }.get(sqlstate or "", "")
 
 
-def look_of(name: str, row: Row) -> HostLook:
-    """Return the look at a server from the row that it has returned."""
+def look_of(name: str, row: Row, *, may_be_read_only: bool = False) -> HostLook:
+    """Return the look at a server from the row that it has returned. For the argument see `Server`."""
     in_recovery, system_id, segment, written, received, replayed, tli, receives, promotes, places, read_only, role = row
     hindrance = ""
     if in_recovery == "t" and promotes != "t":
         hindrance = f"cannot be promoted by the role {role}: GRANT EXECUTE ON FUNCTION pg_promote TO {role}"
-    elif in_recovery == "t" and read_only == "on":
+    elif in_recovery == "t" and read_only == "on" and not may_be_read_only:
         hindrance = (
             "would be read-only as a primary: ALTER SYSTEM RESET default_transaction_read_only, and SELECT "
             "pg_reload_conf()"

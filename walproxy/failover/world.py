@@ -59,6 +59,7 @@ class RealWorld:
         safekeepers: ids and addresses; members that the list lacks are found.
         hosts: the servers.
         seal_timeout_s: for one seal.
+        may_be_read_only: see `Server`.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class RealWorld:
         credentials: Credentials,
         *,
         seal_timeout_s: float,
+        may_be_read_only: bool = False,
     ) -> None:
         self._safekeepers = tuple(safekeepers)
         self._credentials = credentials
         self._seal_timeout_s = seal_timeout_s
-        self._servers = {host.name: Server(host) for host in hosts}
+        self._servers = {host.name: Server(host, may_be_read_only=may_be_read_only) for host in hosts}
         self._looks = Polls({name: partial(asyncio.to_thread, server.look) for name, server in self._servers.items()})
         self._fleet: Fleet | None = None
         self._cluster: Cluster | None = None

@@ -13,7 +13,7 @@ from walproxy.postgres.problems import ServerHangs, problem_of_connect, problem_
 NOBODY = PrimaryHost("db1:1", "host=127.0.0.1 port=1 target_session_attrs=read-write")
 
 
-def standby(**changes: str | None) -> HostLook:
+def standby(*, may_be_read_only: bool = False, **changes: str | None) -> HostLook:
     """Return the look at a standby, of which some columns are others."""
     columns = {
         "in_recovery": "t",
@@ -29,7 +29,8 @@ def standby(**changes: str | None) -> HostLook:
         "read_only": "off",
         "role": "walproxy",
     }
-    return look_of("db1:5432", tuple({**columns, **changes}.values()))
+    row = tuple({**columns, **changes}.values())
+    return look_of("db1:5432", row, may_be_read_only=may_be_read_only)
 
 
 def test_a_standby() -> None:
@@ -61,6 +62,8 @@ def test_what_keeps_a_standby_from_being_promoted() -> None:
         "cannot be promoted by the role walproxy: GRANT EXECUTE ON FUNCTION pg_promote TO walproxy"
     )
     assert "ALTER SYSTEM RESET default_transaction_read_only" in standby(read_only="on").hindrance
+    # An agent makes it so, and takes it away once commits succeed.
+    assert standby(read_only="on", may_be_read_only=True).hindrance == ""
     # An old primary may be read-only, and need not be promoted.
     assert standby(in_recovery="f", segment="0" * 7 + "1" + "0" * 16, promotes="f", read_only="on").hindrance == ""
 

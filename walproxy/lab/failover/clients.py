@@ -6,10 +6,15 @@ never repeat a row: each is acknowledged, certainly not committed, or in doubt.
 A client that waits for too long hangs up, as an application with a timeout does: it shuts its socket down, and never
 cancels (PostgreSQL acknowledges a cancelled wait for its standbys). TCP's own timeouts are set, too: a partition ends
 connections by nothing else.
+
+libpq waits for two seconds, the least that it takes, at a host that swallows packets, and asks the other hosts before
+or after. Clients that all hung up at the same instant would go on in step, and find the new primary every two seconds
+only, at 6.1 s and 8.2 s. So their timeouts differ, as those of applications do.
 """
 
 import asyncio
 import os
+import random
 import socket
 import threading
 import time
@@ -26,8 +31,8 @@ from walproxy.lab.load.history import Operation, Outcome
 
 APPLICATION_NAME: Final = "failover load"
 
-_HANGS_UP_AFTER_S: Final = 2.0
-_RECONNECT_PAUSE_S: Final = 0.05
+_HANG_UP_AFTER_S: Final = 1.0, 3.0
+_RECONNECT_PAUSE_S: Final = 0.02, 0.1
 _ENDS_WITHIN_S: Final = 30.0
 _OPTIONS: Final = {
     "user": "postgres",
@@ -55,7 +60,7 @@ class Clients:
         rate: transactions a second of all clients together, while nothing makes them wait.
     """
 
-    def __init__(self, places: Sequence[Place], rows: Rows, *, count: int = 8, rate: float = 80.0) -> None:
+    def __init__(self, places: Sequence[Place], rows: Rows, *, count: int = 16, rate: float = 80.0) -> None:
         self.book = Book()
         self._conninfo = psycopg.conninfo.make_conninfo(
             "",
@@ -67,6 +72,8 @@ class Clients:
         self._rows = rows
         self._count = count
         self._interval_s = count / rate
+        first_s, last_s = _HANG_UP_AFTER_S
+        self._hang_up_after_s = [first_s + (last_s - first_s) * number / count for number in range(count)]
         self._thread = threading.Thread(target=self._run, name=APPLICATION_NAME, daemon=True)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -124,7 +131,7 @@ class Clients:
                 await self._connect_and_commit(client)
             except (psycopg.Error, OSError) as error:
                 self.book.problem = one_line(f"{type(error).__name__}: {error}")
-                await asyncio.sleep(_RECONNECT_PAUSE_S)
+                await asyncio.sleep(random.uniform(*_RECONNECT_PAUSE_S))
 
     async def _connect_and_commit(self, client: int) -> None:
         """Commit until the load is stopped.
@@ -151,7 +158,8 @@ class Clients:
         """
         row = self._rows.next("client", server)
         outcome: Outcome = "fail"
-        hang_up = asyncio.get_running_loop().call_later(_HANGS_UP_AFTER_S, shut_down, connection.fileno())
+        after_s = self._hang_up_after_s[client - 1]
+        hang_up = asyncio.get_running_loop().call_later(after_s, shut_down, connection.fileno())
         begun_at = time.monotonic()
         try:
             cursor = await connection.execute(insert(row).encode())

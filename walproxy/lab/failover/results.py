@@ -25,6 +25,7 @@ class RoundResult(msgspec.Struct, frozen=True, omit_defaults=True):
         old, new: the primary's host before and after.
         old_tli, new_tli: its timeline before and after.
         gap_s: the longest time without an acknowledgement to a client, around the fault.
+        servers_gap_s: the same with the probes, which need not find a server.
         well_s: from the end of the fault until all servers were well again.
         acknowledged: how many rows were, in this round.
         discarded: transactions that an old primary had and the new one lacks, by its WAL.
@@ -42,6 +43,7 @@ class RoundResult(msgspec.Struct, frozen=True, omit_defaults=True):
     old_tli: int
     new_tli: int
     gap_s: float
+    servers_gap_s: float
     well_s: float
     acknowledged: int = 0
     discarded: int = 0
@@ -110,6 +112,7 @@ class _Row:
 
     rounds: int = 0
     changed: list[float] = field(default_factory=list)
+    servers: list[float] = field(default_factory=list)
     unchanged: list[float] = field(default_factory=list)
     discarded: int = 0
     compared: int = 0
@@ -119,6 +122,8 @@ class _Row:
     def add(self, result: RoundResult) -> None:
         self.rounds += 1
         (self.changed if result.has_changed else self.unchanged).append(result.gap_s)
+        if result.has_changed:
+            self.servers.append(result.servers_gap_s)
         self.discarded += result.discarded
         self.compared += result.compared
         self.not_compared += result.not_compared
@@ -133,9 +138,10 @@ def gap_table(result: RunResult) -> Table:
         "acknowledged rows"
     )
     table = Table(title=title)
-    for name in ("fault", "rounds", "changes", "gap: median", "max", "without a change: max", "discarded", "compared"):
-        table.add_column(name, justify="left" if name == "fault" else "right")
-    table.add_column("violations", justify="right")
+    table.add_column("fault")
+    gaps = "gap: median", "max", "servers: median", "without a change: max"
+    for name in ("rounds", "changes", *gaps, "discarded", "compared", "violations"):
+        table.add_column(name, justify="right")
     rows: dict[str, _Row] = {}
     for each in result.rounds:
         rows.setdefault(each.kind, _Row()).add(each)
@@ -158,6 +164,7 @@ def _cells(row: _Row) -> Sequence[str]:
         str(len(row.changed)),
         f"{median(row.changed):.2f} s" if row.changed else "",
         f"{max(row.changed):.2f} s" if row.changed else "",
+        f"{median(row.servers):.2f} s" if row.servers else "",
         f"{max(row.unchanged):.2f} s" if row.unchanged else "",
         str(row.discarded),
         compared,

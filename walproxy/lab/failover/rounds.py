@@ -1,7 +1,8 @@
 """Round after round: a fault of the primary's host, its end, and the checks once all is well again.
 
 The clients and the probes run all the time. The gap of a round is the longest time without an acknowledgement to a
-client, from just before the fault until all was well.
+client, from just before the fault until all was well. That of the servers has the probes' acknowledgements, too: the
+difference is the time that the clients need to find the new primary.
 """
 
 import os
@@ -98,6 +99,8 @@ class Rounds:
             struck_at, violations = self._strike(planned, before), []
         undone_at = time.monotonic()
         after = self._settle()
+        begin, end = struck_at - _GAP_MARGIN_S, time.monotonic()
+        probed = (each.ended_at for each in _promised(self._direct.operations[self._seen[1] :]))
         result = RoundResult(
             number=planned.number,
             kind=planned.kind,
@@ -107,8 +110,9 @@ class Rounds:
             new=after.leader.name,
             old_tli=before.tli,
             new_tli=after.tli,
-            gap_s=round(self.clients.book.longest_pause_s(struck_at - _GAP_MARGIN_S, time.monotonic()), 3),
-            well_s=round(time.monotonic() - undone_at, 3),
+            gap_s=round(self.clients.book.longest_pause_s(begin, end), 3),
+            servers_gap_s=round(self.clients.book.longest_pause_s(begin, end, probed), 3),
+            well_s=round(end - undone_at, 3),
             violations=tuple(violations),
         )
         if planned.takes_away(self._dead_after_s) and not result.has_changed:
@@ -309,8 +313,9 @@ def _lineage(host: Host, tli: int) -> Lineage:
 
 def _described(result: RoundResult) -> str:
     change = f"{result.old} -> {result.new}, timeline {result.new_tli}" if result.has_changed else "no change"
+    gaps = f"gap {result.gap_s:.2f} s, servers {result.servers_gap_s:.2f} s"
     lines = [
-        f"  {change}: gap {result.gap_s:.2f} s, well after {result.well_s:.1f} s, {result.acknowledged} acknowledged, "
+        f"  {change}: {gaps}, well after {result.well_s:.1f} s, {result.acknowledged} acknowledged, "
         f"{result.discarded} discarded",
         *(f"  VIOLATION {line}" for line in result.violations),
     ]

@@ -6,7 +6,7 @@ in which the transactions ended. Times are those of `time.monotonic`, in seconds
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from operator import attrgetter
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -100,11 +100,16 @@ class History(Generic[T]):
         ended = self.acknowledged[self._index(moment) :]
         return max((operation.seconds for operation in ended if operation.ended_at > moment), default=0.0)
 
-    def longest_pause_s(self, begin: float, end: float) -> float:
-        """Return the longest time in [begin, end) during which no acknowledgement arrived."""
+    def longest_pause_s(self, begin: float, end: float, others: Iterable[float] = ()) -> float:
+        """Return the longest time in [begin, end) during which no acknowledgement arrived.
+
+        Args:
+            others: when others had one, in any order.
+        """
         entries = self.acknowledged[self._index(begin) : self._index(end)]
         moments = [begin, *(operation.ended_at for operation in entries), end]
-        return max(later - earlier for earlier, later in pairwise(moments))
+        moments += [moment for moment in others if begin <= moment < end]
+        return max(later - earlier for earlier, later in pairwise(sorted(moments)))
 
     def _index(self, moment: float) -> int:
         return bisect_left(self.acknowledged, moment, key=_ENDED_AT)

@@ -64,6 +64,7 @@ def test_the_longest_pause_counts_from_the_begin_and_to_the_end(history: Inserts
     assert history.longest_pause_s(1.0, 3.3) == pytest.approx(1.5)
     assert history.longest_pause_s(3.1, 10.0) == pytest.approx(6.8)
     assert history.longest_pause_s(5.0, 7.0) == pytest.approx(2.0)
+    assert history.longest_pause_s(5.0, 7.0, [6.5, 5.5, 4.0, 9.0]) == pytest.approx(1.0)
 
 
 def test_what_failed_is_neither_acknowledged_nor_in_doubt(history: Inserts) -> None:
