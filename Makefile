@@ -43,7 +43,7 @@ test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (wh
 	@# The tests start hundreds of processes, also in places where they cannot write what they compile.
 	$(BIN)/python -m compileall -q safekeeper walproxy
 	$(BIN)/pytest -n $(WORKERS) --in-memory --dist loadfile --no-loadscope-reorder -m "not nightly" tests --ignore=tests/e2e --ignore=tests/torture
-	$(BIN)/python -m tests.simulation --seeds 2000
+	$(BIN)/python -m tests.simulation --seeds 1000
 	$(BIN)/pytest -v tests/e2e
 
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
@@ -64,7 +64,7 @@ majors: .venv/.dev ## fetch PostgreSQL 13, 14 and 16 into build/postgres, for th
 torture: .venv/.dev ## what takes minutes: kills, gigabytes. With MINUTES=10 SEED=7 a cluster is stressed so long instead
 	@mkdir -p build
 	$(if $(MINUTES),,$(BIN)/python -m tests.torture.majors)
-	$(if $(MINUTES),$(BIN)/walproxy torture --minutes $(MINUTES) $(if $(filter file,$(origin SEED)),,--seed $(SEED)) --report build/torture.html,$(BIN)/pytest -v -s tests/torture && $(BIN)/pytest -v -m nightly tests/integration tests/pipeline)
+	$(if $(MINUTES),$(BIN)/walproxy torture --minutes $(MINUTES) $(if $(filter file,$(origin SEED)),,--seed $(SEED)) --report build/torture.html,$(BIN)/pytest -v -s tests/torture && $(BIN)/pytest -v -m nightly tests/unit tests/integration tests/pipeline)
 
 soak: .venv/.embedded ## a steady load, and whether any process grows: make soak MINUTES=60
 	@mkdir -p build

@@ -125,6 +125,7 @@ def test_archiver_that_is_killed_during_uploads_leaves_no_hole_whether_it_comes_
     assert hits == KILLS
 
 
+@pytest.mark.nightly
 def test_archiver_that_hangs_is_replaced_and_makes_no_trouble_when_it_goes_on(archived: tuple[Gated, Archive]) -> None:
     cluster, _ = archived
     with cluster.load() as load:

@@ -158,6 +158,7 @@ def test_archive_alone_is_behind_by_no_more_than_the_interval_of_its_partial_fil
         assert behind_s < PARTIAL_INTERVAL_S + UPLOAD_S
 
 
+@pytest.mark.nightly
 def test_recovery_ends_at_a_time_an_lsn_or_a_name(remains: Remains) -> None:
     for what, value in (
         ("time", remains.time),

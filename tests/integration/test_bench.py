@@ -64,6 +64,7 @@ def test_a_copy_is_measured_with_postgresql_s_quorum_and_through_walproxy(folder
     )
 
 
+@pytest.mark.nightly
 def test_the_levels_are_measured_with_a_stock_standby_and_through_walproxy(folder: Path) -> None:
     found = bench(folder, "--levels", "--seed", "7")
     measured = {(turn["arm"], turn["level"]) for turn in found["turns"]}
@@ -85,6 +86,7 @@ def test_the_price_of_readers_is_measured_and_they_have_read(folder: Path) -> No
     assert min(turn["p50_ms"] for turn in turns.values()) > SYNC_DELAY_MS
 
 
+@pytest.mark.nightly
 def test_a_slow_and_a_dead_member_are_measured_and_a_quorum_does_not_wait_for_them(folder: Path) -> None:
     found = bench(folder, "--members")
     turns = {turn["case"]: turn for turn in found["turns"]}
@@ -107,6 +109,7 @@ class Steps:
         self.begun.append(what)
 
 
+@pytest.mark.nightly
 @NEWEST
 def test_crashes_are_measured_and_memory_while_a_member_is_dead(
     folder: Path, servers: dict[int, ServerBinaries], major: int

@@ -26,6 +26,7 @@ def _oldest_lsn(cluster: Gated) -> Lsn:
     return list_segments(cluster.postgres.pg_wal, cluster.segment_size)[0].begin_lsn
 
 
+@pytest.mark.nightly
 @NEWEST
 def test_safekeeper_that_missed_what_postgresql_has_recycled_catches_up_under_load(new_gated: NewGated) -> None:
     limits = {"max_wal_size": "32MB", "min_wal_size": "32MB", "wal_keep_size": "0"}

@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from safekeeper.base.lsn import parse_lsn
 from tests.integration.cluster_fixtures import MIB, Commit, Gated, cpu_seconds, resident_bytes, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated
@@ -96,6 +98,7 @@ def test_a_source_that_is_killed_in_the_midst_is_replaced_and_commits_wait_for_t
     cluster.assert_bytes_are_equal(end_lsn)
 
 
+@pytest.mark.nightly
 @NEWEST
 def test_a_new_leader_in_the_midst_lets_it_pull_the_rest(new_gated: NewGated) -> None:
     cluster = new_gated("--window", "4MiB", "--catchup-rate", "16MiB", segment_mib=16).start_gated()

@@ -57,6 +57,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(folder: Path, number: signal.
     assert processes_with(str(folder)) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_kept_demo_leaves_everything_running_and_says_how_to_end_it(folder: Path) -> None:
     kept = folder / "kept"

@@ -79,6 +79,7 @@ def test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself(new_stand: N
     assert "disk space for the WAL is available again" in log_of(full)
 
 
+@pytest.mark.nightly
 def test_a_majority_of_full_disks_is_one_loss_of_the_quorum_that_lasts() -> None:
     with WalproxyCluster(engine="processes") as cluster:
 

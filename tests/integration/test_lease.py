@@ -77,6 +77,7 @@ def test_key_that_an_operator_removes_is_lost(etcd: EtcdServer) -> None:
     assert (one.renew(), one.holder(), two.acquire("two")) == (False, "operator", False)
 
 
+@pytest.mark.nightly
 def test_lease_outlives_a_killed_etcd_and_ends_with_its_time(etcd: EtcdServer) -> None:
     one, two = lease_in(etcd), lease_in(etcd)
     assert one.acquire("one")
@@ -94,6 +95,7 @@ def test_lease_outlives_a_killed_etcd_and_ends_with_its_time(etcd: EtcdServer) -
     assert two.renew() or two.acquire("two")
 
 
+@pytest.mark.nightly
 def test_etcd_that_hangs_costs_a_bounded_time_and_the_lease(etcd: EtcdServer) -> None:
     one, two = lease_in(etcd, timeout_s=0.5), lease_in(etcd, timeout_s=0.5)
     assert one.acquire("one")

@@ -265,6 +265,7 @@ def is_receiving(cluster: Gated) -> bool:
     return any(each["id"] == 4 and each["state"] == "learner" and each["lag_bytes"] for each in safekeepers)
 
 
+@pytest.mark.nightly
 def test_without_a_leader_the_command_says_so(new_gated: NewGated) -> None:
     cluster = new_gated().start_gated()
     cluster.proxy.kill9()

@@ -3,6 +3,8 @@
 All states, on every major version, are in tests/torture/test_majors.py.
 """
 
+import pytest
+
 from tests.integration.conftest import NEWEST, OLDEST
 from tests.integration.promotion_matrix import ALIVE, FREE, HANGING, IN_USE, REFUSING, dynasty
 from walproxy.postgres.local_server import ServerBinaries
@@ -16,6 +18,7 @@ def test_a_promotion_ends_although_the_archive_refuses_connections(
         servers_in_turn.promote(REFUSING, FREE)
 
 
+@pytest.mark.nightly
 @NEWEST
 def test_a_promotion_keeps_what_was_streamed_beyond_the_archive_s_part_of_the_open_segment(
     servers: dict[int, ServerBinaries], major: int

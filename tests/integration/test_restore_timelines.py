@@ -50,6 +50,7 @@ def test_the_latest_timeline_is_followed(past: Past, target: Path) -> None:
         assert server.execute("SELECT timeline_id FROM pg_control_checkpoint()") >= [(3,)]
 
 
+@pytest.mark.nightly
 def test_a_point_before_the_promotion_is_reached_on_either_timeline(past: Past, target: Path) -> None:
     lsn = format_lsn(past.steps[2].end_lsn)
     for timeline in ("latest", "current"):

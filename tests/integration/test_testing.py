@@ -3,6 +3,8 @@
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.cluster_stories import run_example, suffer_everything
 from walproxy.lab.testing import WalproxyCluster
 from walproxy.postgres.process_table import is_alive
@@ -12,6 +14,7 @@ def test_the_example_of_the_page_passes_in_processes(tmp_path: Path) -> None:
     run_example("processes", tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_cluster_of_processes_suffers_everything_and_leaves_nothing_behind() -> None:
     with WalproxyCluster(proxies=2, standbys=1, engine="processes", volatile_disks=True) as cluster:
         folder = cluster.data_folder(1).parent

@@ -10,6 +10,7 @@ import pytest
 TORTURE = [sys.executable, "-m", "walproxy", "torture", "--engine", "processes"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_short_run_breaks_things_and_loses_nothing(folder: Path) -> None:
     answer = subprocess.run(

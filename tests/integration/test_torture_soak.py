@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from walproxy.lab.torture.record import Run
 from walproxy.lab.torture.soak import Load, soak
 from walproxy.lab.torture.soaked_cluster import soaked_cluster
@@ -13,6 +15,7 @@ PER_S = 20.0
 ALL = {"postgres", "standby1", "walproxy", "safekeeper1", "safekeeper2", "safekeeper3"}
 
 
+@pytest.mark.nightly
 def test_a_soak_commits_at_its_rate_watches_every_process_and_misses_one_that_ends(folder: Path) -> None:
     with soaked_cluster(folder, 3, None) as cluster:
 

@@ -86,6 +86,7 @@ def stage(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stag
     return Stage(spark, night, views, folder, report)
 
 
+@pytest.mark.nightly
 def test_the_sums_are_those_of_the_records(stage: Stage) -> None:
     records, headline = stage.night.records, stage.report.headline
     ended = Counter(each["outcome"] for each in stage.night.transactions)

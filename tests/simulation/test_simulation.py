@@ -57,7 +57,7 @@ def test_clusters_are_begun_anew_and_brought_back() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_everyday_events_have_the_same_effects_on_both_paths(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = [Task(seed, profile, digested=True) for seed in range(10)]
+    tasks = [Task(seed, profile, digested=True) for seed in range(4)]
     on_steady_answer, handled = Leadership.on_steady_answer, []
 
     def count(leadership: Leadership, *event: Any) -> bool:

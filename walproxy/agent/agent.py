@@ -7,6 +7,7 @@ primary, beside the steps: commits do not wait for them.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -151,6 +152,7 @@ class Agent:
         self._is_configured = False
         self._changed = asyncio.Event()
         self._look_now = asyncio.Event()
+        self._exchange_now = asyncio.Event()
         self._stopping = asyncio.Event()
 
     # ------------------------------------------------------------------ life
@@ -217,6 +219,7 @@ class Agent:
         interval_s = min(EXCHANGE_INTERVAL_S, self.config.dead_after / 10)
         while True:
             began_at = time.monotonic()
+            self._exchange_now.clear()
             self.sight = await self._views.exchange(encode(self.report()), timeout_s=timeout_s)
             view = view_of(self.sight)
             self.view = view
@@ -240,7 +243,7 @@ class Agent:
             if heard_age_s is not None and heard_age_s < self.config.dead_after:
                 # Not up to an interval later than the loss of the leader can be known.
                 next_at = min(next_at, ended_at + self.config.dead_after - heard_age_s + _AFTER_LOSS_S)
-            await asyncio.sleep(max(0.0, next_at - ended_at))
+            await _wait_for(self._exchange_now, next_at - ended_at)
 
     async def _look_loop(self) -> None:
         timeout_s = max(1.0, min(3.0, self.config.dead_after / 3))
@@ -257,11 +260,7 @@ class Agent:
                 # A server that has just become a primary accepts writes as soon as commits succeed.
                 await self._wait_for_commits(began_at + LOOK_SOON_INTERVAL_S)
                 continue
-            try:
-                async with asyncio.timeout(max(0.01, began_at + LOOK_INTERVAL_S - time.monotonic())):
-                    await self._look_now.wait()
-            except TimeoutError:
-                pass
+            await _wait_for(self._look_now, max(0.01, began_at + LOOK_INTERVAL_S - time.monotonic()))
 
     async def _wait_for_commits(self, until: float) -> None:
         """Wait until the proxy reports that commits succeed; ask it more often than the server is looked at."""
@@ -278,11 +277,7 @@ class Agent:
 
     async def _step_loop(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(_TICK_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await _wait_for(self._changed, _TICK_S)
             self._changed.clear()
             now = time.monotonic()
             await self._keep_proxy(now)
@@ -347,6 +342,9 @@ class Agent:
 
     def _note_resumption(self, now: float) -> None:
         """Record a change of the primary once commits go on."""
+        if self._promoted is not None and self.view.is_sealed_off(self._promoted[3].tli):
+            # By another failover: the others must not wait for this one.
+            self._promoted, self._is_settling = None, False
         if self._promoted is None or not self.commits:
             return
         (order, began_at, old_tli, promotion), self._promoted = self._promoted, None
@@ -569,6 +567,7 @@ class Agent:
             seal_timeout_s=10.0,
         )
         self._is_failing_over = True
+        self._exchange_now.set()  # The others wait once they know.
         await self._proxy.keep_running(began_at)
         # It accepts writes once commits succeed. A standby accepts none in any case.
         self._decider.ended_writes = True
@@ -755,6 +754,13 @@ def _lease_guard(config: AgentConfig) -> LeaseGuard | None:
         password=secret.value.decode() if secret is not None else "",
     )
     return LeaseGuard(lease, config.name, wait_s=config.lease_ttl + 2.0)
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait until an event is set, at most for so many seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await event.wait()
 
 
 class Configure:

@@ -235,6 +235,7 @@ class Decider:
     _quorum_since: float = 0.0
     _hangs_since: float | None = None
     _lost_since: float | None = None
+    _before: frozenset[str] = frozenset()  # the candidates that were before this one when the loss was seen
     _was_primary: bool = False
 
     def saw(self, view: ClusterView) -> None:
@@ -318,7 +319,7 @@ class Decider:
         if look.state is not ServerState.HANGS:
             self._hangs_since = None
         elif self._hangs_since is None:
-            self._hangs_since = now
+            self._hangs_since = now - look.hangs_s
             self._was_primary = self._was_primary or look.is_in_recovery is False
         if look.state is not ServerState.STANDBY:
             self._lost_since = None
@@ -410,12 +411,15 @@ class Decider:
             return Wait("the leader is lost; this agent's first report is under way")
         if self._lost_since is None:
             self._lost_since = now
+            self._before = frozenset(ranked[: ranked.index(self.own.name)])
         busy = [
             report.name
             for report in view.fresh()
             if report.name != self.own.name and (report.is_failing_over or self._is_promoted(report, view))
         ]
-        turn = ranked.index(self.own.name)
+        # The seal of the first one delivers WAL to all: that another one has it first does not make that the first.
+        before = self._before | {wanted} if wanted != self.own.name else frozenset()
+        turn = len((before - {self.own.name}).intersection(ranked))
         if now < self.retry_at or now - self._lost_since < (BUSY_S if busy else TURN_S * turn):
             return Wait(f"the leader is lost: {(busy or ranked)[0]} is first")
         return FailOver()

@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -115,7 +116,7 @@ class ManagedServer:
             with bounded_connection(self._conninfo, whose="the local server", timeout_s=timeout_s) as connection:
                 return self._from_sql(pid, connection, begun)
         except ServerHangs as error:
-            return self._without_sql(ServerState.HANGS, pid, begun, str(error))
+            return replace(self._without_sql(ServerState.HANGS, pid, begun, str(error)), hangs_s=timeout_s)
         except PrimaryProblem as error:
             state = ServerState.REFUSES
             if status == "stopping" or "shutting down" in error.message:

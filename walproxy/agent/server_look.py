@@ -47,6 +47,7 @@ class ServerLook:
         control: pg_control, read only if the server does not reply to SQL; it may be old.
         has_standby_signal: of a server that does not reply: it would start as a standby, e.g. from a base backup.
         rejoin_begun: an overwrite of the data folder has begun and is not complete: it must not be started.
+        hangs_s: of one that HANGS: for how long it has not replied to this look.
         problem: one line; "" if there is none.
     """
 
@@ -62,6 +63,7 @@ class ServerLook:
     control: ControlData | None = None
     has_standby_signal: bool = False
     rejoin_begun: bool = False
+    hangs_s: float = 0.0
     problem: str = ""
 
     @property

@@ -240,6 +240,18 @@ def test_turns_of_the_candidates(own: dict[str, object], other: dict[str, object
     assert decider.decide(NOW + TURN_S + 0.1, STANDBY, later, commits=False) == FailOver()
 
 
+def test_a_candidate_that_receives_the_rest_first_lets_the_first_one_go_on() -> None:
+    decider = watching(Own("pg2"))
+    lost = view(report("pg2"), report("pg1"), heard_s=6.0)
+    assert decider.decide(NOW, STANDBY, lost, commits=False) == Wait("the leader is lost: pg1 is first")
+    # The seal of pg1 delivers the rest, and this one reports it first.
+    ahead = replace(lost, reports={**lost.reports, "pg2": (report("pg2", received_lsn=950), 0.0)})
+    assert isinstance(decider.decide(NOW + 0.2, STANDBY, ahead, commits=False), Wait)
+    # One that is no longer a candidate is not waited for.
+    gone = view(report("pg2", received_lsn=950), heard_s=6.0)
+    assert decider.decide(NOW + 0.3, STANDBY, gone, commits=False) == FailOver()
+
+
 def test_first_candidate_lets_another_failover_that_runs_go_on_for_a_while() -> None:
     busy = report("pg3", priority=1, received_lsn=800, is_failing_over=True)
     decider = watching(Own("pg2"))
@@ -333,14 +345,15 @@ def test_resigned_leader_waits_for_another_one_then_goes_on() -> None:
     assert not decider.has_resigned
 
 
-def test_primary_that_hangs_is_killed() -> None:
+@pytest.mark.parametrize(("hangs_s", "killed_at_s"), [(0.0, 6), (2.0, 4)])
+def test_primary_that_hangs_is_killed(hangs_s: float, killed_at_s: int) -> None:
     decider = watching(Own("pg1"))
-    for passed_s in range(7):
+    for passed_s in range(killed_at_s + 1):
         seen = replace(view(), sent_at=NOW + passed_s)
         decider.saw(seen)
-        look = PRIMARY if passed_s == 0 else HANGING
+        look = PRIMARY if passed_s == 0 else replace(HANGING, hangs_s=hangs_s)
         step = decider.decide(NOW + passed_s, look, seen, commits=False)
-        assert isinstance(step, Kill if passed_s == 6 else Wait), passed_s
+        assert isinstance(step, Kill if passed_s == killed_at_s else Wait), passed_s
 
 
 def test_primary_that_hangs_without_a_leader_heard_is_killed_before_others_may_act() -> None:

@@ -265,6 +265,7 @@ def test_a_slow_source_is_left_for_another_one(trio: Trio) -> None:
     assert "from safekeeper 2)" in trio.processes[2].wait_for_line("bytes of WAL in")
 
 
+@pytest.mark.nightly
 def test_a_slow_source_is_used_when_there_is_no_other(trio: Trio) -> None:
     with SlowRelay(trio.processes[0].port, 2 * MIB) as relay:
         trio.pull(trio.source(1, relay.port))

@@ -211,6 +211,7 @@ def test_the_page_can_be_used_by_keyboard_and_paused(browser: Browser, site: Sit
         expect(node(page, "safekeeper-1")).to_have_attribute("data-state", "disconnected", timeout=DEADLINE_MS)
 
 
+@pytest.mark.nightly
 def test_a_page_that_stays_open_needs_no_more_memory(
     browser: Browser, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

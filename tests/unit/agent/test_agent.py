@@ -1,0 +1,40 @@
+"""What an agent remembers of its own failover."""
+
+from pathlib import Path
+
+from safekeeper.base import settings
+from safekeeper.net.safekeeper_connection import Credentials
+from walproxy.agent.agent import Agent
+from walproxy.agent.config import AgentConfig
+from walproxy.agent.decision import ClusterView
+from walproxy.failover.server import Promotion
+
+
+def agent(folder: Path) -> Agent:
+    options = {
+        "name": "pg2",
+        "pgdata": str(folder),
+        "bin_dir": str(folder),
+        "conninfo": "host=/nowhere",
+        "address": "pg2:5432",
+        "safekeepers": "1=sk1:5454",
+        "standby_conninfo": "host=sk1",
+    }
+    config = settings.load(AgentConfig, "WALPROXY_AGENT_", command_line=options, environment={}, file=None)
+    return Agent(config, Credentials())
+
+
+def test_a_promotion_that_another_failover_has_sealed_off_is_over(tmp_path: Path) -> None:
+    """The others would wait half a minute for it."""
+    ours = agent(tmp_path)
+    ours._promoted, ours._is_settling = (None, 0.0, 15, Promotion(16, 0x1000)), True
+    ours.view = ClusterView(sent_at=0.0, has_quorum=True, log_tli=15, floor=15)
+    ours._note_resumption(1.0)
+    assert ours.report().is_failing_over
+    ours.view = ClusterView(sent_at=1.0, has_quorum=True, log_tli=15, floor=16)
+    ours._note_resumption(2.0)
+    assert not ours.report().is_failing_over
+    # It is not the one that commits go on with, either.
+    ours.commits = True
+    ours._note_resumption(3.0)
+    assert ours._recording is None
