@@ -124,6 +124,7 @@ class PatroniManager:
             },
             "pg_hba": [
                 "local all all trust",
+                "local replication all trust",
                 f"host all all {around.allowed} trust",
                 f"host replication all {around.allowed} trust",
             ],
