@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 from walproxy.lab.list_append.transactions import Append, ListTransaction, Read, counting, writers
 
+_SHOWN = 8
+
 
 class Anomaly(NamedTuple):
     """What no serial order explains."""
@@ -182,9 +184,6 @@ def _check_appends(
             versions.anomalies.append(Anomaly("Lost", message + f"what {reader.name} has read later: {_shown(order)}"))
             return
     versions.unseen[key].append(index)
-
-
-_SHOWN = 8
 
 
 def _shown(items: Sequence[int]) -> str:
