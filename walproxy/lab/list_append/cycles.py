@@ -49,7 +49,7 @@ def components(graph: Graph, nodes: Collection[int], kinds: Collection[Kind]) ->
                 if path:
                     lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
                 if lowest[node] == order[node]:
-                    component = []
+                    component: list[int] = []
                     while not component or component[-1] != node:
                         component.append(stack.pop())
                         on_stack.discard(component[-1])
