@@ -34,13 +34,17 @@ def test_commits_are_acknowledged_and_the_tables_agree(new_cluster: NewCluster) 
     clients.start()
     wait_until(lambda: len(clients.history.operations) > 200)
     clients.stop()
-    assert {operation.outcome for operation in clients.ended_since(0)} == {"ok"}
-    assert {operation.workload for operation in clients.ended_since(0)} == {"bank", "append", "unique"}
+    ended = clients.ended_since(0)
+    # PostgreSQL refuses some serializable transactions, which are certainly not committed.
+    assert {operation.outcome for operation in ended if operation.workload != "lists"} == {"ok"}
+    assert {operation.outcome for operation in ended} <= {"ok", "fail"}
+    assert {operation.workload for operation in ended} == {"bank", "append", "unique", "lists"}
     assert clients.acknowledged_lsn > 0
     assert asyncio.run(check_tables(server.conninfo(), clients.ended_since(0))) == []
     server.execute("DELETE FROM inserted WHERE number = (SELECT max(number) FROM inserted)")
-    [violation] = asyncio.run(check_tables(server.conninfo(), clients.ended_since(0)))
-    assert violation.rule == "Lost"
+    server.execute("UPDATE append_lists SET items = items || items")
+    rules = {violation.rule for violation in asyncio.run(check_tables(server.conninfo(), ended))}
+    assert {"Lost", "Duplicate"} <= rules
 
 
 def test_a_commit_that_no_standby_confirms_is_unknown_and_never_ok(new_cluster: NewCluster) -> None:

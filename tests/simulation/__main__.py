@@ -4,8 +4,9 @@ import argparse
 import hashlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tests.simulation import sometimes
 from tests.simulation.bugs import BUGS
 from tests.simulation.counts import RUNS_THAT_REACH_ALL, Counts, never_reached, table
 from tests.simulation.hunt import hunt_all
+from tests.simulation.never import EXPLAINED
 from tests.simulation.profiles import PROFILES
 from tests.simulation.runner import Failure, Outcome, Task, attempt_all
 from tests.simulation.schedule import ScheduleUnreadable, read
@@ -39,6 +42,7 @@ class Held:
     cpu_s: float = 0.0
     counts: Counts = field(default_factory=Counts)
     digest: Any = field(default_factory=hashlib.sha256)
+    reached: Counter[int] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
         """Count one more."""
@@ -49,6 +53,7 @@ class Held:
         self.failed_over += outcome.counts["failovers completed"] > 0
         self.failed_over_amid_faults += outcome.counts["failovers completed amid faults"] > 0
         self.digest.update(outcome.digest.encode())
+        self.reached.update(outcome.reached)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,6 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="print a digest of all that happened in all seeds: a change that changes no behaviour leaves it as it is",
     )
+    parser.add_argument(
+        "--sometimes",
+        action="store_true",
+        help="watch every branch of proposer, acceptor, consensus and storage, and list those that no seed has taken",
+    )
     parser.add_argument("--play", type=Path, metavar="FILE", help="replay a schedule: exit 1 says that it fails")
     options = parser.parse_args(arguments)
     if options.play is not None:
@@ -100,7 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name}: {profile.describe()}")
     began_at = time.monotonic()
     held, failure = Held(), None
-    with closing(attempt_all(tasks, options.processes)) as outcomes:
+    points = sometimes.watched_points() if options.sometimes else None
+    watching = points.watching() if points is not None else nullcontext()
+    with watching, closing(attempt_all(tasks, options.processes)) as outcomes:
         for outcome in _with_progress(outcomes, len(tasks)):
             if isinstance(outcome, Failure):
                 failure = outcome
@@ -112,6 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
             _print_shrunk(failure, options.shrink_s)
         return 1
     _print_reached(held, time.monotonic() - began_at, is_all_profiles=options.profile is None)
+    if points is not None:
+        print(sometimes.report(points.points, held.reached, held.seeds, EXPLAINED))
     if options.digest:
         print(f"digest of all that happened: {held.digest.hexdigest()}")
     return 0

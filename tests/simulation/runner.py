@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from tests.simulation import sometimes
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
 from tests.simulation.disk import StorageDisk
@@ -32,7 +33,7 @@ APPLY_RULES = (("",), ("", "R1", "ANY 1"), ("", "r1", "R1, R2", "ANY 1 (R1, R2)"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run that held was about: how much happened in it, and what time a core spent on it."""
+    """What a run that held was about: how much happened in it, a core's time, and the points of `sometimes`."""
 
     steps: int
     terms: int
@@ -41,6 +42,7 @@ class Outcome:
     counts: Counts
     digest: str = ""
     cpu_s: float = field(default=0.0, compare=False)
+    reached: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -217,9 +219,10 @@ def _outcome(world: World) -> Outcome:
 def attempt(task: Task) -> Outcome | Failure:
     """Run one seed; return how it went either way."""
     try:
+        sometimes.take()
         began_at_s = time.process_time()
         outcome = run_seed(task.seed, task.profile, task.bug, task.fault_seconds, digested=task.digested)
-        return replace(outcome, cpu_s=time.process_time() - began_at_s)
+        return replace(outcome, cpu_s=time.process_time() - began_at_s, reached=sometimes.take())
     except SimulationFailed as failed:
         return Failure(task, failed.invariant, str(failed), failed.trace)
 

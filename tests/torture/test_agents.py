@@ -42,6 +42,7 @@ def test_rounds_of_faults_lose_nothing_and_commits_resume_soon(folder: Path) -> 
     assert len(result.rounds) >= ROUNDS
     assert result.losses()
     assert sum(each.not_compared for each in result.rounds) <= ROUNDS // 10
+    assert result.acknowledged_on_lists > 10 * ROUNDS
     assert sum(each.discarded for each in result.rounds) > 0
 
 
@@ -56,4 +57,5 @@ def test_agents_whose_commits_wait_for_no_quorum_are_found(folder: Path) -> None
     found = "; ".join(result.violations)
     assert "acknowledged rows are missing" in found
     assert "were acknowledged, and are after the fork" in found
+    assert "lists: " in found
     assert "that began after timeline" in found or "no partitions" in result.isolation

@@ -28,4 +28,5 @@ def test_lost_primaries_and_a_switchover_lose_nothing(folder: Path) -> None:
     expected = {KILL_HOST, SWITCHOVER} | (set() if "no partitions" in result.isolation else {CUT_OFF})
     assert {each.kind for each in result.rounds} == expected
     assert result.acknowledged > 100
+    assert result.acknowledged_on_lists > 50
     assert KILL_HOST in ended.stdout

@@ -10,6 +10,7 @@ patroni         Patroni, to compare the gaps
 site            the whole: servers, safekeepers, hosts; and whether all is well
 rows            the rows that are written, and what became of each
 clients         the load: libpq clients with a list of all hosts, which reconnect by themselves
+list_clients    clients that append to lists and read them, and the check of what they have seen
 writers         a writer to each server directly, and one that commits with synchronous_commit = local
 plan            the rounds, by a seed
 injector        carries out and ends the fault of a round

@@ -103,7 +103,7 @@ def main(
     folder.chmod(0o755)
     binaries = choose_server(major)
     with Site(folder, binaries, network, manager, safekeeper_folder=safekeeper_dir) as site:
-        played, violations = _play(site, planned, dead_after_s)
+        played, violations = _play(site, planned, dead_after_s, seed)
     result = RunResult(
         manager=manager.name,
         seed=seed,
@@ -114,6 +114,7 @@ def main(
         cores=os.cpu_count() or 1,
         rounds=played.results,
         acknowledged=len(played.clients.book.acknowledged),
+        acknowledged_on_lists=len(played.list_clients.book.acknowledged),
         violations=[*(line for each in played.results for line in each.violations), *violations],
     )
     if has_goals:
@@ -132,9 +133,9 @@ def main(
     sys.exit(EXIT_UNEXPECTED if result.violations else EXIT_FINE)
 
 
-def _play(site: Site, planned: Sequence[PlannedRound], dead_after_s: float) -> tuple[Rounds, list[str]]:
+def _play(site: Site, planned: Sequence[PlannedRound], dead_after_s: float, seed: int) -> tuple[Rounds, list[str]]:
     """Play all rounds; return them, with the violations that belong to no round: the last ones if it was cut short."""
-    rounds = Rounds(site, lambda line: click.echo(line, err=True), site.folder / "kept", dead_after_s)
+    rounds = Rounds(site, lambda line: click.echo(line, err=True), site.folder / "kept", dead_after_s, seed)
     violations: list[str] = []
     try:
         site.start()
@@ -143,6 +144,7 @@ def _play(site: Site, planned: Sequence[PlannedRound], dead_after_s: float) -> t
             rounds.play(each)
         violations += rounds.check_all()
         rounds.stop()
+        violations += rounds.check_lists()
     except KeyboardInterrupt:
         violations.append("interrupted")
     except (WalproxyError, psycopg.Error) as error:

@@ -19,16 +19,19 @@ import random
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import psycopg
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
 from walproxy.lab.failover.host import Place
-from walproxy.lab.failover.rows import Book, Row, Rows, insert
-from walproxy.lab.load.history import Operation, Outcome
+from walproxy.lab.failover.rows import Row, Rows, insert
+from walproxy.lab.load.history import History, Operation, Outcome
+
+T = TypeVar("T")
 
 APPLICATION_NAME: Final = "failover load"
 
@@ -46,11 +49,10 @@ _OPTIONS: Final = {
     "keepalives_interval": "1",
     "keepalives_count": "2",
     "tcp_user_timeout": "2000",
-    "application_name": APPLICATION_NAME,
 }
 
 
-class Clients:
+class RoamingClients(ABC, Generic[T]):
     """`count` clients, from `start` until `stop`.
 
     Attributes:
@@ -59,26 +61,26 @@ class Clients:
     Args:
         places: all hosts.
         rate: transactions a second of all clients together, while nothing makes them wait.
+        name: of the sessions.
     """
 
-    def __init__(self, places: Sequence[Place], rows: Rows, *, count: int = 16, rate: float = 80.0) -> None:
-        self.book = Book()
+    def __init__(self, places: Sequence[Place], *, count: int, rate: float, name: str) -> None:
+        self.book: History[T] = History()
         self._conninfo = psycopg.conninfo.make_conninfo(
             "",
             host=",".join(place.address for place in places),
             port=",".join(str(place.pg_port) for place in places),
+            application_name=name,
             **_OPTIONS,
         )
         self._names = {(place.address, place.pg_port): place.name for place in places}
-        self._rows = rows
         self._count = count
         self._interval_s = count / rate
         first_s, last_s = _HANG_UP_AFTER_S
         self._hang_up_after_s = [first_s + (last_s - first_s) * number / count for number in range(count)]
-        self._thread = threading.Thread(target=self._run, name=APPLICATION_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
-        self._connections: set[psycopg.AsyncConnection[Any]] = set()
         self._failure: BaseException | None = None
 
     def start(self) -> None:
@@ -107,8 +109,8 @@ class Clients:
         if self._failure is not None:
             raise WalproxyError(f"a client of the load has ended: {self._failure!r}") from self._failure
 
-    def wait_for_commit(self, since: float, timeout_s: float) -> Operation[Row] | None:
-        """Wait for the first acknowledged row whose transaction began at `since` or later; None: none in time."""
+    def wait_for_commit(self, since: float, timeout_s: float) -> Operation[T] | None:
+        """Wait for the first acknowledged transaction that began at `since` or later; None: none in time."""
         self.book.wait_for(lambda: self._failure or self.book.first_begun_since(since), timeout_s)
         self.check()
         return self.book.first_begun_since(since)
@@ -151,16 +153,31 @@ class Clients:
             # Not close(): that waits for a transaction that is in progress.
             connection.pgconn.finish()
 
+    def hang_up_later(self, client: int, connection: psycopg.AsyncConnection[Any]) -> asyncio.TimerHandle:
+        """End a connection when its client has waited for too long, unless the handle is cancelled before."""
+        after_s = self._hang_up_after_s[client - 1]
+        return asyncio.get_running_loop().call_later(after_s, shut_down, connection.fileno())
+
+    @abstractmethod
     async def _try(self, client: int, connection: psycopg.AsyncConnection[Any], server: str) -> None:
-        """Try to write one row, and keep what became of it.
+        """Try one transaction, and keep what became of it.
 
         Raises:
             psycopg.Error, OSError: the connection is of no use any longer.
         """
+
+
+class Clients(RoamingClients[Row]):
+    """Clients that write one row after the other."""
+
+    def __init__(self, places: Sequence[Place], rows: Rows, *, count: int = 16, rate: float = 80.0) -> None:
+        super().__init__(places, count=count, rate=rate, name=APPLICATION_NAME)
+        self._rows = rows
+
+    async def _try(self, client: int, connection: psycopg.AsyncConnection[Any], server: str) -> None:
         row = self._rows.next("client", server)
         outcome: Outcome = "fail"
-        after_s = self._hang_up_after_s[client - 1]
-        hang_up = asyncio.get_running_loop().call_later(after_s, shut_down, connection.fileno())
+        hang_up = self.hang_up_later(client, connection)
         begun_at = time.monotonic()
         try:
             cursor = await connection.execute(insert(row).encode())

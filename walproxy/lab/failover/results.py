@@ -66,7 +66,8 @@ class RunResult(msgspec.Struct, frozen=True):
         load_average: of the machine at the end, over 15 minutes: a busy machine has longer gaps.
         cores: of the machine.
         acknowledged: rows in all.
-        violations: of all rounds, and of the comparison at the end.
+        acknowledged_on_lists: transactions of appends and reads in all.
+        violations: of all rounds, and of the comparisons at the end.
     """
 
     manager: str
@@ -78,6 +79,7 @@ class RunResult(msgspec.Struct, frozen=True):
     cores: int
     rounds: list[RoundResult]
     acknowledged: int
+    acknowledged_on_lists: int
     violations: list[str]
 
     def losses(self) -> list[RoundResult]:
@@ -135,7 +137,7 @@ def gap_table(result: RunResult) -> Table:
     title = (
         f"{result.manager}, dead after {result.dead_after_s:g} s, seed {result.seed}, PostgreSQL {result.postgres}, "
         f"{result.isolation}, load average {result.load_average:.1f} on {result.cores} cores: {result.acknowledged:,} "
-        "acknowledged rows"
+        f"acknowledged rows, {result.acknowledged_on_lists:,} transactions on lists"
     )
     table = Table(title=title)
     table.add_column("fault")

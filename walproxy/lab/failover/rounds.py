@@ -6,6 +6,7 @@ difference is the time that the clients need to find the new primary.
 """
 
 import os
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from safekeeper.base.timelines import Lineage, parse_timeline_history, timeline_history_name
-from walproxy.lab.failover import checks, discarded, wal_truth
+from walproxy.lab.failover import checks, discarded, list_clients, wal_truth
 from walproxy.lab.failover.clients import Clients
 from walproxy.lab.failover.host import Host
 from walproxy.lab.failover.injector import Injector
@@ -42,14 +43,16 @@ class Rounds:
     Attributes:
         results: of the rounds that have ended.
         clients: the load.
+        list_clients: those that append to lists and read them.
 
     Args:
         show: takes a line for each round.
         folder: for copies of WAL that is being compared.
         dead_after_s: after which time without the primary another server is promoted.
+        seed: of the transactions on lists.
     """
 
-    def __init__(self, site: Site, show: Show, folder: Path, dead_after_s: float) -> None:
+    def __init__(self, site: Site, show: Show, folder: Path, dead_after_s: float, seed: int) -> None:
         self._site = site
         self._dead_after_s = dead_after_s
         self._show = show
@@ -60,7 +63,9 @@ class Rounds:
         self._keeper = WalKeeper(list(site.hosts.values()), folder, site.segment_size)
         self._seen = 0, 0  # how many attempts of clients and of direct writers earlier rounds have had
         self._reports = {path for host in site.hosts.values() for path in self._new_reports(host, set())}
-        self.clients = Clients([host.place for host in site.hosts.values()], self._rows)
+        places = [host.place for host in site.hosts.values()]
+        self.clients = Clients(places, self._rows)
+        self.list_clients = list_clients.ListClients(places, random.Random(f"{seed}/lists"))
         self.results: list[RoundResult] = []
 
     def start(self) -> None:
@@ -72,6 +77,7 @@ class Rounds:
         if self._site.manager.has_discarded_reports:
             self._keeper.start()
         self.clients.start()
+        self.list_clients.start()
         for probe in self._probes:
             probe.start()
         self._wait_for_commit(time.monotonic())
@@ -79,6 +85,7 @@ class Rounds:
     def stop(self) -> None:
         """End the load."""
         self.clients.stop()
+        self.list_clients.stop()
         for probe in self._probes:
             probe.stop()
         if self._site.manager.has_discarded_reports:
@@ -137,6 +144,15 @@ class Rounds:
             there = _ids(host, 0)
             violations += [f"at the end, {host.name}: {line}" for line in checks.find_lost(_promised(attempts), there)]
         return violations
+
+    def check_lists(self) -> list[str]:
+        """Return the anomalies of the transactions on lists, after `stop`.
+
+        Raises:
+            WalproxyError: not all is well in time.
+        """
+        leader = self._site.wait_until_well(_WELL_WITHIN_S).leader
+        return list_clients.find_violations(self.list_clients.book.operations, leader)
 
     # The fault.
 
@@ -212,6 +228,7 @@ class Rounds:
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
             self.clients.check()
+            self.list_clients.check()
             time.sleep(min(left_s, _STEP_S))
 
     # The checks.

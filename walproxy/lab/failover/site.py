@@ -23,6 +23,7 @@ from walproxy.lab.failover.host import Host, Place, PlacedProcess
 from walproxy.lab.failover.manager import Manager, Supporter, Surroundings
 from walproxy.lab.failover.network import Network
 from walproxy.lab.failover.rows import CREATE_TABLE
+from walproxy.lab.list_append.workload import CREATE_TABLE as CREATE_LISTS
 from walproxy.postgres.binaries import ServerBinaries, reachable_binaries, server_user
 from walproxy.postgres.local_server import LocalPostgres
 
@@ -182,6 +183,7 @@ class Site:
         first.start()
         _wait_until(first.is_leader, lambda: f"{first.name} leads: {first.manager.log_tail(_LOG_LINES)}")
         first.execute(CREATE_TABLE)
+        first.execute(CREATE_LISTS)
         for host in others:
             if server is not None:
                 server.back_up(host.place.data_directory)

@@ -38,6 +38,7 @@ def run(*rounds: RoundResult, dead_after_s: float = 5.0) -> RunResult:
         cores=2,
         rounds=list(rounds),
         acknowledged=1234,
+        acknowledged_on_lists=56,
         violations=[],
     )
 

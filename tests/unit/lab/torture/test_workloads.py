@@ -7,11 +7,14 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.demo.bank import ACCOUNTS, OPENING_BALANCE, Transfer
+from walproxy.lab.list_append.transactions import Append as SerialAppend
 from walproxy.lab.torture.record import Operation, Outcome, Violation
 from walproxy.lab.torture.workloads import WORKLOADS
 from walproxy.lab.torture.workloads.append import Append, AppendAttempt, Appended, Lists, parse_append
 from walproxy.lab.torture.workloads.bank import Bank, Books, parse_transfer
 from walproxy.lab.torture.workloads.interface import shortened
+from walproxy.lab.torture.workloads.lists import Lists as SerialLists
+from walproxy.lab.torture.workloads.lists import parse_lists
 from walproxy.lab.torture.workloads.unique import InsertAttempt, Unique, parse_insert, payload
 
 TRANSFERS = [Transfer(1, 3, 5, 17), Transfer(2, 5, 7, 4), Transfer(3, 7, 3, 9)]
@@ -171,21 +174,54 @@ def test_one_row_in_twenty_is_larger_than_two_pages() -> None:
     assert sum(len(payload(number)) > 16 << 10 for number in range(200)) == 10
 
 
+# Serializable transactions.
+
+
+def serial(at_s: float, what: str, outcome: Outcome = "ok") -> Operation:
+    return operation("lists", what, outcome, at_s, at_s + 0.5)
+
+
+def test_transactions_that_a_serial_order_explains_are_fine() -> None:
+    history = [
+        serial(1, "append 8 to 5; read 5: 8"),
+        serial(2, "read 5: 8; append 16 to 6"),
+        serial(3, "read 6: ?", "fail"),
+    ]
+    assert SerialLists().check({5: (8,), 6: (16,)}, history) == []
+
+
+def test_an_acknowledged_append_that_the_lists_lack_at_the_end_is_lost() -> None:
+    [violation] = SerialLists().check({5: (8,)}, [serial(1, "append 8 to 5"), serial(2, "read 5: 8; append 16 to 5")])
+    assert violation.rule == "Lost"
+    assert "[16], appended to list 5 by client 1 at 2.000 s" in violation.message
+
+
+def test_a_stale_read_of_an_acknowledged_transaction_is_found() -> None:
+    [violation] = SerialLists().check({5: (8,)}, [serial(1, "append 8 to 5"), serial(2, "read 5: -")])
+    assert violation.rule == "G-single-realtime"
+    assert "client 1 at 2.000 s began after client 1 at 1.000 s was acknowledged" in violation.message
+    assert SerialLists().check({5: (8,)}, [serial(1, "append 8 to 5"), serial(2, "read 5: -", "unknown")]) == []
+
+
 # All of them.
 
 
 def test_what_an_attempt_says_of_itself_can_be_read_again() -> None:
     chance = Random(7)
-    transfer, append_attempt, insert = (workload.attempt(12, chance) for workload in WORKLOADS)
+    transfer, append_attempt, insert, _ = (workload.attempt(12, chance) for workload in WORKLOADS)
     assert isinstance(transfer, Transfer)
     assert parse_transfer(str(transfer)) == transfer
     assert isinstance(append_attempt, AppendAttempt)
     parsed = parse_append(str(append_attempt))
     assert (parsed.value, parsed.position) == (12, None)
     assert parse_insert(str(insert)) == 12
+    serials = [parse_lists(str(SerialLists().attempt(number, chance))) for number in range(40)]
+    numbers = [{step.value // 8 for step in steps if isinstance(step, SerialAppend)} for steps in serials]
+    assert all(each <= {number} for number, each in enumerate(numbers))
+    assert sum(map(bool, numbers)) > 20
 
 
-@pytest.mark.parametrize("parse", [parse_transfer, parse_append, parse_insert])
+@pytest.mark.parametrize("parse", [parse_transfer, parse_append, parse_insert, parse_lists])
 def test_a_history_that_cannot_be_read_is_refused(parse: object) -> None:
     assert callable(parse)
     with pytest.raises(ConfigurationError, match="'withdraw 12' in the history is not"):
@@ -195,6 +231,7 @@ def test_a_history_that_cannot_be_read_is_refused(parse: object) -> None:
 def test_each_check_passes_over_operations_of_other_workloads() -> None:
     assert Bank().check(books(), [*inserts("ok"), append(1, 1, 10)]) == []
     assert Append().check(lists(), [*inserts("ok"), *transfers("ok", "ok", "ok")]) == []
+    assert SerialLists().check({}, [*inserts("ok"), append(1, 1, 10)]) == []
     assert Unique().check([], [append(1, 1, 10), *transfers("ok", "ok", "ok")]) == []
 
 

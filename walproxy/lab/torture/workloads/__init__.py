@@ -8,8 +8,9 @@ check is a pure function of what the tables hold in the end and of the history.
 from walproxy.lab.torture.workloads.append import Append
 from walproxy.lab.torture.workloads.bank import Bank
 from walproxy.lab.torture.workloads.interface import Attempt, Workload
+from walproxy.lab.torture.workloads.lists import Lists
 from walproxy.lab.torture.workloads.unique import Unique
 
 __all__ = ["WORKLOADS", "Attempt", "Workload"]
 
-WORKLOADS: tuple[Workload, ...] = (Bank(), Append(), Unique())
+WORKLOADS: tuple[Workload, ...] = (Bank(), Append(), Unique(), Lists())

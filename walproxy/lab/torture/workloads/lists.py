@@ -1,0 +1,117 @@
+"""Serializable transactions of appends to several lists and reads of them: walproxy/lab/list_append checks them.
+
+The history has what each transaction has read, so that also stale reads and reads of what was lost later show, and
+orders of transactions that contradict each other.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Final
+
+import asyncpg
+
+from safekeeper.base.errors import ConfigurationError
+from walproxy.lab.list_append.check import find_anomalies
+from walproxy.lab.list_append.transactions import Append, ListTransaction, Read, Step
+from walproxy.lab.list_append.workload import (
+    BEGIN,
+    CONFIRM,
+    CREATE_TABLE,
+    READ_ALL,
+    Wish,
+    draw,
+    is_read_only,
+    read_at_the_end,
+)
+from walproxy.lab.load.transactions import commit_block
+from walproxy.lab.torture.record import Operation, Violation
+from walproxy.lab.torture.workloads.interface import Attempt, shortened
+
+# Another order of the transactions would help the first one, so it is not committed.
+_REFUSALS: Final = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+_STEP: Final = re.compile(r"append (?P<value>\d+) to (?P<list>\d+)|read (?P<key>\d+): (?P<items>\?|-|\d+(?:,\d+)*)")
+_EMPTY, _UNKNOWN = "-", "?"
+
+
+class ListsAttempt:
+    """A transaction that a client tries."""
+
+    def __init__(self, wishes: Sequence[Wish]) -> None:
+        self._wishes = tuple(wishes)
+        self._steps: list[Step] = []
+        self._is_refused = False
+
+    async def carry_out(self, connection: asyncpg.Connection) -> None:
+        await connection.execute(BEGIN)
+        try:
+            for wish in self._wishes:
+                self._steps.append(wish.step(await connection.fetchval(wish.statement())))
+            if is_read_only(self._wishes):
+                await connection.execute(CONFIRM)
+        except _REFUSALS:
+            # An empty block, so that the client can go on with its connection.
+            self._is_refused = True
+            await connection.execute("ROLLBACK")
+            await connection.execute("BEGIN")
+
+    async def commit(self, connection: asyncpg.Connection) -> bool:
+        try:
+            return await commit_block(connection) and not self._is_refused
+        except _REFUSALS:
+            return False
+
+    def __str__(self) -> str:
+        done = [*self._steps, *self._wishes[len(self._steps) :]]
+        return "; ".join(map(_described, done))
+
+
+class Lists:
+    """Transactions of appends and reads."""
+
+    name = "lists"
+    tables = CREATE_TABLE
+
+    def attempt(self, number: int, chance: Random) -> Attempt:
+        return ListsAttempt(draw(number, chance))
+
+    async def read(self, connection: asyncpg.Connection) -> dict[int, tuple[int, ...]]:
+        return {row["key"]: tuple(row["items"]) for row in await connection.fetch(READ_ALL)}
+
+    def check(self, state: dict[int, tuple[int, ...]], operations: Iterable[Operation]) -> list[Violation]:
+        history = [_transaction(each) for each in operations if each.workload == self.name]
+        found = find_anomalies([*history, read_at_the_end(history, state)])
+        kinds = dict.fromkeys(anomaly.kind for anomaly in found)
+        messages = {kind: [each.message for each in found if each.kind == kind] for kind in kinds}
+        return [violation for kind, these in messages.items() for violation in shortened(kind, these)]
+
+
+def parse_lists(what: str) -> tuple[Step, ...]:
+    """Return the steps of a line of the history, without reads that had no reply.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    found: list[Step] = []
+    for text in what.split("; "):
+        match = _STEP.fullmatch(text)
+        if match is None:
+            raise ConfigurationError(f"{what!r} in the history is not a transaction of appends and reads")
+        if match["value"] is not None:
+            found.append(Append(int(match["list"]), int(match["value"])))
+        elif match["items"] != _UNKNOWN:
+            items = () if match["items"] == _EMPTY else tuple(map(int, match["items"].split(",")))
+            found.append(Read(int(match["key"]), items))
+    return tuple(found)
+
+
+def _described(step: Step | Wish) -> str:
+    if isinstance(step, Read):
+        return f"read {step.key}: {','.join(map(str, step.items)) or _EMPTY}"
+    return f"read {step.key}: {_UNKNOWN}" if step.value is None else f"append {step.value} to {step.key}"
+
+
+def _transaction(operation: Operation) -> ListTransaction:
+    ended_s = operation.begun_s if operation.ended_s is None else operation.ended_s
+    name = f"client {operation.client} at {operation.begun_s:.3f} s"
+    return ListTransaction(name, operation.begun_s, ended_s, operation.outcome, parse_lists(operation.what))
