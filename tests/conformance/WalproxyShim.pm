@@ -3,7 +3,8 @@
 # Each node that is made by init(allows_streaming => ...) is the primary of a family: three safekeepers and a proxy, started
 # with the node. Its commits wait for them (synchronous_standby_names = 'walproxy'). A standby whose primary_conninfo names
 # the primary of a family streams from the safekeepers of the family instead, and so does pg_receivewal without a slot. A
-# standby of another standby is left as it is.
+# standby of another standby is left as it is. If a script appends another list of synchronous standbys to the configuration,
+# the list is 'walproxy' again.
 #
 # promote() of such a standby makes it the family's primary, as an operator would: the proxy ends, the commits of the old
 # primary no longer wait, the standby receives all committed WAL and is promoted, and a proxy starts for it.
@@ -189,6 +190,8 @@ wrap(
 	append_conf => sub {
 		my ($original, $node, $file, $text) = @_;
 		$text =~ s{(primary_conninfo\s*=\s*')([^'\n]*)(')}{$1 . conninfo_of_feed($node, $2) . $3}ge;
+		# Whichever standby a script names here, it is one that does not stream from the primary.
+		$text =~ s{(synchronous_standby_names\s*=\s*')[^'\n]+'}{$1walproxy'}g;
 		return $original->($node, $file, $text);
 	});
 
