@@ -64,7 +64,7 @@ def main() -> int:
     except WalproxyError as error:
         print(error, file=sys.stderr)
         return 2
-    _print_table(table, {built.major: built.version for built in builds})
+    _print_table(table, {built.major: built.binaries.version for built in builds})
     return 1 if any(counts[Verdict.FAILED] for counts in table.values()) else 0
 
 
@@ -136,7 +136,7 @@ def _run(
     parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{suite}-{built.major}-", dir=parent))
     folder.chmod(0o755)
-    label = f"{suite}, PostgreSQL {built.version}"
+    label = f"{suite}, PostgreSQL {built.binaries.version}"
     _report(f"{label}: data and logs are in {folder}")
 
     def report(line: str) -> None:

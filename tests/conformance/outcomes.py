@@ -92,7 +92,7 @@ def judge(outcome: Outcome, expectation: ExpectedFailure | None) -> Verdict:
     return Verdict.FAILED
 
 
-def tests_of_schedule(schedule: str) -> list[str]:
+def scheduled_tests(schedule: str) -> list[str]:
     """Return the tests of a schedule of pg_regress in their order."""
     lines = (line.partition("#")[0] for line in schedule.splitlines())
     return [test for line in lines if line.startswith("test:") for test in line.removeprefix("test:").split()]

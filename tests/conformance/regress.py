@@ -10,7 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.conformance.comparison import compare_dumps, compare_records
-from tests.conformance.outcomes import Outcome, regress_outcomes, tests_of_schedule
+from tests.conformance.outcomes import Outcome, regress_outcomes, scheduled_tests
 from tests.conformance.sources import Built
 from walproxy.lab.cluster.local_cluster import LocalCluster
 from walproxy.lab.cluster.local_standby import wait_until_replayed
@@ -43,7 +43,7 @@ def run_regress(built: Built, folder: Path, report: Callable[[str], None]) -> It
         begin_lsn = cluster.commit_lsn()
         standby = cluster.add_standby("standby")
         schedule = built.regress / "parallel_schedule"
-        tests = tests_of_schedule(schedule.read_text())
+        tests = scheduled_tests(schedule.read_text())
         output = _pg_regress(built, postgres, schedule, folder, len(tests), report)
         yield from regress_outcomes(output, tests)
         # A sequence logs values in advance: the standby's are ahead until this logs the values that the primary has.
@@ -74,7 +74,7 @@ def _pg_regress(
     command = [
         str(built.regress / "pg_regress"),
         *(f"--dlpath={built.regress}", f"--inputdir={built.regress}", f"--outputdir={output_folder}"),
-        *(f"--bindir={built.install / 'bin'}", f"--schedule={schedule}", f"--max-connections={_CONNECTIONS_MAX}"),
+        *(f"--bindir={postgres.binaries.bin_directory}", f"--schedule={schedule}", f"--max-connections={_CONNECTIONS_MAX}"),
         *("--host=127.0.0.1", f"--port={postgres.port}", "--user=postgres"),
     ]
     printed = []

@@ -1,11 +1,14 @@
-"""PostgreSQL's source by major version: fetched with apt, compiled, installed.
+"""PostgreSQL's source by major version: fetched with apt, and a server of exactly that version.
+
+An installed server of the source's version is used. Without one the source is compiled and installed. The core suite's
+library and programs are compiled in any case.
 
 Debian has a major version or two in each of its suites. apt is called with a list of sources, indexes and a cache of
 its own, in the folder of the builds: the system's are not changed, and it needs no root. apt verifies Debian's
 signature. Only the original archive is unpacked, without Debian's patches.
 
     FOLDER/MAJOR/postgresql-VERSION/   source, compiled in place
-    FOLDER/MAJOR/install/              server, programs, contrib modules that the tests load
+    FOLDER/MAJOR/install/              server, programs, contrib modules that the tests load; if they are compiled
 """
 
 import os
@@ -13,13 +16,13 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from safekeeper.base.errors import WalproxyError
-from walproxy.postgres.binaries import ServerBinaries
+from walproxy.postgres.binaries import ServerBinaries, find_servers, reachable_binaries, server_user
 
 # The Debian suite that has each major version, and whether it gets security updates as a suite of its own.
 DEBIAN_SUITES: Final = {13: ("bullseye", True), 15: ("bookworm", True), 17: ("trixie", True), 18: ("sid", False)}
@@ -45,21 +48,15 @@ class SourceUnavailable(WalproxyError):
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled PostgreSQL: its major version, its source tree, and where it is installed."""
+    """A major version to test: its source tree with the compiled core suite, and the programs of the same version."""
 
-    major: int
     source: Path
-    install: Path
+    binaries: ServerBinaries
 
     @property
-    def version(self) -> str:
-        """The version, e.g. "15.18"."""
-        return self.source.name.removeprefix("postgresql-")
-
-    @property
-    def binaries(self) -> ServerBinaries:
-        """The installed programs."""
-        return ServerBinaries(self.major, self.version, self.install / "bin", self.install)
+    def major(self) -> int:
+        """The major version."""
+        return self.binaries.major
 
     @property
     def regress(self) -> Path:
@@ -80,7 +77,7 @@ def missing_packages() -> list[str]:
 
 
 def build(major: int, folder: Path, *, mirror: str = MIRROR, jobs: int = 1) -> Built:
-    """Fetch, compile and install a major version, unless that is already done.
+    """Fetch a major version, and compile what is missing of it, unless that is already done.
 
     Args:
         folder: of all builds; the server's user must be able to enter it.
@@ -91,11 +88,17 @@ def build(major: int, folder: Path, *, mirror: str = MIRROR, jobs: int = 1) -> B
     """
     home = folder.absolute() / str(major)
     home.mkdir(mode=0o755, parents=True, exist_ok=True)
-    built = Built(major, _unpacked(home) or _fetch(major, home, mirror), home / "install")
-    if not (built.install / "built").exists():
-        _compile(built, jobs)
-        (built.install / "built").touch()
-    return built
+    source = _unpacked(home) or _fetch(major, home, mirror)
+    version = source.name.removeprefix("postgresql-")
+    binaries = find_servers().get(major)
+    if binaries is None or binaries.version != version:
+        binaries = ServerBinaries(major, version, home / "install" / "bin", home / "install")
+    _once(home / "configured", lambda: _configure(source, home / "install"))
+    make = ["make", "--silent", f"--jobs={jobs}"]
+    if binaries.root == home / "install":
+        _once(home / "installed", lambda: _install(source, make))
+    _once(home / "suite", lambda: _run([*make, "-C", "src/test/regress"], source))
+    return Built(source, reachable_binaries(binaries, server_user()))
 
 
 def versions_in(showsrc: str) -> list[str]:
@@ -147,16 +150,23 @@ def _fetch(major: int, home: Path, mirror: str) -> Path:
     return source
 
 
-def _compile(built: Built, jobs: int) -> None:
-    if not (built.source / "config.status").exists():
-        options = ["--without-icu", "--without-readline", "--enable-tap-tests", "CFLAGS=-O1 -pipe"]
-        _run(["./configure", "--quiet", f"--prefix={built.install}", *options], built.source)
-    make = ["make", "--silent", f"--jobs={jobs}"]
-    _run([*make, "all"], built.source)
-    _run([*make, "install"], built.source)
+def _once(stamp: Path, step: Callable[[], object]) -> None:
+    """Do a step of the build unless its stamp shows that it was done."""
+    if not stamp.exists():
+        step()
+        stamp.touch()
+
+
+def _configure(source: Path, install: Path) -> None:
+    options = ["--without-icu", "--without-readline", "--enable-tap-tests", "CFLAGS=-O1 -pipe"]
+    _run(["./configure", "--quiet", f"--prefix={install}", *options], source)
+
+
+def _install(source: Path, make: Sequence[str]) -> None:
+    _run([*make, "all"], source)
+    _run([*make, "install"], source)
     for module in _CONTRIB:
-        _run([*make, "-C", f"contrib/{module}", "install"], built.source)
-    _run([*make, "-C", "src/test/regress"], built.source)
+        _run([*make, "-C", f"contrib/{module}", "install"], source)
 
 
 def _run(command: Sequence[str], directory: Path) -> str:

@@ -66,7 +66,7 @@ def _run_script(built: Built, script: Path, work: Path, wait_timeout_s: int) -> 
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "PERL", "MAKE"))}
     environment = {
         **ours,
-        "PATH": f"{built.install / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{built.binaries.bin_directory}:{os.environ['PATH']}",
         "HOME": str(work),
         "XDG_STATE_HOME": str(work / "walproxy"),
         # What the makefiles of the suites set.
@@ -78,7 +78,6 @@ def _run_script(built: Built, script: Path, work: Path, wait_timeout_s: int) -> 
         "REGRESS_OUTPUTDIR": str(work),
         "PGPORT": "65432",
         "top_builddir": str(built.source),
-        "share_contrib_dir": str(built.install / "share" / "extension"),
         "enable_injection_points": "no",
         "with_icu": "no",
         "PG_TEST_TIMEOUT_DEFAULT": str(wait_timeout_s),
