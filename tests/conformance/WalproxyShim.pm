@@ -174,7 +174,8 @@ wrap(
 		$original->($node, %params);
 		return unless $params{allows_streaming};
 		new_family($node);
-		$node->append_conf('postgresql.conf', "synchronous_standby_names = 'walproxy'");
+		# Without fsync walproxy refuses the primary.
+		$node->append_conf('postgresql.conf', "fsync = on\nsynchronous_standby_names = 'walproxy'");
 		return;
 	});
 

@@ -18,6 +18,7 @@ EXPECTED_FAILURES: Final = Path(__file__).with_name("expected_failures.txt")
 _OLD_RESULT: Final = re.compile(r"^(?:test|    ) +(\S+) +\.\.\. (ok|FAILED|failed \(ignored\))")
 _NEW_RESULT: Final = re.compile(r"^(ok|not ok) \d+ +[-+] (\S+) +\d+ ms")
 _NOT_OK: Final = re.compile(r"^not ok \d+ - (.*)$")
+_DIED: Final = re.compile(r"^(.+) at \S+ line \d+\.?$", re.MULTILINE)
 _SKIPPED_ALL: Final = re.compile(r"^1\.\.0 # SKIP ?(.*)$", re.MULTILINE)
 
 
@@ -113,10 +114,13 @@ def regress_outcomes(output: str, tests: Iterable[str]) -> Iterator[Outcome]:
             yield Outcome(test, None if results[test] else "output differs")
 
 
-def tap_outcome(test: str, output: str, exit_code: int | None) -> Outcome:
+def tap_outcome(test: str, output: str, exit_code: int | None, log: str = "") -> Outcome:
     """Return what became of a script that printed `output`; exit code None: it was ended after its time limit.
 
-    The failure is the description of the first subtest that failed, otherwise the last line.
+    The failure is the description of the first subtest that failed, otherwise the last error of Perl.
+
+    Args:
+        log: to which PostgreSQL::Test::Utils redirects what a script prints to standard error.
     """
     skipped = _SKIPPED_ALL.search(output)
     if exit_code == 0:
@@ -127,5 +131,5 @@ def tap_outcome(test: str, output: str, exit_code: int | None) -> Outcome:
             return Outcome(test, match[1])
     if exit_code is None:
         return Outcome(test, "time limit")
-    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("ok ")]
-    return Outcome(test, lines[-1].strip() if lines else f"exit code {exit_code}")
+    died = _DIED.findall(log) or _DIED.findall(output)
+    return Outcome(test, died[-1].strip() if died else f"exit code {exit_code}")

@@ -19,7 +19,6 @@ from walproxy.postgres.local_server import LocalPostgres
 
 # max_prepared_transactions as pg_regress has it for servers of its own. The WAL of the run stays on the primary.
 _SETTINGS: Final = {
-    "fsync": "off",
     "max_prepared_transactions": "2",
     "wal_level": "replica",
     "wal_keep_size": "8GB",
@@ -74,7 +73,11 @@ def _pg_regress(
     command = [
         str(built.regress / "pg_regress"),
         *(f"--dlpath={built.regress}", f"--inputdir={built.regress}", f"--outputdir={output_folder}"),
-        *(f"--bindir={postgres.binaries.bin_directory}", f"--schedule={schedule}", f"--max-connections={_CONNECTIONS_MAX}"),
+        *(
+            f"--bindir={postgres.binaries.bin_directory}",
+            f"--schedule={schedule}",
+            f"--max-connections={_CONNECTIONS_MAX}",
+        ),
         *("--host=127.0.0.1", f"--port={postgres.port}", "--user=postgres"),
     ]
     printed = []

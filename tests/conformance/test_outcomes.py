@@ -61,12 +61,12 @@ def test_the_first_failed_subtest_describes_the_failure_of_a_script() -> None:
     assert tap_outcome("t.pl", output, None).failure == "slot is active"
 
 
-def test_a_script_that_dies_is_described_by_its_last_line() -> None:
-    assert tap_outcome("t.pl", "ok 1 - a\ntimed out waiting for catchup at t.pl line 3.\nok 2 - b\n", 29) == Outcome(
-        "t.pl", "timed out waiting for catchup at t.pl line 3."
-    )
+def test_a_script_that_dies_is_described_by_the_error_in_its_log() -> None:
+    log = "Waiting for x\ntimed out waiting for catchup at t.pl line 3.\n### Stopping node\n"
+    assert tap_outcome("t.pl", "ok 1 - a\n", 29, log) == Outcome("t.pl", "timed out waiting for catchup")
+    assert tap_outcome("t.pl", "ok 1 - a\nsyntax error at t.pl line 3.\n", 29).failure == "syntax error"
     assert tap_outcome("t.pl", "ok 1 - a\n", 29).failure == "exit code 29"
-    assert tap_outcome("t.pl", "ok 1 - a\n", None).failure == "time limit"
+    assert tap_outcome("t.pl", "ok 1 - a\n", None, log).failure == "time limit"
 
 
 def test_a_script_that_skips_everything_has_not_passed() -> None:
