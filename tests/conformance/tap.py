@@ -13,7 +13,7 @@ from typing import Final
 from tests.conformance.outcomes import Outcome, tap_outcome
 from tests.conformance.sources import Built
 from walproxy.postgres.binaries import server_user
-from walproxy.postgres.local_server import as_reader_of_all
+from walproxy.postgres.local_server import as_reader_of_all, end_with_parent
 
 # The folder of each suite in the source.
 SUITES: Final = {
@@ -82,6 +82,7 @@ def _run_script(built: Built, script: Path, work: Path, wait_timeout_s: int) -> 
     }
     command = [
         *as_user,
+        *end_with_parent("TERM"),
         "perl",
         "-I",
         str(built.source / "src/test/perl"),
