@@ -322,7 +322,7 @@ class LocalPostgres:
     def _spawn(self) -> None:
         options = self._options()
         # A change of user makes the kernel forget which process's death ends this one: it comes first.
-        reader = _as_reader_of_all(self._user) if self._reads_all and self._user is not None else ()
+        reader = as_reader_of_all(self._user) if self._reads_all and self._user is not None else ()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -403,7 +403,7 @@ def end_with_parent(signal_name: str = "QUIT") -> tuple[str, ...]:
     return words if answer.returncode == 0 else ()
 
 
-def _as_reader_of_all(user: ServerUser) -> tuple[str, ...]:
+def as_reader_of_all(user: ServerUser) -> tuple[str, ...]:
     """Return the words with which root runs a command as `user` that may read all files; none where setpriv is not."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
