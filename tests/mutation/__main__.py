@@ -5,7 +5,7 @@ import hashlib
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.mutation import explanations, trials
 from tests.mutation.edits import KINDS, Mutation
-from tests.mutation.reach import SuiteFails, measured
+from tests.mutation.reach import FAILED, SuiteFails, measured
 from tests.mutation.scores import table
 from tests.mutation.suites import Scenarios, Seeds, Units
-from tests.mutation.targets import MODULES, ROOT, UNITS, all_mutations, import_all
+from tests.mutation.targets import MODULES, ROOT, all_mutations, import_all, unit_folders
 from tests.mutation.trials import Limits, TrialFailed, Verdict
 
 FOLDER = ROOT / "build" / "mutation"
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_UNEXPLAINED if missing else 0
 
     try:
-        return with_units(run)
+        return with_units(unit_folders(chosen), run)
     except (SuiteFails, TrialFailed) as error:
         print(f"could not try the mutations: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -136,8 +136,11 @@ def _try(chosen: list[Mutation], options: argparse.Namespace, units: Units) -> l
     FOLDER.mkdir(parents=True, exist_ok=True)
     source = _digest()
     print(f"{len(chosen)} mutations; seeds {options.first}..{options.first + options.seeds - 1}", flush=True)
-    reach = measured(FOLDER / f"reach-{source}-{options.first}-{options.seeds}.json", suites)
-    results = FOLDER / f"results-{source}-{options.first}-{options.seeds}-{options.seeds_each}-{options.cpu_s:g}.jsonl"
+    tests = f"{source}-{options.first}-{options.seeds}-{len(units.tests)}"
+    reach = measured(FOLDER / f"reach-{tests}.json", suites)
+    for test, (why,) in reach[FAILED].items():
+        print(f"not used, because it fails without any mutation: {test}: {why}")
+    results = FOLDER / f"results-{tests}-{options.seeds_each}-{options.cpu_s:g}.jsonl"
     if options.again:
         results.unlink(missing_ok=True)
     verdicts = trials.read(results)
@@ -184,20 +187,20 @@ class _Host:
         """Replace the loop over the tests (a hook of pytest)."""
         try:
             if session.testsfailed:
-                raise SuiteFails(f"pytest could not collect {', '.join(UNITS)}")
+                raise SuiteFails("pytest could not collect the unit tests: run them to see why")
             self.exit_code = self._run(Units(session))
         except (Exception, KeyboardInterrupt) as error:
             self.error = error
         return True
 
 
-def with_units(run: Callable[[Units], int]) -> int:
+def with_units(folders: Sequence[str], run: Callable[[Units], int]) -> int:
     """Let pytest collect the unit tests, call `run` with them, and return its exit code."""
     host = _Host(run)
     # The examples that fail with a mutation are not repeated in the developer's own runs.
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(FOLDER / "hypothesis")
     quiet = ["-q", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
-    pytest.main([*quiet, "--rootdir", str(ROOT), *(str(ROOT / folder) for folder in UNITS)], plugins=[host])
+    pytest.main([*quiet, "--rootdir", str(ROOT), *(str(ROOT / folder) for folder in folders)], plugins=[host])
     if host.error is not None:
         raise host.error
     return host.exit_code

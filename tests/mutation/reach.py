@@ -1,8 +1,8 @@
 """Which tests execute which statements, measured once for a state of the source.
 
 All mutated modules get code in which a call precedes each statement (`instrumented`); a child then runs all tests, and
-reports after each one what was executed. A test that fails without a mutation would detect every mutation, so it ends
-the run.
+reports after each one what was executed. A test that fails without a mutation would detect every mutation: a unit test is
+then left out, because those that wait for a disk may fail on a busy machine; a seed or a scenario ends the run.
 """
 
 import ast
@@ -15,13 +15,14 @@ from pathlib import Path
 from tests.mutation.children import Send, run_all
 from tests.mutation.edits import functions
 from tests.mutation.install import replace_codes
-from tests.mutation.suites import Suite, run_caught
+from tests.mutation.suites import Suite, Units, run_caught
 from tests.mutation.targets import MODULES, tree_of
 
 REACHED = "_mutation_reached"
 MEASURING_S_MAX = 3600.0
 
-# By suite, by "module:line": the tests, in the order of the suite.
+FAILED = "failed"
+# By suite, by "module:line": the tests, in the order of the suite. By `FAILED`, by test: why it was left out.
 Reach = dict[str, dict[str, list[str]]]
 
 
@@ -33,9 +34,9 @@ def measure(suites: Sequence[Suite]) -> Reach:
     """Run all tests, and return which statements each of them executes.
 
     Raises:
-        SuiteFails: at least one test fails.
+        SuiteFails: a seed or a scenario fails.
     """
-    reach: Reach = {suite.name: defaultdict(list) for suite in suites}
+    reach: Reach = {FAILED: {}, **{suite.name: defaultdict(list) for suite in suites}}
     failures = []
 
     def job(send: Send) -> None:
@@ -50,6 +51,9 @@ def measure(suites: Sequence[Suite]) -> Reach:
         for report in ended.reports:
             if "error" in report:
                 raise SuiteFails(report["error"])
+            if report["why"] and report["suite"] == Units.name:
+                reach[FAILED][report["test"]] = [report["why"]]
+                continue
             if report["why"]:
                 failures.append(f"{report['test']}: {report['why']}")
             for place in report["places"]:

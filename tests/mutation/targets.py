@@ -2,7 +2,7 @@
 
 import ast
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,13 +10,8 @@ from tests.mutation.edits import Mutation, mutations
 from tests.mutation.names import Names, attributes_of
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "safekeeper/acceptor",
-    "safekeeper/consensus",
-    "walproxy/proposer",
-    "safekeeper/storage",
-    "safekeeper/node",
-)
+PURE = ("safekeeper/acceptor", "safekeeper/consensus", "walproxy/proposer")
+PACKAGES = (*PURE, "safekeeper/storage", "safekeeper/node")
 # What they do is of no consequence for WAL: events and reports for operators and agents, what commands print.
 LEFT_OUT = frozenset(
     (
@@ -36,12 +31,14 @@ MODULES: dict[str, Path] = {
     for path in sorted((ROOT / package).glob("*.py"))
     if (name := ".".join(path.relative_to(ROOT).with_suffix("").parts)) not in LEFT_OUT and path.stem != "__init__"
 }
-# The unit tests of these packages.
-UNITS = tuple(f"tests/unit/{Path(package).name}" for package in PACKAGES)
-
-
 class UnknownMutation(Exception):
     """A name that is not that of a mutation of the present source."""
+
+
+def unit_folders(mutations: Iterable[Mutation]) -> tuple[str, ...]:
+    """Return the folders of the unit tests that can detect mutations: those of pure packages need no disk."""
+    is_pure = all(mutation.module.replace(".", "/").startswith(PURE) for mutation in mutations)
+    return tuple(f"tests/unit/{Path(package).name}" for package in (PURE if is_pure else PACKAGES))
 
 
 def tree_of(module: str) -> ast.Module:

@@ -14,7 +14,7 @@ from tests.mutation.children import Send, limit_cpu, run_all
 from tests.mutation.edits import Mutation, first_line, functions
 from tests.mutation.explanations import Explanation, ExplanationsInvalid, outdated, read, unexplained
 from tests.mutation.install import functions_of, install
-from tests.mutation.reach import SuiteFails, measure
+from tests.mutation.reach import FAILED, SuiteFails, measure
 from tests.mutation.scores import table
 from tests.mutation.suites import Scenarios, Seeds, Suite
 from tests.mutation.trials import Limits, Verdict, try_all
@@ -117,6 +117,14 @@ def test_a_test_that_fails_without_a_mutation_is_reported(toy: ModuleType) -> No
     suite.run = lambda test: "broken"  # type: ignore[method-assign]
     with pytest.raises(SuiteFails, match="adds: broken"):
         measure([suite])
+
+
+def test_a_unit_test_that_fails_without_a_mutation_is_left_out(toy: ModuleType) -> None:
+    suite = ToySuite(toy, "units")
+    suite.run = lambda test: "broken" if test == "adds" else str(toy.total([], 0) or "")  # type: ignore[method-assign]
+    reach = measure([suite])
+    assert reach[FAILED] == {"adds": ["broken"]}
+    assert {test for tests in reach["units"].values() for test in tests} == {"anything"}
 
 
 def test_an_installed_mutation_is_what_importers_run(toy: ModuleType) -> None:
