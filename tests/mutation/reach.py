@@ -1,8 +1,8 @@
 """Which tests execute which statements, measured once for a state of the source.
 
 All mutated modules get code in which a call precedes each statement (`instrumented`); a child then runs all tests, and
-reports after each one what was executed. A test that fails without a mutation would detect every mutation: a unit test is
-then left out, because those that wait for a disk may fail on a busy machine; a seed or a scenario ends the run.
+reports after each one what was executed. A test that fails without a mutation would detect every mutation: a unit test
+is then left out, because those that wait for a disk may fail on a busy machine; a seed or a scenario ends the run.
 """
 
 import ast

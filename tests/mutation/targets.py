@@ -31,6 +31,8 @@ MODULES: dict[str, Path] = {
     for path in sorted((ROOT / package).glob("*.py"))
     if (name := ".".join(path.relative_to(ROOT).with_suffix("").parts)) not in LEFT_OUT and path.stem != "__init__"
 }
+
+
 class UnknownMutation(Exception):
     """A name that is not that of a mutation of the present source."""
 
