@@ -14,7 +14,7 @@ UNIT_WORKERS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo recording walk lint check test sim exhaustive fuzz majors conformance torture soak bench clean
+.PHONY: help install demo recording walk lint check test sim exhaustive mutate fuzz majors conformance torture soak bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ exhaustive: .venv/.dev ## every interleaving of two terms in a small world: with
 	$(BIN)/python -m tests.simulation.exhaustive --terms 2 --records 1 --prompt flushes
 	$(BIN)/python -m tests.simulation.exhaustive --change --terms 2 --records 1 --prompt flushes
 	$(BIN)/python -m tests.simulation.exhaustive --change --terms 2 --records 1 --prompt --crashes 1
+
+mutate: .venv/.dev ## change one thing at a time in the consensus and the storage, and see which tests fail: hours; make mutate SAMPLE=40
+	$(BIN)/python -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE) --seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: make fuzz SECONDS_EACH=600 TARGET=session
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_EACH) $(TARGET)

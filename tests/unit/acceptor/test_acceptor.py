@@ -52,6 +52,7 @@ from safekeeper.consensus.messages import (
     Reconfigured,
     Refusal,
     RefusalCode,
+    Replaced,
     TailPreVoteRequest,
     VoteRequest,
     VoteResponse,
@@ -292,6 +293,21 @@ def test_what_was_promised_between_a_rebootstrap_and_its_undo_stays_promised() -
     assert bench.tell(VoteRequest(LeaderId(9, "run9"), 2)).granted
     bench.tell(undo())
     assert not bench.tell(VoteRequest(LeaderId(8, "run8"), 3)).granted
+
+
+def test_a_greeting_describes_the_log_that_a_rebootstrap_has_replaced() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE + 60)
+    bench.tell(rebootstrap())
+    assert bench.greet().replaced == Replaced(CLUSTER, 7, SEGMENT, 150000, MEMBERS, BASE, BASE + 60)
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_a_rebootstrap_whose_generation_is_not_higher_is_refused_and_changes_nothing(generation: int) -> None:
+    bench = following(100)
+    before = bench.control
+    assert bench.tell(rebootstrap(generation)).code is RefusalCode.GENERATION
+    assert bench.kinds() == ["Send"] and bench.control == before and bench.acceptor.leader == P1
 
 
 def test_an_undo_is_refused_once_wal_was_written_since() -> None:

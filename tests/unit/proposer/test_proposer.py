@@ -1156,6 +1156,15 @@ def test_a_primary_that_is_refused_after_the_end_changes_nothing() -> None:
     assert table.said == [] and table.proposer.refusal is finish.error and table.proposer.phase is Phase.FINISHED
 
 
+def test_a_message_after_the_end_changes_nothing() -> None:
+    table = Table()
+    table.leads()
+    table.event(table.proposer.primary_refused("no link", table.now))
+    table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(99, "other")))
+    known = table.proposer.peers[2].greeting
+    assert table.said == [] and known is not None and known.promised.term < 99
+
+
 def test_what_follows_from_a_state_that_cannot_be_is_not_carried_out_later() -> None:
     table = Table()
     leader_id = table.leads()

@@ -252,6 +252,23 @@ def test_a_removal_that_leaves_too_few_is_refused_unless_it_is_forced() -> None:
     assert table.membership.new_members == (MEMBERS.members[0], MEMBERS.members[2])
 
 
+def test_a_forced_removal_is_decided_also_if_commits_have_continued_without_that_member() -> None:
+    table = Leading()
+    table.event(table.proposer.disconnected(3, table.now))
+    table.receives(END + 100)
+    for safekeeper_id in (1, 2):
+        table.answers(safekeeper_id, END + 100)
+    table.hears(1, change(MEMBERS.members[0], MEMBERS.members[2], force=True))
+    assert table.membership.new_members == (MEMBERS.members[0], MEMBERS.members[2])
+
+
+def test_a_request_that_is_repeated_is_accepted_unless_its_change_was_cancelled() -> None:
+    table = Leading()
+    table.hears(1, msgspec.structs.replace(change(*MEMBERS.members[:2]), is_repeated=True))
+    assert table.sent(MembersAnswer)[1] == MembersAnswer(17)
+    assert table.membership.new_members == MEMBERS.members[:2]
+
+
 def test_a_member_that_the_list_lacks_is_dialled_at_its_address() -> None:
     table = Leading()
     five = Member(5, "5" * 32, "db5:5454")
@@ -328,13 +345,17 @@ def test_a_member_whose_disk_was_lost_is_replaced_only_where_the_operator_has_as
     table = Leading(replace_lost=True)
     lost_disk(table)
     assert table.membership.new_members == (*MEMBERS.members[:2], NEW)
+    assert table.proposer.leadership is not None and not table.proposer.leadership.is_forced, "it may yet have to wait"
 
 
 def test_a_lost_member_is_not_replaced_without_a_quorum_of_the_others() -> None:
     table = Leading(replace_lost=True)
     table.event(table.proposer.disconnected(2, table.now))
+    leadership = table.proposer.leadership
+    assert leadership is not None
+    before = leadership.wanted
     lost_disk(table)
-    assert table.membership.new_members == ()
+    assert table.membership.new_members == () and leadership.wanted == before, "no change has begun"
     table.connects(2)
     table.answers(2)
     table.ticks()

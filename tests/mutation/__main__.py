@@ -1,0 +1,228 @@
+"""Command line of the mutation tests: `python -m tests.mutation --sample 40 --seed 7`."""
+
+import argparse
+import hashlib
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.mutation import explanations, trials
+from tests.mutation.edits import KINDS, Mutation
+from tests.mutation.reach import FAILED, SuiteFails, measured
+from tests.mutation.scores import table
+from tests.mutation.suites import Scenarios, Seeds, Units
+from tests.mutation.targets import MODULES, ROOT, all_mutations, import_all, unit_folders
+from tests.mutation.trials import Limits, TrialFailed, Verdict
+
+FOLDER = ROOT / "build" / "mutation"
+PLAIN_EVERY = 20
+EXIT_UNEXPLAINED = 1
+EXIT_FAILED = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try the mutations that were asked for; return the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        explained = explanations.read()
+    except explanations.ExplanationsInvalid as error:
+        parser.error(str(error))
+    everything = list(all_mutations())
+    chosen = _chosen(everything, options, parser)
+    if options.list:
+        print(*chosen, sep="\n")
+        print(f"{len(chosen)} mutations of {len({each.module for each in chosen})} modules")
+        return 0
+    import_all()
+
+    def run(units: Units) -> int:
+        tried = _try(chosen, options, units)
+        verdicts = {verdict.id: verdict for _, verdict in tried}
+        print(table(tried, explained))
+        for line in explanations.outdated(explained, everything, verdicts):
+            print(f"an explanation is outdated: {line}")
+        missing = explanations.unexplained(verdicts.values(), explained)
+        if missing:
+            print(f"{len(missing)} survivors have no explanation in {explanations.SURVIVORS.relative_to(ROOT)}:")
+            ids = {verdict.id for verdict in missing}
+            print(*(explanations.template(mutation) for mutation, verdict in tried if verdict.id in ids), sep="\n")
+        return EXIT_UNEXPLAINED if missing else 0
+
+    try:
+        return with_units(unit_folders(chosen), run)
+    except (SuiteFails, TrialFailed) as error:
+        print(f"could not try the mutations: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation",
+        description=__doc__,
+        epilog=f"Kinds of mutations: {kinds}. Exit code 1: a survivor has no explanation. Exit code 2: a test fails "
+        "without any mutation.",
+    )
+    parser.add_argument(
+        "--sample", type=_positive, metavar="COUNT", help="try so many, chosen at random (default: all)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="MODULE", help="try those of modules whose names begin like this"
+    )
+    parser.add_argument("--id", action="append", default=[], help="try this one; may be repeated")
+    parser.add_argument("--list", action="store_true", help="list the mutations, and try none")
+    parser.add_argument(
+        "--processes",
+        type=_positive,
+        default=os.cpu_count(),
+        metavar="COUNT",
+        help="how many to try at once (default: one on each core)",
+    )
+    parser.add_argument("--first", type=int, default=0, help="the first seed of the simulator (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=_positive, default=400, help="how many seeds there are to choose from (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds-each",
+        type=_positive,
+        default=60,
+        metavar="COUNT",
+        help="how many seeds one mutation is tried with, of those that execute it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cpu-s",
+        type=float,
+        default=20.0,
+        metavar="SECONDS",
+        help="CPU time of a suite for one mutation (default: %(default)g)",
+    )
+    parser.add_argument("--again", action="store_true", help="ignore results of an earlier run on the same source")
+    return parser
+
+
+def _chosen(everything: list[Mutation], options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Mutation]:
+    """Return the mutations that the options select."""
+    for prefix in options.only:
+        if not any(module.startswith(prefix) for module in MODULES):
+            parser.error(f"--only {prefix}: no mutated module has a name that begins like this")
+    unknown = set(options.id) - {each.id for each in everything}
+    if unknown:
+        parser.error(f"--id {min(unknown)}: the present source has no such mutation (--list lists them)")
+    chosen = [
+        each
+        for each in everything
+        if (not options.only or each.module.startswith(tuple(options.only)))
+        and (not options.id or each.id in options.id)
+    ]
+    if options.sample is not None and options.sample < len(chosen):
+        numbers = random.Random(options.seed).sample(range(len(chosen)), options.sample)
+        chosen = [chosen[number] for number in sorted(numbers)]
+    return chosen
+
+
+def _try(chosen: list[Mutation], options: argparse.Namespace, units: Units) -> list[tuple[Mutation, Verdict]]:
+    """Try the mutations that have no result yet; return all of them with their verdicts."""
+    suites = (Seeds(options.first, options.seeds), units, Scenarios())
+    limits = {suite.name: Limits(options.cpu_s, len(suite.tests)) for suite in suites}
+    limits["simulator"] = Limits(options.cpu_s, options.seeds_each)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    source = _digest()
+    print(f"{len(chosen)} mutations; seeds {options.first}..{options.first + options.seeds - 1}", flush=True)
+    tests = f"{source}-{options.first}-{options.seeds}-{len(units.tests)}"
+    reach = measured(FOLDER / f"reach-{tests}.json", suites)
+    for test, (why,) in reach[FAILED].items():
+        print(f"not used, because it fails without any mutation: {test}: {why}")
+    results = FOLDER / f"results-{tests}-{options.seeds_each}-{options.cpu_s:g}.jsonl"
+    if options.again:
+        results.unlink(missing_ok=True)
+    verdicts = trials.read(results)
+    ids = {mutation.id: mutation for mutation in chosen}
+    todo = [mutation for mutation in chosen if mutation.id not in verdicts]
+    if len(todo) < len(chosen):
+        print(f"{len(chosen) - len(todo)} have a result in {results.relative_to(ROOT)}")
+    for verdict in _with_progress(trials.try_all(todo, suites, reach, limits, options.processes), len(todo)):
+        trials.write(results, verdict)
+        verdicts[verdict.id] = verdict
+        if verdict.survived:
+            unseen = "" if any(verdict.ran.values()) else ", which no test executes"
+            print(f"survived: {ids[verdict.id]}{unseen}", flush=True)
+    return [(mutation, verdicts[mutation.id]) for mutation in chosen]
+
+
+def _with_progress(verdicts: Iterator[Verdict], count: int) -> Iterator[Verdict]:
+    """Pass verdicts on, with a bar in a terminal and a line now and then elsewhere."""
+    console = Console()
+    if not console.is_terminal:
+        for number, verdict in enumerate(verdicts, 1):
+            yield verdict
+            if number % PLAIN_EVERY == 0 or number == count:
+                print(f"{number} of {count}", flush=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("mutations", total=count)
+        for verdict in verdicts:
+            yield verdict
+            progress.advance(bar)
+
+
+class _Host:
+    """A plugin of pytest that uses the collected tests in its own way instead of running each once."""
+
+    def __init__(self, run: Callable[[Units], int]) -> None:
+        self._run = run
+        self.exit_code = EXIT_FAILED
+        self.error: BaseException | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Replace the loop over the tests (a hook of pytest)."""
+        try:
+            if session.testsfailed:
+                raise SuiteFails("pytest could not collect the unit tests: run them to see why")
+            self.exit_code = self._run(Units(session))
+        except (Exception, KeyboardInterrupt) as error:
+            self.error = error
+        return True
+
+
+def with_units(folders: Sequence[str], run: Callable[[Units], int]) -> int:
+    """Let pytest collect the unit tests, call `run` with them, and return its exit code."""
+    host = _Host(run)
+    # The examples that fail with a mutation are not repeated in the developer's own runs.
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(FOLDER / "hypothesis")
+    quiet = ["-q", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
+    pytest.main([*quiet, "--rootdir", str(ROOT), *(str(ROOT / folder) for folder in folders)], plugins=[host])
+    if host.error is not None:
+        raise host.error
+    return host.exit_code
+
+
+def _digest() -> str:
+    """Return a digest of everything that a verdict depends on."""
+    digest = hashlib.sha256(sys.version.encode())
+    own = Path(__file__).parent
+    for folder in ("safekeeper", "walproxy", "tests"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".txt") and (path.parent != own or path.name in ("edits.py", "names.py")):
+                digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
