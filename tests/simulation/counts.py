@@ -113,6 +113,9 @@ REACHED = (
     "changes of members refused",
     "minorities not missed",
     *(f"fault {kind}" for kind in FAULT_KINDS),
+    "peers that did not read",
+    "connections that paused writing",
+    "runs of real safekeepers",
 )
 # So many runs, under all profiles in turn, reach everything.
 RUNS_THAT_REACH_ALL = 1000

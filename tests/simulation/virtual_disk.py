@@ -180,6 +180,7 @@ class VirtualFile:
         self._content.sync()
         if meanwhile is not None:
             meanwhile()
+        disk.became_durable()
         disk.step_done()
 
     def system_fdatasync(self) -> None:
@@ -201,6 +202,7 @@ class VirtualFileSystem:
         self.capacity_bytes = capacity_bytes
         self.life = 0  # Grows at every crash and kill.
         self.during_fdatasync: Callable[[], None] | None = None
+        self.on_durable: Callable[[], None] | None = None  # Called when a sync has made something durable.
         self.operations = 0  # Changes and syncs so far: where crashes can be put.
         self.failures = 0  # Operations that were made to fail so far.
         self.torn_by_page = 0.5  # How often a power cut tears at borders of pages, and not of sectors.
@@ -271,6 +273,7 @@ class VirtualFileSystem:
         for change in pending:
             _bind(self._durable_names, change)
         self._pending = [change for change in self._pending if change not in pending]
+        self.became_durable()
         self.step_done()
 
     def space(self, directory: Path) -> Space:
@@ -336,6 +339,23 @@ class VirtualFileSystem:
         """Whether the cache shows something that a failed fdatasync has lost."""
         return any(content.lost for content in self._names.values())
 
+    def durable_content(self, path: Path) -> "_Content | None":
+        """Return the file that has this name after a power cut, if no change of it is pending."""
+        return self._durable_names.get(path)
+
+    def durable_contents(self, directory: Path) -> "list[tuple[Path, _Content]]":
+        """Return the files of a folder that have a durable name."""
+        return [(path, content) for path, content in self._durable_names.items() if path.parent == directory]
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the process has ended, and nobody has said how."""
+        return self._crashed
+
+    def stop(self) -> None:
+        """End the process here: every further operation raises VirtualCrash."""
+        self._crashed = True
+
     def damage(self, path: Path, offset: int, data: bytes) -> None:
         """Change bytes behind everybody's back, on the disk and in the cache."""
         content = self._names[path]
@@ -343,6 +363,11 @@ class VirtualFileSystem:
         content.durable[offset : offset + len(data)] = data
 
     # For VirtualFile.
+
+    def became_durable(self) -> None:
+        """A sync has taken effect."""
+        if self.on_durable is not None:
+            self.on_durable()
 
     def check_alive(self, life: int) -> None:
         if self._crashed or life != self.life:
