@@ -113,6 +113,7 @@ REACHED = (
     "changes of members refused",
     "minorities not missed",
     *(f"fault {kind}" for kind in FAULT_KINDS),
+    "shortages of descriptors",
     "peers that did not read",
     "connections that paused writing",
     "runs of real safekeepers",

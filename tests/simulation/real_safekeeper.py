@@ -139,6 +139,8 @@ class RealSafekeeper(SimSafekeeper):
         self._flush_takes_s = 0.0  # On the loop's thread, in this life so far.
         self._is_quick = False
         self._is_in_thread = False
+        # Whether its disk had failed before this life, so that the cache may show what is lost; and its troubles.
+        self._had_lost_pages, self._troubles = False, 0
         super().__init__(world, safekeeper_id, disk)
 
     # ------------------------------------------------------------------ life and death
@@ -168,6 +170,7 @@ class RealSafekeeper(SimSafekeeper):
         self._handled = self._heard = None
         self._is_quick = self.chance.random() < QUICK
         self._flush_takes_s = 0.0
+        self._had_lost_pages, self._troubles = self.disk.fs.shows_lost_pages, self.disk.fs.troubles
         self.loop = ShellLoop(self.clock, self.chance, 0.0, self)
         with self.loop.running():
             try:
@@ -175,6 +178,7 @@ class RealSafekeeper(SimSafekeeper):
             except (VirtualCrash, StorageFailed, StorageFull) as error:
                 if isinstance(error, DiskLost):
                     raise Violation("NoHole", f"{self.name} has lost its disk: {error}") from error
+                self._require_trouble(error)
                 self.world.note(self.name, "does not start", error)
                 self.crash()
 
@@ -214,7 +218,13 @@ class RealSafekeeper(SimSafekeeper):
         error = failed.exception()
         if not isinstance(error, StorageFailed | StorageFull | VirtualCrash):
             raise error
+        self._require_trouble(error)
         self.is_dead(self.life, error)
+
+    def _require_trouble(self, error: BaseException) -> None:
+        is_healthy = self.disk.fs.troubles == self._troubles and not self._had_lost_pages
+        if is_healthy and not isinstance(error, VirtualCrash):
+            raise Violation("HealthyDisk", f"{self.name} fails for its disk, which is healthy: {error}") from error
 
     def is_dead(self, life: int, error: BaseException) -> None:
         """The process has ended because of its disk."""
@@ -257,29 +267,18 @@ class RealSafekeeper(SimSafekeeper):
         """A message has arrived."""
         if self.node is None:
             return
-        if connection.number not in self._connections:
+        transport = self._transports.get(connection.number)
+        if transport is None and connection.number not in self._connections:
             self._connections[connection.number] = connection
-            self.loop.call_soon(self._accept, connection)
+            transport = self._transports[connection.number] = VirtualTransport(self, connection)
+            self.loop.call_soon(transport.accepted, self._listener.new_protocol)
         self.world.note(self.name, "gets", message, connection.number)
-        data = b"".join(bytes(buffer) for buffer in encode(message))
-        self.loop.call_soon(self._arrived, connection.number, data)
-
-    def _accept(self, connection: Connection) -> None:
-        protocol: Any = self._listener.new_protocol()
-        transport = self._transports[connection.number] = VirtualTransport(self, connection, protocol)
-        protocol.connection_made(transport)
-
-    def _arrived(self, number: int, data: bytes) -> None:
-        transport = self._transports.get(number)
         if transport is not None:
-            transport.arrived(data)
+            transport.arrived(b"".join(bytes(buffer) for buffer in encode(message)))
 
     def disconnected(self, connection: Connection) -> None:
         """The other side has closed, or the connection broke."""
         self._connections.pop(connection.number, None)
-        self.loop.call_soon(self._ended, connection)
-
-    def _ended(self, connection: Connection) -> None:
         transport = self._transports.get(connection.number)
         if transport is not None:
             transport.ended(self.chance.random() < 0.5)

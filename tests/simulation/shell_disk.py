@@ -25,6 +25,7 @@ from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.disk import ModelDisk, StorageDisk
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.violation import Violation
+from tests.simulation.virtual_disk import Content
 
 DIRECTORY = Path("/machine/data")
 _WAL_DIRECTORY = DIRECTORY / WAL_FOLDER
@@ -44,6 +45,8 @@ class ShellDisk(StorageDisk):
     def __init__(self, rng: random.Random) -> None:
         self.on_persist: Callable[[ControlState | None], None] | None = None
         self.reported: ControlState | None = None
+        self._segments: dict[Lsn, Content] = {}
+        self._segments_of = -1  # The count of the disk's durable changes of names that they are of.
         super().__init__(rng)
         self._watch()
 
@@ -70,7 +73,7 @@ class ShellDisk(StorageDisk):
         finally:
             self.on_persist = on_persist
         twin._watch()
-        twin.full = False
+        twin.full, twin.fs.short = False, 0
         twin.crash(power_cut=True)
         return twin
 
@@ -122,20 +125,25 @@ class ShellDisk(StorageDisk):
         """Return the end of the WAL that is durable, of which that below `from_lsn` is known to be."""
         if not self.begin_lsn:
             return 0
-        segments = {}
-        for path, content in self.fs.durable_contents(_WAL_DIRECTORY):
-            parsed = parse_segment_name(path.name, SEGMENT_SIZE)
-            if parsed is not None:
-                segments[parsed[1]] = content.durable
-        lsn = from_lsn
-        while (durable := segments.get(segment_start(lsn, SEGMENT_SIZE))) is not None:
-            end_lsn = min(_valid_end(durable, segment_start(lsn, SEGMENT_SIZE)), self.write_lsn)
+        segments, lsn = self._durable_segments(), from_lsn
+        while (content := segments.get(segment_start(lsn, SEGMENT_SIZE))) is not None:
+            end_lsn = min(_valid_end(content.durable, segment_start(lsn, SEGMENT_SIZE)), self.write_lsn)
             if end_lsn <= lsn:
                 break
             lsn = end_lsn
             if lsn % SEGMENT_SIZE:
                 break
         return lsn
+
+    def _durable_segments(self) -> dict[Lsn, Content]:
+        """Return the segments that have a durable name, by their start."""
+        if self._segments_of != self.fs.names_made_durable:
+            self._segments_of, self._segments = self.fs.names_made_durable, {}
+            for path, content in self.fs.durable_contents(_WAL_DIRECTORY):
+                parsed = parse_segment_name(path.name, SEGMENT_SIZE)
+                if parsed is not None:
+                    self._segments[parsed[1]] = content
+        return self._segments
 
     # ------------------------------------------------------------------ what the safekeeper does
 

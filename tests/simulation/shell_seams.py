@@ -121,11 +121,12 @@ class _Socket:
 class VirtualTransport(asyncio.Transport):
     """A connection of the virtual network, as the real listener sees it."""
 
-    def __init__(self, shell: "RealSafekeeper", connection: Connection, protocol: asyncio.BufferedProtocol) -> None:
+    def __init__(self, shell: "RealSafekeeper", connection: Connection) -> None:
         super().__init__()
         self.connection = connection
         self._shell = shell
-        self._protocol = protocol
+        self._protocol: asyncio.BufferedProtocol
+        self._is_accepted = False
         self._incoming = bytearray()
         self._ends = False
         self._is_reading = True
@@ -139,6 +140,13 @@ class VirtualTransport(asyncio.Transport):
         self._is_lost = False
 
     # What the network has.
+
+    def accepted(self, new_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        """The loop has accepted the connection."""
+        self._protocol = cast(asyncio.BufferedProtocol, new_protocol())
+        self._is_accepted = True
+        self._protocol.connection_made(self)
+        self._read_soon()
 
     def arrived(self, data: bytes) -> None:
         """Bytes have reached the socket."""
@@ -155,12 +163,14 @@ class VirtualTransport(asyncio.Transport):
         self._read_soon()
 
     def _read_soon(self) -> None:
-        if self._read_is_due or not self._is_reading or self._is_closing:
+        if self._read_is_due or not self._is_reading or self._is_closing or not self._is_accepted:
             return
         self._read_is_due = True
-        chance = self._shell.chance
-        delay_s = WAKES_WITHIN_S * chance.random() if chance.random() < LATE else 0.0
-        self._shell.world.clock.after(delay_s, self._shell.loop.call_soon, self._read)
+        chance, loop = self._shell.chance, self._shell.loop
+        if chance.random() < LATE:
+            self._shell.world.clock.after(WAKES_WITHIN_S * chance.random(), loop.call_soon, self._read)
+        else:
+            loop.call_soon(self._read)
 
     def _read(self) -> None:
         self._read_is_due = False
