@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from safekeeper.acceptor.effects import Effect, FlushWal, Persist, ResetWal, SetWalAside
+from safekeeper.acceptor.effects import Effect, Persist
 from safekeeper.base.errors import StorageFailed
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import Connection
@@ -16,7 +16,6 @@ from safekeeper.storage.filesystem import FileSystem
 from safekeeper.storage.recovery import NamedSegment
 from safekeeper.storage.segment_file import SegmentFile, Slot
 
-INCLUDES_NO_FLUSH_OF_A_CUT = (FlushWal, ResetWal, SetWalAside)
 _hand_to_disk = Node._hand_to_disk
 _perform_flush = Flush.run
 _store = ControlFile.store
