@@ -107,9 +107,9 @@ def _acceptor(lying: type[Acceptor]) -> Swaps:
     return ((World, "acceptor_class", lying),)
 
 
-def _in_shell(rule: str, without: str, base: str, swaps: Swaps) -> Bug:
+def _in_shell(rule: str, without: str, base: str, swaps: Swaps, weights: Mapping[str, int] | None = None) -> Bug:
     """Return a bug of the safekeeper's shell, which is hunted in the real one; the checks are on."""
-    return Bug(rule, without, base, swaps, checked=True, in_shells=True)
+    return Bug(rule, without, base, swaps, weights or {}, checked=True, in_shells=True)
 
 
 def _everywhere(name: str, value: Any) -> Swaps:
@@ -123,6 +123,7 @@ _UNCHECKED: Swaps = tuple((kind, "check", dropped.nothing_required) for kind in 
 _BELIEVES: Swaps = ((Checker, "believes", True),)
 _ARCHIVING = {"trims": 1.0, "archive": 1.0}
 _STRANDING = {"trims": 0.0, "faults_s": 6.0, "record_every_s": 0.02, "clock_skew": 0.0, "late_words": 0.0}
+_FAILING = {"fail_disk": 60}
 _REBOOTSTRAPPING = {"rebootstrap": 40}
 _CHANGES_ONLY = {"replace_lost": 0, "rebootstrap": 0}
 BUGS: dict[str, Bug] = {
@@ -819,13 +820,14 @@ BUGS: dict[str, Bug] = {
         ((node_module, "INCLUDES_FLUSH", ()),),
     ),
     "failed_sync_swallowed": _in_shell(
-        "S12", "a flush that failed does not count", "disks", ((Flush, "run", shells.swallow_failed_sync),)
+        "S12", "a flush that failed does not count", "disks", ((Flush, "run", shells.swallow_failed_sync),), _FAILING
     ),
     "failed_effect_swallowed": _in_shell(
         "S12",
         "an effect that failed ends the node",
         "disks",
         ((Node, "_effect_done", shells.swallow_failed_effect),),
+        _FAILING,
     ),
     "closed_connection_read_on": _in_shell(
         "S3",
@@ -844,12 +846,14 @@ BUGS: dict[str, Bug] = {
         "a start stores the control state that it has read",
         "disks",
         ((ControlFile, "store", shells.store_if_other),),
+        _FAILING,
     ),
     "segment_not_rewritten": _in_shell(
         "S12",
         "a start rewrites the segment in which the WAL ends",
         "disks",
         ((recovery_module, "_rewrite", shells.open_in_place),),
+        _FAILING,
     ),
     "control_file_renamed_without_a_sync": _in_shell(
         "S2",

@@ -295,7 +295,8 @@ class Faults:
             disk.fs.short = self.rng.randint(1, 12)
             self.world.counts.count("shortages of descriptors")
         elif self.rng.random() < 0.5:
-            disk.fs.fail_in(self.rng.randint(1, 20), only=self.rng.choice((None, "sync")))
+            kinds = (None, "sync", "sync folder") if isinstance(disk, ShellDisk) else (None, "sync")
+            disk.fs.fail_in(self.rng.randint(1, 20), only=self.rng.choice(kinds))
         else:
             disk.fs.crash_in(self.rng.randint(1, 20))
 

@@ -192,7 +192,7 @@ class RealSafekeeper(SimSafekeeper):
         self._is_in_thread = True
         folder = ObservedFolder.open(disk.fs, DIRECTORY, self.id, self.world.incarnation_of(self))
         self.folders += is_new
-        disk.opened(folder.storage)
+        disk.opened(folder.control, folder.storage)
         self.world.note(self.name, "starts", folder.control, folder.flush_lsn)
         self.world.truths.on_start(self)
         node_module.Acceptor = observed_acceptor(self.world.acceptor_class, self)  # type: ignore[misc]

@@ -15,7 +15,7 @@ import google_crc32c
 import msgspec
 
 from safekeeper.base.errors import StorageFull
-from safekeeper.base.lsn import Lsn, parse_segment_name, segment_start
+from safekeeper.base.lsn import Lsn, format_lsn, parse_segment_name, segment_start
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.term_history import tli_at
 from safekeeper.storage.control_file import CONTROL_FILE_NAME
@@ -84,7 +84,8 @@ class ShellDisk(StorageDisk):
             tli = max(tli_at(control.history, control.commit_lsn), 1)
             begin_lsn = control.wal_begin_lsn
             self.opened(
-                WalStorage.open(self.fs, _WAL_DIRECTORY, segment_size=SEGMENT_SIZE, tli=tli, begin_lsn=begin_lsn)
+                control,
+                WalStorage.open(self.fs, _WAL_DIRECTORY, segment_size=SEGMENT_SIZE, tli=tli, begin_lsn=begin_lsn),
             )
         return control, self.durable_lsn
 
@@ -128,12 +129,18 @@ class ShellDisk(StorageDisk):
         segments, lsn = self._durable_segments(), from_lsn
         while (content := segments.get(segment_start(lsn, SEGMENT_SIZE))) is not None:
             end_lsn = min(_valid_end(content.durable, segment_start(lsn, SEGMENT_SIZE)), self.write_lsn)
-            if end_lsn <= lsn:
+            if end_lsn <= lsn or not self._has_bytes(content, lsn, end_lsn):
                 break
             lsn = end_lsn
             if lsn % SEGMENT_SIZE:
                 break
         return lsn
+
+    def _has_bytes(self, content: Content, begin_lsn: Lsn, end_lsn: Lsn) -> bool:
+        """Return whether these bytes of a segment are on the disk as they were written."""
+        offset = begin_lsn % SEGMENT_SIZE
+        written = self.wal[begin_lsn - self.begin_lsn : end_lsn - self.begin_lsn]
+        return content.durable[offset : offset + end_lsn - begin_lsn] == written
 
     def _durable_segments(self) -> dict[Lsn, Content]:
         """Return the segments that have a durable name, by their start."""
@@ -147,17 +154,25 @@ class ShellDisk(StorageDisk):
 
     # ------------------------------------------------------------------ what the safekeeper does
 
-    def opened(self, storage: WalStorage | None) -> None:
-        """Compare what a safekeeper has found at its start with what must be there."""
+    def opened(self, control: ControlState | None, storage: WalStorage | None) -> None:
+        """Compare what a safekeeper has found at its start with what must be there, and with what is durable by now."""
+        if control != self.control:
+            raise Violation(
+                "StartIsDurable", "a safekeeper starts with a control state that a power cut may take (S12)"
+            )
         if storage is None:
             if self.begin_lsn and self.control is not None and self.control.segment_size:
                 raise Violation("EndOfWalIsExact", "the WAL was not opened")
             return
         found = b"" if storage.is_empty else storage.read(storage.begin_lsn, storage.flush_lsn)
         self.accept(storage, found)
-        # Recovery has made durable what it found (S12), and the disk is asked whether it has.
-        begin_lsn = self.begin_lsn
-        self.durable_lsn = self._durable_end(begin_lsn) if begin_lsn else 0
+        self.durable_lsn = self._durable_end(self.begin_lsn)
+        if storage.flush_lsn > self.durable_lsn:
+            raise Violation(
+                "StartIsDurable",
+                f"a safekeeper starts with WAL up to {format_lsn(storage.flush_lsn)}, of which a power cut may take "
+                f"what lies above {format_lsn(self.durable_lsn)} (S12)",
+            )
 
     def writing(self, payload: bytes, write: Callable[[], None]) -> None:
         """Let the storage append: whatever comes of it, the bytes may be there; without room they are not."""
