@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from safekeeper.acceptor.acceptor import Acceptor
-from safekeeper.base.errors import StorageFailed
+from safekeeper.base.errors import ResourceShortage, StorageFailed
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import segment_start
 from safekeeper.base.worker import Worker
@@ -107,7 +107,7 @@ class PeerReads:
         queue = self._queues.get(connection)
         if not queue or queue[0] is not request:
             return  # The connection was closed meanwhile.
-        if error is not None and not isinstance(error, StorageFailed | OSError):
+        if error is not None and not isinstance(error, StorageFailed | ResourceShortage | OSError):
             raise error
         if data is None:
             self._refuse(connection, one_line(str(error)))

@@ -13,8 +13,16 @@ from typing import Any
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.membership import Membership
+from safekeeper.node import node as node_module
+from safekeeper.node.node import Node
+from safekeeper.node.proposer_listener import Connection as ProposerConnection
+from safekeeper.storage import filesystem as filesystem_module
+from safekeeper.storage import recovery as recovery_module
+from safekeeper.storage.control_file import ControlFile
+from safekeeper.storage.disk_work import Flush
 from tests.simulation import dropped_rules as dropped
 from tests.simulation import dropped_seals, quorums, rebootstrap
+from tests.simulation import dropped_shell_rules as shells
 from tests.simulation.archive import SimArchiver
 from tests.simulation.checkers import Checker
 from tests.simulation.profiles import PROFILES, Profile
@@ -54,6 +62,7 @@ class Bug:
         scenario: the file that shows the harm, where chance would take too many seeds; empty if seeds show it.
         checked: the checks after each event are on, which are to find it; else they are off, and the harm is to be
             found.
+        in_shells: it is in the shell of the safekeepers, so the real ones run.
     """
 
     rule: str
@@ -64,6 +73,7 @@ class Bug:
     rates: Mapping[str, float] = field(default_factory=lambda: {"trims": 0.0})
     scenario: str = ""
     checked: bool = False
+    in_shells: bool = False
 
     @property
     def profile(self) -> Profile:
@@ -97,6 +107,11 @@ def _acceptor(lying: type[Acceptor]) -> Swaps:
     return ((World, "acceptor_class", lying),)
 
 
+def _in_shell(rule: str, without: str, base: str, swaps: Swaps, weights: Mapping[str, int] | None = None) -> Bug:
+    """Return a bug of the safekeeper's shell, which is hunted in the real one; the checks are on."""
+    return Bug(rule, without, base, swaps, weights or {}, checked=True, in_shells=True)
+
+
 def _everywhere(name: str, value: Any) -> Swaps:
     """Return the swaps that put `value` in the place of a function of the consensus, wherever it was imported to."""
     packages = ("safekeeper.consensus.", "safekeeper.acceptor.", "walproxy.proposer.")
@@ -108,6 +123,7 @@ _UNCHECKED: Swaps = tuple((kind, "check", dropped.nothing_required) for kind in 
 _BELIEVES: Swaps = ((Checker, "believes", True),)
 _ARCHIVING = {"trims": 1.0, "archive": 1.0}
 _STRANDING = {"trims": 0.0, "faults_s": 6.0, "record_every_s": 0.02, "clock_skew": 0.0, "late_words": 0.0}
+_FAILING = {"fail_disk": 60}
 _REBOOTSTRAPPING = {"rebootstrap": 40}
 _CHANGES_ONLY = {"replace_lost": 0, "rebootstrap": 0}
 BUGS: dict[str, Bug] = {
@@ -790,5 +806,59 @@ BUGS: dict[str, Bug] = {
         "elections",
         ((Proposer, "_gather", dropped.gather_with_the_campaign),),
         checked=True,
+    ),
+    "flush_counted_twice": _in_shell(
+        "S2",
+        "a flush that an effect has included is not counted once more",
+        "elections",
+        ((Node, "_flushed", shells.count_twice),),
+    ),
+    "cut_during_a_flush": _in_shell(
+        "S2",
+        "a cut, and the flush before it, wait for the flush under way",
+        "elections",
+        ((node_module, "INCLUDES_FLUSH", ()),),
+    ),
+    "failed_sync_swallowed": _in_shell(
+        "S12", "a flush that failed does not count", "disks", ((Flush, "run", shells.swallow_failed_sync),), _FAILING
+    ),
+    "failed_effect_swallowed": _in_shell(
+        "S12",
+        "an effect that failed ends the node",
+        "disks",
+        ((Node, "_effect_done", shells.swallow_failed_effect),),
+        _FAILING,
+    ),
+    "closed_connection_read_on": _in_shell(
+        "S3",
+        "nothing is handled behind a message that closes its connection",
+        "elections",
+        ((ProposerConnection, "close", shells.close_and_read_on),),
+    ),
+    "control_state_stored_later": _in_shell(
+        "S2",
+        "a control state counts once it is stored",
+        "elections",
+        ((Node, "_hand_to_disk", shells.persist_later),),
+    ),
+    "control_file_not_rewritten": _in_shell(
+        "S12",
+        "a start stores the control state that it has read",
+        "disks",
+        ((ControlFile, "store", shells.store_if_other),),
+        _FAILING,
+    ),
+    "segment_not_rewritten": _in_shell(
+        "S12",
+        "a start rewrites the segment in which the WAL ends",
+        "disks",
+        ((recovery_module, "_rewrite", shells.open_in_place),),
+        _FAILING,
+    ),
+    "control_file_renamed_without_a_sync": _in_shell(
+        "S2",
+        "a rename counts once its folder is synced",
+        "calm",
+        ((filesystem_module, "sync_names", shells.sync_no_names),),
     ),
 }

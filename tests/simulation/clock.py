@@ -54,3 +54,7 @@ class MachineClock:
     def now(self) -> float:
         """What it shows, in seconds: never less than it has shown before."""
         return self._time.now * self.rate + self.ahead_s
+
+    def after(self, delay_s: float, event: Callable[..., None], *args: Any) -> None:
+        """Run `event(*args)` when it has counted so many seconds; it may leap in between."""
+        self._time.after(delay_s / self.rate, event, *args)

@@ -113,6 +113,10 @@ REACHED = (
     "changes of members refused",
     "minorities not missed",
     *(f"fault {kind}" for kind in FAULT_KINDS),
+    "shortages of descriptors",
+    "peers that did not read",
+    "connections that paused writing",
+    "runs of real safekeepers",
 )
 # So many runs, under all profiles in turn, reach everything.
 RUNS_THAT_REACH_ALL = 1000

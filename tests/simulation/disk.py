@@ -215,7 +215,12 @@ class StorageDisk(ModelDisk):
         self.storage = storage = WalStorage.open(
             self.fs, self._WAL, segment_size=SEGMENT_SIZE, tli=tli, begin_lsn=begin_lsn
         )
-        found = b"" if storage.is_empty else storage.read(storage.begin_lsn, storage.flush_lsn)
+        self.accept(storage, b"" if storage.is_empty else storage.read(storage.begin_lsn, storage.flush_lsn))
+        return self.control, storage.flush_lsn
+
+    def accept(self, storage: WalStorage, found: bytes) -> None:
+        """Compare the WAL that a start has found with what must be there, and go on with it."""
+        control = self.control
         begun_anew = self._resetting_to is not None and storage.begin_lsn == self._resetting_to and not found
         # The log of a pending reset is claimed by nobody: opening it may remove any of it.
         is_dropped = control is not None and control.base_lsn is not None
@@ -224,7 +229,6 @@ class StorageDisk(ModelDisk):
             self._compare(storage, found)
         self._resetting_to = None
         self.begin_lsn, self.wal, self.durable_lsn = storage.begin_lsn, bytearray(found), storage.flush_lsn
-        return self.control, storage.flush_lsn
 
     def _compare(self, storage: WalStorage, found: bytes) -> None:
         floor_lsn = self.durable_lsn if self._resetting_to is None else 0

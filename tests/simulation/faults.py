@@ -14,6 +14,7 @@ from tests.simulation.disk import ModelDisk, StorageDisk
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.schedule import Draws, Fault
+from tests.simulation.shell_disk import ShellDisk
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE
 from tests.simulation.virtual_disk import PAGE_BYTES
 from walproxy.proposer.phase import Phase
@@ -286,12 +287,16 @@ class Faults:
         safekeeper.flush_delay_s = self.world.profile.flush_delay_s
 
     def fail_disk(self) -> None:
-        """A write or sync fails, or the process dies in the middle of the storage's work."""
+        """A write or sync fails, files cannot be opened, or the process dies in the middle of the storage's work."""
         disk = self._safekeeper().disk
         if not isinstance(disk, StorageDisk):
             self.crash_safekeeper()
+        elif isinstance(disk, ShellDisk) and self.rng.random() < 0.3:
+            disk.fs.short = self.rng.randint(1, 12)
+            self.world.counts.count("shortages of descriptors")
         elif self.rng.random() < 0.5:
-            disk.fs.fail_in(self.rng.randint(1, 20), only=self.rng.choice((None, "sync")))
+            kinds = (None, "sync", "sync folder") if isinstance(disk, ShellDisk) else (None, "sync")
+            disk.fs.fail_in(self.rng.randint(1, 20), only=self.rng.choice(kinds))
         else:
             disk.fs.crash_in(self.rng.randint(1, 20))
 

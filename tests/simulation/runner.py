@@ -23,6 +23,8 @@ from tests.simulation.world import SimulationFailed, World
 # The project's storage and its codec take part in some of the seeds; the others go faster without.
 STORAGE_ONE_IN = 8
 WIRE_ONE_IN = 12
+# The product's own safekeepers run in this part of the seeds (real_safekeeper.py).
+REAL_SHELLS = 0.25
 # Four to seven safekeepers, in one seed of seven.
 MANY = 4
 SEEDS_FOR_ALL_CORES = 100
@@ -142,9 +144,17 @@ def plan(task: Task) -> Schedule:
         standbys=standby_count,
         apply_rule=apply_rule,
         real_storage=real_storage,
+        real_shells=has_real_shells(task),
         uses_wire=uses_wire,
         ends_at_s=STARTS_S + task.faults().faults_s,
     )
+
+
+def has_real_shells(task: Task) -> bool:
+    """Return whether the product's own shells run: for a planted bug those that it is planted in."""
+    if task.bug:
+        return BUGS[task.bug].in_shells
+    return random.Random(f"{task.seed} shells").random() < REAL_SHELLS
 
 
 def stage(schedule: Schedule) -> World:
@@ -156,6 +166,7 @@ def stage(schedule: Schedule) -> World:
         schedule.real_storage,
         schedule.standbys,
         schedule.apply_rule,
+        schedule.real_shells,
     )
     world.network.uses_wire = schedule.uses_wire
     return world
@@ -194,6 +205,7 @@ def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> N
 
 def _outcome(world: World) -> Outcome:
     truths = world.truths.all()
+    world.counts.count("runs of real safekeepers", int(world.has_real_shells))
     world.counts.count("terms won", sum(len(truth.won) for truth in truths))
     world.counts.count("words that came late", world.network.late_words)
     world.counts.count("failovers completed", world.servers.completed)

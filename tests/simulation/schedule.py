@@ -117,6 +117,7 @@ class Schedule:
     standbys: int = 0
     apply_rule: str = ""
     real_storage: bool = False
+    real_shells: bool = False
     uses_wire: bool = False
     ends_at_s: float = 7.0
     heals: bool = True
@@ -197,6 +198,7 @@ _OWN: dict[str, Callable[[str], Any]] = {
     "standbys": int,
     "apply_rule": str,
     "real_storage": _is_yes,
+    "real_shells": _is_yes,
     "uses_wire": _is_yes,
     "ends_at_s": float,
     "heals": _is_yes,

@@ -25,8 +25,16 @@ OTHER_SEEDS = (3, 12, 48)
 # What may happen besides the faults: a run is plainer without. The other rates are times.
 _EXTRAS = tuple(f.name for f in fields(Profile) if f.name != "weights" and not f.name.endswith("_s"))
 _PLAINER: tuple[dict[str, Any], ...] = (
-    {"real_storage": False, "uses_wire": False, "standbys": 0, "apply_rule": "", "safekeepers": 3},
+    {
+        "real_storage": False,
+        "real_shells": False,
+        "uses_wire": False,
+        "standbys": 0,
+        "apply_rule": "",
+        "safekeepers": 3,
+    },
     {"real_storage": False},
+    {"real_shells": False},
     {"uses_wire": False},
     {"standbys": 0, "apply_rule": ""},
     {"apply_rule": ""},
@@ -55,7 +63,12 @@ class Failing:
         """What is to become less: what a reader has to understand comes first."""
         plan = self.schedule
         features = (
-            plan.real_storage + plan.uses_wire + plan.standbys + bool(plan.apply_rule) + abs(plan.safekeepers - 3)
+            plan.real_storage
+            + plan.real_shells
+            + plan.uses_wire
+            + plan.standbys
+            + bool(plan.apply_rule)
+            + abs(plan.safekeepers - 3)
         )
         return self.faults, features + sum(getattr(plan.rates, name) > 0 for name in _EXTRAS), self.events
 

@@ -51,6 +51,13 @@ QUICK = (
     "timeline_number_taken_twice",
     "promoted_at_once",
     "seal_not_led_on",
+    "flush_counted_twice",
+    "cut_during_a_flush",
+    "failed_sync_swallowed",
+    "failed_effect_swallowed",
+    "closed_connection_read_on",
+    "control_state_stored_later",
+    "control_file_renamed_without_a_sync",
 )
 SEEDS = 150
 

@@ -12,7 +12,7 @@ seen at once and pend until `fsync_directory`.
   next crash, or as soon as the system needs the memory: at `evict()`, and now and then at a read.
 - The kernel writes dirty pages back whenever it likes; so does this disk, now and then, so that a half-written sector's
   older content may be what a crash leaves.
-- `capacity_bytes` makes it full: StorageFull.
+- `capacity_bytes` makes it full: StorageFull. `short` is for how many files there is no descriptor: ResourceShortage.
 - `crash_in(n)` raises VirtualCrash at the n-th operation from now, before or after it took effect, and from every
   operation after it, until `crash()` or `kill()` says which of the two it was.
 - `during_fdatasync` is called in the middle of the next fdatasync: what another thread does meanwhile.
@@ -25,7 +25,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from safekeeper.base.errors import StorageFailed, StorageFull
+from safekeeper.base.errors import ResourceShortage, StorageFailed, StorageFull
 from safekeeper.storage.filesystem import Space
 
 SECTOR_BYTES = 512
@@ -38,7 +38,7 @@ class VirtualCrash(Exception):
     """The process has ended here. Only the simulation catches this."""
 
 
-class _Content:
+class Content:
     """What an inode holds: `cached` as reads show it, `durable` as a crash leaves it, and the sectors that differ."""
 
     __slots__ = ("cached", "dirty", "durable", "lost")
@@ -127,7 +127,7 @@ class _NameChange:
 
     __slots__ = ("bindings", "contents")
 
-    def __init__(self, bindings: dict[Path, _Content | None], contents: list[_Content]) -> None:
+    def __init__(self, bindings: dict[Path, Content | None], contents: list[Content]) -> None:
         self.bindings = bindings
         self.contents = contents  # The inodes that the change is about.
 
@@ -137,7 +137,7 @@ class VirtualFile:
 
     __slots__ = ("_content", "_disk", "_life", "_path")
 
-    def __init__(self, disk: "VirtualFileSystem", path: Path, content: _Content) -> None:
+    def __init__(self, disk: "VirtualFileSystem", path: Path, content: Content) -> None:
         self._disk = disk
         self._path = path
         self._content = content
@@ -180,6 +180,7 @@ class VirtualFile:
         self._content.sync()
         if meanwhile is not None:
             meanwhile()
+        disk.became_durable()
         disk.step_done()
 
     def system_fdatasync(self) -> None:
@@ -201,14 +202,18 @@ class VirtualFileSystem:
         self.capacity_bytes = capacity_bytes
         self.life = 0  # Grows at every crash and kill.
         self.during_fdatasync: Callable[[], None] | None = None
+        self.on_durable: Callable[[], None] | None = None  # Called when a sync has made something durable.
         self.operations = 0  # Changes and syncs so far: where crashes can be put.
         self.failures = 0  # Operations that were made to fail so far.
         self.torn_by_page = 0.5  # How often a power cut tears at borders of pages, and not of sectors.
         self.torn = {SECTOR_BYTES: 0, PAGE_BYTES: 0}  # Ranges of writes that were torn so far, by what at.
-        self._names: dict[Path, _Content] = {}
-        self._durable_names: dict[Path, _Content] = {}
+        self._names: dict[Path, Content] = {}
+        self._durable_names: dict[Path, Content] = {}
         self._pending: list[_NameChange] = []
         self._directories: set[Path] = set()
+        self.refusals = 0  # Operations for which there was no space or no descriptor so far.
+        self.short = 0  # So many of the next files cannot be opened or created for want of a descriptor.
+        self.names_made_durable = 0  # Grows when the durable names change.
         self._crashed = False
         self._crash_at: int | None = None
         self._fail_at: int | None = None
@@ -217,14 +222,16 @@ class VirtualFileSystem:
     # The FileSystem protocol.
 
     def create(self, path: Path) -> VirtualFile:
+        self._take_descriptor(path)
         self.step("create", path, self.life)
-        content = _Content()
+        content = Content()
         self._change_names({path: content}, [content])
         self.step_done()
         return VirtualFile(self, path, content)
 
     def open(self, path: Path, *, read_only: bool = False) -> VirtualFile:
         self.check_alive(self.life)
+        self._take_descriptor(path)
         content = self._names.get(path)
         if content is None:
             raise StorageFailed(f"could not open {path}: no such file")
@@ -271,11 +278,19 @@ class VirtualFileSystem:
         for change in pending:
             _bind(self._durable_names, change)
         self._pending = [change for change in self._pending if change not in pending]
+        self.names_made_durable += 1
+        self.became_durable()
         self.step_done()
 
     def space(self, directory: Path) -> Space:
         self.check_alive(self.life)
         return Space(max(0, self.capacity_bytes - self.used_bytes()), self.capacity_bytes)
+
+    def _take_descriptor(self, path: Path) -> None:
+        if self.short:
+            self.short -= 1
+            self.refusals += 1
+            raise ResourceShortage(f"could not open {path}: too many open files")
 
     # What befalls the machine.
 
@@ -292,6 +307,7 @@ class VirtualFileSystem:
             else:
                 _bind(self._durable_names, change)
         self._pending = []
+        self.names_made_durable += 1
         self._names = dict(self._durable_names)
         unit_bytes = PAGE_BYTES if self.rng.random() < self.torn_by_page else SECTOR_BYTES
         for content in {id(content): content for content in self._names.values()}.values():
@@ -312,6 +328,7 @@ class VirtualFileSystem:
         self._names = {}
         self._durable_names = {}
         self._pending = []
+        self.names_made_durable += 1
         self._directories = set()
         self._new_life()
 
@@ -336,6 +353,28 @@ class VirtualFileSystem:
         """Whether the cache shows something that a failed fdatasync has lost."""
         return any(content.lost for content in self._names.values())
 
+    def durable_content(self, path: Path) -> Content | None:
+        """Return the file that has this name after a power cut, if no change of it is pending."""
+        return self._durable_names.get(path)
+
+    def durable_contents(self, directory: Path) -> list[tuple[Path, Content]]:
+        """Return the files of a folder that have a durable name."""
+        return [(path, content) for path, content in self._durable_names.items() if path.parent == directory]
+
+    @property
+    def troubles(self) -> int:
+        """How often it has failed or refused something so far."""
+        return self.failures + self.refusals
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the process has ended, and nobody has said how."""
+        return self._crashed
+
+    def stop(self) -> None:
+        """End the process here: every further operation raises VirtualCrash."""
+        self._crashed = True
+
     def damage(self, path: Path, offset: int, data: bytes) -> None:
         """Change bytes behind everybody's back, on the disk and in the cache."""
         content = self._names[path]
@@ -343,6 +382,11 @@ class VirtualFileSystem:
         content.durable[offset : offset + len(data)] = data
 
     # For VirtualFile.
+
+    def became_durable(self) -> None:
+        """A sync has taken effect."""
+        if self.on_durable is not None:
+            self.on_durable()
 
     def check_alive(self, life: int) -> None:
         if self._crashed or life != self.life:
@@ -368,9 +412,10 @@ class VirtualFileSystem:
 
     def allocate(self, growth_bytes: int, path: Path) -> None:
         if growth_bytes > self.capacity_bytes - self.used_bytes():
+            self.refusals += 1
             raise StorageFull(f"could not write {path}: no space left on device")
 
-    def maybe_write_back(self, content: _Content) -> None:
+    def maybe_write_back(self, content: Content) -> None:
         """Be the kernel's write-back: now and then some dirty sectors reach the disk by themselves, and stay dirty.
 
         Staying dirty is pessimistic and simple: a crash may keep a still newer content of theirs, or not.
@@ -380,7 +425,7 @@ class VirtualFileSystem:
             middle = self.rng.randint(begin_sector, end_sector)
             content.persist(*self.rng.choice([(begin_sector, middle), (middle, end_sector)]))
 
-    def _change_names(self, bindings: dict[Path, _Content | None], contents: list[_Content]) -> None:
+    def _change_names(self, bindings: dict[Path, Content | None], contents: list[Content]) -> None:
         change = _NameChange(bindings, contents)
         _bind(self._names, change)
         self._pending.append(change)
@@ -392,7 +437,7 @@ class VirtualFileSystem:
         self.during_fdatasync = None
 
 
-def _bind(names: dict[Path, _Content], change: _NameChange) -> None:
+def _bind(names: dict[Path, Content], change: _NameChange) -> None:
     for path, content in change.bindings.items():
         if content is None:
             names.pop(path, None)

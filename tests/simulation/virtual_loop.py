@@ -10,11 +10,12 @@ import contextvars
 import random
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from safekeeper.base.errors import WalproxyError
-from tests.simulation.clock import Clock
+from tests.simulation.clock import Clock, MachineClock
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -28,7 +29,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         delay_s: the longest time that a thread's work takes, there and back.
     """
 
-    def __init__(self, clock: Clock, rng: random.Random, delay_s: float, owner: Any) -> None:
+    def __init__(self, clock: Clock | MachineClock, rng: random.Random, delay_s: float, owner: Any) -> None:
         self.owner = owner
         self.failure: BaseException | None = None
         self._clock = clock
@@ -51,6 +52,29 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._backlog is None and not self._is_closed:
             self._backlog = []
             self._clock.after(for_s, self._go_on)
+
+    def freeze(self) -> None:
+        """Do nothing until `go_on`."""
+        if self._backlog is None and not self._is_closed:
+            self._backlog = []
+
+    def go_on(self) -> None:
+        """Do what was to be done meanwhile."""
+        self._go_on()
+
+    def end(self) -> None:
+        """End a process that has no coroutines: nothing happens any more."""
+        self._is_closed, self._backlog = True, None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Be the running loop of what the block calls."""
+        before = events._get_running_loop()
+        events._set_running_loop(self)
+        try:
+            yield
+        finally:
+            events._set_running_loop(before)
 
     def _go_on(self) -> None:
         backlog, self._backlog = self._backlog, None
@@ -99,6 +123,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._soon[handle] = None
             self._clock.after(0.0, self._run, handle)
         return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> events.Handle:
+        return self.call_soon(callback, *args, context=context)
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None

@@ -34,9 +34,11 @@ from tests.simulation.newest_log import NewestLog
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
+from tests.simulation.real_safekeeper import REPLACED_IN_SHELLS, RealSafekeeper
 from tests.simulation.rebootstrap import Operator, Rebootstrap, new_cluster, old_cluster
 from tests.simulation.retention import SimRetention
 from tests.simulation.safekeeper import SimSafekeeper
+from tests.simulation.shell_disk import ShellDisk
 from tests.simulation.standby import standbys_of
 from tests.simulation.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE, last_timed_record
 from tests.simulation.trace import figures, line
@@ -105,6 +107,7 @@ class World:
         counts: how often what happened.
         digest: of all that happens, None if nobody compares two versions of the code.
         archiver_named: who archives.
+        has_real_shells: whether the safekeepers are real ones.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
         quorum_choices: the sizes that an operator chooses from.
     """
@@ -123,6 +126,7 @@ class World:
         real_storage: bool = False,
         standby_count: int = 0,
         apply_rule: str = "",
+        real_shells: bool = False,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -144,7 +148,11 @@ class World:
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=TRACE_LINES)
         self._runs = 0
         self._disk_class = StorageDisk if real_storage else self.model_disk_class
-        self.safekeepers = {i: SimSafekeeper(self, i, self.new_disk()) for i in range(1, safekeeper_count + 1)}
+        kind = SimSafekeeper
+        if real_shells:
+            self._disk_class, kind = ShellDisk, RealSafekeeper
+        self.has_real_shells = real_shells
+        self.safekeepers = {i: kind(self, i, self.new_disk()) for i in range(1, safekeeper_count + 1)}
         self.primaries = [VirtualPrimary(self, "A", 1, (), b"")]
         self.current = self.primaries[0]
         self.proxies: list[SimProxy] = []
@@ -303,7 +311,10 @@ class World:
     def start(self) -> None:
         """Start the safekeepers, a proxy, the workload."""
         for safekeeper in self.safekeepers.values():
-            safekeeper.start()
+            if self.has_real_shells:
+                self.clock.after(0.0, safekeeper.start)  # Within `run`, which puts other things in their places.
+            else:
+                safekeeper.start()
             self.clock.after(CHECKPOINT_S * self.rng.random(), self._checkpoint, safekeeper)
         self.retention.start()
         for standby in (*self.standbys, *self.directs):
@@ -617,6 +628,7 @@ def _small_frames(history_entries_max: int) -> Iterator[None]:
     """Make all things small: frames, so that a few KiB of WAL are many messages; segments; waits for an archiver."""
     small: tuple[tuple[Any, str, Any], ...] = (
         *REPLACED,
+        *REPLACED_IN_SHELLS,
         (replication_module, "APPEND_BYTES_MAX", 2000),
         (replication_module, "IN_FLIGHT_BYTES_MAX", 12000),
         (replication_module, "READ_BYTES", 3000),

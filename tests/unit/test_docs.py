@@ -41,7 +41,9 @@ from tests.simulation.failover import FailoverOperator
 from tests.simulation.minority import Minority
 from tests.simulation.profiles import PROFILES
 from tests.simulation.reader_checker import ReaderChecker
+from tests.simulation.real_safekeeper import RealSafekeeper
 from tests.simulation.scenario import SCENARIOS, play
+from tests.simulation.shell_disk import ShellDisk
 from tests.simulation.test_scenarios import BITES
 from tests.simulation.truncate_checker import TruncateChecker
 from tests.simulation.world import World
@@ -290,7 +292,8 @@ def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> 
     text = section("invariants.md", "What follows from them, and is checked")
     names = set(re.findall(r"`([\w.]+)`", text))
     checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, FailoverOperator, Minority, World)
-    kinds = (*checkers, Acceptor, Proposer, Leadership, Progress)
+    shells = (RealSafekeeper, ShellDisk)
+    kinds = (*checkers, *shells, Acceptor, Proposer, Leadership, Progress)
     functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
     files = set(re.findall(r"tests/[\w/]+\.py", text))
     assert names <= functions | set(BUGS) | {kind.__name__ for kind in kinds} | files

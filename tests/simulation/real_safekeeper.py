@@ -1,0 +1,507 @@
+"""A safekeeper that is the product's own: Node, ProposerListener and DataFolder on a virtual loop, disk and network.
+
+It is a `SimSafekeeper` for all others, which crash it, connect to it, and look at its disk and its acceptor. Inside, no
+line of the shell is replaced; threads, sockets and time are (shell_seams.py). The checkers look on where something
+leaves the shell: a message at the socket, a write at the storage, an fdatasync at the disk (shell_disk.py), the end of
+an event at the node's readers. A node that fails for another reason than its disk is a violation.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.acceptor.effects import (
+    Effect,
+    Effects,
+    FindRecordEnd,
+    FindRecords,
+    FindTimedRecord,
+    ReadWal,
+    ResetWal,
+    TruncateWal,
+)
+from safekeeper.acceptor.trimming import TrimRequest
+from safekeeper.base.errors import DiskLost, StorageFailed, StorageFull
+from safekeeper.base.lsn import Lsn
+from safekeeper.consensus.control_state import ControlState, LeaderId
+from safekeeper.consensus.messages import (
+    AcceptorMessage,
+    AppendRequest,
+    AppendResponse,
+    PreVoteResponse,
+    ProposerMessage,
+    PullWal,
+    Refusal,
+    TailPreVoteRequest,
+)
+from safekeeper.net.admission import Budget
+from safekeeper.node import node as node_module
+from safekeeper.node.node import Node
+from safekeeper.node.proposer_listener import ProposerListener
+from safekeeper.peers.codec import encode
+from safekeeper.storage.data_folder import DataFolder
+from safekeeper.storage.disk_work import Flush, Removal
+from safekeeper.storage.wal_log import WalStorage
+from tests.simulation.disk import ModelDisk
+from tests.simulation.network import TO_PROXY, Connection
+from tests.simulation.safekeeper import SimSafekeeper
+from tests.simulation.shell_disk import DIRECTORY, ShellDisk
+from tests.simulation.shell_seams import (
+    REPLACED_FILES,
+    SILENT,
+    SILENT_LOGS,
+    NodeTime,
+    ShellLoop,
+    VirtualTransport,
+    VirtualWorker,
+    running_shell,
+)
+from tests.simulation.violation import Violation
+from tests.simulation.virtual_disk import VirtualCrash
+from tests.simulation.virtual_loop import VirtualLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+GREETING_TIMEOUT_S = 1.0
+IDLE_TIMEOUT_S = 5.0
+# Half of the processes flush on the loop's thread from the start on, until the disk is slow.
+QUICK, QUICK_FLUSH_S = 0.5, 0.002
+
+
+class ObservedFolder(DataFolder):
+    """A data folder at whose work the checkers look on."""
+
+    def __init__(self, *args: Any) -> None:
+        self._shell = running_shell()
+        super().__init__(*args)
+
+    def perform(self, effect: Effect) -> Any:
+        return self._shell.performing(effect, partial(super().perform, effect))
+
+    def _open_storage(self, control: ControlState) -> WalStorage:
+        storage = super()._open_storage(control)
+        self._shell.observe(storage)
+        return storage
+
+
+def observed_acceptor(kind: type[Acceptor], shell: "RealSafekeeper") -> type[Acceptor]:
+    """Return the acceptor of a shell, which shows what it handles."""
+
+    class Observed(kind):  # type: ignore[valid-type, misc]
+        def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
+            super().__init__(control, flush_lsn)
+            shell.acceptor = self
+
+        def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
+            shell.handles(connection, message, now)
+            effects: Effects = super().receive(connection, message, now)
+            return effects
+
+        def wrote(self, message: AppendRequest, now: float) -> AppendResponse | None:
+            shell.handles(self.leader_connection, message, now)
+            answer: AppendResponse | None = super().wrote(message, now)
+            return answer
+
+    return Observed
+
+
+class Watcher:
+    """The reader of a node's log that tells the checkers of the end of each event."""
+
+    wakes_at_lsn: Lsn = 0
+
+    def __init__(self, shell: "RealSafekeeper") -> None:
+        self.update = shell.event_ended
+
+
+class RealSafekeeper(SimSafekeeper):
+    """A real safekeeper.
+
+    Attributes:
+        disk: its disk.
+        chance: the source of chance of its threads and sockets.
+        loop: the loop of its present life.
+        node, listener: of its present life.
+    """
+
+    disk: ShellDisk
+
+    def __init__(self, world: "World", safekeeper_id: int, disk: ModelDisk) -> None:
+        self._is_hung = False
+        self.chance = random.Random(f"{world.seed} shell of {safekeeper_id}")
+        self.loop = ShellLoop(world.clock, self.chance, 0.0, self)
+        self.loop.end()
+        self.node: Node | None = None
+        self._transports: dict[int, VirtualTransport] = {}
+        self._flush_takes_s = 0.0  # On the loop's thread, in this life so far.
+        self._is_quick = False
+        self._is_in_thread = False
+        # Whether its disk had failed before this life, so that the cache may show what is lost; and its troubles.
+        self._had_lost_pages, self._troubles = False, 0
+        super().__init__(world, safekeeper_id, disk)
+
+    # ------------------------------------------------------------------ life and death
+
+    @property
+    def is_hung(self) -> bool:  # type: ignore[override]
+        """Whether its process is stopped."""
+        return self._is_hung
+
+    @is_hung.setter
+    def is_hung(self, is_hung: bool) -> None:
+        self._is_hung = is_hung
+        if is_hung:
+            self.loop.freeze()
+
+    def wake_up(self) -> None:
+        """Go on after it hung."""
+        self._is_hung = False
+        self.loop.go_on()
+
+    def start(self) -> None:
+        """Start the process, if it is not running, on whatever the disk holds."""
+        if self.acceptor is not None:
+            return
+        self.life += 1
+        self.effects_left = None
+        self._handled = self._heard = None
+        self._is_quick = self.chance.random() < QUICK
+        self._flush_takes_s = 0.0
+        self._had_lost_pages, self._troubles = self.disk.fs.shows_lost_pages, self.disk.fs.troubles
+        self.loop = ShellLoop(self.clock, self.chance, 0.0, self)
+        with self.loop.running():
+            try:
+                self._boot()
+            except (VirtualCrash, StorageFailed, StorageFull) as error:
+                if isinstance(error, DiskLost):
+                    raise Violation("NoHole", f"{self.name} has lost its disk: {error}") from error
+                self._require_trouble(error)
+                self.world.note(self.name, "does not start", error)
+                self.crash()
+
+    def _boot(self) -> None:
+        disk = self.disk
+        disk.on_persist = self._persisted
+        if disk.control is not disk.reported and disk.control is not None:
+            # A power cut has kept a state whose store had not returned.
+            self._persisted(disk.reported)
+        is_new = disk.control is None
+        self._is_in_thread = True
+        folder = ObservedFolder.open(disk.fs, DIRECTORY, self.id, self.world.incarnation_of(self))
+        self.folders += is_new
+        disk.opened(folder.control, folder.storage)
+        self.world.note(self.name, "starts", folder.control, folder.flush_lsn)
+        self.world.truths.on_start(self)
+        node_module.Acceptor = observed_acceptor(self.world.acceptor_class, self)  # type: ignore[misc]
+        try:
+            node = Node(folder, self.loop)
+        finally:
+            node_module.Acceptor = Acceptor  # type: ignore[misc]
+        self._is_in_thread = False
+        if self._is_quick:
+            node._average_flush_s = 0.0
+        self.node = node
+        self._listener = ProposerListener(
+            node, budget=Budget(100), greeting_timeout_s=GREETING_TIMEOUT_S, idle_timeout_s=IDLE_TIMEOUT_S
+        )
+        self._listener._log = SILENT
+        node.attach(self._listener)
+        node.attach_readers(Watcher(self))
+        node.failed.add_done_callback(self._node_failed)
+        self._listener._watch_again()
+        self.is_serving = True
+
+    def _node_failed(self, failed: Any) -> None:
+        error = failed.exception()
+        if not isinstance(error, StorageFailed | StorageFull | VirtualCrash):
+            raise error
+        self._require_trouble(error)
+        self.is_dead(self.life, error)
+
+    def _require_trouble(self, error: BaseException) -> None:
+        is_healthy = self.disk.fs.troubles == self._troubles and not self._had_lost_pages
+        if is_healthy and not isinstance(error, VirtualCrash):
+            raise Violation("HealthyDisk", f"{self.name} fails for its disk, which is healthy: {error}") from error
+
+    def is_dead(self, life: int, error: BaseException) -> None:
+        """The process has ended because of its disk."""
+        if life == self.life:
+            self.world.note(self.name, "fails", error)
+            self.world.counts.count("disk errors")
+            self.crash(power_cut=self.world.rng.random() < 0.5)
+
+    def crash(self, power_cut: bool = False) -> None:
+        """End the process at once."""
+        self.loop.end()
+        self.node = None
+        self._is_hung = False
+        self._transports.clear()
+        self.disk.on_persist = None
+        super().crash(power_cut)
+
+    def _dies_here(self) -> bool:
+        """Die at an effect: nothing that the process does afterwards has an effect; then it is gone."""
+        assert self.effects_left is not None
+        self.effects_left -= 1
+        if self.effects_left > 0:
+            return False
+        self.effects_left = None
+        self.disk.fs.stop()
+        self.world.clock.after(0.0, self._is_killed, self.life, self.dies_of_power_cut)
+        return True
+
+    def _is_killed(self, life: int, power_cut: bool) -> None:
+        if life == self.life:
+            self.crash(power_cut)
+
+    def _require_alive(self) -> None:
+        if self.disk.fs.is_down or (self.effects_left is not None and self._dies_here()):
+            raise VirtualCrash
+
+    # ------------------------------------------------------------------ what arrives
+
+    def received(self, connection: Connection, message: Any) -> None:
+        """A message has arrived."""
+        if self.node is None:
+            return
+        transport = self._transports.get(connection.number)
+        if transport is None and connection.number not in self._connections:
+            self._connections[connection.number] = connection
+            transport = self._transports[connection.number] = VirtualTransport(self, connection)
+            self.loop.call_soon(transport.accepted, self._listener.new_protocol)
+        self.world.note(self.name, "gets", message, connection.number)
+        if transport is not None:
+            transport.arrived(b"".join(bytes(buffer) for buffer in encode(message)))
+
+    def disconnected(self, connection: Connection) -> None:
+        """The other side has closed, or the connection broke."""
+        self._connections.pop(connection.number, None)
+        transport = self._transports.get(connection.number)
+        if transport is not None:
+            transport.ended(self.chance.random() < 0.5)
+
+    def closed(self, connection: Connection) -> None:
+        """The listener has closed a connection."""
+        self._transports.pop(connection.number, None)
+        if self._connections.pop(connection.number, None) is not None and not self.disk.fs.is_down:
+            self.world.network.close(connection, TO_PROXY)
+
+    def checkpoint(self) -> None:
+        """It is time to write down the lazy positions."""
+        if self.node is not None:
+            self.loop.call_soon(self.node.checkpoint)
+
+    def archive_reported(self, archived_lsn: Lsn, problem: str) -> None:
+        """Its archiver has news."""
+        if self.node is not None:
+            self.loop.call_soon(self.node.archive_reported, archived_lsn, problem)
+
+    def trim(self, request: TrimRequest) -> None:
+        """It is time to remove what is not needed any more."""
+        if self.node is not None:
+            self.loop.call_soon(self.node.trim, lambda: request)
+
+    def pulled(self, leader_id: LeaderId, begin_lsn: Lsn, payload: bytes) -> None:
+        """WAL has arrived that was asked of another safekeeper."""
+        if self.node is not None:
+            self.loop.call_soon(self.node.pulled, leader_id, begin_lsn, payload)
+
+    def pull_failed(self, pull: PullWal, problem: str) -> None:
+        """No source of a pull is left."""
+        if self.node is not None:
+            self.loop.call_soon(self.node.pull_failed, pull, problem)
+
+    def readers_changed(self) -> None:
+        """A standby has come, gone, or said something new."""
+        if self.node is not None:
+            self.loop.call_soon(self._readers_changed, self.node)
+
+    def _readers_changed(self, node: Node) -> None:
+        words = tuple(standby.words for standby in self.readers)
+        node.readers_changed(bool(words), words)
+
+    # ------------------------------------------------------------------ where the checkers look on
+
+    def handles(self, connection: int | None, message: ProposerMessage, now: float) -> None:
+        """The acceptor handles a message."""
+        self._remember_leader()
+        self._handled, self._refuses = (connection or 0, message, now), False
+        if connection not in self._listener._connections:
+            with self._watched():
+                raise Violation(
+                    "NothingAfterClose", f"{self.name} handles {message} of a connection that it has closed"
+                )
+
+    def event_ended(self) -> None:
+        """The node has handled an event."""
+        if self.node is None or self.acceptor is None or self.disk.fs.is_down:
+            return
+        self._remember_leader()
+        self.puller.wake()
+        with self._watched():
+            truth = self.world.truths.of_folder(self)
+            truth.readers.on_handled(self)
+            truth.truncate.on_handled(self)
+            if self.world.archive is not None:
+                truth.archive.on_handled(self)
+        if self.readers:
+            readable_lsn = self.acceptor.readable_lsn
+            for standby in self.readers:
+                if standby.received_lsn != readable_lsn:
+                    self.world.counts.count("readers sent WAL")
+                    standby.wake()
+
+    def is_allowed_to_say(self, message: AcceptorMessage) -> bool:
+        """Check a message that leaves the process; return False if the process is dead."""
+        if self.disk.fs.is_down or (self.effects_left is not None and self._dies_here()):
+            return False
+        self._count_said(message)
+        self._refuses = self._refuses or isinstance(message, Refusal)
+        with self._watched():
+            truth = self.world.truths.of_folder(self)
+            handled = self._handled[1] if self._handled is not None else None
+            if isinstance(handled, TailPreVoteRequest) and isinstance(message, PreVoteResponse) and message.granted:
+                live = self._live_leader()
+                truth.on_tail_granted(self, handled.proposer_id, live not in ("", handled.proposer_id))
+            truth.on_acceptor_says(self, message)
+        return True
+
+    def send(self, connection: Connection, message: AcceptorMessage) -> None:
+        """A message has left the socket."""
+        if not self.disk.fs.is_down:
+            self.world.note(self.name, "says", message, connection.number)
+            self.world.network.send(connection, TO_PROXY, message)
+
+    def observe(self, storage: WalStorage) -> None:
+        """Look on at the writes of a storage."""
+        append, forget_below, flush_now = storage.append, storage.forget_below, storage.flush_now
+
+        def observed_append(begin_lsn: Lsn, data: bytes | memoryview) -> None:
+            self._require_alive()
+            payload = bytes(data)
+            self.world.note(self.name, "writes", begin_lsn, payload)
+            self.disk.writing(payload, partial(append, begin_lsn, payload))
+            with self._watched():
+                self.world.truths.of_folder(self).on_write(self, begin_lsn, payload)
+
+        def observed_forget_below(lsn: Lsn) -> Removal | None:
+            self._require_alive()
+            removal = forget_below(lsn)
+            self.world.counts.count("old WAL removed", int(self.disk.begin_lsn < lsn))
+            self.disk.trimmed(lsn)
+            return removal
+
+        def observed_flush_now() -> Lsn:
+            flush_lsn = flush_now()
+            if not self._is_in_thread:
+                self._flush_took(self._flush_s() * self.chance.random())
+            return flush_lsn
+
+        storage.flush_now = observed_flush_now  # type: ignore[method-assign]
+        storage.append = observed_append  # type: ignore[method-assign]
+        storage.forget_below = observed_forget_below  # type: ignore[method-assign]
+
+    def performing(self, effect: Effect, perform: Callable[[], Any]) -> Any:
+        """An effect is carried out on the data folder."""
+        self._require_alive()
+        self.world.note(self.name, "does", effect)
+        was_in_thread, self._is_in_thread = self._is_in_thread, True
+        try:
+            result = self._performing(effect, perform)
+        finally:
+            self._is_in_thread = was_in_thread
+        if self.dies_after and type(effect).__name__ == self.dies_after:
+            self.dies_after, self.effects_left = "", 1
+        self._require_alive()
+        return result
+
+    def _performing(self, effect: Effect, perform: Callable[[], Any]) -> Any:
+        world, disk = self.world, self.disk
+        if isinstance(effect, TruncateWal):
+            world.counts.count("truncations", int(effect.lsn < disk.write_lsn))
+            disk.truncating(effect.lsn, effect.tli, perform)
+        elif isinstance(effect, ResetWal):
+            world.counts.count("logs begun anew")
+            disk.resetting(effect.base_lsn, perform)
+        # Records are those of synthetic_wal.py.
+        elif isinstance(effect, FindRecords):
+            return disk.find_records(effect.lsn)
+        elif isinstance(effect, FindRecordEnd):
+            return disk.find_records(effect.lsn)[0]
+        elif isinstance(effect, FindTimedRecord):
+            return disk.find_timed_record(effect.begin_lsn, effect.end_lsn)
+        else:
+            world.counts.count("reads from peers", int(isinstance(effect, ReadWal)))
+            return perform()
+        with self._watched():
+            world.truths.on_cut(self)
+        return None
+
+    def _persisted(self, before: ControlState | None) -> None:
+        """Another control state is durable."""
+        control = self.disk.reported = self.disk.control
+        assert control is not None
+        with self._watched():
+            if before is not None and before.incarnation != control.incarnation:
+                self.world.checker.on_new_incarnation(self, before.incarnation)
+            if control.base_lsn is not None and before is not None and before.wal_begin_lsn:
+                self.world.counts.count("members that skipped WAL")
+            self.world.truths.on_persist(self, before)
+
+    # ------------------------------------------------------------------ time
+
+    def job_takes_s(self, token: Any) -> float:
+        """Return how long a thread takes for a job."""
+        if isinstance(token, Flush):
+            return self.chance.random() * self._flush_s()
+        if self.chance.random() < self.world.profile.slow_effect:
+            return self.chance.random() * self.flush_delay_s
+        return 0.0
+
+    def _flush_s(self) -> float:
+        is_slowed = self.flush_delay_s > self.world.profile.flush_delay_s
+        return QUICK_FLUSH_S if self._is_quick and not is_slowed else self.flush_delay_s
+
+    def _flush_took(self, took_s: float) -> None:
+        """A flush on the loop's thread has returned: meanwhile it did nothing else."""
+        self._flush_takes_s += took_s
+        if took_s > QUICK_FLUSH_S:
+            self.loop.suspend(took_s)
+
+    def monotonic(self) -> float:
+        """Return the time that has passed for the node."""
+        return self.world.clock.now + self._flush_takes_s
+
+    def _watched(self) -> "_Watched":
+        return _Watched(self.loop)
+
+
+class _Watched:
+    """Makes the run fail with what a checker raises, whatever the shell does with it."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is not None and self._loop.failure is None:
+            self._loop.failure = error
+
+
+def _monotonic() -> float:
+    return running_shell().monotonic()
+
+
+REPLACED_IN_SHELLS: tuple[tuple[Any, str, Any], ...] = (
+    *REPLACED_FILES,
+    (node_module, "Worker", VirtualWorker),
+    (node_module, "monotonic", _monotonic),
+    (node_module, "time", NodeTime()),
+    (node_module, "REPORT_WRITE_AFTER_S", 0.02),
+    *SILENT_LOGS,
+)
