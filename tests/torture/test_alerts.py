@@ -137,6 +137,8 @@ def _folder_of(archive: Archive) -> Path:
 
 def _fill_a_disk(cluster: Gated, alerts: Alerts) -> None:
     with cluster.on_slow_disk(1) as disk:
+        # One that starts on a full disk ends.
+        wait_for(lambda: cluster.member(1)["state"] == "streaming", "it has started", TIMEOUT_S)
         alerts.until_none()
         with disk.full():
             wait_for(
