@@ -64,7 +64,7 @@ fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: mak
 majors: .venv/.dev ## fetch PostgreSQL 13, 14 and 16 into build/postgres, for the torture
 	$(BIN)/python -m tests.torture.majors
 
-conformance: .venv/.dev ## PostgreSQL's regression and TAP suites with safekeepers between, from sources that apt fetches; an hour: make conformance MAJORS=15,18 SUITE=regress
+conformance: .venv/.dev ## PostgreSQL's regression and TAP suites with safekeepers between, from sources that apt fetches: make conformance MAJORS=15,18 SUITE=regress
 	$(BIN)/python -m tests.conformance $(if $(MAJORS),--majors $(MAJORS)) $(if $(SUITE),--suite $(SUITE))
 
 torture: .venv/.dev ## what takes minutes: kills, gigabytes. With MINUTES=10 SEED=7 a cluster is stressed so long instead

@@ -8,6 +8,7 @@ nothing may be there that was not written. The checkers look at the model's byte
 
 import copy
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -295,10 +296,14 @@ class StorageDisk(ModelDisk):
         super().truncate(lsn, tli)
 
     def reset(self, base_lsn: Lsn, tli: int) -> None:
-        self._resetting_to = base_lsn
         self._squeeze()
+        self.resetting(base_lsn, lambda: self._opened().reset(base_lsn, tli))
+
+    def resetting(self, base_lsn: Lsn, reset: Callable[[], None]) -> None:
+        """Let the storage begin an empty log: without room there is none afterwards."""
+        self._resetting_to = base_lsn
         try:
-            self._opened().reset(base_lsn, tli)
+            reset()
         except StorageFull:
             self._resetting_to = None
             self.drop()

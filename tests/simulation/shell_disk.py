@@ -184,19 +184,6 @@ class ShellDisk(StorageDisk):
             del self.wal[before:]
             raise
 
-    def resetting(self, base_lsn: Lsn, reset: Callable[[], None]) -> None:
-        """Let the storage begin an empty log: without room there is none afterwards."""
-        self._resetting_to = base_lsn
-        try:
-            reset()
-        except StorageFull:
-            self._resetting_to = None
-            self.drop()
-            raise
-        self._resetting_to = None
-        self.begin_lsn = self.durable_lsn = base_lsn
-        self.wal = bytearray()
-
     def truncating(self, lsn: Lsn, tli: int, truncate: Callable[[], None]) -> None:
         """Let the storage cut: while it does, any part above the cut may be there or not."""
         self.durable_lsn = min(self.durable_lsn, lsn)

@@ -243,7 +243,7 @@ class Agent:
             if heard_age_s is not None and heard_age_s < self.config.dead_after:
                 # Not up to an interval later than the loss of the leader can be known.
                 next_at = min(next_at, ended_at + self.config.dead_after - heard_age_s + _AFTER_LOSS_S)
-            await _wait_for(self._exchange_now, next_at - ended_at)
+            await _until_set(self._exchange_now, next_at - ended_at)
 
     async def _look_loop(self) -> None:
         timeout_s = max(1.0, min(3.0, self.config.dead_after / 3))
@@ -260,7 +260,7 @@ class Agent:
                 # A server that has just become a primary accepts writes as soon as commits succeed.
                 await self._wait_for_commits(began_at + LOOK_SOON_INTERVAL_S)
                 continue
-            await _wait_for(self._look_now, max(0.01, began_at + LOOK_INTERVAL_S - time.monotonic()))
+            await _until_set(self._look_now, max(0.01, began_at + LOOK_INTERVAL_S - time.monotonic()))
 
     async def _wait_for_commits(self, until: float) -> None:
         """Wait until the proxy reports that commits succeed; ask it more often than the server is looked at."""
@@ -277,7 +277,7 @@ class Agent:
 
     async def _step_loop(self) -> None:
         while True:
-            await _wait_for(self._changed, _TICK_S)
+            await _until_set(self._changed, _TICK_S)
             self._changed.clear()
             now = time.monotonic()
             await self._keep_proxy(now)
@@ -756,8 +756,8 @@ def _lease_guard(config: AgentConfig) -> LeaseGuard | None:
     return LeaseGuard(lease, config.name, wait_s=config.lease_ttl + 2.0)
 
 
-async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
-    """Wait until an event is set, at most for so many seconds."""
+async def _until_set(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait until an event is set, or the timeout is over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, timeout_s)):
             await event.wait()

@@ -62,7 +62,7 @@ class Server:
     """One server, named by a connection string of one host. Every call is one short connection, and blocks.
 
     Args:
-        may_be_read_only: default_transaction_read_only does not hinder its promotion: who promotes it takes it away.
+        may_be_read_only: default_transaction_read_only does not hinder its promotion: the caller takes it away later.
     """
 
     def __init__(self, host: PrimaryHost, *, may_be_read_only: bool = False) -> None:

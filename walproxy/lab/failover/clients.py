@@ -9,8 +9,8 @@ connections by nothing else.
 
 libpq waits for two seconds, the least that it takes, at a host that swallows packets, and asks the other hosts before
 or after. Clients that all hung up at the same instant would go on in step, and find the new primary every two seconds
-only, at 6.1 s and 8.2 s. So their timeouts differ, as those of applications do. And they pause before they reconnect:
-without that, sixteen clients open hundreds of connections a second while no server accepts writes.
+only: nearly all gaps were 6.1 to 6.3 s. So their timeouts differ, as those of applications do. And they pause before
+they reconnect: without that, sixteen clients open hundreds of connections a second while no server accepts writes.
 """
 
 import asyncio
