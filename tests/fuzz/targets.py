@@ -1,4 +1,4 @@
-"""Every decoder of bytes that come from peers, as a function that takes any bytes.
+"""Every decoder of bytes that come from peers, as a function that takes any bytes; and schedules of the simulator.
 
 A target's function returns if the bytes were understood or were incomplete, and raises one of the errors that its
 decoder documents if they are not (S11). `attempt` turns those into a plain return; whatever else comes out is a
@@ -39,7 +39,7 @@ from safekeeper.pgwire.scram import SCRAM_SHA_256, ScramServer, make_verifier
 from safekeeper.pgwire.session import Session, State
 from safekeeper.pgwire.startup import admission
 from safekeeper.waldecode.records import Record, RecordDecoder
-from tests.fuzz import seeds
+from tests.fuzz import schedules, seeds
 from walproxy.failover.discarded import BODY_RMIDS, TailReader
 from walproxy.failover.discarded_report import commit_time
 from walproxy.pipeline.cdc import pgoutput
@@ -67,11 +67,13 @@ class Target:
         run: feeds it; raises what is in `allowed`, or there is a bug.
         allowed: the errors that the decoder documents.
         seeds: valid inputs.
+        is_slow: an input takes a tenth of a second, so only findings are added to the corpus.
     """
 
     run: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]
     allowed: tuple[type[WalproxyError], ...] = (RemoteProtocolError,)
+    is_slow: bool = False
 
 
 def attempt(name: str, data: bytes) -> bool:
@@ -273,6 +275,13 @@ def _listing(data: bytes) -> None:
         assert {archived.key, archived.receipt_key} <= keys
 
 
+# Of everything that happens.
+
+
+def _schedule(data: bytes) -> None:
+    schedules.play(data)
+
+
 TARGETS: dict[str, Target] = {
     "proposer_frames": Target(_proposer_frames, seeds.proposer_frames),
     "acceptor_frames": Target(_acceptor_frames, seeds.acceptor_frames),
@@ -291,4 +300,5 @@ TARGETS: dict[str, Target] = {
     "transaction_records": Target(_transaction_records, seeds.transaction_records),
     "manifest": Target(_manifest, seeds.manifests, (ArchiveRefused,)),
     "listing": Target(_listing, seeds.listings),
+    "schedule": Target(_schedule, schedules.seeds, (), is_slow=True),
 }

@@ -373,6 +373,7 @@ class Stage(World):
         self._chosen = self.primary(name)
         self.profile = replace(self.profile, record_every_s=0.1)
         for safekeeper in self.safekeepers.values():
+            safekeeper.dies_after = ""
             safekeeper.start()
         if not self.proxies:
             self.add_proxy()
@@ -392,6 +393,8 @@ class Stage(World):
         return self._chosen
 
     def _is_lost(self, record: Record) -> bool:
+        if record.start_lsn < self.checker.base_lsn:
+            return False  # It is older than the cluster.
         return record.primary.told_lsn >= record.end_lsn and record.wal not in self.checker.committed
 
     # ------------------------------------------------------------------ conditions
