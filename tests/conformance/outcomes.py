@@ -114,6 +114,15 @@ def regress_outcomes(output: str, tests: Iterable[str]) -> Iterator[Outcome]:
             yield Outcome(test, None if results[test] else "output differs")
 
 
+def first_failure(output: str) -> str | None:
+    """Return the description of the first subtest that failed in what a script has printed so far, None if none has."""
+    for line in output.splitlines():
+        match = _NOT_OK.match(line)
+        if match and "# TODO" not in line:
+            return match[1]
+    return None
+
+
 def tap_outcome(test: str, output: str, exit_code: int | None, log: str = "") -> Outcome:
     """Return what became of a script that printed `output`; exit code None: it was ended after its time limit.
 
@@ -125,10 +134,9 @@ def tap_outcome(test: str, output: str, exit_code: int | None, log: str = "") ->
     skipped = _SKIPPED_ALL.search(output)
     if exit_code == 0:
         return Outcome(test, skipped=(skipped[1] or "no reason") if skipped else None)
-    for line in output.splitlines():
-        match = _NOT_OK.match(line)
-        if match and "# TODO" not in line:
-            return Outcome(test, match[1])
+    failure = first_failure(output)
+    if failure is not None:
+        return Outcome(test, failure)
     if exit_code is None:
         return Outcome(test, "time limit")
     died = _DIED.findall(log) or _DIED.findall(output)

@@ -6,11 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.conformance.outcomes import Outcome, tap_outcome
+from tests.conformance.outcomes import Outcome, first_failure, tap_outcome
 from tests.conformance.sources import Built
 from walproxy.postgres.binaries import server_user
 from walproxy.postgres.local_server import as_reader_of_all, end_with_parent
@@ -24,6 +25,7 @@ SUITES: Final = {
 _HERE: Final = Path(__file__).parent
 _SCRIPT_TIMEOUTS: Final = 10  # the limit of a script, in time limits of a single wait
 _END_TIMEOUT_S: Final = 60.0
+_LOOK_S: Final = 1.0
 
 
 def run_tap(
@@ -102,16 +104,24 @@ def _run_script(built: Built, script: Path, work: Path, wait_timeout_s: int) -> 
             env=environment,
             start_new_session=True,
         )
-        exit_code: int | None = None
         try:
-            exit_code = process.wait(_SCRIPT_TIMEOUTS * wait_timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
+            exit_code = _until_decided(process, log, _SCRIPT_TIMEOUTS * wait_timeout_s)
         finally:
             _end(process, work)
     printed = log.read_text(errors="replace")
     logged = "".join(each.read_text(errors="replace") for each in work.glob("tmp_check/log/regress_log_*"))
     return tap_outcome(script.name, printed, exit_code, logged)
+
+
+def _until_decided(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> int | None:
+    """Wait for the end of a script or its first failure: more may take a whole wait each. Return the exit code."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_LOOK_S)
+        if first_failure(log.read_text(errors="replace")) is not None:
+            return None
+    return None
 
 
 def _end(process: subprocess.Popen[bytes], work: Path) -> None:
