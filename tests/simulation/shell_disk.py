@@ -47,6 +47,7 @@ class ShellDisk(StorageDisk):
         self.reported: ControlState | None = None
         self._segments: dict[Lsn, Content] = {}
         self._segments_of = -1  # The count of the disk's durable changes of names that they are of.
+        self._cut_lsn: Lsn | None = None  # of a cut that is under way, or failed: what is above it is claimed by nobody
         super().__init__(rng)
         self._watch()
 
@@ -65,6 +66,7 @@ class ShellDisk(StorageDisk):
         self.fs.make_directory(DIRECTORY.parent)
         self._control_content: object = None
         self.reported = None
+        self._cut_lsn = None
 
     def duplicate(self) -> ModelDisk:
         on_persist, self.on_persist = self.on_persist, None
@@ -107,7 +109,8 @@ class ShellDisk(StorageDisk):
             self.control = control
             if self.on_persist is not None and control != before:
                 self.on_persist(before)
-        self.durable_lsn = max(self.durable_lsn, self._durable_end(self.durable_lsn))
+        if self._cut_lsn is None:
+            self.durable_lsn = max(self.durable_lsn, self._durable_end(self.durable_lsn))
 
     def _durable_control(self) -> tuple[ControlState | None, bool]:
         """Return the control state that a power cut leaves at least, and whether it has changed."""
@@ -166,6 +169,7 @@ class ShellDisk(StorageDisk):
             return
         found = b"" if storage.is_empty else storage.read(storage.begin_lsn, storage.flush_lsn)
         self.accept(storage, found)
+        self._cut_lsn = None
         self.durable_lsn = self._durable_end(self.begin_lsn)
         if storage.flush_lsn > self.durable_lsn:
             raise Violation(
@@ -187,7 +191,9 @@ class ShellDisk(StorageDisk):
     def truncating(self, lsn: Lsn, tli: int, truncate: Callable[[], None]) -> None:
         """Let the storage cut: while it does, any part above the cut may be there or not."""
         self.durable_lsn = min(self.durable_lsn, lsn)
+        self._cut_lsn = lsn
         truncate()
+        self._cut_lsn = None
         ModelDisk.truncate(self, lsn, tli)
         self.durable_lsn = self._durable_end(segment_start(max(lsn - 1, self.begin_lsn), SEGMENT_SIZE))
 
