@@ -107,7 +107,7 @@ sub attach
 		'--http', "127.0.0.1:$self->{proxy_http}");
 	my $state = '';
 	wait_until(sub { ($state = status($self->{proxy_http})->{state} // '') eq 'streaming' })
-	  or die "walproxy does not stream from " . $self->{primary}->name . ": $state; logs are in $self->{folder}\n";
+	  or die "walproxy does not stream from " . $self->{primary}->name . ": $state; logs are in $self->{folder}";
 	return;
 }
 
@@ -193,6 +193,8 @@ wrap(
 		$text =~ s{(primary_conninfo\s*=\s*')([^'\n]*)(')}{$1 . conninfo_of_feed($node, $2) . $3}ge;
 		# Whichever standby a script names here, it is one that does not stream from the primary.
 		$text =~ s{(synchronous_standby_names\s*=\s*')[^'\n]+'}{$1walproxy'}g;
+		# The proxy needs a slot and a walsender besides those of the script.
+		$text =~ s{(max_replication_slots|max_wal_senders)(\s*=\s*)([1-9]\d*)}{$1 . $2 . ($3 + 1)}ge;
 		return $original->($node, $file, $text);
 	});
 

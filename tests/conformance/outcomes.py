@@ -18,6 +18,7 @@ EXPECTED_FAILURES: Final = Path(__file__).with_name("expected_failures.txt")
 _OLD_RESULT: Final = re.compile(r"^(?:test|    ) +(\S+) +\.\.\. (ok|FAILED|failed \(ignored\))")
 _NEW_RESULT: Final = re.compile(r"^(ok|not ok) \d+ +[-+] (\S+) +\d+ ms")
 _NOT_OK: Final = re.compile(r"^not ok \d+ - (.*)$")
+_BAILED_OUT: Final = re.compile(r"^Bail out! +(.*)$", re.MULTILINE)
 _DIED: Final = re.compile(r"^(.+) at \S+ line \d+\.?$", re.MULTILINE)
 _SKIPPED_ALL: Final = re.compile(r"^1\.\.0 # SKIP ?(.*)$", re.MULTILINE)
 
@@ -139,5 +140,7 @@ def tap_outcome(test: str, output: str, exit_code: int | None, log: str = "") ->
         return Outcome(test, failure)
     if exit_code is None:
         return Outcome(test, "time limit")
+    if bailed_out := _BAILED_OUT.search(output):
+        return Outcome(test, bailed_out[1])
     died = _DIED.findall(log) or _DIED.findall(output)
     return Outcome(test, died[-1].strip() if died else f"exit code {exit_code}")

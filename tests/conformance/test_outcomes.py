@@ -67,6 +67,7 @@ def test_a_script_that_dies_is_described_by_the_error_in_its_log() -> None:
     assert tap_outcome("t.pl", "ok 1 - a\nsyntax error at t.pl line 3.\n", 29).failure == "syntax error"
     assert tap_outcome("t.pl", "ok 1 - a\n", 29).failure == "exit code 29"
     assert tap_outcome("t.pl", "ok 1 - a\n", None, log).failure == "time limit"
+    assert tap_outcome("t.pl", "ok 1 - a\nBail out!  pg_ctl stop failed\n", 255, log).failure == "pg_ctl stop failed"
 
 
 def test_a_script_that_skips_everything_has_not_passed() -> None:
