@@ -287,6 +287,21 @@ for my $method (qw(command_ok command_fails command_like command_fails_like comm
 		});
 }
 
+# The header files of the source are of the server's version; those of an installed server may not be installed.
+{
+	no warnings 'redefine';
+	*PostgreSQL::Test::Utils::scan_server_header = sub {
+		my ($header, $pattern) = @_;
+		my $path = "$ENV{top_builddir}/src/include/$header";
+		for my $line (split /^/, slurp_file($path))
+		{
+			my @found = $line =~ /^$pattern/;
+			return @found if @found;
+		}
+		die "could not find $pattern in $path";
+	};
+}
+
 # Before the end of PostgreSQL::Test::Cluster, which stops its nodes.
 END
 {
