@@ -45,12 +45,10 @@ if TYPE_CHECKING:
     from tests.simulation.primary import VirtualPrimary
     from tests.simulation.world import World
 
-TICK_S = 0.1
 CONNECT_RETRY_S = 0.2
 REFUSED_RETRY_S = 1.5
 FROZEN_AGAIN_S = 0.1
 LATE_S_MAX = 3.0
-WINDOW_BYTES = 24 << 10
 READ_BYTES_MAX = 24 << 10
 
 
@@ -132,7 +130,8 @@ class SimProxy:
         self._listed = self.others
         self._link: PrimaryLink | None = None
         self._status: ReportStatus | None = None
-        self._window = Window(WINDOW_BYTES)
+        self._window_bytes = int(self.world.profile.bends.window_bytes)
+        self._window = Window(self._window_bytes)
         self._tail_begin_lsn = 0
         self._tail = bytearray()
         self._unlinked = bytearray()
@@ -140,7 +139,7 @@ class SimProxy:
         for safekeeper_id in self.world.safekeepers:
             self._later(0.0, self._connect, safekeeper_id)
         self._later(0.0, self._connect_primary)
-        self._later(self.world.rng.random() * TICK_S, self._tick)
+        self._later(self.world.rng.random() * self.world.profile.bends.tick_s, self._tick)
 
     @property
     def may_start(self) -> bool:
@@ -267,7 +266,8 @@ class SimProxy:
         self.world.note(self.name, "does", action)
         if isinstance(action, ReportStatus):
             self._status = action
-            self._send_status()
+            if not self.world.is_bent(self.world.profile.bends.status_withheld):
+                self._send_status()
             self._evict(proposer)
             self._schedule_pump()
         elif isinstance(action, Disconnect):
@@ -512,7 +512,7 @@ class SimProxy:
         tli_end = primary.tli_end(link.tli)
         assert tli_end is not None  # the COPY was opened on it
         size = min(tli_end - begin_lsn, READ_BYTES_MAX)
-        if self._uncommitted_bytes(proposer) >= WINDOW_BYTES:
+        if self._uncommitted_bytes(proposer) >= self._window_bytes:
             return
         if size > 0:
             size = self.world.rng.choice((size, self.world.rng.randint(1, size)))
@@ -555,7 +555,7 @@ class SimProxy:
         # Little is written here. A window that is small for a moment stands for the WAL of hours.
         probability = self.world.profile.evict_early
         is_small = probability > 0 and self.world.rng.random() < probability
-        self._window.capacity_bytes = 0 if is_small else WINDOW_BYTES
+        self._window.capacity_bytes = 0 if is_small else self._window_bytes
         if self._window.evict(leadership.truncate_lsn, leadership.commit_lsn):
             self.world.counts.count("window evictions")
             proposer.wal_evicted(self._window.begin_lsn)
@@ -621,4 +621,4 @@ class SimProxy:
         if self.proposer is not None:
             self._send_status()
             self._schedule_pump()
-            self._later(TICK_S / self.clock.rate, self._tick)
+            self._later(self.world.profile.bends.tick_s / self.clock.rate, self._tick)

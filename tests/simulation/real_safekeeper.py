@@ -502,6 +502,5 @@ REPLACED_IN_SHELLS: tuple[tuple[Any, str, Any], ...] = (
     (node_module, "Worker", VirtualWorker),
     (node_module, "monotonic", _monotonic),
     (node_module, "time", NodeTime()),
-    (node_module, "REPORT_WRITE_AFTER_S", 0.02),
     *SILENT_LOGS,
 )

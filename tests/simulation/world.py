@@ -22,6 +22,7 @@ from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
 from tests.simulation import quorums
 from tests.simulation.archive import ModelArchive, SimArchiver
+from tests.simulation.bends import Bends
 from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock, MachineClock
 from tests.simulation.counts import Counts
@@ -45,8 +46,6 @@ from tests.simulation.trace import figures, line
 from tests.simulation.truths import Truths
 from tests.simulation.violation import Violation
 from walproxy.proposer import archiving as archiving_module
-from walproxy.proposer import pulling as pulling_module
-from walproxy.proposer import replication as replication_module
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.phase import Phase
@@ -57,7 +56,6 @@ SHORT_HISTORY = 2
 LIVENESS_S = 40.0
 SETTLE_S = 3.0
 WORKLOAD_S = 0.2
-CHECKPOINT_S = 1.0
 TIMING = Timing(
     heartbeat_interval_s=0.25,
     heartbeat_timeout_s=1.0,
@@ -94,6 +92,7 @@ class World:
         tail_after_s: how long proxies see no primary before they win a tail term, None for no such terms.
         has_addresses: whether proxies know where safekeepers listen, so that members pull WAL from each other.
         rng: the source of chance for all that has none of its own.
+        bend_chance: that of choices which are bent.
         current: the primary that the operator believes to be the right one.
         standbys: the standbys that stream from safekeepers, whether or not they do at the moment.
         directs: those that stream from the primary.
@@ -131,13 +130,15 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.profile = profile
-        self.timing = TIMING
+        self.timing = profile.bends.timing(TIMING)
+        self.bend_chance = random.Random(f"{seed} bends")
         self.has_addresses = random.Random(f"{seed} addresses").random() < profile.pulls
         tails = random.Random(f"{seed} tails")
         self.tail_after_s = 0.5 * tails.random() if tails.random() < profile.tails else None
         self.clock = Clock()
         self.counts = Counts()
         self.network = Network(self.clock, self.rng, profile.delay_s)
+        self.network.answers_later_s = self.later_answer_s
         self.truths = Truths(self)
         self.is_healing = False
         # Primaries whose clients write while all is repaired.
@@ -250,6 +251,15 @@ class World:
             return self.rng.random() * safekeeper.flush_delay_s
         return 0.0
 
+    def is_bent(self, probability: float) -> bool:
+        """Return whether a choice is taken the other way this time."""
+        return probability > 0 and self.bend_chance.random() < probability
+
+    def later_answer_s(self) -> float:
+        """Return how much later than usual an answer of a safekeeper leaves."""
+        bends = self.profile.bends
+        return bends.late_s * self.bend_chance.random() if self.is_bent(bends.answer_late) else 0.0
+
     def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
         """It is restarted by its supervisor, sooner or later."""
         delay_s = self.rng.choice((0.05, 0.3, 1.0)) * (0.5 + self.rng.random())
@@ -302,7 +312,7 @@ class World:
             SimulationFailed: an invariant does not hold, or the code fails in any other way.
         """
         try:
-            with _small_frames(self.history_entries_max):
+            with _small_frames(self.history_entries_max, self.profile.bends):
                 self.clock.run(until_s, events)
         except Exception as error:
             self.failover.abandon()
@@ -315,14 +325,14 @@ class World:
                 self.clock.after(0.0, safekeeper.start)  # Within `run`, which puts other things in their places.
             else:
                 safekeeper.start()
-            self.clock.after(CHECKPOINT_S * self.rng.random(), self._checkpoint, safekeeper)
+            self.clock.after(self.profile.bends.checkpoint_s * self.rng.random(), self._checkpoint, safekeeper)
         self.retention.start()
         for standby in (*self.standbys, *self.directs):
             standby.start()
 
     def _checkpoint(self, safekeeper: SimSafekeeper) -> None:
         safekeeper.checkpoint()
-        self.clock.after(CHECKPOINT_S, self._checkpoint, safekeeper)
+        self.clock.after(self.profile.bends.checkpoint_s, self._checkpoint, safekeeper)
 
     def start_workload(self, primary: VirtualPrimary) -> None:
         """Let a primary write records, of all sizes, and flush them as it likes."""
@@ -624,17 +634,12 @@ def _quiet(profile: Profile) -> Profile:
 
 
 @contextmanager
-def _small_frames(history_entries_max: int) -> Iterator[None]:
+def _small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
     """Make all things small: frames, so that a few KiB of WAL are many messages; segments; waits for an archiver."""
     small: tuple[tuple[Any, str, Any], ...] = (
         *REPLACED,
         *REPLACED_IN_SHELLS,
-        (replication_module, "APPEND_BYTES_MAX", 2000),
-        (replication_module, "IN_FLIGHT_BYTES_MAX", 12000),
-        (replication_module, "READ_BYTES", 3000),
-        (pulling_module, "PULL_BYTES_MIN", 4000),
-        (replication_module, "PULL_STALL_S", 3.0),
-        (replication_module, "PULL_AGAIN_S", 1.0),
+        *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
