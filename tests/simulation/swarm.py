@@ -31,9 +31,9 @@ _TIMES_S: dict[str, tuple[float, ...]] = {
 }
 _BENDS: dict[str, tuple[float, ...]] = {
     "append_bytes": (150.0, 600.0, 8000.0, 24000.0),
-    "in_flight_bytes": (1000.0, 4000.0, 48000.0),
+    "in_flight_bytes": (4000.0, 48000.0),
     "fetch_bytes": (1000.0, 16000.0),
-    "read_bytes": (500.0, 2000.0),
+    "read_bytes": (2000.0, 8000.0),
     "read_ahead_s": (0.3, 1.0),
     "catchup_bytes_per_s": (200_000.0, 16e6),
     "pull_bytes": (500.0, 16000.0),
