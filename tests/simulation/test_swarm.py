@@ -10,7 +10,7 @@ from tests.simulation.bends import BEND_NAMES, Bends
 from tests.simulation.profiles import SWARM
 from tests.simulation.runner import Task, plan
 from tests.simulation.schedule import parse
-from tests.simulation.swarm import ALTERNATIVES, drawn
+from tests.simulation.swarm import drawn
 from walproxy.proposer import replication
 
 SEEDS = range(400)
@@ -21,12 +21,11 @@ def test_a_seed_always_draws_the_same_profile_and_each_another_one() -> None:
     assert len({drawn(seed).describe() for seed in SEEDS}) == len(SEEDS)
 
 
-def test_every_kind_of_fault_is_drawn_by_some_seeds_and_left_out_by_most() -> None:
+def test_every_kind_of_fault_is_drawn_by_some_seeds_and_left_out_by_others() -> None:
     profiles = [drawn(seed) for seed in SEEDS]
     for kind in SWARM.weights:
         drawn_by = sum(kind in profile.weights for profile in profiles)
-        assert len(SEEDS) // 20 < drawn_by < len(SEEDS) // 2, kind
-    assert all(sum(kind in profile.weights for kind in ALTERNATIVES) <= 1 for profile in profiles)
+        assert len(SEEDS) // 4 < drawn_by < len(SEEDS) // 2, kind
 
 
 def test_every_choice_is_bent_by_some_seeds_and_none_by_some() -> None:
