@@ -20,6 +20,8 @@ from safekeeper.acceptor.effects import (
     FindTimedRecord,
     ReadWal,
     ResetWal,
+    RestoreWal,
+    SetWalAside,
     TruncateWal,
 )
 from safekeeper.acceptor.trimming import TrimRequest
@@ -139,6 +141,7 @@ class RealSafekeeper(SimSafekeeper):
         self._flush_takes_s = 0.0  # On the loop's thread, in this life so far.
         self._is_quick = False
         self._is_in_thread = False
+        self._storage: WalStorage | None = None
         # Whether its disk had failed before this life, so that the cache may show what is lost; and its troubles.
         self._had_lost_pages, self._troubles = False, 0
         super().__init__(world, safekeeper_id, disk)
@@ -377,6 +380,7 @@ class RealSafekeeper(SimSafekeeper):
 
     def observe(self, storage: WalStorage) -> None:
         """Look on at the writes of a storage."""
+        self._storage = storage
         append, forget_below, flush_now = storage.append, storage.forget_below, storage.flush_now
 
         def observed_append(begin_lsn: Lsn, data: bytes | memoryview) -> None:
@@ -426,6 +430,18 @@ class RealSafekeeper(SimSafekeeper):
         elif isinstance(effect, ResetWal):
             world.counts.count("logs begun anew")
             disk.resetting(effect.base_lsn, perform)
+        elif isinstance(effect, SetWalAside):
+            perform()
+            disk.set_aside(effect.label)
+            for standby in list(self.readers):
+                standby.log_is_gone()
+        elif isinstance(effect, RestoreWal):
+            self._storage = None
+            restored_lsn = perform()
+            disk.restored(effect.label, self._storage)
+            with self._watched():
+                world.truths.on_cut(self)
+            return restored_lsn
         # Records are those of synthetic_wal.py.
         elif isinstance(effect, FindRecords):
             return disk.find_records(effect.lsn)

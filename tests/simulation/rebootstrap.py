@@ -31,6 +31,7 @@ from tests.simulation import quorums
 from tests.simulation.disk import StorageDisk
 from tests.simulation.network import TO_SAFEKEEPER, Connection
 from tests.simulation.primary import SERVER_VERSION, SYSTEM_ID
+from tests.simulation.shell_disk import ShellDisk
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.violation import Violation
 from walproxy.proxy.rebootstrap import next_generation
@@ -274,7 +275,8 @@ class Operator:
     def may_begin(self) -> bool:
         """Whether this run has what a rebootstrap is modelled for: one archive or one disk has one cluster."""
         world = self.world
-        is_modelled = world.archive is None and not isinstance(world.safekeepers[1].disk, StorageDisk)
+        disk = world.safekeepers[1].disk
+        is_modelled = world.archive is None and (isinstance(disk, ShellDisk) or not isinstance(disk, StorageDisk))
         has_begun = any(truth.won for truth in world.truths.all())
         return is_modelled and has_begun and (self.last is None or self.last.is_over)
 
