@@ -36,6 +36,8 @@ class Profile:
         late_words: probability that what a proxy had sent to a safekeeper when it ended arrives seconds later.
         torn_by_page: probability that a power cut tears writes at borders of 4-KiB pages instead of 512-byte sectors.
         minority: probability that commits must go through again while a minority is still out of reach.
+        upgrades: probability that an older release has run before: half of the real safekeepers have folders that it
+            has begun, and the first proxy is of the release before until it has won a term.
         bends: which way the product's choices are taken.
     """
 
@@ -63,6 +65,7 @@ class Profile:
     late_words: float = 0.3
     torn_by_page: float = 0.5
     minority: float = 0.2
+    upgrades: float = 0.0
     bends: Bends = field(default_factory=Bends)
 
     def describe(self) -> str:
@@ -127,6 +130,9 @@ SWARM = Profile(
                 "fail_over",
                 "freeze_primary",
                 "stop_command",
+                "shorten_list",
+                "start_other_release",
+                "copy_folder",
             ),
             1,
         )

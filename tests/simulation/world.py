@@ -18,6 +18,7 @@ from safekeeper.consensus import term_history as term_history_module
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.folder_state import FolderState, is_older
 from safekeeper.consensus.membership import Identity, Membership
+from safekeeper.consensus.messages import PROTOCOL_VERSION
 from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
 from tests.simulation import quorums
@@ -94,6 +95,7 @@ class World:
         has_addresses: whether proxies know where safekeepers listen, so that members pull WAL from each other.
         rng: the source of chance for all that has none of its own.
         bend_chance: that of choices which are bent.
+        is_upgraded: whether an older release has run before this one.
         current: the primary that the operator believes to be the right one.
         standbys: the standbys that stream from safekeepers, whether or not they do at the moment.
         directs: those that stream from the primary.
@@ -133,6 +135,7 @@ class World:
         self.profile = profile
         self.timing = profile.bends.timing(TIMING)
         self.bend_chance = random.Random(f"{seed} bends")
+        self.is_upgraded = self.is_bent(profile.upgrades)
         self.has_addresses = random.Random(f"{seed} addresses").random() < profile.pulls
         tails = random.Random(f"{seed} tails")
         self.tail_after_s = 0.5 * tails.random() if tails.random() < profile.tails else None
@@ -178,6 +181,8 @@ class World:
     def add_proxy(self, primary: VirtualPrimary | None = None, takeover: bool = False) -> SimProxy:
         """Start another proxy."""
         proxy = SimProxy(self, f"P{len(self.proxies) + 1}", primary or self.current, takeover)
+        if self.is_upgraded and not self.proxies:
+            proxy.version = PROTOCOL_VERSION - 1
         self.proxies.append(proxy)
         proxy.start()
         return proxy
@@ -370,10 +375,11 @@ class World:
         self.is_healing = True
         proxies_stay = self.profile.proxies_stay > 0 and self.rng.random() < self.profile.proxies_stay
         for index, proxy in enumerate(self.proxies):
-            if proxies_stay and index < 2:
+            if proxies_stay and index < 2 and proxy.listed is None and proxy.version == PROTOCOL_VERSION:
                 proxy.cut_off_primary()
             else:
                 proxy.stop()
+            proxy.correct()
         self.proxies, proxies = [], self.proxies[:2]
         self.clock.after(0.0, self.network.unblock_all)
         for safekeeper in self.safekeepers.values():
