@@ -70,12 +70,15 @@ class Task:
     @property
     def is_of_swarm(self) -> bool:
         """Whether the seed has drawn its profile."""
-        return (self.bug is None or self.profile is not None) and PROFILES[self.profile_name] is SWARM
+        of_bug = BUGS[self.bug].base if self.bug and not self.profile else ""
+        return PROFILES[of_bug or self.profile_name] is SWARM
 
     def faults(self) -> Profile:
         """The profile itself, as the seed runs it."""
-        is_of_bug = self.bug is not None and self.profile is None
-        profile = BUGS[self.bug].profile if is_of_bug else swarm.profile_of(self.profile_name, self.seed)
+        if self.is_of_swarm:
+            profile = swarm.drawn(self.seed)
+        else:
+            profile = BUGS[self.bug].profile if self.bug and not self.profile else PROFILES[self.profile_name]
         return profile if self.fault_seconds is None else replace(profile, faults_s=self.fault_seconds)
 
     def as_test(self) -> str:

@@ -10,7 +10,7 @@ import random
 from dataclasses import fields, replace
 
 from tests.simulation.bends import Bends
-from tests.simulation.profiles import PROFILES, SWARM, Profile
+from tests.simulation.profiles import SWARM, Profile
 from tests.simulation.schedule import Schedule
 
 WEIGHTS = (1, 2, 4, 8, 16, 32, 64)
@@ -88,9 +88,3 @@ def shaped(schedule: Schedule) -> Schedule:
         real_shells=real_shells,
         uses_wire=rng.random() < 0.2,
     )
-
-
-def profile_of(name: str, seed: int) -> Profile:
-    """Return the profile of this name, as a seed runs it."""
-    profile = PROFILES[name]
-    return drawn(seed) if profile is SWARM else profile
