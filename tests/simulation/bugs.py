@@ -79,7 +79,10 @@ class Bug:
     @property
     def profile(self) -> Profile:
         """The faults that bring it to light."""
-        base = PROFILES[self.base]
+        return self.bent(PROFILES[self.base])
+
+    def bent(self, base: Profile) -> Profile:
+        """Return its profile, or what a seed has drawn, with its own weights and rates."""
         return replace(base, weights={**base.weights, **self.weights}, **{"pulls": 0.0, **self.rates})
 
     @property
@@ -504,7 +507,7 @@ BUGS: dict[str, Bug] = {
         "the members are those of the membership, whichever of them a proxy lists",
         "swarm",
         _everywhere("clusters_of", dropped.clusters_of_the_list),
-        rates={},
+        {"shorten_list": 64},
     ),
     "copied_folder_starts": _in_shell(
         "S8",

@@ -75,10 +75,10 @@ class Task:
 
     def faults(self) -> Profile:
         """The profile itself, as the seed runs it."""
-        if self.is_of_swarm:
-            profile = swarm.drawn(self.seed)
-        else:
-            profile = BUGS[self.bug].profile if self.bug and not self.profile else PROFILES[self.profile_name]
+        bug = BUGS[self.bug] if self.bug and not self.profile else None
+        base = PROFILES[bug.base if bug else self.profile_name]
+        profile = swarm.drawn(self.seed) if base is SWARM else base
+        profile = bug.bent(profile) if bug else profile
         return profile if self.fault_seconds is None else replace(profile, faults_s=self.fault_seconds)
 
     def as_test(self) -> str:

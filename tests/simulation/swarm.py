@@ -1,9 +1,9 @@
-"""The profile `swarm`: each seed draws its own, so that conjunctions come about that nobody has thought of.
+"""The profile `swarm`: each seed draws its own, which reaches conjunctions that no hand-written profile has.
 
 Most profiles have all kinds of faults, and a fault of one kind hides what many of another would show: a log that is
 often cut never grows long. A seed of `swarm` leaves most kinds out, gives the others weights from 1 to 64, and draws
 the shape of the cluster, all times and sizes, which parts take part, and which way choices of the product are taken
-(bends.py). Whoever reads a failure sees what was drawn; the schedule that a failure is made into names all of it.
+(bends.py). A failing seed prints what it has drawn; the schedule that it is written down as names all of it.
 """
 
 import random
