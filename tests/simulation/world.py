@@ -414,11 +414,25 @@ class World:
         self._with_clients = [self.current]
         self.start_workload(self.current)
         self.proxies = proxies
+        if self.lacks_proof(without):
+            for proxy in self.proxies:
+                proxy.stop()
+                proxy.allow_unverified_primary = True
         for proxy in self.proxies:
             proxy.primary_is_cut_off = False
             proxy.takeover = False
             self._point_for_good(proxy)
             proxy.start()
+
+    def lacks_proof(self, without: frozenset[int] = frozenset()) -> bool:
+        """Return whether WAL was given up, and with it the last record with a time that members had: S10 refuses all.
+
+        Then the operator must vouch for the primary, with --allow-unverified-primary.
+        """
+        newest = self.newest_log(without) if self.counts["committed WAL given up"] else None
+        if newest is None or newest.begin_lsn <= FIRST_LSN:
+            return False
+        return not last_timed_record(newest.wal, newest.begin_lsn, newest.end_lsn)[0]
 
     def _put_members_back(self, safekeeper: SimSafekeeper) -> None:
         """Exchange a safekeeper's folder if the one that is put away is a member's, and the other one is not.
