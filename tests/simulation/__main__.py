@@ -19,7 +19,7 @@ from tests.simulation.bugs import BUGS
 from tests.simulation.counts import RUNS_THAT_REACH_ALL, Counts, never_reached, table
 from tests.simulation.hunt import hunt_all
 from tests.simulation.never import EXPLAINED
-from tests.simulation.profiles import PROFILES
+from tests.simulation.profiles import PROFILES, SWARM
 from tests.simulation.runner import Failure, Outcome, Task, attempt_all
 from tests.simulation.schedule import ScheduleUnreadable, read
 from tests.simulation.shrink import Failing, Shrunk, replay, shrink
@@ -106,8 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
         f"profile {options.profile or 'each in turn'}, bug {options.bug or 'none'}",
         flush=True,
     )
-    for name, profile in {task.profile_name: task.faults() for task in tasks}.items():
-        print(f"{name}: {profile.describe()}")
+    for name, task in {task.profile_name: task for task in tasks}.items():
+        drawn = f"{len(SWARM.weights)} kinds of faults, of which each seed draws some, with the rest of its profile"
+        print(f"{name}: {drawn if task.is_of_swarm else task.faults().describe()}")
     began_at = time.monotonic()
     held, failure = Held(), None
     points = sometimes.watched_points() if options.sometimes else None
@@ -173,6 +174,8 @@ def _with_progress(outcomes: Iterator[Outcome | Failure], total: int) -> Iterato
 def _print_failure(failure: Failure) -> None:
     task = failure.task
     print(f"\nseed {task.seed}, profile {task.profile_name}: {failure.invariant} does not hold\n")
+    if task.is_of_swarm:
+        print(f"drawn: {task.faults().describe()}\n")
     print("\n".join(failure.trace))
     print(f"\n{failure.text}\n\nTo run only this again, paste it into a test:\n\n{task.as_test()}")
 

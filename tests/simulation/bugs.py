@@ -19,6 +19,7 @@ from safekeeper.node.proposer_listener import Connection as ProposerConnection
 from safekeeper.storage import filesystem as filesystem_module
 from safekeeper.storage import recovery as recovery_module
 from safekeeper.storage.control_file import ControlFile
+from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_work import Flush
 from tests.simulation import dropped_rules as dropped
 from tests.simulation import dropped_seals, quorums, rebootstrap
@@ -78,7 +79,10 @@ class Bug:
     @property
     def profile(self) -> Profile:
         """The faults that bring it to light."""
-        base = PROFILES[self.base]
+        return self.bent(PROFILES[self.base])
+
+    def bent(self, base: Profile) -> Profile:
+        """Return its profile, or what a seed has drawn, with its own weights and rates."""
         return replace(base, weights={**base.weights, **self.weights}, **{"pulls": 0.0, **self.rates})
 
     @property
@@ -497,6 +501,19 @@ BUGS: dict[str, Bug] = {
         "balanced",
         _acceptor(dropped.ComesBackWithoutItsLog),
         scenario="an_undo_finds_no_log",
+    ),
+    "quorum_of_the_list": Bug(
+        "S8",
+        "the members are those of the membership, whichever of them a proxy lists",
+        "swarm",
+        _everywhere("clusters_of", dropped.clusters_of_the_list),
+        {"shorten_list": 64},
+    ),
+    "copied_folder_starts": _in_shell(
+        "S8",
+        "a safekeeper starts on no data folder of another one",
+        "swarm",
+        ((DataFolder, "_load", shells.load_any_folder),),
     ),
     "new_members_at_once": Bug(
         "S8a",

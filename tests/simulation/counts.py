@@ -46,6 +46,9 @@ FAULT_KINDS = (
     "fail_over",
     "freeze_primary",
     "stop_command",
+    "shorten_list",
+    "start_other_release",
+    "copy_folder",
 )
 REACHED = (
     "terms won",
@@ -116,6 +119,11 @@ REACHED = (
     "shortages of descriptors",
     "peers that did not read",
     "connections that paused writing",
+    "members dialled that are not listed",
+    "proxies of other releases refused",
+    "terms won by the release before",
+    "copied folders noticed",
+    "folders begun by older releases",
     "runs of real safekeepers",
 )
 # So many runs, under all profiles in turn, reach everything.

@@ -497,6 +497,17 @@ def voters_of_any_cluster(peers: Peers, cluster: Cluster) -> dict[int, Identity]
     return {identity[0]: identity for identity in identities if cluster.membership.is_voter(*identity)}
 
 
+def clusters_of_the_list(peers: Peers) -> list[Cluster]:
+    """Count those members only that the proxy lists."""
+    greetings = [each for each in greetings_of(peers).values() if each.membership is not None]
+    return [Cluster(each.cluster_id, _listed(each.membership, peers)) for each in greetings]
+
+
+def _listed(membership: Membership, peers: Peers) -> Membership:
+    members = tuple(member for member in membership.members if member.id in peers)
+    return msgspec.structs.replace(membership, members=members or membership.members)
+
+
 def not_by_itself(*_: Any) -> None:
     return None
 

@@ -9,9 +9,11 @@ import msgspec
 
 from safekeeper.acceptor.effects import Effect, Persist
 from safekeeper.base.errors import StorageFailed
+from safekeeper.consensus.control_state import ControlState
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import Connection
 from safekeeper.storage.control_file import ControlFile
+from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_work import Flush
 from safekeeper.storage.filesystem import FileSystem
 from safekeeper.storage.recovery import NamedSegment
@@ -19,6 +21,7 @@ from safekeeper.storage.segment_file import SegmentFile, Slot
 
 _hand_to_disk = Node._hand_to_disk
 _store = ControlFile.store
+_load = DataFolder._load
 
 
 def count_twice(node: Node, flush: Flush) -> None:
@@ -69,6 +72,12 @@ def store_if_other(file: ControlFile, state: msgspec.Struct) -> None:
     """Do not store what can be read: at the start nothing is written."""
     if file.load(type(state)) != state:
         _store(file, state)
+
+
+def load_any_folder(folder: DataFolder, safekeeper_id: int, new_incarnation: str) -> None:
+    """Load a data folder under whichever id it has."""
+    control = folder._control_file.load(ControlState)
+    _load(folder, control.safekeeper_id if control is not None else safekeeper_id, new_incarnation)
 
 
 def open_in_place(fs: FileSystem, directory: Path, segment: NamedSegment, slot: Slot, segment_size: int) -> SegmentFile:

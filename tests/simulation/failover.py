@@ -393,7 +393,9 @@ class FailoverOperator:
     def loses_primaries(self) -> bool:
         """Return whether every primary is lost when the faults end: nothing but standbys and safekeepers is left."""
         is_drawn = self._chance.random() < self.world.profile.primaries_lost
-        return is_drawn and self.world.checker.acked_lsn > 0 and self._set_up_standbys()
+        # A rebootstrap in the repair may leave no log that a standby could be promoted with.
+        is_possible = self.world.operator.last is None and self.world.checker.acked_lsn > 0
+        return is_drawn and is_possible and self._set_up_standbys()
 
     def _set_up_standbys(self) -> bool:
         """Let those standbys be set up that are none yet, or must be rewound; return whether there are any."""

@@ -12,6 +12,7 @@ from safekeeper.consensus.membership import Identity, Member, QuorumSizes
 from tests.simulation import quorums
 from tests.simulation.disk import ModelDisk, StorageDisk
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
+from tests.simulation.operator_faults import OperatorFaults
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.schedule import Draws, Fault
 from tests.simulation.shell_disk import ShellDisk
@@ -28,7 +29,7 @@ STARTS_S = 0.5
 _LOOK_EVERY_S = 0.005
 
 
-class Faults:
+class Faults(OperatorFaults):
     """Draws and does faults until its time is over, or does those that were planned.
 
     Attributes:

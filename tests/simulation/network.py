@@ -9,6 +9,7 @@ same run may speak on another connection, or another run may lead.
 
 import random
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from safekeeper.peers.codec import ACCEPTOR_DIALECT, PROPOSER_DIALECT, FrameDecoder, encode
@@ -61,6 +62,7 @@ class Network:
     Attributes:
         delay_s: the longest delay of a message when nothing is wrong.
         uses_wire: whether every message is put into bytes and taken out again (safekeeper/peers/codec.py).
+        answers_later_s: returns by how much an answer of a safekeeper leaves later than usual.
         late_words: how many messages of connections that were let go came late.
         blocked: (proxy's name, safekeeper's id, direction) of the streams that stand still.
     """
@@ -70,6 +72,7 @@ class Network:
         self._rng = rng
         self.delay_s = delay_s
         self.uses_wire = False
+        self.answers_later_s: Callable[[], float] = float
         self.late_words = 0
         self._decoders = (FrameDecoder(PROPOSER_DIALECT), FrameDecoder(ACCEPTOR_DIALECT))
         self.blocked: set[tuple[str, int, int]] = set()
@@ -101,6 +104,8 @@ class Network:
             return
         now, last_at = self._clock.now, connection.last_at
         arrives_at = now + self._rng.random() * self.delay_s
+        if way == TO_PROXY:
+            arrives_at += self.answers_later_s()
         if arrives_at < last_at[way]:
             arrives_at = last_at[way]
         last_at[way] = arrives_at

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field, fields, replace
 
+from tests.simulation.bends import Bends
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -34,6 +36,9 @@ class Profile:
         late_words: probability that what a proxy had sent to a safekeeper when it ended arrives seconds later.
         torn_by_page: probability that a power cut tears writes at borders of 4-KiB pages instead of 512-byte sectors.
         minority: probability that commits must go through again while a minority is still out of reach.
+        upgrades: probability that an older release has run before: half of the real safekeepers have folders that it
+            has begun, and the first proxy is of the release before until it has won a term.
+        bends: which way the product's choices are taken.
     """
 
     faults_s: float = 2.0
@@ -60,13 +65,18 @@ class Profile:
     late_words: float = 0.3
     torn_by_page: float = 0.5
     minority: float = 0.2
+    upgrades: float = 0.0
+    bends: Bends = field(default_factory=Bends)
 
     def describe(self) -> str:
         """Return all probabilities and times in one line: what share of the faults each kind is, then the rest."""
         total = sum(self.weights.values())
         shares = ", ".join(f"{kind} {100 * weight / total:.0f}%" for kind, weight in self.weights.items())
-        rest = ", ".join(f"{f.name} {getattr(self, f.name):g}" for f in fields(self) if f.name != "weights")
-        return f"{shares}; {rest}"
+        numbers = {name: getattr(self, name) for name in RATE_NAMES} | self.bends.bent()
+        return f"{shares}; " + ", ".join(f"{name} {number:g}" for name, number in numbers.items())
+
+
+RATE_NAMES = tuple(f.name for f in fields(Profile) if f.name not in ("weights", "bends"))
 
 
 _BALANCED = {
@@ -100,6 +110,34 @@ def _with(**changes: int) -> dict[str, int]:
     return {**_BALANCED, **changes}
 
 
+# What a seed of `swarm` draws from (swarm.py).
+SWARM = Profile(
+    weights=_with(
+        **dict.fromkeys(
+            (
+                "stay_away",
+                "hang",
+                "change_members",
+                "change_sizes",
+                "exchange_folder",
+                "restore_folder",
+                "replace_lost",
+                "rebootstrap",
+                "strand",
+                "lose_successor",
+                "restore_recycled",
+                "lose_data",
+                "fail_over",
+                "freeze_primary",
+                "stop_command",
+                "shorten_list",
+                "start_other_release",
+                "copy_folder",
+            ),
+            1,
+        )
+    )
+)
 BALANCED = Profile(weights=_BALANCED, trims=0.4, archive=0.7, pulls=0.4)
 PROFILES: dict[str, Profile] = {
     "balanced": BALANCED,
@@ -260,4 +298,5 @@ PROFILES: dict[str, Profile] = {
         several_hosts=1.0,
         proxies_stay=0.7,
     ),
+    "swarm": SWARM,
 }

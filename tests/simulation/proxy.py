@@ -12,16 +12,28 @@ import msgspec
 from safekeeper.base.errors import ConfigurationError, PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.consensus.membership import Identity, Member, QuorumSizes
-from safekeeper.consensus.messages import AppendRequest, ArchiveAssignment, Elected, ProposerMessage, Reconfigure
+from safekeeper.consensus.messages import (
+    PROTOCOL_VERSION,
+    AppendRequest,
+    ArchiveAssignment,
+    Elected,
+    ProposerMessage,
+    Reconfigure,
+    Refusal,
+    RefusalCode,
+)
+from tests.simulation import other_release
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_timed_record, previous_link, slot_lsn
 from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
 from walproxy.proposer.actions import (
     Action,
+    Dial,
     Disconnect,
     EmptyWindow,
     Finish,
+    HangUp,
     IdentifyPrimary,
     Note,
     RefusePrimary,
@@ -40,17 +52,15 @@ from walproxy.proposer.roster import Peers
 from walproxy.proxy.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from tests.simulation.primary import VirtualPrimary
     from tests.simulation.world import World
 
-TICK_S = 0.1
 CONNECT_RETRY_S = 0.2
 REFUSED_RETRY_S = 1.5
 FROZEN_AGAIN_S = 0.1
 LATE_S_MAX = 3.0
-WINDOW_BYTES = 24 << 10
 READ_BYTES_MAX = 24 << 10
 
 
@@ -92,6 +102,8 @@ class SimProxy:
         allow_unverified_primary: of its starts from now on.
         proposer: the state machine of the present run, None while the process is down.
         told_commit_lsn: by safekeeper, the commit_lsn of the last word that was sent to it.
+        listed: the ids of the safekeepers in its configuration, None for all.
+        version: the protocol version that it speaks.
         refusal: why the last run ended by itself, None if it did not.
         clock: its machine's.
     """
@@ -104,6 +116,8 @@ class SimProxy:
         self.takeover = takeover
         self.allow_data_loss = False
         self.allow_unverified_primary = False
+        self.listed: frozenset[int] | None = None
+        self.version = PROTOCOL_VERSION
         self.life = 0
         self.proposer: Proposer | None = None
         self.refusal: WalproxyError | None = None
@@ -132,15 +146,16 @@ class SimProxy:
         self._listed = self.others
         self._link: PrimaryLink | None = None
         self._status: ReportStatus | None = None
-        self._window = Window(WINDOW_BYTES)
+        self._window_bytes = int(self.world.profile.bends.window_bytes)
+        self._window = Window(self._window_bytes)
         self._tail_begin_lsn = 0
         self._tail = bytearray()
         self._unlinked = bytearray()
         self._pump_is_due = False
-        for safekeeper_id in self.world.safekeepers:
+        for safekeeper_id in self.listed_ids:
             self._later(0.0, self._connect, safekeeper_id)
         self._later(0.0, self._connect_primary)
-        self._later(self.world.rng.random() * TICK_S, self._tick)
+        self._later(self.world.rng.random() * self.world.profile.bends.tick_s, self._tick)
 
     @property
     def may_start(self) -> bool:
@@ -151,8 +166,8 @@ class SimProxy:
         """Return what a run is started with."""
         return ProposerConfig(
             proposer_id=run,
-            safekeeper_ids=tuple(sorted(self.world.safekeepers)),
-            addresses={i: f"S{i}:1" for i in self.world.safekeepers} if self.world.has_addresses else {},
+            safekeeper_ids=self.listed_ids,
+            addresses={i: f"S{i}:1" for i in self.listed_ids} if self.world.has_addresses else {},
             takeover=self.takeover,
             allow_data_loss=self.allow_data_loss,
             allow_unverified_primary=self.allow_unverified_primary,
@@ -161,6 +176,15 @@ class SimProxy:
             tail_after_s=self.world.tail_after_s,
             timing=self.world.timing,
         )
+
+    @property
+    def listed_ids(self) -> tuple[int, ...]:
+        """The ids of the safekeepers in its configuration."""
+        return tuple(sorted(self.world.safekeepers if self.listed is None else self.listed))
+
+    def correct(self) -> None:
+        """Be of the present release, and list all safekeepers, from the next start on."""
+        self.listed, self.version = None, PROTOCOL_VERSION
 
     @property
     def hosts(self) -> "tuple[VirtualPrimary, ...]":
@@ -267,7 +291,8 @@ class SimProxy:
         self.world.note(self.name, "does", action)
         if isinstance(action, ReportStatus):
             self._status = action
-            self._send_status()
+            if not self.world.is_bent(self.world.profile.bends.status_withheld):
+                self._send_status()
             self._evict(proposer)
             self._schedule_pump()
         elif isinstance(action, Disconnect):
@@ -275,6 +300,13 @@ class SimProxy:
             if connection is not None:
                 self.world.network.close(connection, TO_SAFEKEEPER)
                 self._later(0.0, self._lost, action.safekeeper_id)
+        elif isinstance(action, Dial):
+            self.world.counts.count("members dialled that are not listed")
+            self._later(0.0, self._connect, action.safekeeper_id)
+        elif isinstance(action, HangUp):
+            connection = self._connections.pop(action.safekeeper_id, None)
+            if connection is not None:
+                self.world.network.close(connection, TO_SAFEKEEPER)
         elif isinstance(action, IdentifyPrimary):
             if self._link is not None:
                 self._link.commands += 1
@@ -336,7 +368,7 @@ class SimProxy:
     # ------------------------------------------------------------------ safekeepers
 
     def _connect(self, safekeeper_id: int) -> None:
-        if safekeeper_id in self._connections:
+        if safekeeper_id in self._connections or safekeeper_id not in self._known_peers():
             return
         connection = self.world.network.connect(self, self.world.safekeepers[safekeeper_id])
         if connection is None:
@@ -346,10 +378,25 @@ class SimProxy:
         assert self.proposer is not None
         self._step(self.proposer.connected(safekeeper_id, self.clock.now))
 
+    def _known_peers(self) -> "Collection[int]":
+        return self.proposer.peers if self.proposer is not None else ()
+
     def _send(self, safekeeper_id: int, message: ProposerMessage) -> None:
         connection = self._connections.get(safekeeper_id)
         if connection is None:
             return
+        if self.version != PROTOCOL_VERSION:
+            try:
+                translated = other_release.outgoing(message, self.version)
+            except other_release.TermWon:
+                self.world.counts.count("terms won by the release before")
+                self.stop()
+                self.correct()
+                self.world.proxy_finished(self)
+                return
+            if translated is None:
+                return
+            message = translated
         if isinstance(message, (AppendRequest, Elected)):
             self._truth.on_commit_said(self, message.leader_id, message.commit_lsn)
             self.told_commit_lsn[safekeeper_id] = message.commit_lsn
@@ -376,6 +423,10 @@ class SimProxy:
         safekeeper_id = connection.safekeeper.id
         if self.proposer is not None and self._connections.get(safekeeper_id) is connection:
             self.world.note(self.name, "gets", message, connection.number)
+            if self.version != PROTOCOL_VERSION:
+                message = other_release.incoming(message, self.version)
+                is_refused = isinstance(message, Refusal) and message.code is RefusalCode.VERSION
+                self.world.counts.count("proxies of other releases refused", int(is_refused))
             self._step(self.proposer.message(safekeeper_id, message, self.clock.now))
 
     def disconnected(self, connection: Connection) -> None:
@@ -434,6 +485,9 @@ class SimProxy:
             assert self.proposer is not None
             self._rota.connected()
             identity = msgspec.structs.replace(link.primary.identity(), host=self._rota.current.host.name)
+            if self.listed is not None:
+                # By then there is a cluster, and its slot: a list of empty safekeepers does not begin another one.
+                identity = msgspec.structs.replace(identity, slot="walproxy")
             self.world.note(self.name, "sees", identity)
             actions = self.proposer.primary_identified(identity, self.clock.now, *self._own_page_crcs())
             self._step(actions)
@@ -512,7 +566,7 @@ class SimProxy:
         tli_end = primary.tli_end(link.tli)
         assert tli_end is not None  # the COPY was opened on it
         size = min(tli_end - begin_lsn, READ_BYTES_MAX)
-        if self._uncommitted_bytes(proposer) >= WINDOW_BYTES:
+        if self._uncommitted_bytes(proposer) >= self._window_bytes:
             return
         if size > 0:
             size = self.world.rng.choice((size, self.world.rng.randint(1, size)))
@@ -555,7 +609,7 @@ class SimProxy:
         # Little is written here. A window that is small for a moment stands for the WAL of hours.
         probability = self.world.profile.evict_early
         is_small = probability > 0 and self.world.rng.random() < probability
-        self._window.capacity_bytes = 0 if is_small else WINDOW_BYTES
+        self._window.capacity_bytes = 0 if is_small else self._window_bytes
         if self._window.evict(leadership.truncate_lsn, leadership.commit_lsn):
             self.world.counts.count("window evictions")
             proposer.wal_evicted(self._window.begin_lsn)
@@ -621,4 +675,4 @@ class SimProxy:
         if self.proposer is not None:
             self._send_status()
             self._schedule_pump()
-            self._later(TICK_S / self.clock.rate, self._tick)
+            self._later(self.world.profile.bends.tick_s / self.clock.rate, self._tick)

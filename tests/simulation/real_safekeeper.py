@@ -20,12 +20,14 @@ from safekeeper.acceptor.effects import (
     FindTimedRecord,
     ReadWal,
     ResetWal,
+    RestoreWal,
+    SetWalAside,
     TruncateWal,
 )
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import DiskLost, StorageFailed, StorageFull
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.control_state import ControlState, LeaderId
+from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState, LeaderId
 from safekeeper.consensus.messages import (
     AcceptorMessage,
     AppendRequest,
@@ -46,6 +48,7 @@ from safekeeper.storage.disk_work import Flush, Removal
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
+from tests.simulation.other_release import OlderControlState, begin_older_folder
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.shell_disk import DIRECTORY, ShellDisk
 from tests.simulation.shell_seams import (
@@ -69,6 +72,8 @@ GREETING_TIMEOUT_S = 1.0
 IDLE_TIMEOUT_S = 5.0
 # Half of the processes flush on the loop's thread from the start on, until the disk is slow.
 QUICK, QUICK_FLUSH_S = 0.5, 0.002
+# In a run that begins with an upgrade so many have folders of an older release.
+OLDER_FOLDERS = 0.5
 
 
 class ObservedFolder(DataFolder):
@@ -139,6 +144,7 @@ class RealSafekeeper(SimSafekeeper):
         self._flush_takes_s = 0.0  # On the loop's thread, in this life so far.
         self._is_quick = False
         self._is_in_thread = False
+        self._storage: WalStorage | None = None
         # Whether its disk had failed before this life, so that the cache may show what is lost; and its troubles.
         self._had_lost_pages, self._troubles = False, 0
         super().__init__(world, safekeeper_id, disk)
@@ -184,6 +190,8 @@ class RealSafekeeper(SimSafekeeper):
 
     def _boot(self) -> None:
         disk = self.disk
+        if self.life == 1 and self.world.is_upgraded and self.chance.random() < OLDER_FOLDERS:
+            self._begin_older_folder()
         disk.on_persist = self._persisted
         if disk.control is not disk.reported and disk.control is not None:
             # A power cut has kept a state whose store had not returned.
@@ -213,6 +221,15 @@ class RealSafekeeper(SimSafekeeper):
         node.failed.add_done_callback(self._node_failed)
         self._listener._watch_again()
         self.is_serving = True
+
+    def _begin_older_folder(self) -> None:
+        """Let an older release have been started on the folder."""
+        version = self.chance.randint(FORMAT_VERSION_MIN, FORMAT_VERSION - 1)
+        state = OlderControlState(self.id, self.world.incarnation_of(self), version)
+        begin_older_folder(self.disk.fs, DIRECTORY, state)
+        self.disk.reported = self.disk.control
+        self.folders += 1
+        self.world.counts.count("folders begun by older releases")
 
     def _node_failed(self, failed: Any) -> None:
         error = failed.exception()
@@ -377,6 +394,7 @@ class RealSafekeeper(SimSafekeeper):
 
     def observe(self, storage: WalStorage) -> None:
         """Look on at the writes of a storage."""
+        self._storage = storage
         append, forget_below, flush_now = storage.append, storage.forget_below, storage.flush_now
 
         def observed_append(begin_lsn: Lsn, data: bytes | memoryview) -> None:
@@ -426,6 +444,18 @@ class RealSafekeeper(SimSafekeeper):
         elif isinstance(effect, ResetWal):
             world.counts.count("logs begun anew")
             disk.resetting(effect.base_lsn, perform)
+        elif isinstance(effect, SetWalAside):
+            perform()
+            disk.set_aside(effect.label)
+            for standby in list(self.readers):
+                standby.log_is_gone()
+        elif isinstance(effect, RestoreWal):
+            self._storage = None
+            restored_lsn = perform()
+            disk.restored(effect.label, self._storage)
+            with self._watched():
+                world.truths.on_cut(self)
+            return restored_lsn
         # Records are those of synthetic_wal.py.
         elif isinstance(effect, FindRecords):
             return disk.find_records(effect.lsn)
@@ -502,6 +532,5 @@ REPLACED_IN_SHELLS: tuple[tuple[Any, str, Any], ...] = (
     (node_module, "Worker", VirtualWorker),
     (node_module, "monotonic", _monotonic),
     (node_module, "time", NodeTime()),
-    (node_module, "REPORT_WRITE_AFTER_S", 0.02),
     *SILENT_LOGS,
 )

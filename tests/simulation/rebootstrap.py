@@ -31,6 +31,7 @@ from tests.simulation import quorums
 from tests.simulation.disk import StorageDisk
 from tests.simulation.network import TO_SAFEKEEPER, Connection
 from tests.simulation.primary import SERVER_VERSION, SYSTEM_ID
+from tests.simulation.shell_disk import ShellDisk
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.violation import Violation
 from walproxy.proxy.rebootstrap import next_generation
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 COMMAND_TIMEOUT_S = 3.0
 ATTEMPTS = 6
+SHELLS_START_WITHIN_S = 30.0
 
 
 def new_cluster(cluster_id: str, safekeepers: list["SimSafekeeper"]) -> Bootstrap:
@@ -274,7 +276,8 @@ class Operator:
     def may_begin(self) -> bool:
         """Whether this run has what a rebootstrap is modelled for: one archive or one disk has one cluster."""
         world = self.world
-        is_modelled = world.archive is None and not isinstance(world.safekeepers[1].disk, StorageDisk)
+        disk = world.safekeepers[1].disk
+        is_modelled = world.archive is None and (isinstance(disk, ShellDisk) or not isinstance(disk, StorageDisk))
         has_begun = any(truth.won for truth in world.truths.all())
         return is_modelled and has_begun and (self.last is None or self.last.is_over)
 
@@ -342,6 +345,7 @@ class Operator:
         world = self.world
         if self.last is None:
             return
+        self._await_shells()
         for attempt in range(ATTEMPTS):
             has_quorums = self._has_quorums()
             if has_quorums and not world.is_log_recycled():
@@ -362,6 +366,14 @@ class Operator:
             safekeeper.wipe()
         if strays:
             world.run(world.clock.now + 2.0)
+
+    def _await_shells(self) -> None:
+        """Wait for safekeepers that could not start for want of descriptors: until then nobody sees their cluster."""
+        world = self.world
+        ends_at_s = world.clock.now + SHELLS_START_WITHIN_S
+        shells = [each for each in world.safekeepers.values() if isinstance(each.disk, ShellDisk)]
+        while world.clock.now < ends_at_s and not all(shell.is_serving for shell in shells):
+            world.run(world.clock.now + 0.1)
 
     def _has_quorums(self) -> bool:
         """Return whether the safekeepers of the current cluster can elect a leader, and commit."""

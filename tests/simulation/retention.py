@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tests.simulation.safekeeper import SimSafekeeper
     from tests.simulation.world import World
 
-TRIM_EVERY_S = 0.3
 LONG_RECORD_ONE_IN = 30
 
 
@@ -36,7 +35,7 @@ class SimRetention:
     def start(self) -> None:
         """Look after every safekeeper from now on, if it is on."""
         for safekeeper in self.world.safekeepers.values() if self.is_on else ():
-            self.world.clock.after(TRIM_EVERY_S * self.rng.random(), self._trim, safekeeper)
+            self.world.clock.after(self.world.profile.bends.trim_s * self.rng.random(), self._trim, safekeeper)
 
     def _trim(self, safekeeper: "SimSafekeeper") -> None:
         world, rng = self.world, self.rng
@@ -50,7 +49,7 @@ class SimRetention:
                 has_archive=world.archive is not None,
             )
         )
-        world.clock.after(TRIM_EVERY_S * (0.5 + rng.random()), self._trim, safekeeper)
+        world.clock.after(world.profile.bends.trim_s * (0.5 + rng.random()), self._trim, safekeeper)
 
     def write_long_record(self, primary: "VirtualPrimary") -> bool:
         """Now and then write a record over several segments, of which the first may go before it is complete."""

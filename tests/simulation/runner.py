@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tests.simulation import sometimes
+from tests.simulation import sometimes, swarm
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
 from tests.simulation.disk import StorageDisk
 from tests.simulation.faults import STARTS_S, Faults
 from tests.simulation.minority import Minority
-from tests.simulation.profiles import PROFILES, Profile
+from tests.simulation.profiles import PROFILES, SWARM, Profile
 from tests.simulation.schedule import Schedule
 from tests.simulation.virtual_disk import PAGE_BYTES, SECTOR_BYTES
 from tests.simulation.world import SimulationFailed, World
@@ -67,9 +67,18 @@ class Task:
         names = list(PROFILES)
         return self.profile or (f"that of {self.bug}" if self.bug else names[self.seed % len(names)])
 
+    @property
+    def is_of_swarm(self) -> bool:
+        """Whether the seed has drawn its profile."""
+        of_bug = BUGS[self.bug].base if self.bug and not self.profile else ""
+        return PROFILES[of_bug or self.profile_name] is SWARM
+
     def faults(self) -> Profile:
-        """The profile itself."""
-        profile = BUGS[self.bug].profile if self.bug and not self.profile else PROFILES[self.profile_name]
+        """The profile itself, as the seed runs it."""
+        bug = BUGS[self.bug] if self.bug and not self.profile else None
+        base = PROFILES[bug.base if bug else self.profile_name]
+        profile = swarm.drawn(self.seed) if base is SWARM else base
+        profile = bug.bent(profile) if bug else profile
         return profile if self.fault_seconds is None else replace(profile, faults_s=self.fault_seconds)
 
     def as_test(self) -> str:
@@ -136,7 +145,7 @@ def plan(task: Task) -> Schedule:
     apply_rule = shape.choice(APPLY_RULES[standby_count])
     if count == MANY:
         count = shape.choice((4, 5, 6, 7))
-    return Schedule(
+    schedule = Schedule(
         task.seed,
         task.faults(),
         task.bug or "",
@@ -148,6 +157,7 @@ def plan(task: Task) -> Schedule:
         uses_wire=uses_wire,
         ends_at_s=STARTS_S + task.faults().faults_s,
     )
+    return swarm.shaped(schedule) if task.is_of_swarm else schedule
 
 
 def has_real_shells(task: Task) -> bool:

@@ -375,6 +375,14 @@ class SimSafekeeper:
                     world.counts.count("readers sent WAL")
                     standby.wake()
         if self._flush_is_due and self._flush is None:
+            if world.is_bent(world.profile.bends.flush_later):
+                delay_s = world.profile.bends.late_s * world.bend_chance.random()
+                world.clock.after(delay_s, self._begin_due_flush, self.life)
+            else:
+                self._begin_flush()
+
+    def _begin_due_flush(self, life: int) -> None:
+        if life == self.life and self._flush_is_due and self._flush is None and self._task is None:
             self._begin_flush()
 
     def _remember_leader(self) -> None:

@@ -9,6 +9,7 @@ out, gives way to another one, always the same.
     seed 7                              chance, but for the faults
     bug no_truncate                     what is planted, or none
     safekeepers 3                       and so on: what the cluster is like, then the rates of `Profile`
+    append_bytes 300                    the choices of the product that are bent (bends.py)
     ends_at_s 1.9                       the end of the first phase
     heals no                            whether the second phase follows
     at 0.8431 crash_safekeeper S2 0.417 0.733 5
@@ -16,14 +17,15 @@ out, gives way to another one, always the same.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
+from tests.simulation.bends import BEND_NAMES, Bends
 from tests.simulation.counts import FAULT_KINDS
 from tests.simulation.network import Connection
-from tests.simulation.profiles import Profile
+from tests.simulation.profiles import RATE_NAMES, Profile
 
 _Option = TypeVar("_Option")
 _STEPS = 1000
@@ -132,6 +134,7 @@ class Schedule:
         """Return it as a text that `parse` understands."""
         lines = [f"{name} {_written(getattr(self, name))}".rstrip() for name in _OWN]
         lines += [f"{name} {_written(getattr(self.rates, name))}" for name in _RATES]
+        lines += [f"{name} {number}" for name, number in self.rates.bends.bent().items()]
         return "\n".join([*lines, *map(str, self.faults or ()), ""])
 
 
@@ -161,6 +164,7 @@ def parse(text: str) -> Schedule:
     """
     own: dict[str, Any] = {}
     rates: dict[str, Any] = {}
+    bends: dict[str, float] = {}
     faults = []
     for number, line in enumerate(text.splitlines(), 1):
         name, _, value = line.strip().partition(" ")
@@ -174,13 +178,15 @@ def parse(text: str) -> Schedule:
                 own[name] = _OWN[name](value)
             elif name in _RATES:
                 rates[name] = float(value)
+            elif name in BEND_NAMES:
+                bends[name] = float(value)
             elif name and not name.startswith("#"):
                 raise ValueError("no such word")
         except (ValueError, KeyError) as error:
             raise ScheduleUnreadable(f"line {number} is not understood: {line.strip()!r} ({error})") from error
     if "seed" not in own:
         raise ScheduleUnreadable("it names no seed: is it a schedule?")
-    return Schedule(rates=Profile(**rates), faults=tuple(faults), **own)
+    return Schedule(rates=Profile(**rates, bends=Bends(**bends)), faults=tuple(faults), **own)
 
 
 def _written(value: Any) -> str:
@@ -203,4 +209,4 @@ _OWN: dict[str, Callable[[str], Any]] = {
     "ends_at_s": float,
     "heals": _is_yes,
 }
-_RATES = tuple(f.name for f in fields(Profile) if f.name not in ("weights", "faults_s", "fault_every_s"))
+_RATES = tuple(name for name in RATE_NAMES if name not in ("faults_s", "fault_every_s"))

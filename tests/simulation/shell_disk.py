@@ -164,7 +164,8 @@ class ShellDisk(StorageDisk):
                 "StartIsDurable", "a safekeeper starts with a control state that a power cut may take (S12)"
             )
         if storage is None:
-            if self.begin_lsn and self.control is not None and self.control.segment_size:
+            is_moved = self.control is not None and (self.control.set_aside or bool(self.control.restore_from))
+            if self.begin_lsn and self.control is not None and self.control.segment_size and not is_moved:
                 raise Violation("EndOfWalIsExact", "the WAL was not opened")
             return
         found = b"" if storage.is_empty else storage.read(storage.begin_lsn, storage.flush_lsn)
@@ -196,6 +197,17 @@ class ShellDisk(StorageDisk):
         self._cut_lsn = None
         ModelDisk.truncate(self, lsn, tli)
         self.durable_lsn = self._durable_end(segment_start(max(lsn - 1, self.begin_lsn), SEGMENT_SIZE))
+
+    def restored(self, label: str, storage: WalStorage | None) -> None:
+        """The WAL that a rebootstrap has set aside is back: compare it with what was moved, unless there was none."""
+        if label in self.aside:
+            self.begin_lsn, self.wal, self.durable_lsn = self.aside.pop(label)
+        if storage is None:
+            if self.begin_lsn:
+                raise Violation("EndOfWalIsExact", "the WAL that was set aside was not opened")
+            return
+        self.accept(storage, b"" if storage.is_empty else storage.read(storage.begin_lsn, storage.flush_lsn))
+        self.durable_lsn = self._durable_end(self.begin_lsn)
 
     def trimmed(self, lsn: Lsn) -> None:
         """The storage removes its oldest segments."""

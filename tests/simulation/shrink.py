@@ -10,12 +10,13 @@ or when its time is over; what it has by then is a schedule that was seen to fai
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from tests.simulation.bends import Bends
 from tests.simulation.faults import Faults
-from tests.simulation.profiles import Profile
+from tests.simulation.profiles import RATE_NAMES, Profile
 from tests.simulation.runner import Task, plan, planting, run_phases, stage
 from tests.simulation.schedule import Schedule
 from tests.simulation.world import SimulationFailed
@@ -23,7 +24,7 @@ from tests.simulation.world import SimulationFailed
 # A round that finds nothing is followed by one in which every trial gets more seeds, and the last one ends it.
 OTHER_SEEDS = (3, 12, 48)
 # What may happen besides the faults: a run is plainer without. The other rates are times.
-_EXTRAS = tuple(f.name for f in fields(Profile) if f.name != "weights" and not f.name.endswith("_s"))
+_EXTRAS = tuple(name for name in RATE_NAMES if not name.endswith("_s"))
 _PLAINER: tuple[dict[str, Any], ...] = (
     {
         "real_storage": False,
@@ -70,7 +71,8 @@ class Failing:
             + bool(plan.apply_rule)
             + abs(plan.safekeepers - 3)
         )
-        return self.faults, features + sum(getattr(plan.rates, name) > 0 for name in _EXTRAS), self.events
+        rates = sum(getattr(plan.rates, name) > 0 for name in _EXTRAS) + len(plan.rates.bends.bent())
+        return self.faults, features + rates, self.events
 
 
 def replay(schedule: Schedule) -> Failing | None:
@@ -168,11 +170,15 @@ class _Shrinking:
     def _make_plainer(self) -> None:
         """Leave out what the cluster has besides safekeepers and a proxy."""
         none: dict[str, Any] = dict.fromkeys(_EXTRAS, 0.0)
-        self._try(**_PLAINER[0], rates=replace(self._best.schedule.rates, **none))
+        self._try(**_PLAINER[0], rates=replace(self._best.schedule.rates, **none, bends=Bends()))
         for changes in _PLAINER:
             self._try(**changes)
         for name in _EXTRAS:
             self._try(rates=self._with_rate(name, 0.0))
+        self._try(rates=replace(self._best.schedule.rates, bends=Bends()))
+        for name in self._best.schedule.rates.bends.bent():
+            bends: Any = {name: getattr(Bends, name)}
+            self._try(rates=replace(self._best.schedule.rates, bends=replace(self._best.schedule.rates.bends, **bends)))
 
     def _drop_time(self) -> None:
         """Let faults come sooner, and the end; let less be written, and messages arrive at once."""

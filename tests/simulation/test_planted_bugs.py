@@ -58,6 +58,7 @@ QUICK = (
     "closed_connection_read_on",
     "control_state_stored_later",
     "control_file_renamed_without_a_sync",
+    "copied_folder_starts",
 )
 SEEDS = 150
 

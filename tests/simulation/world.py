@@ -18,10 +18,12 @@ from safekeeper.consensus import term_history as term_history_module
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.folder_state import FolderState, is_older
 from safekeeper.consensus.membership import Identity, Membership
+from safekeeper.consensus.messages import PROTOCOL_VERSION
 from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
 from tests.simulation import quorums
 from tests.simulation.archive import ModelArchive, SimArchiver
+from tests.simulation.bends import Bends
 from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock, MachineClock
 from tests.simulation.counts import Counts
@@ -45,8 +47,6 @@ from tests.simulation.trace import figures, line
 from tests.simulation.truths import Truths
 from tests.simulation.violation import Violation
 from walproxy.proposer import archiving as archiving_module
-from walproxy.proposer import pulling as pulling_module
-from walproxy.proposer import replication as replication_module
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.phase import Phase
@@ -55,9 +55,9 @@ from walproxy.proposer.proposer import Proposer
 TRACE_LINES = 60
 SHORT_HISTORY = 2
 LIVENESS_S = 40.0
+LIVENESS_BENT_S = 160.0
 SETTLE_S = 3.0
 WORKLOAD_S = 0.2
-CHECKPOINT_S = 1.0
 TIMING = Timing(
     heartbeat_interval_s=0.25,
     heartbeat_timeout_s=1.0,
@@ -94,6 +94,8 @@ class World:
         tail_after_s: how long proxies see no primary before they win a tail term, None for no such terms.
         has_addresses: whether proxies know where safekeepers listen, so that members pull WAL from each other.
         rng: the source of chance for all that has none of its own.
+        bend_chance: that of choices which are bent.
+        is_upgraded: whether an older release has run before this one.
         current: the primary that the operator believes to be the right one.
         standbys: the standbys that stream from safekeepers, whether or not they do at the moment.
         directs: those that stream from the primary.
@@ -131,13 +133,16 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.profile = profile
-        self.timing = TIMING
+        self.timing = profile.bends.timing(TIMING)
+        self.bend_chance = random.Random(f"{seed} bends")
+        self.is_upgraded = self.is_bent(profile.upgrades)
         self.has_addresses = random.Random(f"{seed} addresses").random() < profile.pulls
         tails = random.Random(f"{seed} tails")
         self.tail_after_s = 0.5 * tails.random() if tails.random() < profile.tails else None
         self.clock = Clock()
         self.counts = Counts()
         self.network = Network(self.clock, self.rng, profile.delay_s)
+        self.network.answers_later_s = self.later_answer_s
         self.truths = Truths(self)
         self.is_healing = False
         # Primaries whose clients write while all is repaired.
@@ -176,6 +181,8 @@ class World:
     def add_proxy(self, primary: VirtualPrimary | None = None, takeover: bool = False) -> SimProxy:
         """Start another proxy."""
         proxy = SimProxy(self, f"P{len(self.proxies) + 1}", primary or self.current, takeover)
+        if self.is_upgraded and not self.proxies:
+            proxy.version = PROTOCOL_VERSION - 1
         self.proxies.append(proxy)
         proxy.start()
         return proxy
@@ -250,6 +257,15 @@ class World:
             return self.rng.random() * safekeeper.flush_delay_s
         return 0.0
 
+    def is_bent(self, probability: float) -> bool:
+        """Return whether a choice is taken the other way this time."""
+        return probability > 0 and self.bend_chance.random() < probability
+
+    def later_answer_s(self) -> float:
+        """Return how much later than usual an answer of a safekeeper leaves."""
+        bends = self.profile.bends
+        return bends.late_s * self.bend_chance.random() if self.is_bent(bends.answer_late) else 0.0
+
     def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
         """It is restarted by its supervisor, sooner or later."""
         delay_s = self.rng.choice((0.05, 0.3, 1.0)) * (0.5 + self.rng.random())
@@ -302,7 +318,7 @@ class World:
             SimulationFailed: an invariant does not hold, or the code fails in any other way.
         """
         try:
-            with _small_frames(self.history_entries_max):
+            with _small_frames(self.history_entries_max, self.profile.bends):
                 self.clock.run(until_s, events)
         except Exception as error:
             self.failover.abandon()
@@ -315,14 +331,14 @@ class World:
                 self.clock.after(0.0, safekeeper.start)  # Within `run`, which puts other things in their places.
             else:
                 safekeeper.start()
-            self.clock.after(CHECKPOINT_S * self.rng.random(), self._checkpoint, safekeeper)
+            self.clock.after(self.profile.bends.checkpoint_s * self.rng.random(), self._checkpoint, safekeeper)
         self.retention.start()
         for standby in (*self.standbys, *self.directs):
             standby.start()
 
     def _checkpoint(self, safekeeper: SimSafekeeper) -> None:
         safekeeper.checkpoint()
-        self.clock.after(CHECKPOINT_S, self._checkpoint, safekeeper)
+        self.clock.after(self.profile.bends.checkpoint_s, self._checkpoint, safekeeper)
 
     def start_workload(self, primary: VirtualPrimary) -> None:
         """Let a primary write records, of all sizes, and flush them as it likes."""
@@ -359,10 +375,11 @@ class World:
         self.is_healing = True
         proxies_stay = self.profile.proxies_stay > 0 and self.rng.random() < self.profile.proxies_stay
         for index, proxy in enumerate(self.proxies):
-            if proxies_stay and index < 2:
+            if proxies_stay and index < 2 and proxy.listed is None and proxy.version == PROTOCOL_VERSION:
                 proxy.cut_off_primary()
             else:
                 proxy.stop()
+            proxy.correct()
         self.proxies, proxies = [], self.proxies[:2]
         self.clock.after(0.0, self.network.unblock_all)
         for safekeeper in self.safekeepers.values():
@@ -397,11 +414,25 @@ class World:
         self._with_clients = [self.current]
         self.start_workload(self.current)
         self.proxies = proxies
+        if self.lacks_proof(without):
+            for proxy in self.proxies:
+                proxy.stop()
+                proxy.allow_unverified_primary = True
         for proxy in self.proxies:
             proxy.primary_is_cut_off = False
             proxy.takeover = False
             self._point_for_good(proxy)
             proxy.start()
+
+    def lacks_proof(self, without: frozenset[int] = frozenset()) -> bool:
+        """Return whether WAL was given up, and with it the last record with a time that members had: S10 refuses all.
+
+        Then the operator must vouch for the primary, with --allow-unverified-primary.
+        """
+        newest = self.newest_log(without) if self.counts["committed WAL given up"] else None
+        if newest is None or newest.begin_lsn <= FIRST_LSN:
+            return False
+        return not last_timed_record(newest.wal, newest.begin_lsn, newest.end_lsn)[0]
 
     def _put_members_back(self, safekeeper: SimSafekeeper) -> None:
         """Exchange a safekeeper's folder if the one that is put away is a member's, and the other one is not.
@@ -551,12 +582,14 @@ class World:
         """Let time pass until everything has converged.
 
         Raises:
-            SimulationFailed: it has not within LIVENESS_S, or a check failed on the way.
+            SimulationFailed: it has not within the time for that, or a check failed on the way.
         """
         began_at = self.clock.now
         written_at = None
         acked_before = self.checker.acked_lsn
-        while self.clock.now < began_at + LIVENESS_S:
+        # Small messages over a slow network take their time for what a member lacks.
+        within_s = LIVENESS_BENT_S if self.profile.bends.bent() else LIVENESS_S
+        while self.clock.now < began_at + within_s:
             self.run(self.clock.now + 0.1)
             if written_at is None and self.clock.now > began_at + WORKLOAD_S and self.checker.acked_lsn > acked_before:
                 # Commits advance: let the workload end, so that all can catch up.
@@ -565,7 +598,7 @@ class World:
             if written_at is not None and not self._missing():
                 return
         error = Violation(
-            "Convergence", f"after {LIVENESS_S} s without faults: {self._missing() or 'no commit advanced'}"
+            "Convergence", f"after {within_s} s without faults: {self._missing() or 'no commit advanced'}"
         )
         raise SimulationFailed(error, self.trace())
 
@@ -624,17 +657,12 @@ def _quiet(profile: Profile) -> Profile:
 
 
 @contextmanager
-def _small_frames(history_entries_max: int) -> Iterator[None]:
+def _small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
     """Make all things small: frames, so that a few KiB of WAL are many messages; segments; waits for an archiver."""
     small: tuple[tuple[Any, str, Any], ...] = (
         *REPLACED,
         *REPLACED_IN_SHELLS,
-        (replication_module, "APPEND_BYTES_MAX", 2000),
-        (replication_module, "IN_FLIGHT_BYTES_MAX", 12000),
-        (replication_module, "READ_BYTES", 3000),
-        (pulling_module, "PULL_BYTES_MIN", 4000),
-        (replication_module, "PULL_STALL_S", 3.0),
-        (replication_module, "PULL_AGAIN_S", 1.0),
+        *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
