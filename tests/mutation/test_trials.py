@@ -112,6 +112,15 @@ def test_a_child_that_computes_without_end_reaches_its_limit() -> None:
     assert ended.timed_out and not ended.hung
 
 
+def test_the_tests_of_the_mutated_module_are_run_first() -> None:
+    tests = [
+        f"tests/unit/{name}::test" for name in ("node/test_node.py", "storage/test_folder.py", "storage/test_wal.py")
+    ]
+    assert trials.nearest_first(tests, "safekeeper.storage.wal") == [tests[2], tests[1], tests[0]]
+    seeds = ["seed 2 calm", "seed 1 storage"]
+    assert trials.nearest_first(seeds, "safekeeper.storage.wal") == seeds
+
+
 def test_a_test_that_fails_without_a_mutation_is_reported(toy: ModuleType) -> None:
     suite = ToySuite(toy)
     suite.run = lambda test: "broken"  # type: ignore[method-assign]
