@@ -100,8 +100,9 @@ def nearest_first(tests: Sequence[str], module: str) -> list[str]:
 
     The time of a trial may end before all tests have run that execute, for example, the opening of a data folder.
     """
-    package, name = module.split(".")[-2:]
-    return sorted(tests, key=lambda test: (f"test_{name}" not in test, f"/{package}/" not in test))
+    package, _, name = module.rpartition(".")
+    folder = f"/{package.rpartition('.')[2]}/"
+    return sorted(tests, key=lambda test: (f"test_{name}" not in test, folder not in test))
 
 
 def _verdict(ended: Ended) -> Verdict:

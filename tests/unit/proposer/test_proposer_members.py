@@ -327,6 +327,51 @@ def test_a_removed_member_that_the_list_lacks_is_told_and_then_disconnected() ->
     assert 5 not in table.proposer.peers and 4 in table.proposer.peers  # The list has safekeeper 4.
 
 
+FIVE = Member(5, "5" * 32, "db5:5454")
+
+
+def test_a_newcomer_that_was_never_reached_is_no_longer_dialled_once_its_change_is_cancelled() -> None:
+    table = Leading()
+    table.hears(2, change(*MEMBERS.members, FIVE))
+    assert table.did(Dial) == [Dial(5, "db5:5454")] and 5 in table.proposer.peers
+    table.ticks()
+    assert table.did(HangUp) == []
+    table.wants(*MEMBERS.members)
+    table.ticks(0.1)
+    assert [each.safekeeper_id for each in table.did(HangUp)] == [5]
+    assert 5 not in table.proposer.peers
+
+
+@pytest.mark.parametrize("persists", [False, True])
+@pytest.mark.parametrize("is_connected", [False, True])
+def test_a_removed_member_is_disconnected_for_good_if_it_is_away_or_has_the_membership(
+    is_connected: bool, persists: bool
+) -> None:
+    table = Leading()
+    table.hears(2, change(*MEMBERS.members, FIVE))
+    table.connects(5, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
+    table.answers(5, END)
+    table.ticks(0.05)
+    for _ in range(2):
+        table.persists(1, 2, 3, 5)
+    assert table.membership.members == (*MEMBERS.members, FIVE)
+    table.hears(2, change(*MEMBERS.members, generation=table.membership.generation))
+    table.ticks(0.05)
+    assert table.did(HangUp) == [], "the joint membership needs it"
+    table.persists(1, 2, 3)
+    assert table.membership.members == MEMBERS.members
+    if persists:
+        table.persists(5)
+    if not is_connected:
+        table.event(table.proposer.disconnected(5, table.now))
+    table.ticks(0.05)
+    is_left = persists or not is_connected
+    assert [each.safekeeper_id for each in table.did(HangUp)] == ([5] if is_left else [])
+    leadership = table.proposer.leadership
+    assert leadership is not None and (5 in leadership.members) is not is_left
+    assert (5 in table.proposer.peers) is not is_left
+
+
 # --replace-lost.
 
 
