@@ -45,7 +45,6 @@ from safekeeper.consensus.messages import (
     TailPreVoteRequest,
     VoteRequest,
 )
-from safekeeper.consensus.term_history import HistoryEntry
 from tests.unit.acceptor.test_acceptor import (
     BASE,
     CLUSTER,

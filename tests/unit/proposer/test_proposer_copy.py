@@ -1,4 +1,4 @@
-"""A COPY and the term that it belongs to: when the next term may continue it, and what a term that is over has committed."""
+"""A COPY and its term: when the next term may continue it, and what a term that is over may have committed."""
 
 from typing import Any
 
