@@ -121,6 +121,20 @@ def test_the_tests_of_the_mutated_module_are_run_first() -> None:
     assert trials.nearest_first(seeds, "safekeeper.storage.wal") == seeds
 
 
+def folders_of(*modules: str) -> list[str]:
+    mutations = [next(targets.all_mutations(module)) for module in modules]
+    return [folder.rpartition("/")[2] for folder in targets.unit_folders(mutations)]
+
+
+def test_only_the_tests_that_can_execute_a_mutated_package_are_collected() -> None:
+    pure = ["acceptor", "consensus", "proposer"]
+    assert folders_of("safekeeper.acceptor.trimming", "walproxy.proposer.seal") == pure
+    assert folders_of("safekeeper.storage.recovery") == ["storage", "node"]
+    assert folders_of("safekeeper.node.readable_log") == ["node"]
+    assert folders_of("safekeeper.node.readable_log", "safekeeper.storage.recovery") == ["storage", "node"]
+    assert folders_of("safekeeper.node.readable_log", "walproxy.proposer.seal") == [*pure, "storage", "node"]
+
+
 def test_a_test_that_fails_without_a_mutation_is_reported(toy: ModuleType) -> None:
     suite = ToySuite(toy)
     suite.run = lambda test: "broken"  # type: ignore[method-assign]
