@@ -36,13 +36,16 @@ from safekeeper.consensus.messages import (
     Elected,
     EventExchange,
     FolderStates,
+    PeerRead,
     PreVoteRequest,
     PreVoteResponse,
     ReadRequest,
+    Refusal,
     RefusalCode,
     Standby,
     StandbyFeedback,
     TailPreVoteRequest,
+    TailRequest,
     VoteRequest,
 )
 from tests.unit.acceptor.test_acceptor import (
@@ -576,6 +579,38 @@ def test_a_read_is_answered_with_a_bounded_number_of_bytes() -> None:
         answer = bench.tell(ReadRequest(P1, 5, BASE + 7, BASE + 7 + size))
         assert bench.effects[0] == ReadWal(BASE + 7, BASE + 7 + answered)
         assert len(answer.payload) == answered
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_fine"),
+    [
+        (ReadRequest(P1, 5, BASE, BASE + 100), True),
+        (ReadRequest(P1, 5, BASE - 1, BASE + 100), False),
+        (ReadRequest(P1, 5, BASE, BASE + 101), False),
+        (DigestRequest(P1, 5, BASE, BASE + 100), True),
+        (DigestRequest(P1, 5, BASE - 1, BASE + 100), False),
+        (DigestRequest(P1, 5, BASE, BASE + 101), False),
+        (DigestRequest(P1, 5, BASE + 50, BASE + 49), False),
+        (DigestRequest(P2, 5, BASE, BASE + 100), False),
+        (TailRequest(P1, 5, BASE), True),
+        (TailRequest(P1, 5, BASE + 100), True),
+        (TailRequest(P1, 5, BASE - 1), False),
+        (TailRequest(P1, 5, BASE + 101), False),
+        (TailRequest(P2, 5, BASE), False),
+        (PeerRead(P1, 5, BASE, BASE + 100), True),
+        (PeerRead(P1, 5, BASE - 1, BASE + 100), False),
+        (PeerRead(P1, 5, BASE, BASE + 101), False),
+    ],
+)
+def test_only_what_is_on_disk_and_retained_is_read_for_the_promised_proposer(request_: Any, is_fine: bool) -> None:
+    bench = following(100)
+    bench.append(BASE + 100, b"u" * 50)  # It is not on disk.
+    first = next(bench.acceptor.receive(1, request_, bench.now))
+    assert (not isinstance(first, Send)) is is_fine
+    if not is_fine:
+        assert isinstance(first, Send) and isinstance(first.message, Refusal)
+        stale = request_.leader_id != P1
+        assert first.message.code is (RefusalCode.STALE_TERM if stale else RefusalCode.RANGE)
 
 
 @pytest.mark.parametrize(

@@ -298,5 +298,5 @@ def test_a_lock_file_that_cannot_be_read_is_no_free_folder(tmp_path: Path, monke
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(os, "open", fails)
-    with pytest.raises(ConfigurationError, match="could not open .*: Permission denied"):
+    with pytest.raises(ConfigurationError, match=r"could not open .*: Permission denied"):
         DataDirectoryLock.owner(tmp_path)
