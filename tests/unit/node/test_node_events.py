@@ -15,6 +15,7 @@ from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AppendRequest,
+    AppendResponse,
     PreVoteRequest,
     PreVoteResponse,
     PullEnded,
@@ -159,6 +160,22 @@ async def test_the_average_of_flushes_moves_by_an_eighth_and_decides_where_the_n
             assert took_s >= 0.05
             expected_s = start_s + (took_s - start_s) / node_module.FLUSHES_AVERAGED
             assert sk.node._average_flush_s == pytest.approx(expected_s)
+
+
+@on_the_loop
+async def test_a_heartbeat_is_answered_at_once_with_its_number_and_a_bare_commit_is_not(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        end_lsn = await usual(sk)
+        said, syncs = len(sk.said), len(sk.fs.synced_by)
+        now = asyncio.get_running_loop().time()
+        for commit_lsn, sequence, count in ((0, 7, 1), (end_lsn, 7, 1), (end_lsn, 8, 2)):
+            message = AppendRequest(LEADER, 1, end_lsn, commit_lsn, 0, sequence, True, b"")
+            assert sk.node.append(CONNECTION, message, now, is_last=True)
+            assert len(sk.said) == said + count
+        assert sk.said[said:] == [
+            (CONNECTION, AppendResponse(LEADER, end_lsn, end_lsn, sequence)) for sequence in (7, 8)
+        ]
+        assert sk.node.acceptor.commit_lsn == end_lsn and len(sk.fs.synced_by) == syncs
 
 
 # Messages that must wait, or are not accepted any more.
