@@ -337,6 +337,46 @@ async def test_an_error_of_a_queued_event_ends_the_node(tmp_path: Path) -> None:
         assert await failure(sk.node) is error
 
 
+def fails_as_an_effect(*_: object) -> Iterator[Any]:
+    """Fail when the first effect is asked for."""
+    raise ValueError("a bug")
+    yield
+
+
+@on_the_loop
+async def test_events_that_wait_when_an_effect_fails_are_not_handled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await with_a_checkpoint_under_way(sk)
+        monkeypatch.setattr(sk.node.acceptor, "readers_changed", fails_as_an_effect)
+        sk.node.readers_changed(True, ())
+        sk.node.disconnected(CONNECTION)
+        sk.fs.release()
+        assert str(await failure(sk.node)) == "a bug"
+        await asyncio.sleep(0.005)
+        assert sk.node.acceptor.leader == LEADER
+
+
+@on_the_loop
+async def test_readers_are_not_updated_after_an_event_that_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await usual(sk)
+        seen: list[bool] = []
+        readers = LogReaders(sk.node)
+        readers.update = lambda: seen.append(sk.node.failed.done())  # type: ignore[method-assign]
+        sk.node.attach_readers(readers)
+        monkeypatch.setattr(sk.node.acceptor, "readers_changed", fails_as_an_effect)
+        sk.node.readers_changed(True, ())
+        assert str(await failure(sk.node)) == "a bug" and seen == [False]
+        monkeypatch.setattr(sk.node.acceptor, "receive", fails_as_an_effect)
+        sk.node.receive(CONNECTION, PreVoteRequest("run"))
+        sk.node.messages_handled()
+        assert seen == [False]
+
+
 @on_the_loop
 async def test_the_first_error_is_the_one_that_is_reported(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
