@@ -8,11 +8,20 @@ import pytest
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
-from safekeeper.consensus.messages import AppendResponse, ArchiveReport, Elected, FolderStates, ReadRequest
+from safekeeper.consensus.messages import (
+    AppendRequest,
+    AppendResponse,
+    ArchiveReport,
+    Elected,
+    FolderStates,
+    ReadRequest,
+    ReadResponse,
+)
 from tests.unit.proposer.test_leadership import MEMBERS, NODE_ID, START, Table
 from walproxy.proposer.actions import Disconnect, SendAppend, SendMessage
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.progress import Progress, State
+from walproxy.proposer.replication import READ_AHEAD_S
 
 TIMING = Timing()
 ONE, OTHER = (1, "1" * 32), (1, "9" * 32)
@@ -270,6 +279,76 @@ def test_wal_below_the_window_is_fetched_from_a_member_that_has_it(of_second: di
     end = min(of_second.get("flush_lsn", START + 100) - START, 60)
     assert reads(table) == ([(2, 10, end)] if is_source else [])
     assert table.leadership.members[3].state is (State.FETCHING if is_source else State.SKIPPING)
+
+
+@pytest.mark.parametrize(
+    ("source", "request_id", "begin", "size", "outcome"),
+    [
+        (2, 0, 10, 50, "sent"),
+        (2, 0, 10, 1, "sent"),
+        (2, 0, 10, 51, "refused"),
+        (2, 0, 10, 0, "refused"),
+        (2, 0, 9, 50, "refused"),
+        (2, 0, 11, 49, "refused"),
+        (1, 0, 10, 50, "ignored"),
+        (2, 1, 10, 50, "ignored"),
+    ],
+)
+def test_wal_that_was_fetched_is_sent_on_if_it_is_the_requested_one(
+    source: int, request_id: int, begin: int, size: int, outcome: str
+) -> None:
+    table = lagging()
+    table.tick()
+    fetch = table.leadership.members[3].fetch
+    assert fetch is not None and fetch.end_lsn == START + 60
+    response = ReadResponse(fetch.request_id + request_id, START + begin, b"w" * size)
+    if outcome == "refused":
+        with pytest.raises(RemoteProtocolError, match="was answered with"):
+            table.leadership.on_read_response(source, response, table.now)
+        return
+    table.leadership.on_read_response(source, response, table.now)
+    table.take()
+    appends = [a.message for a in table.said if isinstance(a, SendMessage) and isinstance(a.message, AppendRequest)]
+    assert [(a.begin_lsn - START, len(a.payload)) for a in appends] == ([(10, size)] if outcome == "sent" else [])
+    assert (table.leadership.members[3].fetch is fetch) is (outcome == "ignored")
+
+
+@pytest.mark.parametrize("source", [1, 2])
+def test_wal_that_its_source_refuses_is_asked_for_again_after_a_pause(source: int) -> None:
+    table = lagging()
+    table.tick()
+    table.leadership.on_range_refused(source, "removed", table.now)
+    table.take()
+    progress = table.leadership.members[3]
+    assert (progress.state is State.STREAMING) is (source == 2)
+    assert not table.leadership.members[source].refusal, "it takes part"
+    table.tick()
+    assert reads(table) == []
+    table.now += READ_AHEAD_S + TIMING.heartbeat_interval_s
+    for safekeeper_id in (1, 2, 3):
+        in_state(table, safekeeper_id, waiting_since=None)
+    table.tick()
+    assert bool(reads(table)) is (source == 2)
+
+
+def test_a_member_that_refuses_the_term_is_noted_once_for_each_reason() -> None:
+    table = Table(answers=False)
+    for reason, count in (("one", 1), ("one", 0), ("two", 1)):
+        table.leadership.on_range_refused(2, reason, table.now)
+        table.take()
+        assert len(table.said) == count
+    assert table.leadership.members[2].refusal == "two"
+
+
+def test_members_whose_source_is_lost_are_sent_wal_of_another_one() -> None:
+    table = lagging()
+    in_state(table, 1, wal_begin_lsn=START)
+    table.tick()
+    ((first, _, _),) = reads(table)
+    table.leadership.disconnected(first, table.now)
+    table.take()
+    ((second, begin, end),) = reads(table)
+    assert {first, second} == {1, 2} and (begin, end) == (10, 60)
 
 
 def test_wal_is_not_fetched_from_a_member_that_is_disconnected_or_the_one_that_needs_it() -> None:

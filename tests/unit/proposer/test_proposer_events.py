@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from safekeeper.base.errors import ConfigurationError, PrimaryRefused
+from safekeeper.base.errors import ConfigurationError, PrimaryRefused, RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Membership
@@ -259,6 +259,78 @@ def test_answers_of_others_than_the_donor_are_no_answers_of_the_donor() -> None:
     assert len(table.did(StartReplication)) == 1
     table.hears(1, DigestResponse(table.proposer.term, BASE, END, (CRCS[0] + 1,)))
     assert table.did(StartReplication) == [], "they are known already"
+
+
+def test_a_primary_that_is_identified_during_the_votes_or_the_check_is_not_checked_again() -> None:
+    table, leader_id = candidate()
+    table.sees()
+    assert table.said == [] and table.proposer.phase is Phase.VOTING
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, vote(leader_id))
+    assert table.did(IdentifyPrimary)
+    table.sees()
+    assert table.sent(DigestRequest)
+    table.sees()
+    assert table.said == [] and table.proposer.phase is Phase.VERIFYING
+
+
+@pytest.mark.parametrize(
+    ("timed_lsn", "is_proof"),
+    [
+        (BASE - 2 * SEGMENT - 1, False),
+        (BASE - 2 * SEGMENT, True),
+        (END - 1, True),
+        (END, False),
+        (0, False),
+    ],
+)
+def test_a_record_with_a_time_proves_the_primary_if_it_is_in_the_compared_range(timed_lsn: int, is_proof: bool) -> None:
+    begin_lsn = BASE - 2 * SEGMENT
+    for allows in (False, True):
+        table = Table(allow_unverified_primary=allows)
+        table.connects(1, 2, 3)
+        table.sees()
+        table.votes(wal_begin_lsn=begin_lsn, history=(HistoryEntry(1, SEGMENT, 1),))
+        table.sees()
+        crcs = tuple(range(-(-(END - begin_lsn) // DIGEST_PAGE_SIZE)))
+        table.hears(1, DigestResponse(table.proposer.term, begin_lsn, END, crcs, timed_lsn))
+        assert bool(table.did(StartReplication)) is (is_proof or allows)
+        assert bool(table.did(Finish)) is not (is_proof or allows)
+
+
+@pytest.mark.parametrize("begin_lsn", [BASE - DIGEST_PAGE_SIZE, BASE + DIGEST_PAGE_SIZE])
+def test_the_next_checksums_continue_the_first(begin_lsn: int) -> None:
+    first_lsn = BASE - 2 * SEGMENT
+    table = verifying(wal_begin_lsn=first_lsn, history=(HistoryEntry(1, SEGMENT, 1),))
+    pages = 2 * SEGMENT // DIGEST_PAGE_SIZE
+    table.hears(1, DigestResponse(table.proposer.term, first_lsn, BASE, (1,) * pages, first_lsn + 5))
+    assert table.sent(DigestRequest)[1].begin_lsn == BASE
+    crcs = (1,) * (-(-(END - begin_lsn) // DIGEST_PAGE_SIZE))
+    with pytest.raises(RemoteProtocolError, match="not the requested ones"):
+        table.hears(1, DigestResponse(table.proposer.term, begin_lsn, END, crcs, 0))
+
+
+@pytest.mark.parametrize(("begin_lsn", "is_refused"), [(END - 100, False), (END - 99, True)])
+def test_a_fork_at_the_very_beginning_of_the_quorum_s_log_can_be_compared_and_one_below_not(
+    begin_lsn: int, is_refused: bool
+) -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes(wal_begin_lsn=begin_lsn)
+    table.sees(PROMOTED)
+    assert bool(table.did(Finish)) is is_refused and bool(table.sent(TailRequest)) is not is_refused
+
+
+@pytest.mark.parametrize(("begin_lsn", "is_refused"), [(END - 100, False), (END - 99, True)])
+def test_wal_is_given_up_only_if_a_quorum_can_cut_it(begin_lsn: int, is_refused: bool) -> None:
+    table, leader_id = candidate(allow_data_loss=True)
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, vote(leader_id, wal_begin_lsn=BASE if safekeeper_id == 1 else begin_lsn))
+    table.sees(PROMOTED)
+    table.hears(1, TailResponse(0, FORK, END, BASE))
+    assert bool(table.did(Finish)) is is_refused
+    assert bool(table.sent(DigestRequest)) is not is_refused
 
 
 FORK = END - 100
