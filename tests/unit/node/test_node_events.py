@@ -114,7 +114,7 @@ async def test_a_flush_that_an_effect_has_included_is_not_counted_again(tmp_path
         await until(lambda: sk.node.ready)
         vote = sk.said[-1][1]
         assert isinstance(vote, VoteResponse) and vote.flush_lsn == begin_lsn + 10
-        await asyncio.sleep(0.01)
+        await sk.node.disk.run(lambda: None)
         assert sk.node.flush_times.count == counted and not sk.node.failed.done()
 
 
@@ -211,7 +211,7 @@ async def test_a_node_that_drains_takes_no_message_and_does_not_ask_for_any(tmp_
         resumed = sk.resumed
         assert not sk.node.ready and not append(sk, b"y", is_last=True)
         sk.node.disconnected(CONNECTION)
-        await asyncio.sleep(0.005)
+        await sk.node.disk.run(lambda: None)
         assert sk.resumed == resumed and sk.node.acceptor.write_lsn == begin_lsn
         assert sk.node.is_between_events
 
@@ -241,7 +241,8 @@ async def test_a_drain_waits_for_a_flush_in_the_thread(tmp_path: Path) -> None:
         sk.fs.hold()
         assert append(sk, b"y" * 10, is_last=True)
         draining = asyncio.ensure_future(sk.node.drain())
-        await asyncio.sleep(0.01)
+        for _ in range(3):
+            await asyncio.sleep(0)
         assert not draining.done()
         sk.fs.release()
         await asyncio.wait_for(draining, DEADLINE_S)
@@ -354,7 +355,7 @@ async def test_events_that_wait_when_an_effect_fails_are_not_handled(
         sk.node.disconnected(CONNECTION)
         sk.fs.release()
         assert str(await failure(sk.node)) == "a bug"
-        await asyncio.sleep(0.005)
+        await sk.node.disk.run(lambda: None)
         assert sk.node.acceptor.leader == LEADER
 
 
