@@ -21,7 +21,7 @@ from tests.unit.proposer.test_leadership import MEMBERS, NODE_ID, START, Table
 from walproxy.proposer.actions import Disconnect, SendAppend, SendMessage
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.progress import Progress, State
-from walproxy.proposer.replication import READ_AHEAD_S
+from walproxy.proposer.replication import APPEND_BYTES_MAX, IN_FLIGHT_BYTES_MAX, READ_AHEAD_S
 
 TIMING = Timing()
 ONE, OTHER = (1, "1" * 32), (1, "9" * 32)
@@ -442,6 +442,51 @@ def test_members_answer_until_the_heartbeat_timeout(after_s: float) -> None:
     assert table.leadership.taking_part(now) == ({1} if is_in_time else set())
     in_state(table, 2, refusal="", is_doubted=True)
     assert table.leadership.taking_part(now) == ({1} if is_in_time else set())
+
+
+# Bytes in flight, and commits for readers.
+
+
+@pytest.mark.parametrize("received", [IN_FLIGHT_BYTES_MAX - 1, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_BYTES_MAX + 1])
+@pytest.mark.parametrize("sent", [0, IN_FLIGHT_BYTES_MAX - 10])
+def test_no_more_than_a_limit_is_in_flight_to_a_member(received: int, sent: int) -> None:
+    table = Table()
+    table.leadership.on_wal_received(START + received, table.now)
+    table.out.clear()
+    in_state(table, 2, sent_lsn=START + sent, write_lsn=START, last_begin_lsn=START)
+    for safekeeper_id in (1, 3):
+        in_state(table, safekeeper_id, sent_lsn=START + received, write_lsn=START + received)
+    table.tick()
+    assert table.leadership.members[2].sent_lsn == START + min(received, IN_FLIGHT_BYTES_MAX)
+    ranges = table.appends(2)
+    assert ranges[0][0] == sent and ranges[-1][1] == min(received, IN_FLIGHT_BYTES_MAX)
+    assert [begin for begin, _ in ranges[1:]] == [end for _, end in ranges[:-1]]
+    assert all(end - begin <= APPEND_BYTES_MAX for begin, end in ranges)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_sent"),
+    [
+        ({}, True),
+        ({"voter": False}, True),
+        ({"has_readers": False}, False),
+        ({"sent_commit_lsn": START + 50}, False),
+        ({"sent_lsn": START + 40}, False),
+        ({"follows": False, "state": State.SKIPPING}, False),
+    ],
+)
+def test_a_commit_is_sent_at_once_to_a_member_with_readers_that_follows_and_is_sent_no_wal(
+    changes: dict[str, Any], is_sent: bool
+) -> None:
+    table = Table()
+    table.acks(3, START, readers=True)
+    table.receives(START + 50)
+    in_state(table, 3, **changes)
+    table.leadership._group()
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 50)
+    assert table.leadership.commit_lsn == START + 50
+    assert table.heartbeats() == [3] * is_sent
 
 
 # Data folders, and the archive.

@@ -58,6 +58,7 @@ from walproxy.proposer.actions import (
 )
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import Ancestor
+from walproxy.proposer.progress import Fetch
 
 
 def follows(table: Table, leader_id: LeaderId, *safekeeper_ids: int, lsn: int = END) -> None:
@@ -475,6 +476,27 @@ def test_the_positions_of_a_term_are_known_while_it_is_led() -> None:
     assert table.proposer.committed_lsns() == (END, END)
     table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     assert table.proposer.committed_lsns() == (0, 0)
+
+
+def test_a_proposer_is_steady_while_all_follow_and_are_fed_from_the_window() -> None:
+    table = Table()
+    assert not table.proposer.is_steady
+    leader_id = table.leads()
+    for safekeeper_id in (1, 2, 3):
+        assert not table.proposer.is_steady
+        follows(table, leader_id, safekeeper_id)
+    assert table.proposer.is_steady
+    table.event(table.proposer.wal_received(END + 50, table.now))
+    for begin_lsn, is_steady in ((END + 50, True), (END + 51, False), (END + 50, True)):
+        table.proposer.wal_evicted(begin_lsn)
+        assert table.proposer.is_steady is is_steady
+    leadership = table.proposer.leadership
+    assert leadership is not None
+    leadership.members[2].become_fetching(Fetch(1, 1, END + 50))
+    assert not table.proposer.is_steady
+    leadership.members[2].end_fetch()
+    table.event(table.proposer.disconnected(2, table.now))
+    assert not table.proposer.is_steady
 
 
 def test_whether_a_cluster_is_known() -> None:
