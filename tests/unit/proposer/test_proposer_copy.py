@@ -9,19 +9,24 @@ from safekeeper.base.errors import InvariantViolation, PrimaryRefused
 from safekeeper.base.lsn import format_lsn
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
+    DIGEST_PAGE_SIZE,
     AppendResponse,
+    ArchiveReport,
     DigestRequest,
     DigestResponse,
     Elected,
+    PreVoteRequest,
     PreVoteResponse,
+    ReadRequest,
     Refusal,
     RefusalCode,
     TailRequest,
     TailResponse,
     VoteRequest,
+    VoteResponse,
 )
 from safekeeper.consensus.term_history import HistoryEntry
-from tests.unit.proposer.test_proposer import BASE, CRCS, END, LOG, PRIMARY, Table, greeting, vote
+from tests.unit.proposer.test_proposer import BASE, CRCS, END, LOG, PRIMARY, SEGMENT, Table, greeting, vote
 from walproxy.proposer.actions import (
     Finish,
     IdentifyPrimary,
@@ -104,6 +109,103 @@ def test_an_open_copy_is_closed_if_the_donor_s_log_is_not_the_one_that_it_contin
     ]
     with pytest.raises(InvariantViolation, match="must not be streamed"):
         table.proposer.wal_received(RECEIVED + 10, table.now)
+    table.ticks()
+    assert table.proposer.primary is None and table.sent(PreVoteRequest) == {}, "the primary must connect again"
+
+
+@pytest.mark.parametrize(("window_lsn", "is_fed"), [(END, True), (END + 10, True), (END + 11, False)])
+def test_a_term_that_continues_a_copy_sends_wal_of_the_window_from_before_its_start(
+    window_lsn: int, is_fed: bool
+) -> None:
+    table, held = leads_with_wal()
+    table.proposer.wal_evicted(window_lsn)
+    loses_its_term(table)
+    asks_again(table, held, RECEIVED)
+    leader_id = LeaderId(table.proposer.term, "run1")
+    table.hears(1, AppendResponse(leader_id, RECEIVED, RECEIVED, 0))
+    table.hears(1, ArchiveReport(BASE, has_archive=False))
+    table.hears(3, AppendResponse(leader_id, END + 10, END + 10, 0))
+    sent = [(a.begin_lsn, a.end_lsn) for a in table.did(SendAppend) if a.begin_lsn < a.end_lsn]
+    assert sent == ([(END + 10, RECEIVED)] if is_fed else [])
+    assert bool(table.sent(ReadRequest)) is not is_fed
+
+
+BORDER = BASE + SEGMENT
+
+
+def awaits_link() -> tuple[Table, LeaderId]:
+    """Return a leader whose primary has recycled the WAL to compare, and streams from where the log ends."""
+    table = Table(allow_unverified_primary=True)
+    primary = msgspec.structs.replace(PRIMARY, flush_lsn=BORDER + 100)
+    table.connects(1, 2, 3)
+    table.sees(primary)
+    leader_id = table.votes(flush_lsn=BORDER)
+    table.sees(primary)
+    crcs = tuple(range(SEGMENT // DIGEST_PAGE_SIZE))
+    table.hears(1, DigestResponse(table.proposer.term, BASE, BORDER, crcs, BASE + 100))
+    table.event(table.proposer.primary_segment_removed(table.now))
+    table.hears(1, TailResponse(0, BORDER, 0, BASE + 8))
+    (start,) = table.did(StartReplication)
+    assert (start.check_begin_lsn, start.begin_lsn, start.previous_record_lsn) == (BORDER, BORDER, BASE + 8)
+    assert table.proposer.phase is Phase.LEADING
+    return table, leader_id
+
+
+def test_nothing_is_reported_to_a_primary_whose_first_record_is_to_link_to_the_log_before_it_has() -> None:
+    table, leader_id = awaits_link()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, AppendResponse(leader_id, BORDER, BORDER, 0))
+        assert table.did(ReportStatus) == [] and table.proposer.hot_standby_feedback() is None
+    assert not table.proposer._steady, "the next WAL is no everyday event"
+    table.ticks(0.3)
+    assert not any(append.header.healthy for append in table.did(SendAppend))
+    table.event(table.proposer.wal_received(BORDER + 50, table.now))
+    assert table.did(ReportStatus) == [ReportStatus(BORDER, BORDER, BORDER)]
+    assert table.proposer.hot_standby_feedback() == (0, 0)
+    table.ticks(0.05)
+    assert len(table.proposer._steady) == 3
+    table.event(table.proposer.wal_received(BORDER + 60, table.now))
+    assert table.did(ReportStatus) == []
+
+
+def test_a_copy_whose_first_record_has_not_linked_yet_is_not_continued_by_the_next_term() -> None:
+    table, held = awaits_link()
+    loses_its_term(table)
+    table.votes(history=(*LOG, HistoryEntry(held.term, BORDER, 1)), flush_lsn=BORDER)
+    assert table.proposer.leadership is None and table.did(StopReplication)
+
+
+def test_the_pauses_between_campaigns_are_short_again_after_a_term() -> None:
+    def loses_a_campaign(table: Table) -> float:
+        """Lose a campaign after its votes, and return the time until the next one."""
+        while table.proposer.phase is Phase.GATHERING:
+            table.ticks(0.01)
+        for safekeeper_id in (1, 2):
+            table.hears(safekeeper_id, PreVoteResponse(True))
+        leader_id = table.sent(VoteRequest)[1].leader_id
+        for safekeeper_id in (1, 2, 3):
+            table.hears(safekeeper_id, VoteResponse(leader_id, False, LeaderId(leader_id.term, "other")))
+        lost_at = table.now
+        while table.proposer.phase is Phase.GATHERING:
+            table.ticks(0.01)
+        return table.now - lost_at
+
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    waits = [loses_a_campaign(table) for _ in range(4)]
+    assert waits[-1] > 2 * waits[0]
+    table.votes()
+    table.sees()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.proposer.phase is Phase.LEADING
+    table.event(table.proposer.primary_lost(table.now))
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(table.proposer.term + 1, "other")))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, greeting(safekeeper_id))
+    table.sees()
+    assert loses_a_campaign(table) < 1.5 * waits[0]
 
 
 def test_a_copy_whose_wal_was_not_compared_yet_is_not_continued_by_the_next_term() -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from safekeeper.base.errors import ConfigurationError, PrimaryRefused, RemoteProtocolError
+from safekeeper.base.lsn import format_lsn
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Membership
@@ -55,6 +56,7 @@ from walproxy.proposer.actions import (
     RefusePrimary,
     ReportStatus,
     StartReplication,
+    StopReplication,
 )
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import Ancestor
@@ -273,6 +275,33 @@ def test_a_primary_that_is_identified_during_the_votes_or_the_check_is_not_check
     assert table.sent(DigestRequest)
     table.sees()
     assert table.said == [] and table.proposer.phase is Phase.VERIFYING
+
+
+@pytest.mark.parametrize("changes", [{"system_id": 8}, {"segment_size": 2 * SEGMENT}])
+def test_another_postgresql_that_answers_after_the_votes_is_refused_before_anything_is_compared(
+    changes: dict[str, int],
+) -> None:
+    table, leader_id = candidate()
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, vote(leader_id))
+    assert table.did(IdentifyPrimary)
+    table.sees(msgspec.structs.replace(PRIMARY, **changes))
+    assert not table.sent(DigestRequest) and not table.did(StartReplication)
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, PrimaryRefused) and "it is another PostgreSQL server" in str(finish.error)
+
+
+@pytest.mark.parametrize(("end_lsn", "is_lost"), [(END - 1, True), (END + 1, True), (END, False)])
+def test_a_timeline_that_ends_during_the_check_ends_it_unless_its_wal_does_too(end_lsn: int, is_lost: bool) -> None:
+    table = verifying()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    assert table.did(StartReplication)
+    table.event(table.proposer.timeline_ended(2, end_lsn, table.now))
+    assert (table.proposer.campaign is None) is is_lost
+    assert [note.text for note in table.did(Note)] == [
+        f"not elected: timeline ended at {format_lsn(end_lsn)}, but its WAL did not"
+    ] * is_lost
+    assert bool(table.did(StopReplication)) is is_lost and (table.proposer.primary is None) is is_lost
 
 
 @pytest.mark.parametrize(
