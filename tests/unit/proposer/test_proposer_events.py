@@ -147,16 +147,51 @@ def test_a_refusal_to_vote_is_a_vote_less_and_of_a_learner_no_reason_to_leave_it
 
 
 @pytest.mark.parametrize(("safekeeper_id", "is_lost"), [(1, True), (2, False)])
-def test_without_the_donor_s_answers_the_primary_is_not_checked(safekeeper_id: int, is_lost: bool) -> None:
-    for what in ("refusal", "disconnection"):
-        table = verifying()
-        assert table.sent(DigestRequest).keys() == {1}
-        if what == "refusal":
-            table.hears(safekeeper_id, Refusal(RefusalCode.RANGE, "removed", LeaderId(6, "run1")))
-        else:
-            table.event(table.proposer.disconnected(safekeeper_id, table.now))
-        assert (table.proposer.campaign is None) is is_lost
-        assert (table.proposer.phase is Phase.GATHERING) is is_lost
+@pytest.mark.parametrize("code", [None, *RefusalCode])
+def test_without_the_donor_s_answers_the_primary_is_not_checked(
+    code: RefusalCode | None, safekeeper_id: int, is_lost: bool
+) -> None:
+    table = verifying()
+    assert table.sent(DigestRequest).keys() == {1}
+    if code is None:
+        table.event(table.proposer.disconnected(safekeeper_id, table.now))
+    else:
+        table.hears(safekeeper_id, Refusal(code, "removed", LeaderId(6, "run1")))
+    assert (table.proposer.campaign is None) is is_lost
+    assert (table.proposer.phase is Phase.GATHERING) is is_lost
+
+
+def test_a_campaign_is_lost_as_soon_as_no_quorum_can_vote_for_it() -> None:
+    table, _ = candidate()
+    for safekeeper_id, phase in ((1, Phase.VOTING), (2, Phase.GATHERING)):
+        table.hears(safekeeper_id, Refusal(RefusalCode.NOT_A_MEMBER, "reason", LeaderId(3, "before")))
+        assert table.proposer.phase is phase
+    assert "not elected: a quorum did not vote for it" in [note.text for note in table.did(Note)]
+
+
+def test_a_member_without_disk_space_is_noted_and_connected_to_again() -> None:
+    table, leader_id = leading()
+    table.hears(2, Refusal(RefusalCode.STORAGE_FULL, "no space", leader_id))
+    assert [(each.safekeeper_id, each.reason) for each in table.did(Disconnect)] == [(2, "no space")]
+    assert [note.text for note in table.did(Note)] == ["safekeeper 2 refuses WAL: no space"]
+
+
+def test_a_member_that_cannot_adopt_the_term_is_noted_and_stays_connected() -> None:
+    table, leader_id = leading(1, 2)
+    table.hears(3, Refusal(RefusalCode.RANGE, "it retains its WAL", leader_id))
+    assert [note.text for note in table.did(Note)] == ["safekeeper 3 does not take part in term 6: it retains its WAL"]
+    assert table.did(Disconnect) == [] and not table.proposer.peers[3].refused
+
+
+def test_a_primary_that_a_majority_of_greetings_refuses_is_another_postgresql() -> None:
+    table = Table()
+    table.sees()
+    for safekeeper_id in (1, 2):
+        assert not table.did(Finish)
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, Refusal(RefusalCode.OTHER_SYSTEM, "another system", LeaderId(3, "before")))
+    (finish,) = table.did(Finish)
+    assert isinstance(finish.error, PrimaryRefused) and "2 of 3 safekeepers refuse it" in str(finish.error)
 
 
 # Votes.
