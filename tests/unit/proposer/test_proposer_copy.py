@@ -20,6 +20,8 @@ from safekeeper.consensus.messages import (
     ReadRequest,
     Refusal,
     RefusalCode,
+    Standby,
+    StandbyFeedback,
     TailRequest,
     TailResponse,
     VoteRequest,
@@ -36,11 +38,16 @@ from walproxy.proposer.actions import (
     StartReplication,
     StopReplication,
 )
+from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import Ancestor
 
 RECEIVED = END + 100
 OTHER = LeaderId(9, "other")
+
+
+def reports(lsn: int) -> StandbyFeedback:
+    return StandbyFeedback((Standby("a", lsn, lsn, lsn),))
 
 
 def loses_its_term(table: Table, promised: LeaderId = OTHER) -> None:
@@ -52,9 +59,15 @@ def loses_its_term(table: Table, promised: LeaderId = OTHER) -> None:
     table.ticks()
 
 
-def leads_with_wal() -> tuple[Table, LeaderId]:
+def follows(table: Table, leader_id: LeaderId, lsn: int) -> None:
+    """Let a quorum, which has readers, have the log up to `lsn`."""
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(leader_id, lsn, lsn, 0, has_readers=True))
+
+
+def leads_with_wal(**config: Any) -> tuple[Table, LeaderId]:
     """Return a proposer that leads, and has received 100 bytes of WAL above the term's start."""
-    table = Table()
+    table = Table(**config)
     leader_id = table.leads()
     table.event(table.proposer.wal_received(RECEIVED, table.now))
     return table, leader_id
@@ -365,6 +378,21 @@ def test_the_commit_of_an_older_held_term_counts_in_a_later_one_that_has_committ
     table.hears(1, TailResponse(0, FORK, RECEIVED, BASE))
     (finish,) = table.did(Finish)
     assert isinstance(finish.error, PrimaryRefused)
+
+
+def test_what_a_standby_has_replayed_above_the_start_of_a_term_is_not_of_its_log() -> None:
+    table, held = leads_with_wal(apply_rule=parse_apply_rule("a"))
+    follows(table, held, RECEIVED)
+    table.hears(1, reports(RECEIVED))
+    assert table.did(ReportStatus) == [ReportStatus(RECEIVED, RECEIVED, RECEIVED)]
+    loses_its_term(table)
+    asks_again(table, held, END + 20)
+    leader_id = LeaderId(table.proposer.term, "run1")
+    follows(table, leader_id, END + 20)
+    follows(table, leader_id, RECEIVED)
+    assert table.did(ReportStatus) == [ReportStatus(RECEIVED, RECEIVED, END + 20)]
+    table.hears(1, reports(RECEIVED))
+    assert table.did(ReportStatus) == [ReportStatus(RECEIVED, RECEIVED, RECEIVED)]
 
 
 @pytest.mark.parametrize("ends_by", ["timeline", "term"])

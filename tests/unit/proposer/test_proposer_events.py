@@ -106,6 +106,9 @@ def test_only_a_higher_promise_ends_a_term(term: int, ends: bool) -> None:
     assert (table.proposer.leadership is None) is ends
     assert bool(table.sent(ProposerGreeting)) is ends
     assert bool(table.did(ReportStatus)) is ends
+    assert [(note.text, note.event) for note in table.did(Note)] == [
+        (f"term 6 ends: safekeeper 2 has promised ({term}, other)", "term-lost")
+    ] * ends
     known = table.proposer.peers[2].greeting
     assert ends or (known is not None and known.promised.term == term)
 
