@@ -63,6 +63,7 @@ from tests.unit.acceptor.test_acceptor import (
     following,
     member,
     rebootstrap,
+    undo,
 )
 
 P3 = LeaderId(3, "run3")
@@ -406,6 +407,33 @@ def test_what_was_archived_of_a_log_that_was_set_aside_is_not_reported_of_the_ne
     bench.tell(new)
     (report,) = (e.message for e in bench.effects if isinstance(e, Send) and isinstance(e.message, ArchiveReport))
     assert (report.archived_lsn, report.problem) == (0, "a problem")
+
+
+def test_what_was_archived_of_a_log_that_is_undone_is_not_reported_of_the_one_that_comes_back() -> None:
+    bench = following(100)
+    bench.append(BASE + 100, commit_lsn=BASE + 100)
+    bench.tell(rebootstrap())
+    members = Membership(2, MEMBERS.members)
+    bench.tell(elected(P2, (2, BASE, 1), cluster_id=NEW, membership=members))
+    bench.append(BASE, b"n" * 100, leader_id=P2, generation=2)
+    bench.flush()
+    bench.append(BASE + 100, leader_id=P2, generation=2, commit_lsn=BASE + 100)
+    bench.run(bench.acceptor.archive_reported(BASE + 50, "", "a" * 32))
+    assert isinstance(bench.tell(undo(discard=True)), Bootstrapped)
+    bench.tell(elected(P3, (1, BASE, 1), (3, BASE + 100, 1), membership=Membership(3, MEMBERS.members)))
+    assert bench.acceptor.commit_lsn == BASE + 100
+    (report,) = (e.message for e in bench.effects if isinstance(e, Send) and isinstance(e.message, ArchiveReport))
+    assert report.archived_lsn == 0
+
+
+def test_a_cut_that_is_not_finished_is_finished_before_the_log_is_set_aside() -> None:
+    bench = following(100)
+    bench.full = TruncateWal
+    assert bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.STORAGE_FULL
+    bench.full = None
+    assert isinstance(bench.tell(rebootstrap()), Bootstrapped)
+    assert bench.kinds()[:4] == ["TruncateWal", "Persist", "Persist", "SetWalAside"]
+    assert bench.effects[0] == TruncateWal(BASE + 40, 1)
 
 
 # Greetings.
