@@ -379,6 +379,29 @@ async def test_readers_are_not_updated_after_an_event_that_has_failed(
 
 
 @on_the_loop
+async def test_nothing_follows_an_event_after_which_the_state_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await with_a_checkpoint_under_way(sk)
+        acceptor = sk.node.acceptor
+        monkeypatch.setattr(
+            acceptor, "disconnected", lambda _: setattr(acceptor, "truncate_lsn", acceptor.commit_lsn + 1)
+        )
+        seen: list[bool] = []
+        readers = LogReaders(sk.node)
+        readers.update = lambda: seen.append(acceptor.truncate_lsn > acceptor.commit_lsn)  # type: ignore[method-assign]
+        sk.node.attach_readers(readers)
+        said = len(sk.said)
+        sk.node.disconnected(9)
+        sk.node.readers_changed(True, (Standby("a", BASE_LSN, BASE_LSN, BASE_LSN),))
+        sk.fs.release()
+        assert isinstance(await failure(sk.node), InvariantViolation)
+        assert not acceptor.has_readers and len(sk.said) == said, "the next event is not handled"
+        assert seen and not any(seen), "no reader sees it"
+
+
+@on_the_loop
 async def test_the_first_error_is_the_one_that_is_reported(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
