@@ -536,6 +536,7 @@ def test_a_proxy_of_the_version_before_is_elected_until_one_of_this_version_has_
     bench.greet()
     refusal = bench.tell(VoteRequest(LeaderId(9, "run9"), own.generation))
     assert refusal.code is RefusalCode.VERSION and "upgrade it" in refusal.reason
+    assert bench.kinds() == ["Send", "Close"]
     bench.greet()
     assert bench.tell(asks(LeaderId(9, "run9"), own)).granted
 

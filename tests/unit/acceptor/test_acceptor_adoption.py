@@ -237,6 +237,26 @@ def test_a_history_that_ends_in_another_term_than_its_leader_s_breaks_the_protoc
     assert bench.acceptor.leader == P1
 
 
+@pytest.mark.parametrize(
+    "entries",
+    [
+        ((2, BASE, 1), (1, BASE + 50, 1), (2, BASE + 60, 1)),
+        ((1, BASE + 50, 1), (2, BASE, 1)),
+        ((1, BASE, 2), (2, BASE + 50, 1)),
+        ((1, 0, 1), (2, BASE + 50, 1)),
+    ],
+    ids=["terms", "positions", "timelines", "zero"],
+)
+def test_a_history_that_cannot_be_breaks_the_protocol_and_changes_nothing(
+    entries: tuple[tuple[int, int, int], ...],
+) -> None:
+    bench = following(100)
+    before = bench.control
+    with pytest.raises(RemoteProtocolError, match="term history"):
+        bench.tell(elected(P2, *entries))
+    assert bench.acceptor.control is before and bench.acceptor.leader == P1
+
+
 def has_promised() -> Bench:
     bench = member()
     bench.tell(VoteRequest(P1, 1))
