@@ -15,6 +15,7 @@ from safekeeper.acceptor.effects import (
     Send,
     ServeEvents,
     TruncateWal,
+    WriteWal,
 )
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
@@ -377,6 +378,23 @@ def test_wal_is_removed_for_a_term_that_lacks_space_unless_that_gives_up_wal_ane
     assert answer.code is RefusalCode.STORAGE_FULL
     bench.full = None
     assert bool(bench.run(bench.acceptor.trim(EVERYTHING))) is (is_adopted or not gives_up)
+
+
+def test_wal_is_removed_for_an_append_that_lacks_space_once_the_term_that_gives_wal_up_is_adopted() -> None:
+    size = 5 * SEGMENT
+    bench = following(size)
+    bench.record_end_of = lambda lsn: lsn + 1
+    bench.timed_lsns = tuple(range(BASE, BASE + size, SEGMENT // 2))
+    message = elected(P2, (1, BASE, 1), (2, BASE + size, 2, True))
+    bench.full = Persist
+    assert bench.tell(message).code is RefusalCode.STORAGE_FULL
+    bench.full = None
+    assert isinstance(bench.tell(message), AppendResponse)
+    bench.append(BASE + size, commit_lsn=BASE + size, truncate_lsn=BASE + size, leader_id=P2)
+    bench.full = WriteWal
+    assert bench.append(BASE + size, b"x", leader_id=P2).code is RefusalCode.STORAGE_FULL
+    bench.full = None
+    assert bench.run(bench.acceptor.trim(EVERYTHING))
 
 
 # Bootstraps.
