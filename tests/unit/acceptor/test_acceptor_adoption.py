@@ -225,6 +225,14 @@ def test_a_log_begins_nowhere_but_at_the_start_of_a_segment(base_lsn: int) -> No
     assert bench.acceptor.control == before
 
 
+def test_a_commit_that_is_known_by_the_leader_is_readable_as_soon_as_it_is_elected() -> None:
+    bench = following(100)
+    bench.record_end_of = lambda lsn: lsn + 8
+    bench.greet(connection=2)
+    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1), commit_lsn=BASE + 50), connection=2)
+    assert bench.acceptor.commit_lsn == bench.acceptor.readable_lsn == BASE + 50
+
+
 # Who is elected, of what.
 
 
