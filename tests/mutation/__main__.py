@@ -16,7 +16,7 @@ from tests.mutation import explanations, trials
 from tests.mutation.edits import KINDS, Mutation
 from tests.mutation.reach import FAILED, SuiteFails, measured
 from tests.mutation.scores import table
-from tests.mutation.suites import Scenarios, Seeds, Units
+from tests.mutation.suites import Scenarios, Seeds, Suite, Units
 from tests.mutation.targets import MODULES, ROOT, all_mutations, import_all, unit_folders
 from tests.mutation.trials import Limits, TrialFailed, Verdict
 
@@ -78,6 +78,13 @@ def _parser() -> argparse.ArgumentParser:
         "--only", action="append", default=[], metavar="MODULE", help="try those of modules whose names begin like this"
     )
     parser.add_argument("--id", action="append", default=[], help="try this one; may be repeated")
+    parser.add_argument(
+        "--suite",
+        action="append",
+        default=[],
+        choices=(Seeds.name, Units.name, Scenarios.name),
+        help="try them against these tests only; may be repeated (default: all three)",
+    )
     parser.add_argument("--list", action="store_true", help="list the mutations, and try none")
     parser.add_argument(
         "--processes",
@@ -130,13 +137,16 @@ def _chosen(everything: list[Mutation], options: argparse.Namespace, parser: arg
 
 def _try(chosen: list[Mutation], options: argparse.Namespace, units: Units) -> list[tuple[Mutation, Verdict]]:
     """Try the mutations that have no result yet; return all of them with their verdicts."""
-    suites = (Seeds(options.first, options.seeds), units, Scenarios())
+    every: tuple[Suite, ...] = (Seeds(options.first, options.seeds), units, Scenarios())
+    suites = [suite for suite in every if not options.suite or suite.name in options.suite]
     limits = {suite.name: Limits(options.cpu_s, len(suite.tests)) for suite in suites}
     limits["simulator"] = Limits(options.cpu_s, options.seeds_each)
     FOLDER.mkdir(parents=True, exist_ok=True)
     source = _digest()
     print(f"{len(chosen)} mutations; seeds {options.first}..{options.first + options.seeds - 1}", flush=True)
     tests = f"{source}-{options.first}-{options.seeds}-{len(units.tests)}"
+    if len(suites) < len(every):
+        tests += "".join(f"-{suite.name}" for suite in suites)
     reach = measured(FOLDER / f"reach-{tests}.json", suites)
     for test, (why,) in reach[FAILED].items():
         print(f"not used, because it fails without any mutation: {test}: {why}")

@@ -38,9 +38,18 @@ class UnknownMutation(Exception):
 
 
 def unit_folders(mutations: Iterable[Mutation]) -> tuple[str, ...]:
-    """Return the folders of the unit tests that can detect mutations: those of pure packages need no disk."""
-    is_pure = all(mutation.module.replace(".", "/").startswith(PURE) for mutation in mutations)
-    return tuple(f"tests/unit/{Path(package).name}" for package in (PURE if is_pure else PACKAGES))
+    """Return the folders of the unit tests that can detect mutations: those of pure packages need no disk.
+
+    Tests of a package execute it and the packages before it in `PACKAGES`, as far as they are not pure.
+    """
+    used = {package for each in mutations for package in PACKAGES if each.module.replace(".", "/").startswith(package)}
+    if used <= set(PURE):
+        packages = PURE
+    elif used.isdisjoint(PURE):
+        packages = PACKAGES[min(map(PACKAGES.index, used)) :]
+    else:
+        packages = PACKAGES
+    return tuple(f"tests/unit/{Path(package).name}" for package in packages)
 
 
 def tree_of(module: str) -> ast.Module:

@@ -112,6 +112,29 @@ def test_a_child_that_computes_without_end_reaches_its_limit() -> None:
     assert ended.timed_out and not ended.hung
 
 
+def test_the_tests_of_the_mutated_module_are_run_first() -> None:
+    tests = [
+        f"tests/unit/{name}::test" for name in ("node/test_node.py", "storage/test_folder.py", "storage/test_wal.py")
+    ]
+    assert trials.nearest_first(tests, "safekeeper.storage.wal") == [tests[2], tests[1], tests[0]]
+    seeds = ["seed 2 calm", "seed 1 storage"]
+    assert trials.nearest_first(seeds, "safekeeper.storage.wal") == seeds
+
+
+def folders_of(*modules: str) -> list[str]:
+    mutations = [next(targets.all_mutations(module)) for module in modules]
+    return [folder.rpartition("/")[2] for folder in targets.unit_folders(mutations)]
+
+
+def test_only_the_tests_that_can_execute_a_mutated_package_are_collected() -> None:
+    pure = ["acceptor", "consensus", "proposer"]
+    assert folders_of("safekeeper.acceptor.trimming", "walproxy.proposer.seal") == pure
+    assert folders_of("safekeeper.storage.recovery") == ["storage", "node"]
+    assert folders_of("safekeeper.node.readable_log") == ["node"]
+    assert folders_of("safekeeper.node.readable_log", "safekeeper.storage.recovery") == ["storage", "node"]
+    assert folders_of("safekeeper.node.readable_log", "walproxy.proposer.seal") == [*pure, "storage", "node"]
+
+
 def test_a_test_that_fails_without_a_mutation_is_reported(toy: ModuleType) -> None:
     suite = ToySuite(toy)
     suite.run = lambda test: "broken"  # type: ignore[method-assign]

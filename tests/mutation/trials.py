@@ -81,7 +81,7 @@ def _trial(mutation: Mutation, suites: Sequence[Suite], reach: Reach, limits: di
         limit = limits[suite.name]
         ends_at_s = time.process_time() + limit.cpu_s
         limit_cpu(limit.cpu_s + GRACE_S)
-        tests = reach[suite.name].get(f"{mutation.module}:{mutation.line}", [])
+        tests = nearest_first(reach[suite.name].get(f"{mutation.module}:{mutation.line}", []), mutation.module)
         ran[suite.name] = 0
         for test in tests[: limit.tests]:
             if time.process_time() > ends_at_s:
@@ -93,6 +93,16 @@ def _trial(mutation: Mutation, suites: Sequence[Suite], reach: Reach, limits: di
                 send({"killed_by": suite.name, "test": test, "why": why, "ran": ran, "cpu_s": time.process_time()})
                 return
     send({"killed_by": SURVIVED, "test": "", "why": "", "ran": ran, "cpu_s": time.process_time()})
+
+
+def nearest_first(tests: Sequence[str], module: str) -> list[str]:
+    """Return unit tests with those of the module first, then those of its package; other tests in their order.
+
+    The time of a trial may end before all tests have run that execute, for example, the opening of a data folder.
+    """
+    package, _, name = module.rpartition(".")
+    folder = f"/{package.rpartition('.')[2]}/"
+    return sorted(tests, key=lambda test: (f"test_{name}" not in test, folder not in test))
 
 
 def _verdict(ended: Ended) -> Verdict:

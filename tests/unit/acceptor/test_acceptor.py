@@ -37,6 +37,7 @@ from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AppendRequest,
     AppendResponse,
+    ArchiveReport,
     Bootstrap,
     Bootstrapped,
     ChangeMembers,
@@ -53,6 +54,7 @@ from safekeeper.consensus.messages import (
     Refusal,
     RefusalCode,
     Replaced,
+    StandbyFeedback,
     TailPreVoteRequest,
     VoteRequest,
     VoteResponse,
@@ -69,6 +71,8 @@ OWN = "1" * 32
 MEMBERS = Membership(1, (Member(1, OWN), Member(2, "2" * 32), Member(3, "3" * 32)))
 P1, P2 = LeaderId(1, "run1"), LeaderId(2, "run2")
 CLUSTER = "c" * 32
+# What is sent in addition to an answer.
+REPORTS = (ArchiveReport, StandbyFeedback)
 
 
 class Bench:
@@ -133,9 +137,20 @@ class Bench:
             return self.effects
 
     def tell(self, message: Any, connection: int = 1) -> Any:
-        """Let a message arrive; return the first answer."""
+        """Let a message arrive; return its answer."""
         self.run(message_effects(self.acceptor, connection, message, self.now))
-        return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """Return the only answer among the effects, None without one; nothing else follows a refusal."""
+        sent = [effect for effect in self.effects if isinstance(effect, Send)]
+        answers = [effect for effect in sent if not isinstance(effect.message, REPORTS)]
+        assert len(answers) <= 1, answers
+        if answers and isinstance(answers[0].message, Refusal):
+            after = self.effects[self.effects.index(answers[0]) + 1 :]
+            reason = answers[0].message.reason
+            assert sent == answers and after in ([], [Close(answers[0].connection, reason)]), self.effects
+        return answers[0].message if answers else None
 
     def kinds(self) -> list[str]:
         return [type(effect).__name__ for effect in self.effects]
@@ -150,7 +165,7 @@ class Bench:
 
     def flush(self) -> Any:
         self.run(flushed_effects(self.acceptor, self.acceptor.write_lsn))
-        return next((effect.message for effect in self.effects if isinstance(effect, Send)), None)
+        return self.answer()
 
 
 def elected(leader_id: LeaderId, *entries: tuple[int, ...], **changes: Any) -> Elected:
@@ -521,6 +536,7 @@ def test_a_proxy_of_the_version_before_is_elected_until_one_of_this_version_has_
     bench.greet()
     refusal = bench.tell(VoteRequest(LeaderId(9, "run9"), own.generation))
     assert refusal.code is RefusalCode.VERSION and "upgrade it" in refusal.reason
+    assert bench.kinds() == ["Send", "Close"]
     bench.greet()
     assert bench.tell(asks(LeaderId(9, "run9"), own)).granted
 

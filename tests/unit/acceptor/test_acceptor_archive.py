@@ -336,6 +336,13 @@ def test_an_adoption_is_followed_by_a_report() -> None:
     assert kinds.index(AppendResponse) < kinds.index(ArchiveReport) and StandbyFeedback not in kinds
 
 
+def test_after_a_start_nothing_is_known_of_the_archive() -> None:
+    bench = Bench(following(100).control, BASE + 100)
+    bench.greet()
+    bench.tell(elected(P1, (1, BASE, 1)))
+    assert reports(bench) == [ArchiveReport(BASE, has_archive=False)]
+
+
 def test_that_there_is_an_archive_is_news_although_nobody_has_looked_into_it() -> None:
     bench = following(100)
     bench.run(bench.acceptor.archive_reported(0, ""))

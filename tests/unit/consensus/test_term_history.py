@@ -112,6 +112,8 @@ def test_two_histories_of_one_term_are_a_forgery() -> None:
 
 def test_a_history_without_its_oldest_entries_still_matches() -> None:
     assert divergence(ONE_TO_FIVE[1:], 400, ONE_TO_FIVE) == Divergence(400)
+    assert divergence(ONE_TO_FIVE, 400, ONE_TO_FIVE[1:]) == Divergence(400)
+    assert divergence(ONE_TO_FIVE, 400, (*ONE_TO_FIVE[1:], HistoryEntry(9, 350, 3))) == Divergence(350)
 
 
 def test_a_person_can_read_it() -> None:

@@ -398,6 +398,75 @@ async def test_a_connection_that_falls_silent_is_closed(tmp_path: Path) -> None:
 
 
 @on_the_loop
+async def test_a_connection_whose_messages_wait_for_the_node_is_not_silent(tmp_path: Path) -> None:
+    async with house(tmp_path, idle_timeout_s=30) as there:
+        client = await there.client()
+        await client.lead()
+        connection = there.connection()
+        there.fs.hold()
+        client.send(VoteRequest(LeaderId(2, "run1"), 1), PreVoteRequest("run1"))
+        await until(lambda: bool(there.listener.waiting))
+        connection.heard_at = there.listener.now() - 31
+        there.listener.watch()
+        assert there.listener.connection_count == 1
+        there.fs.release()
+        assert [type(await client.receive()) for _ in range(2)] == [VoteResponse, PreVoteResponse]
+        connection.heard_at = there.listener.now() - 29
+        there.listener.watch()
+        assert there.listener.connection_count == 1
+        connection.heard_at = there.listener.now() - 31
+        there.listener.watch()
+        assert there.listener.connection_count == 0 and await client.receive() is None
+
+
+@on_the_loop
+async def test_the_end_of_a_connection_is_logged_as_a_warning_only_if_it_broke_the_protocol(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with house(tmp_path) as there:
+        for broken, level in ((True, logging.WARNING), (False, logging.INFO)):
+            client = await there.client()
+            await client.greet()
+            caplog.clear()
+            there.listener.close(there.connection().number, "a reason", broken=broken)
+            assert [record.levelno for record in caplog.records if "a reason" in record.getMessage()] == [level]
+            assert await client.receive() is None
+            await until(lambda: there.listener.connection_count == 0)
+        caplog.clear()
+        there.listener.close(99, "a reason", broken=True)
+        there.listener.send(99, PreVoteResponse(True))
+        assert caplog.records == []
+
+
+@on_the_loop
+async def test_an_append_that_is_not_a_usual_one_is_handled_as_every_other_message(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        connection, acceptor = await there.before_a_usual_append()
+        deliver(connection, append(BASE_LSN + 99, b"gap"))
+        assert acceptor.write_lsn == BASE_LSN + 100
+        await until(lambda: there.listener.connection_count == 0)
+
+
+@on_the_loop
+async def test_usual_appends_that_are_received_together_are_flushed_together(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        connection, acceptor = await there.before_a_usual_append()
+        there.node._average_flush_s = 0.0
+        before = len(there.fs.synced_by)
+        messages = (append(BASE_LSN + 100, b"y" * 10), append(BASE_LSN + 110, b"z" * 10))
+        data = b"".join(b"".join(encode(message)) for message in messages)
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
+        assert acceptor.flush_lsn == BASE_LSN + 120 and len(there.fs.synced_by) == before + 1
+        # Of one and a half, the whole one is not kept back.
+        data = b"".join(encode(append(BASE_LSN + 120, b"a" * 10))) + data[:20]
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
+        assert acceptor.flush_lsn == BASE_LSN + 130
+
+
+@on_the_loop
 async def test_beyond_the_limit_the_proxy_that_has_been_silent_for_longest_makes_room(tmp_path: Path) -> None:
     async with house(tmp_path, connections_max=2) as there:
         first, second, third = await there.client(), await there.client(), await there.client()

@@ -87,6 +87,13 @@ def test_entries_above_a_fork_and_empty_ones_go() -> None:
     assert extend_history(donor, LogPlan(150, 2, cuts=True), ASKED) == (donor[0], HistoryEntry(9, 150, 2))
 
 
+def test_the_first_entry_stays_without_a_byte_only_on_its_own_timeline() -> None:
+    donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 100, 1))
+    assert extend_history(donor, LogPlan(100, 1, cuts=False), ASKED) == (donor[0], HistoryEntry(9, 100, 1))
+    assert extend_history(donor, LogPlan(100, 2, cuts=False), ASKED) == (HistoryEntry(9, 100, 2),)
+    assert extend_history(donor, LogPlan(101, 1, cuts=False), ASKED) == (*donor, HistoryEntry(9, 101, 1))
+
+
 def test_what_was_given_up_stays_given_up_when_the_entry_that_says_so_is_replaced() -> None:
     donor = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2, gives_up=True))
     for start_lsn, tli in ((150, 3), (120, 3)):

@@ -19,6 +19,8 @@ from safekeeper.consensus.messages import (
     Reconfigured,
     Refusal,
     RefusalCode,
+    Standby,
+    StandbyFeedback,
     TailResponse,
     VoteRequest,
 )
@@ -327,6 +329,54 @@ def test_a_removed_member_that_the_list_lacks_is_told_and_then_disconnected() ->
     assert 5 not in table.proposer.peers and 4 in table.proposer.peers  # The list has safekeeper 4.
 
 
+FIVE = Member(5, "5" * 32, "db5:5454")
+
+
+def test_a_newcomer_that_was_never_reached_is_no_longer_dialled_once_its_change_is_cancelled() -> None:
+    table = Leading()
+    table.hears(2, change(*MEMBERS.members, FIVE))
+    assert table.did(Dial) == [Dial(5, "db5:5454")] and 5 in table.proposer.peers
+    table.ticks()
+    assert table.did(HangUp) == []
+    table.wants(*MEMBERS.members)
+    table.ticks(0.1)
+    assert [each.safekeeper_id for each in table.did(HangUp)] == [5]
+    assert 5 not in table.proposer.peers
+
+
+@pytest.mark.parametrize("persists", [False, True])
+@pytest.mark.parametrize("is_connected", [False, True])
+def test_a_removed_member_is_disconnected_for_good_if_it_is_away_or_has_the_membership(
+    is_connected: bool, persists: bool
+) -> None:
+    table = Leading()
+    table.hears(2, change(*MEMBERS.members, FIVE))
+    table.connects(5, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
+    table.answers(5, END)
+    table.ticks(0.05)
+    for _ in range(2):
+        table.persists(1, 2, 3, 5)
+    assert table.membership.members == (*MEMBERS.members, FIVE)
+    table.hears(5, StandbyFeedback((Standby("a", END, END, END, 700, 600),)))
+    table.hears(2, change(*MEMBERS.members, generation=table.membership.generation))
+    table.ticks(0.05)
+    assert table.did(HangUp) == [], "the joint membership needs it"
+    table.persists(1, 2, 3)
+    assert table.membership.members == MEMBERS.members
+    if persists:
+        table.persists(5)
+    if not is_connected:
+        table.event(table.proposer.disconnected(5, table.now))
+    table.ticks(0.05)
+    is_left = persists or not is_connected
+    assert [each.safekeeper_id for each in table.did(HangUp)] == ([5] if is_left else [])
+    # Its standbys hold back vacuum as long as they are known to stream.
+    assert table.proposer.hot_standby_feedback() == ((0, 0) if is_left else (700, 600))
+    leadership = table.proposer.leadership
+    assert leadership is not None and (5 in leadership.members) is not is_left
+    assert (5 in table.proposer.peers) is not is_left
+
+
 # --replace-lost.
 
 
@@ -426,6 +476,24 @@ def test_a_term_is_not_led_when_a_member_comes_with_a_newer_membership_before_it
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     assert not table.sent(Elected) and table.proposer.leadership is None
     assert any("a member has a newer membership" in note.text for note in table.did(Note))
+
+
+def test_a_rebootstrap_that_has_begun_with_a_member_during_the_campaign_keeps_no_term_from_being_led() -> None:
+    table = Table()
+    table.connects(1, 2)
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = LeaderId(table.proposer.term, "run1")
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, vote(leader_id))
+    table.ticks(0.15)
+    table.sees()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.connects(3, cluster_id="d" * 32, membership=msgspec.structs.replace(MEMBERS, generation=2))
+    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    assert table.sent(Elected).keys() == {1, 2} and table.proposer.leadership is not None
+    assert "a rebootstrap, or the undo of one, has begun with it" in table.proposer.peers[3].problem
 
 
 # Which size each decision needs: of three members a commit needs 1 and an election 3, or the reverse.

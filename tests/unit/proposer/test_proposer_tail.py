@@ -110,6 +110,8 @@ def test_a_campaign_that_was_lost_is_repeated() -> None:
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, vote(leader_id, granted=False, promised=leader_id._replace(term=leader_id.term + 1)))
     assert table.proposer.campaign is None
+    table.ticks(0.01)
+    assert table.sent(TailPreVoteRequest) == {}, "candidates must not start at the same time"
     table.ticks(1.0)
     assert table.sent(TailPreVoteRequest).keys() == {1, 2, 3}
 

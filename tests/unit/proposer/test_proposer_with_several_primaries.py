@@ -297,6 +297,22 @@ def test_a_host_that_stays_refused_costs_one_term() -> None:
     assert table.proposer.term == term
 
 
+def test_the_members_greet_again_each_time_before_a_refusal_is_repeated() -> None:
+    table, reason = is_refused_by_its_lineage()
+    for _ in range(3):
+        table.ticks(RETRY_S)
+        table.sees(OLD)
+        said = list(table.said)
+        table.ticks(table.proposer.timing.retry_interval_s)
+        said += table.said
+        assert not any(isinstance(action, RefusePrimary) for action in said), "by greetings from before"
+        for safekeeper_id in (1, 2):
+            table.hears(safekeeper_id, greeting(safekeeper_id, **AS_SWITCHED))
+            assert not table.did(RefusePrimary), "the third may have another log"
+        table.hears(3, greeting(3, **AS_SWITCHED))
+        assert [action.reason for action in table.did(RefusePrimary)] == [reason]
+
+
 def test_the_right_primary_is_elected_at_once_after_a_refusal_without_a_term() -> None:
     table, _ = is_refused_by_its_lineage()
     comes_back(table, OLD)

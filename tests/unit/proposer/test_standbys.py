@@ -148,3 +148,23 @@ def test_those_who_are_gone_cost_a_bounded_amount_of_memory_and_the_designated_a
         standbys.on_report(1, (at(f"backup {number}", 5),))
     assert len(standbys._gone) <= GONE_MAX + 1
     assert standbys.apply_lsn(100) == 10
+
+
+@pytest.mark.parametrize(
+    ("positions", "cut"),
+    [
+        ((90, 90, 90), (90, 90, 90)),
+        ((91, 90, 90), (90, 90, 90)),
+        ((100, 95, 50), (90, 90, 50)),
+        ((100, 60, 50), (90, 60, 50)),
+        ((100, 95, 92), (90, 90, 90)),
+        ((80, 70, 91), (80, 70, 90)),
+    ],
+)
+def test_each_position_above_a_cut_is_cut_alone(positions: tuple[int, int, int], cut: tuple[int, int, int]) -> None:
+    standbys = table("a")
+    standbys.on_report(1, (Standby("a", *positions),))
+    standbys.cut(90)
+    ((standby, *_),) = standbys.rows()
+    assert (standby.write_lsn, standby.flush_lsn, standby.apply_lsn) == cut
+    assert standbys.apply_lsn(1000) == cut[2]

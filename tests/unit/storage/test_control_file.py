@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -255,3 +256,47 @@ def test_a_folder_that_cannot_be_locked_is_refused(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE_NAME).mkdir()
     with pytest.raises(ConfigurationError, match="Is a directory"):
         DataDirectoryLock(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        (errno.ENOSPC, StorageFailed, r"not enough disk space to start in .*: free some space \(No space left"),
+        (errno.EDQUOT, StorageFailed, r"not enough disk space to start in .*: free some space \(Disk quota"),
+        (errno.EIO, ConfigurationError, "could not lock .*: Input/output error; choose another --data-dir"),
+    ],
+)
+def test_a_lock_that_cannot_be_written_is_refused_and_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], message: str
+) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fails)
+        with pytest.raises(kind, match=message):
+            DataDirectoryLock(tmp_path)
+    assert DataDirectoryLock.owner(tmp_path) is None
+    DataDirectoryLock(tmp_path).release()
+
+
+def test_the_id_in_a_lock_file_is_the_holder_s_alone(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE_NAME).write_text("12345678901234567890\n")
+    lock = DataDirectoryLock(tmp_path)
+    assert (tmp_path / LOCK_FILE_NAME).read_text() == f"{os.getpid()}\n"
+    (tmp_path / LOCK_FILE_NAME).write_text("not a number\n")
+    assert DataDirectoryLock.owner(tmp_path) == 0
+    with pytest.raises(ConfigurationError, match=r"in use by process \(unknown\)"):
+        DataDirectoryLock(tmp_path)
+    lock.release()
+
+
+def test_a_lock_file_that_cannot_be_read_is_no_free_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DataDirectoryLock(tmp_path).release()
+
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(ConfigurationError, match=r"could not open .*: Permission denied"):
+        DataDirectoryLock.owner(tmp_path)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,17 +11,26 @@ import pytest
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import (
     Close,
+    Effect,
     Effects,
     FindRecordEnd,
+    FindRecords,
+    FindTimedRecord,
     FlushWal,
+    InspectSetAside,
     Persist,
+    ReadWal,
     ResetWal,
+    RestoreWal,
     Send,
+    SetWalAside,
+    TrimWal,
     TruncateWal,
     WriteWal,
 )
-from safekeeper.base.errors import ConfigurationError
-from safekeeper.consensus.control_state import LeaderId
+from safekeeper.base.errors import ConfigurationError, DiskLost, LocalProtocolError, StorageFailed, StorageFull
+from safekeeper.base.lsn import segment_name
+from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -32,8 +42,10 @@ from safekeeper.consensus.messages import (
     VoteRequest,
 )
 from safekeeper.consensus.term_history import HistoryEntry
-from safekeeper.storage.data_folder import DataFolder
+from safekeeper.storage.control_file import ControlFile
+from safekeeper.storage.data_folder import DataFolder, missing_wal
 from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, RealFileSystem
+from safekeeper.storage.segment_file import FOOTER_BYTES
 from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
 from tests.unit.wal_builder import MIB, WalBuilder
 
@@ -81,6 +93,285 @@ def test_a_data_folder_of_postgresql_is_refused_and_left_as_it_is(tmp_path: Path
     with pytest.raises(ConfigurationError, match=r"is a data folder of PostgreSQL .*: correct --data-dir"):
         DataFolder.open(RealFileSystem(), tmp_path, 1, "a" * 32)
     assert [path.name for path in tmp_path.iterdir()] == ["PG_VERSION"]
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        [TruncateWal(MIB, 2)],
+        [ResetWal(MIB, 2)],
+        [SetWalAside("old"), ResetWal(MIB, 2)],
+        [SetWalAside("old"), RestoreWal("older"), TruncateWal(MIB, 2)],
+    ],
+    ids=lambda effects: type(effects[-2 if len(effects) > 1 else -1]).__name__,
+)
+def test_the_end_of_a_record_is_searched_again_in_a_log_that_has_replaced_another(
+    folder: DataFolder, replace: list[Effect]
+) -> None:
+    torn, whole = WalBuilder(), WalBuilder()
+    torn.add(b"t" * 30_000, held=10_000)
+    record = whole.add(b"w" * 12_000)
+    if RestoreWal("older") in replace:
+        folder.perform(SetWalAside("older"))
+        folder.perform(ResetWal(MIB, 1))
+    write(folder, torn, torn.begin_lsn)
+    assert folder.perform(FindRecordEnd(torn.begin_lsn)) == 0
+    for effect in replace:
+        folder.perform(effect)
+    write(folder, whole, whole.begin_lsn)
+    assert folder.perform(FindRecordEnd(whole.begin_lsn)) == record.end_lsn
+
+
+def test_the_ends_of_records_at_different_places_are_found_alternately(folder: DataFolder) -> None:
+    wal = WalBuilder()
+    records = [wal.add(b"r" * size) for size in (100, 20_000, 300)]
+    write(folder, wal, wal.begin_lsn)
+    assert folder.perform(FindRecordEnd(wal.begin_lsn)) == records[0].end_lsn
+    for record in (records[1], records[0], records[2], records[1]):
+        assert folder.perform(FindRecordEnd(record.start_lsn)) == record.end_lsn
+
+
+def test_records_are_searched_in_what_is_flushed_only(folder: DataFolder) -> None:
+    wal = WalBuilder()
+    record = wal.add(b"r" * 100)
+    folder.perform(WriteWal(wal.begin_lsn, wal.read(wal.begin_lsn, wal.position)))
+    assert folder.perform(FindRecordEnd(wal.begin_lsn)) == 0
+    assert folder.perform(FindRecords(wal.begin_lsn))[0] == 0
+    folder.perform(FlushWal())
+    assert folder.perform(FindRecordEnd(wal.begin_lsn)) == record.end_lsn
+    assert folder.perform(FindRecords(wal.begin_lsn))[0] == record.end_lsn
+
+
+def test_the_size_of_the_wal_and_its_ends_are_those_of_the_log(folder: DataFolder) -> None:
+    assert (folder.begin_lsn, folder.flush_lsn, folder.wal_bytes) == (MIB, MIB, 0)
+    folder.perform(WriteWal(MIB, bytes(2 * MIB + 100)))
+    assert (folder.flush_lsn, folder.wal_bytes) == (MIB, 2 * MIB + 100)
+    folder.perform(FlushWal())
+    folder.perform(TrimWal(3 * MIB))
+    assert (folder.begin_lsn, folder.flush_lsn, folder.wal_bytes) == (3 * MIB, 3 * MIB + 100, 100)
+    folder.perform(SetWalAside("old"))
+    assert (folder.begin_lsn, folder.flush_lsn, folder.wal_bytes) == (0, 0, 0)
+    with pytest.raises(LocalProtocolError, match="has no WAL yet"):
+        folder.opened_storage()
+
+
+def test_an_effect_that_is_not_of_the_disk_is_an_error_of_the_program(folder: DataFolder) -> None:
+    with pytest.raises(LocalProtocolError, match="Close cannot be carried out by the disk"):
+        folder.perform(Close(1, ""))
+
+
+def test_a_log_of_another_segment_size_has_files_of_that_size(folder: DataFolder) -> None:
+    folder.perform(WriteWal(MIB, bytes(3 * MIB)))
+    folder.perform(SetWalAside("old"))
+    folder.perform(Persist(msgspec.structs.replace(folder.control, segment_size=2 * MIB, wal_begin_lsn=0)))
+    folder.perform(ResetWal(4 * MIB, 1))
+    (path,) = (folder.directory / "wal").iterdir()
+    assert path.stat().st_size == 2 * MIB + FOOTER_BYTES
+    # Also if the log was opened, and has no files.
+    path.unlink()
+    folder.close()
+    again = DataFolder.open(RealFileSystem(), folder.directory, 1, "b" * 32)
+    assert again.opened_storage().is_empty
+    again.perform(Persist(msgspec.structs.replace(again.control, segment_size=4 * MIB)))
+    again.perform(ResetWal(8 * MIB, 1))
+    (path,) = (again.directory / "wal").iterdir()
+    assert path.stat().st_size == 4 * MIB + FOOTER_BYTES
+    again.close()
+
+
+def test_effects_of_the_start_receive_their_results_and_a_full_disk(folder: DataFolder) -> None:
+    folder.perform(WriteWal(MIB, b"abc"))
+    received: list[Any] = []
+
+    def effects() -> Effects:
+        received.append((yield FlushWal()))
+        received.append((yield ReadWal(MIB, MIB + 3)))
+        folder.opened_storage().append = full  # type: ignore[method-assign]
+        try:
+            yield WriteWal(MIB + 3, b"d")
+        except StorageFull as error:
+            received.append(str(error))
+        received.append((yield ReadWal(MIB, MIB + 1)))
+
+    def full(begin_lsn: int, data: object) -> None:
+        raise StorageFull("no space")
+
+    folder.perform_all(effects())
+    assert received == [None, b"abc", "no space", b"a"]
+
+
+# What must be there at a start (S8).
+
+
+@pytest.mark.parametrize(
+    ("changes", "begin", "flush", "lost"),
+    [
+        ({}, 0, 10, None),
+        ({}, 0, 0, None),
+        ({}, 0, -1, "ends at 0/FFFFF, but it reached 0/100000"),
+        ({}, -MIB, -MIB, "is missing, but it reached 0/100000"),
+        ({"commit_lsn": MIB + 10}, 0, 10, None),
+        ({"commit_lsn": MIB + 11}, 0, 10, "ends at 0/10000A, but it reached 0/10000B"),
+        ({"truncate_to": MIB + 10, "commit_lsn": MIB + 5}, 0, 10, None),
+        ({"truncate_to": MIB + 11, "commit_lsn": MIB + 5}, 0, 10, "ends at 0/10000A, but it reached 0/10000B"),
+        ({"truncate_to": MIB + 5, "commit_lsn": MIB + 11}, 0, 10, "ends at 0/10000A, but it reached 0/10000B"),
+        ({"wal_begin_lsn": 3 * MIB, "commit_lsn": 2 * MIB}, 2 * MIB, 2 * MIB, None),
+        ({"wal_begin_lsn": 3 * MIB}, 0, 2 * MIB - 1, "ends at 0/2FFFFF, but it reached 0/300000"),
+        ({}, MIB, 2 * MIB, "begins at 0/200000, but it began at 0/100000"),
+        ({}, -MIB + 1, 10, None),
+        # The log is being replaced, or nothing was ever written.
+        ({"wal_begin_lsn": 0, "commit_lsn": MIB + 11}, 0, 10, None),
+        ({"set_aside": True, "commit_lsn": MIB + 11}, 0, 10, None),
+        ({"restore_from": "old", "commit_lsn": MIB + 11}, 0, 10, None),
+        ({"base_lsn": 8 * MIB, "commit_lsn": MIB + 11}, 0, 10, None),
+    ],
+)
+def test_wal_is_lost_if_it_ends_or_begins_elsewhere_than_the_control_file_records(
+    changes: dict[str, Any], begin: int, flush: int, lost: str | None
+) -> None:
+    control = msgspec.structs.replace(
+        ControlState(safekeeper_id=1, incarnation="a" * 32, segment_size=MIB, wal_begin_lsn=MIB), **changes
+    )
+    found = missing_wal(control, MIB + begin, MIB + flush, Path("/data/wal"))
+    if lost is None:
+        assert found is None
+    else:
+        assert found is not None and found.startswith(f"the WAL in /data/wal {lost}: this data folder is no longer")
+
+
+@pytest.mark.parametrize("version", [FORMAT_VERSION_MIN - 1, FORMAT_VERSION + 1])
+def test_a_control_state_of_an_unknown_format_is_refused(tmp_path: Path, version: int) -> None:
+    state = ControlState(safekeeper_id=1, incarnation="a" * 32, format_version=version)
+    ControlFile(RealFileSystem(), tmp_path).store(state)
+    with pytest.raises(ConfigurationError, match=f"has format {version}, this release reads"):
+        DataFolder.open(RealFileSystem(), tmp_path, 1, "b" * 32)
+
+
+def test_the_state_that_a_start_has_read_survives_a_power_cut() -> None:
+    """The process before may have ended between the renaming and the sync of the folder: the cache shows the rename."""
+    both = set()
+    for seed in range(40):
+        fs = VirtualFileSystem(random.Random(seed))
+        file = ControlFile(fs, Path("/data/sk"))
+        file.store(ControlState(safekeeper_id=1, incarnation="a" * 32))
+        fs.fail_in(1, only="sync folder")
+        with pytest.raises(StorageFailed):
+            file.store(ControlState(safekeeper_id=1, incarnation="a" * 32, promised=LeaderId(7, "run")))
+        fs.kill()
+        read = ControlFile(fs, Path("/data/sk")).load(ControlState)
+        assert read is not None
+        load_as_a_start_does(fs)
+        fs.crash()
+        assert ControlFile(fs, Path("/data/sk")).load(ControlState) == read
+        both.add(read.promised.term)
+    assert 7 in both
+
+
+def load_as_a_start_does(fs: VirtualFileSystem) -> None:
+    """Load the folder /data/sk; its lock, which is a real file, is not taken."""
+
+    class NoLock:
+        def release(self) -> None:
+            """See DataDirectoryLock."""
+
+    directory = Path("/data/sk")
+    lock: Any = NoLock()
+    folder = DataFolder(fs, directory, lock, ControlFile(fs, directory))
+    folder._load(1, "b" * 32)
+    assert folder.control.incarnation == "a" * 32
+    folder.close()
+
+
+def test_a_folder_whose_control_file_is_gone_is_lost_only_if_it_has_wal(tmp_path: Path) -> None:
+    directory = tmp_path / "sk"
+    (directory / "wal").mkdir(parents=True)
+    folder = DataFolder.open(RealFileSystem(), directory, 1, "b" * 32)
+    assert (folder.control.safekeeper_id, folder.control.incarnation) == (1, "b" * 32)
+    folder.close()
+    (directory / "control").unlink()
+    (directory / "wal" / segment_name(1, MIB, MIB)).touch()
+    with pytest.raises(DiskLost, match="WAL but no control file"):
+        DataFolder.open(RealFileSystem(), directory, 1, "b" * 32)
+
+
+# A log that is set aside.
+
+
+def test_what_is_set_aside_is_inspected_from_where_it_began(folder: DataFolder) -> None:
+    folder.perform(WriteWal(MIB, bytes(2 * MIB + 100)))
+    folder.perform(FlushWal())
+    control = msgspec.structs.replace(folder.control, commit_lsn=3 * MIB + 100)
+    folder.perform(SetWalAside("old"))
+
+    def inspected(**changes: Any) -> Any:
+        return folder.perform(InspectSetAside("old", msgspec.structs.replace(control, **changes)))
+
+    assert inspected() == ""
+    assert inspected(wal_begin_lsn=2 * MIB) == "", "its oldest segment was being removed"
+    lost = "the WAL that the rebootstrap set aside is incomplete: the WAL in "
+    assert inspected(commit_lsn=3 * MIB + 101).startswith(lost)
+    aside = folder.directory / "wal.old"
+    (aside / segment_name(1, MIB, MIB)).unlink()
+    assert "begins at 0/200000, but it began at 0/100000" in inspected()
+    assert inspected(wal_begin_lsn=2 * MIB) == ""
+    (aside / f"{segment_name(1, 9 * MIB, MIB)}{TEMPORARY_SUFFIX}").touch()
+    assert inspected(wal_begin_lsn=2 * MIB).endswith("is left over from an interrupted step")
+    assert folder.perform(InspectSetAside("nothing", msgspec.structs.replace(control, segment_size=0))) == ""
+
+
+def test_a_log_that_is_moved_back_incomplete_is_a_lost_disk(folder: DataFolder) -> None:
+    folder.perform(WriteWal(MIB, bytes(2 * MIB + 100)))
+    folder.perform(FlushWal())
+    control = msgspec.structs.replace(folder.control, commit_lsn=3 * MIB + 100, restore_from="old")
+    folder.perform(SetWalAside("old"))
+    (folder.directory / "wal.old" / segment_name(1, 3 * MIB, MIB)).unlink()
+    folder.perform(Persist(control))
+    with pytest.raises(DiskLost, match="ends at 0/300000, but it reached 0/300064"):
+        folder.perform(RestoreWal("old"))
+
+
+def test_a_log_is_moved_back_to_a_folder_that_is_gone_and_may_be_of_none(folder: DataFolder) -> None:
+    folder.perform(WriteWal(MIB, b"w" * 100))
+    folder.perform(FlushWal())
+    folder.perform(SetWalAside("old"))
+    (folder.directory / "wal").rmdir()
+    assert folder.perform(RestoreWal("old")) == MIB + 100
+    assert folder.opened_storage().read(MIB, MIB + 100) == b"w" * 100
+    folder.perform(SetWalAside("old"))
+    folder.perform(Persist(msgspec.structs.replace(folder.control, segment_size=0)))
+    assert folder.perform(RestoreWal("old")) == 0 and folder.storage is None
+
+
+def test_no_space_to_move_a_file_of_the_log_is_a_failure(folder: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(old: Path, new: Path) -> None:
+        raise StorageFull("no space")
+
+    monkeypatch.setattr(folder._fs, "rename", full)
+    with pytest.raises(StorageFailed, match="no space"):
+        folder.perform(SetWalAside("old"))
+
+
+def test_what_is_set_aside_is_durable_in_both_folders() -> None:
+    for seed in range(30):
+        fs = VirtualFileSystem(random.Random(seed))
+        directory = Path("/data/sk")
+        for number in range(3):
+            fs.create(directory / "wal" / f"{number}")
+        fs.fsync_directory(directory / "wal")
+        lock: Any = None
+        folder = DataFolder(fs, directory, lock, ControlFile(fs, directory))
+        folder.perform(SetWalAside("old"))
+        fs.crash()
+        assert fs.listdir(directory / "wal") == []
+        assert sorted(fs.listdir(directory / "wal.old")) == ["0", "1", "2"]
+
+
+def test_a_timed_record_is_found_in_the_range_only(folder: DataFolder) -> None:
+    wal = WalBuilder()
+    for _ in range(3):
+        wal.add(b"r" * 100)
+    write(folder, wal, wal.begin_lsn)
+    assert folder.perform(FindTimedRecord(wal.begin_lsn, wal.position)) == 0
 
 
 OLD, NEW = "c" * 32, "d" * 32

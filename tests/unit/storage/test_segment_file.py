@@ -183,6 +183,17 @@ def test_a_segment_opened_again_goes_on_where_it_ended() -> None:
     assert end_found(fs) == 150
 
 
+def test_a_segment_that_is_opened_is_the_one_that_was_created() -> None:
+    fs = VirtualFileSystem(random.Random(1))
+    created = create_segment(fs, DIRECTORY, tli=3, begin_lsn=BEGIN_LSN, segment_size=SIZE, wal=[b"a" * 10, b"b" * 5])
+    opened = open_segment(fs, DIRECTORY, tli=3, begin_lsn=BEGIN_LSN, segment_size=SIZE)
+    for segment in (created, opened):
+        assert (segment.tli, segment.path) == (3, DIRECTORY / segment_name(3, BEGIN_LSN, SIZE))
+        assert (segment.begin_lsn, segment.end_lsn, segment.write_lsn) == (BEGIN_LSN, BEGIN_LSN + SIZE, BEGIN_LSN + 15)
+        assert (segment.sequence, segment.unslotted_lsn, segment.crc) == (2, BEGIN_LSN + 15, 0)
+        assert segment.read(BEGIN_LSN + 5, BEGIN_LSN + 15) == b"a" * 5 + b"b" * 5
+
+
 def test_a_segment_without_a_footer_cannot_be_opened() -> None:
     fs = VirtualFileSystem(random.Random(1))
     new_segment(fs)

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import google_crc32c
@@ -109,6 +110,45 @@ def test_a_flush_counts_only_after_it_was_carried_out(storage: WalStorage) -> No
     assert storage.flush_lsn == BASE + 1
 
 
+def test_a_flush_counts_once(storage: WalStorage) -> None:
+    storage.append(BASE, BYTES[:10])
+    first = storage.start_flush()
+    assert first is not None
+    first.run()
+    storage.finish_flush(first)
+    storage.append(BASE + 10, BYTES[10:20])
+    second = storage.start_flush()
+    assert second is not None
+    with pytest.raises(LocalProtocolError, match="has not been carried out"):
+        storage.finish_flush(first)
+    assert storage.flush_lsn == BASE + 10
+    second.run()
+    storage.finish_flush(second)
+    assert storage.flush_lsn == BASE + 20
+
+
+def test_a_flush_over_several_segments_leaves_those_open_that_it_has_not_covered(storage: WalStorage) -> None:
+    storage.append(BASE, BYTES[: SIZE + 10])
+    flush = storage.start_flush()
+    assert flush is not None and flush.end_lsn == BASE + SIZE + 10
+    storage.append(BASE + SIZE + 10, BYTES[SIZE + 10 : 3 * SIZE])
+    flush.run()
+    storage.finish_flush(flush)
+    assert storage.flush_lsn == BASE + SIZE + 10
+    storage.append(BASE + 3 * SIZE, BYTES[3 * SIZE : 3 * SIZE + 5])
+    storage.flush_now()
+    assert storage.read(BASE, storage.flush_lsn) == BYTES[: 3 * SIZE + 5]
+
+
+def test_an_append_that_just_fills_a_segment_needs_no_space(fs: VirtualFileSystem, storage: WalStorage) -> None:
+    fs.capacity_bytes = fs.used_bytes()
+    write(storage, 100)
+    write(storage, SIZE - 100)
+    assert storage.flush_lsn == BASE + SIZE
+    with pytest.raises(StorageFull):
+        storage.append(BASE + SIZE, b"x")
+
+
 def test_recovery_finds_exactly_what_was_flushed() -> None:
     for seed in range(50):
         fs = VirtualFileSystem(random.Random(seed))
@@ -170,6 +210,15 @@ def test_page_digests_are_the_crcs_of_the_aligned_pieces(storage: WalStorage, pa
         piece_begin = piece_end
     assert storage.page_digests(begin, end, page_size) == expected
     assert storage.page_digests(begin, begin, page_size) == []
+
+
+def test_page_digests_of_more_wal_than_is_read_at_once_are_those_of_whole_pages(storage: WalStorage) -> None:
+    wal = random.Random(2).randbytes(2 << 20)
+    storage.append(BASE, wal)
+    begin = BASE + 100
+    borders = [begin, *range(begin - begin % 3000 + 3000, BASE + len(wal), 3000), BASE + len(wal)]
+    expected = [google_crc32c.value(wal[low - BASE : high - BASE]) for low, high in pairwise(borders)]
+    assert storage.page_digests(begin, BASE + len(wal), 3000) == expected
 
 
 def test_an_append_without_room_changes_nothing_and_works_when_there_is_room(
@@ -333,6 +382,22 @@ def test_a_cut_at_the_end_changes_only_the_tli(fs: VirtualFileSystem, storage: W
     assert storage.read(BASE, BASE + 200) == BYTES[:200]
     storage.truncate(BASE + 50, 1)
     assert fs.listdir(DIRECTORY) == [name(1, BASE)]
+
+
+@pytest.mark.parametrize("cut", [0, 1, SIZE])
+def test_a_cut_where_the_log_begins_after_a_removal_leaves_an_empty_segment(
+    fs: VirtualFileSystem, storage: WalStorage, cut: int
+) -> None:
+    write(storage, 3 * SIZE + 100)
+    storage.trim(BASE + 2 * SIZE)
+    storage.truncate(BASE + 2 * SIZE + cut, 2)
+    assert (storage.begin_lsn, storage.flush_lsn) == (BASE + 2 * SIZE, BASE + 2 * SIZE + cut)
+    assert fs.listdir(DIRECTORY) == [name(1 if cut == SIZE else 2, BASE + 2 * SIZE)]
+    fs.crash()
+    again = WalStorage.open(fs, DIRECTORY, segment_size=SIZE, tli=2, begin_lsn=BASE + 2 * SIZE)
+    assert (again.begin_lsn, again.flush_lsn) == (BASE + 2 * SIZE, BASE + 2 * SIZE + cut)
+    with pytest.raises(LocalProtocolError, match="a cut at"):
+        again.truncate(BASE + 2 * SIZE - 1, 3)
 
 
 @pytest.mark.parametrize("lsn", [BASE - 1, BASE + 101])
@@ -575,6 +640,32 @@ def test_a_removal_that_fails_is_the_end(fs: VirtualFileSystem, storage: WalStor
         storage.trim(BASE + 2 * SIZE)
     with pytest.raises(StorageFailed, match="must be restarted"):
         storage.append(storage.write_lsn, b"x")
+
+
+def test_a_removal_that_was_interrupted_goes_on_where_it_was(fs: VirtualFileSystem, storage: WalStorage) -> None:
+    write(storage, 4 * SIZE + 100)
+    removal = storage.forget_below(BASE + 3 * SIZE)
+    assert removal is not None
+    fs.fail_in(2, only="remove")
+    with pytest.raises(StorageFailed):
+        removal.run()
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(1, 5), "the oldest first"
+    removal.run()
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(3, 5)
+
+
+def test_removals_that_were_not_finished_are_finished_when_the_log_is_closed(
+    fs: VirtualFileSystem, storage: WalStorage
+) -> None:
+    write(storage, 4 * SIZE + 100)
+    first, second = storage.forget_below(BASE + SIZE), storage.forget_below(BASE + 3 * SIZE)
+    assert first is not None and second is not None
+    first.run()
+    storage.finish_removal(first)
+    storage.finish_removal(first)
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(1, 5)
+    storage.close()
+    assert sorted(fs.listdir(DIRECTORY)) == whole_names(3, 5)
 
 
 def test_whatever_a_crash_brings_back_of_removed_segments_is_removed_at_the_start() -> None:

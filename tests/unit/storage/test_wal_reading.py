@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.base.errors import StorageFailed
+from safekeeper.base.errors import LogChanged, StorageFailed
 from safekeeper.storage.filesystem import RealFile, RealFileSystem
 from safekeeper.storage.wal_log import WalStorage
-from safekeeper.storage.wal_reading import WalReader
+from safekeeper.storage.wal_reading import SegmentSource, WalReader
 from tests.unit.faulty_filesystem import FaultyFileSystem
 
 MIB = 1 << 20
@@ -88,4 +88,60 @@ def test_a_segment_that_is_not_there_is_named(tmp_path: Path) -> None:
     reader = WalReader(fs, MIB, storage.segment_path)
     with pytest.raises(StorageFailed, match="byte 0/200000 does not exist"):
         reader.fetch(2 * MIB, 2 * MIB + 10)
+    storage.close()
+
+
+def test_a_reader_goes_from_segment_to_segment_and_back(tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    storage = written(fs, tmp_path / "wal", b"a" * MIB, b"b" * MIB, b"c" * 1000)
+    reader = WalReader(fs, MIB, storage.segment_path)
+    for number, letter in ((0, b"a"), (2, b"c"), (1, b"b"), (0, b"a")):
+        begin_lsn = BASE_LSN + number * MIB
+        assert reader.fetch(begin_lsn + 7, begin_lsn + 17)() == letter * 10
+        reader.fetched()
+        assert reader.at_hand(begin_lsn, begin_lsn + 5, recent=False) == letter * 5
+    reader.close()
+    assert reader.fetch(BASE_LSN, BASE_LSN + 1)() == b"a", "a reader that was closed opens the file again"
+    reader.fetched()
+    storage.close()
+
+
+@pytest.mark.parametrize("recent", [False, True])
+def test_what_is_not_in_memory_is_not_read_on_the_loop(tmp_path: Path, recent: bool) -> None:
+    fs = FaultyFileSystem()
+    storage = written(fs, tmp_path / "wal", b"a" * 1000)
+    reader = WalReader(fs, MIB, storage.segment_path)
+    fs.cold = True
+    assert reader.at_hand(BASE_LSN, BASE_LSN + 10, recent=recent) == b""
+    reader.close()
+    storage.close()
+
+
+def test_a_segment_is_read_more_than_once_up_to_its_size(tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    storage = written(fs, tmp_path / "wal", b"a" * 1000)
+    path = storage.segment_path(BASE_LSN)
+    assert path is not None
+    source = SegmentSource(fs, path, 600, lambda: True)
+    for _ in range(2):
+        assert b"".join(source.pieces()) == b"a" * 600
+    storage.close()
+
+
+def test_a_segment_of_a_log_that_was_replaced_is_not_passed_on(tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    storage = written(fs, tmp_path / "wal", b"a" * MIB, b"b")
+    path = storage.segment_path(BASE_LSN)
+    assert path is not None
+    is_current = [True]
+    opened = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    big = SegmentSource(fs, path, MIB + 10, lambda: is_current[0])  # Two pieces; the second is of the footer.
+    pieces = big.pieces()
+    assert next(pieces) == b"a" * MIB
+    is_current[0] = False
+    with pytest.raises(LogChanged, match="the log has changed while"):
+        next(pieces)
+    with pytest.raises(LogChanged):
+        next(SegmentSource(fs, path, 10, lambda: is_current[0]).pieces())
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == opened
     storage.close()

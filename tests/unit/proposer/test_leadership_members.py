@@ -1,0 +1,540 @@
+"""A leader and the members of its term: whose positions count, who can give WAL, and when a term has lost its start."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.folder_state import FolderState
+from safekeeper.consensus.messages import (
+    AppendRequest,
+    AppendResponse,
+    ArchiveReport,
+    Elected,
+    FolderStates,
+    ReadRequest,
+    ReadResponse,
+)
+from tests.unit.proposer.test_leadership import MEMBERS, NODE_ID, START, Table
+from walproxy.proposer.actions import Disconnect, SendAppend, SendMessage
+from walproxy.proposer.liveness import Timing
+from walproxy.proposer.progress import Progress, State
+from walproxy.proposer.replication import APPEND_BYTES_MAX, IN_FLIGHT_BYTES_MAX, READ_AHEAD_S
+
+TIMING = Timing()
+ONE, OTHER = (1, "1" * 32), (1, "9" * 32)
+
+
+def in_state(table: Table, safekeeper_id: int, **changes: Any) -> Progress:
+    """Set positions of a member, as events of any order may have left them."""
+    progress = table.leadership.members[safekeeper_id]
+    for name, value in changes.items():
+        setattr(progress, name, value)
+    return progress
+
+
+# What is known of a member that reconnects.
+
+
+@pytest.mark.parametrize(
+    ("was_voter", "is_voter", "identity", "counts", "generation"),
+    [
+        (True, True, ONE, True, 4),
+        (False, True, ONE, False, 4),
+        (True, False, ONE, False, 4),
+        (True, True, OTHER, False, 0),
+        (False, False, ONE, False, 4),
+    ],
+)
+def test_wal_of_the_connection_before_counts_only_for_a_member_with_the_same_folder(
+    was_voter: bool, is_voter: bool, identity: tuple[int, str], counts: bool, generation: int
+) -> None:
+    known = Progress(ONE, was_voter, generation=4, refusal="full", pulled_bytes=7)
+    known.become_streaming(900)
+    known.sent_lsn, known.write_lsn, known.flush_lsn = 950, 940, 930
+    progress = Progress.of(identity, is_voter, known)
+    assert (progress.adopted, progress.flush_lsn, progress.write_lsn) == ((True, 930, 930) if counts else (False, 0, 0))
+    assert (progress.generation, progress.voter, progress.state) == (generation, is_voter, State.ADOPTING)
+    assert (progress.refusal, progress.pulled_bytes, progress.sent_lsn) == ("full", 7, 0)
+    known.adopted = False
+    assert not Progress.of(identity, is_voter, known).adopted
+
+
+def test_a_member_that_was_never_there_has_nothing() -> None:
+    assert Progress.of(ONE, True, None) == Progress(ONE, True)
+
+
+# Whether the WAL below the term's start can still reach a quorum (step 6).
+
+
+@pytest.mark.parametrize(
+    ("flush_lsn", "adopted", "holder_connected", "donor_connected", "is_lost"),
+    [
+        (START, True, True, False, False),
+        (START, True, False, False, True),
+        (START, True, False, True, False),
+        (START - 1, True, True, False, True),
+        (START - 1, True, True, True, False),
+        (START + 1, True, True, False, False),
+        (0, False, True, False, True),
+        (0, False, False, False, True),
+    ],
+)
+def test_a_term_has_lost_its_start_without_its_donor_and_without_a_member_that_has_it(
+    flush_lsn: int, adopted: bool, holder_connected: bool, donor_connected: bool, is_lost: bool
+) -> None:
+    table = Table(answers=False)
+    if adopted:
+        table.acks(2, START)
+        in_state(table, 2, flush_lsn=flush_lsn, write_lsn=max(flush_lsn, START), sent_lsn=max(flush_lsn, START))
+    if not holder_connected:
+        table.leadership.disconnected(2, table.now)
+    if not donor_connected:
+        table.leadership.disconnected(1, table.now)
+    assert table.leadership.has_lost_its_start() is is_lost
+
+
+def test_a_term_whose_start_is_committed_or_whose_donor_was_never_there() -> None:
+    table = Table()
+    for safekeeper_id in (1, 2, 3):
+        table.leadership.disconnected(safekeeper_id, table.now)
+    assert table.leadership.commit_lsn == START and not table.leadership.has_lost_its_start()
+    table = Table(answers=False)
+    del table.leadership.members[1]
+    assert table.leadership.has_lost_its_start()
+
+
+# Answers.
+
+
+@pytest.mark.parametrize(
+    ("write_lsn", "flush_lsn", "changes"),
+    [
+        (START + 100, START + 101, {}),
+        (START + 101, START + 100, {}),
+        (START + 201, START + 100, {"sent_lsn": START + 200}),
+    ],
+)
+def test_an_answer_whose_positions_cannot_be_breaks_the_protocol(
+    write_lsn: int, flush_lsn: int, changes: dict[str, int]
+) -> None:
+    table = Table()
+    table.receives(START + 100)
+    before = table.leadership.commit_lsn
+    with pytest.raises(RemoteProtocolError, match="cannot be: the log ends at"):
+        table.leadership.on_append_response(2, AppendResponse(NODE_ID, write_lsn, flush_lsn, 0), table.now)
+    assert table.leadership.commit_lsn == before
+
+
+@pytest.mark.parametrize("what", ["unknown", "disconnected", "another term"])
+def test_an_answer_that_is_none_of_this_term_changes_nothing(what: str) -> None:
+    table = Table()
+    table.receives(START + 100)
+    leader_id = LeaderId(4, "other") if what == "another term" else NODE_ID
+    if what == "disconnected":
+        table.leadership.disconnected(2, table.now)
+        table.take()
+    safekeeper_id = 9 if what == "unknown" else 2
+    table.leadership.on_append_response(
+        safekeeper_id, AppendResponse(leader_id, START + 100, START + 100, 5), table.now
+    )
+    table.take()
+    assert table.said == [] and table.leadership.members[2].flush_lsn == START
+    assert table.leadership.members[2].acked_sequence == 0
+
+
+@pytest.mark.parametrize(("write_lsn", "follows"), [(START + 99, False), (START + 100, True), (START + 150, True)])
+def test_a_member_that_skips_wal_follows_with_the_first_answer_from_there(write_lsn: int, follows: bool) -> None:
+    table = Table()
+    table.receives(START + 200)
+    progress = table.leadership.members[2]
+    progress.become_skipping(START + 100)
+    table.acks(2, write_lsn)
+    assert progress.follows is follows
+    assert progress.write_lsn == (write_lsn if follows else START)
+
+
+EVERYDAY = AppendResponse(NODE_ID, START + 80, START + 60, 3, has_readers=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_progress"),
+    [
+        ({"flush_lsn": START + 39}, {}),
+        ({"flush_lsn": START + 81}, {}),
+        ({"write_lsn": START + 101}, {}),
+        ({"write_lsn": START + 69, "flush_lsn": START + 40}, {}),
+        ({"leader_id": LeaderId(4, "other")}, {}),
+        ({"leader_id": LeaderId(5, "run1")}, {}),
+        ({"has_readers": True}, {}),
+        ({}, {"has_readers": True}),
+        ({}, {"follows": False}),
+    ],
+)
+def test_an_answer_that_is_no_everyday_one_changes_nothing(
+    changes: dict[str, Any], of_progress: dict[str, Any]
+) -> None:
+    table = Table()
+    table.receives(START + 100)
+    progress = in_state(table, 2, sent_lsn=START + 100, write_lsn=START + 70, flush_lsn=START + 40)
+    assert table.leadership.on_steady_answer(2, progress, EVERYDAY, table.now)
+    assert (progress.write_lsn, progress.flush_lsn, progress.acked_sequence) == (START + 80, START + 60, 3)
+    in_state(table, 2, write_lsn=START + 70, flush_lsn=START + 40, acked_sequence=0, **of_progress)
+    answer = msgspec.structs.replace(EVERYDAY, **changes)
+    assert not table.leadership.on_steady_answer(2, progress, answer, table.now + 1)
+    assert (progress.write_lsn, progress.flush_lsn, progress.acked_sequence) == (START + 70, START + 40, 0)
+    assert progress.last_response_at == table.now
+
+
+def test_an_answer_that_repeats_a_position_is_an_everyday_one() -> None:
+    table = Table()
+    table.receives(START + 100)
+    progress = in_state(table, 2, sent_lsn=START + 80, write_lsn=START + 80, flush_lsn=START + 60)
+    for sequence in (3, 4):
+        answer = AppendResponse(NODE_ID, START + 80, START + 60, sequence, has_readers=False)
+        assert table.leadership.on_steady_answer(2, progress, answer, table.now)
+        assert progress.acked_sequence == sequence
+
+
+def test_an_everyday_answer_ends_the_wait_for_one_only_if_it_is_about_all_that_was_sent() -> None:
+    table = Table()
+    table.receives(START + 100)
+    progress = table.leadership.members[2]
+    assert progress.waiting_since == table.now
+    for lsn, waiting_since in ((START + 50, 11.0), (START + 100, None)):
+        table.now += 1.0
+        answer = AppendResponse(NODE_ID, lsn, lsn, 0, has_readers=False)
+        assert table.leadership.on_steady_answer(2, progress, answer, table.now)
+        assert progress.waiting_since == waiting_since
+
+
+# Time.
+
+
+@pytest.mark.parametrize(("waited_s", "is_closed"), [(0.0, False), (0.01, True)])
+def test_a_member_that_does_not_answer_in_time_is_disconnected(waited_s: float, is_closed: bool) -> None:
+    table = Table()
+    for safekeeper_id in (1, 2, 3):
+        in_state(table, safekeeper_id, waiting_since=table.now if safekeeper_id == 2 else None)
+    table.now += TIMING.response_timeout_s + waited_s
+    table.tick()
+    assert [action.safekeeper_id for action in table.said if isinstance(action, Disconnect)] == [2] * is_closed
+    assert sorted(table.heartbeats()) == ([1, 3] if is_closed else [1, 2, 3])
+
+
+@pytest.mark.parametrize(("after_s", "is_sent"), [(-0.01, False), (0.0, True)])
+def test_a_heartbeat_is_sent_to_those_that_follow_when_its_time_has_come(after_s: float, is_sent: bool) -> None:
+    table = Table(answers=False)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START)
+    table.leadership.disconnected(2, table.now)
+    for progress in table.leadership.members.values():
+        progress.last_sent_at = table.now
+    table.now += TIMING.heartbeat_interval_s + after_s
+    table.tick()
+    assert table.heartbeats() == [1] * is_sent
+
+
+# Whose WAL can be had, and who is needed.
+
+
+def reads(table: Table) -> list[tuple[int, int, int]]:
+    """Return from whom WAL was just requested, and its range counted from START."""
+    return [
+        (action.safekeeper_id, action.message.begin_lsn - START, action.message.end_lsn - START)
+        for action in table.said
+        if isinstance(action, SendMessage) and isinstance(action.message, ReadRequest)
+    ]
+
+
+def lagging(**of_second: Any) -> Table:
+    """Return a leader whose third member needs WAL from START + 10 on, which the window has from START + 60 on."""
+    table = Table()
+    table.receives(START + 100)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 100)
+    table.leadership.window_begin_lsn = START + 60
+    in_state(table, 1, wal_begin_lsn=START + 11)
+    in_state(table, 2, **{"wal_begin_lsn": START, **of_second})
+    positions = {"sent_lsn": START + 10, "write_lsn": START + 10, "flush_lsn": START + 10, "last_begin_lsn": START}
+    in_state(table, 3, waiting_since=None, **positions)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("of_second", "is_source"),
+    [
+        ({}, True),
+        ({"wal_begin_lsn": START + 10}, True),
+        ({"wal_begin_lsn": START + 11}, False),
+        ({"flush_lsn": START + 11}, True),
+        ({"flush_lsn": START + 10}, False),
+    ],
+)
+def test_wal_below_the_window_is_fetched_from_a_member_that_has_it(of_second: dict[str, int], is_source: bool) -> None:
+    table = lagging(**of_second)
+    table.tick()
+    end = min(of_second.get("flush_lsn", START + 100) - START, 60)
+    assert reads(table) == ([(2, 10, end)] if is_source else [])
+    assert table.leadership.members[3].state is (State.FETCHING if is_source else State.SKIPPING)
+
+
+@pytest.mark.parametrize(
+    ("source", "request_id", "begin", "size", "outcome"),
+    [
+        (2, 0, 10, 50, "sent"),
+        (2, 0, 10, 1, "sent"),
+        (2, 0, 10, 51, "refused"),
+        (2, 0, 10, 0, "refused"),
+        (2, 0, 9, 50, "refused"),
+        (2, 0, 11, 49, "refused"),
+        (1, 0, 10, 50, "ignored"),
+        (2, 1, 10, 50, "ignored"),
+    ],
+)
+def test_wal_that_was_fetched_is_sent_on_if_it_is_the_requested_one(
+    source: int, request_id: int, begin: int, size: int, outcome: str
+) -> None:
+    table = lagging()
+    table.tick()
+    fetch = table.leadership.members[3].fetch
+    assert fetch is not None and fetch.end_lsn == START + 60
+    response = ReadResponse(fetch.request_id + request_id, START + begin, b"w" * size)
+    if outcome == "refused":
+        with pytest.raises(RemoteProtocolError, match="was answered with"):
+            table.leadership.on_read_response(source, response, table.now)
+        return
+    table.leadership.on_read_response(source, response, table.now)
+    table.take()
+    appends = [a.message for a in table.said if isinstance(a, SendMessage) and isinstance(a.message, AppendRequest)]
+    assert [(a.begin_lsn - START, len(a.payload)) for a in appends] == ([(10, size)] if outcome == "sent" else [])
+    assert (table.leadership.members[3].fetch is fetch) is (outcome == "ignored")
+
+
+@pytest.mark.parametrize("source", [1, 2])
+def test_wal_that_its_source_refuses_is_asked_for_again_after_a_pause(source: int) -> None:
+    table = lagging()
+    table.tick()
+    table.leadership.on_range_refused(source, "removed", table.now)
+    table.take()
+    progress = table.leadership.members[3]
+    assert (progress.state is State.STREAMING) is (source == 2)
+    assert not table.leadership.members[source].refusal, "it takes part"
+    table.tick()
+    assert reads(table) == []
+    table.now += READ_AHEAD_S + TIMING.heartbeat_interval_s
+    for safekeeper_id in (1, 2, 3):
+        in_state(table, safekeeper_id, waiting_since=None)
+    table.tick()
+    assert bool(reads(table)) is (source == 2)
+
+
+def test_a_member_that_refuses_the_term_is_noted_once_for_each_reason() -> None:
+    table = Table(answers=False)
+    for reason, count in (("one", 1), ("one", 0), ("two", 1)):
+        table.leadership.on_range_refused(2, reason, table.now)
+        table.take()
+        assert len(table.said) == count
+    assert table.leadership.members[2].refusal == "two"
+
+
+def test_members_whose_source_is_lost_are_sent_wal_of_another_one() -> None:
+    table = lagging()
+    in_state(table, 1, wal_begin_lsn=START)
+    table.tick()
+    ((first, _, _),) = reads(table)
+    table.leadership.disconnected(first, table.now)
+    table.take()
+    ((second, begin, end),) = reads(table)
+    assert {first, second} == {1, 2} and (begin, end) == (10, 60)
+
+
+def test_wal_is_not_fetched_from_a_member_that_is_disconnected_or_the_one_that_needs_it() -> None:
+    table = lagging()
+    in_state(table, 3, wal_begin_lsn=START)
+    table.leadership.disconnected(2, table.now)
+    table.tick()
+    assert reads(table) == []
+
+
+@pytest.mark.parametrize(
+    ("of_second", "base"),
+    [
+        ({"wal_begin_lsn": START + 20}, 11),
+        ({"wal_begin_lsn": START + 20, "flush_lsn": START + 10}, 11),
+        ({"wal_begin_lsn": 0}, 11),
+    ],
+)
+def test_a_member_skips_to_the_oldest_wal_that_another_one_can_send_it(of_second: dict[str, int], base: int) -> None:
+    table = lagging(**of_second)
+    if of_second["wal_begin_lsn"] == 0:
+        in_state(table, 2, flush_lsn=START + 10)  # It cannot be read from, nor skipped to.
+    table.tick()
+    (message,) = (a.message for a in table.said if isinstance(a, SendMessage) and isinstance(a.message, Elected))
+    assert message.base_lsn == START + base
+
+
+def test_a_member_does_not_skip_while_an_answer_of_its_own_is_awaited() -> None:
+    table = lagging(wal_begin_lsn=START + 20)
+    in_state(table, 3, waiting_since=table.now)
+    table.tick()
+    assert table.leadership.members[3].state is State.STREAMING
+    in_state(table, 3, waiting_since=None)
+    table.tick()
+    assert table.leadership.members[3].state is State.SKIPPING
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_needed"),
+    [
+        ({}, False),
+        ({"voter": False}, True),
+        ({"sent_lsn": START + 59}, True),
+        ({"sent_lsn": START + 60}, False),
+        ({"follows": False}, True),
+    ],
+)
+def test_commits_wait_for_a_member_if_the_others_that_are_fed_from_the_window_are_no_quorum(
+    changes: dict[str, Any], is_needed: bool
+) -> None:
+    table = lagging()
+    in_state(table, 2, **changes)
+    assert table.leadership._quorum_needs(3) is is_needed
+    table.leadership.members[3].voter = False
+    assert not table.leadership._quorum_needs(3)
+    table.leadership.members[3].voter = True
+    table.leadership.commit_lsn = 0
+    assert table.leadership._quorum_needs(3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "confirmed"),
+    [
+        ({}, True),
+        ({"acked_sequence": 6}, False),
+        ({"acked_sequence": 8}, True),
+        ({"follows": False}, False),
+        ({"voter": False}, False),
+    ],
+)
+def test_a_term_is_confirmed_by_members_that_follow_and_have_answered_since(
+    changes: dict[str, Any], confirmed: bool
+) -> None:
+    table = Table()
+    in_state(table, 1, acked_sequence=7)
+    in_state(table, 2, **{"acked_sequence": 7, **changes})
+    assert table.leadership.confirmed_since(7) is confirmed
+
+
+@pytest.mark.parametrize("after_s", [TIMING.heartbeat_timeout_s - 0.01, TIMING.heartbeat_timeout_s])
+def test_members_answer_until_the_heartbeat_timeout(after_s: float) -> None:
+    table = Table()
+    table.now += 5.0
+    for safekeeper_id in (1, 2):
+        in_state(table, safekeeper_id, last_response_at=table.now)
+    is_in_time = after_s < TIMING.heartbeat_timeout_s
+    now = table.now + after_s
+    assert table.leadership.taking_part(now) == ({1, 2} if is_in_time else set())
+    assert table.leadership.answers(now) is table.leadership.is_served(now) is is_in_time
+    in_state(table, 2, refusal="full")
+    assert table.leadership.taking_part(now) == ({1} if is_in_time else set())
+    in_state(table, 2, refusal="", is_doubted=True)
+    assert table.leadership.taking_part(now) == ({1} if is_in_time else set())
+
+
+# Bytes in flight, and commits for readers.
+
+
+@pytest.mark.parametrize("received", [IN_FLIGHT_BYTES_MAX - 1, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_BYTES_MAX + 1])
+@pytest.mark.parametrize("sent", [0, IN_FLIGHT_BYTES_MAX - 10])
+def test_no_more_than_a_limit_is_in_flight_to_a_member(received: int, sent: int) -> None:
+    table = Table()
+    table.leadership.on_wal_received(START + received, table.now)
+    table.out.clear()
+    in_state(table, 2, sent_lsn=START + sent, write_lsn=START, last_begin_lsn=START)
+    for safekeeper_id in (1, 3):
+        in_state(table, safekeeper_id, sent_lsn=START + received, write_lsn=START + received)
+    table.tick()
+    assert table.leadership.members[2].sent_lsn == START + min(received, IN_FLIGHT_BYTES_MAX)
+    ranges = table.appends(2)
+    assert ranges[0][0] == sent and ranges[-1][1] == min(received, IN_FLIGHT_BYTES_MAX)
+    assert [begin for begin, _ in ranges[1:]] == [end for _, end in ranges[:-1]]
+    assert all(end - begin <= APPEND_BYTES_MAX for begin, end in ranges)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_sent"),
+    [
+        ({}, True),
+        ({"voter": False}, True),
+        ({"has_readers": False}, False),
+        ({"sent_commit_lsn": START + 50}, False),
+        ({"sent_lsn": START + 40}, False),
+        ({"follows": False, "state": State.SKIPPING}, False),
+    ],
+)
+def test_a_commit_is_sent_at_once_to_a_member_with_readers_that_follows_and_is_sent_no_wal(
+    changes: dict[str, Any], is_sent: bool
+) -> None:
+    table = Table()
+    table.acks(3, START, readers=True)
+    table.receives(START + 50)
+    in_state(table, 3, **changes)
+    table.leadership._group()
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 50)
+    assert table.leadership.commit_lsn == START + 50
+    assert table.heartbeats() == [3] * is_sent
+
+
+# Data folders, and the archive.
+
+
+def test_members_that_follow_are_told_of_data_folders_once_and_of_news() -> None:
+    table = Table(answers=False)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START)
+    known = {state.identity: state for state in table.leadership.folder_states()}
+    assert sorted(known) == [MEMBERS.members[0].identity, MEMBERS.members[1].identity]
+    stranger = FolderState(9, "9" * 32, 1, 1, START)
+
+    def told(states: dict[tuple[int, str], FolderState]) -> list[int]:
+        table.leadership.tell_folders(states)
+        table.take()
+        messages = [a for a in table.said if isinstance(a, SendMessage) and isinstance(a.message, FolderStates)]
+        assert all(stranger not in a.message.folders for a in messages)  # type: ignore[union-attr]
+        return [a.safekeeper_id for a in messages]
+
+    assert told({stranger.identity: stranger}) == []
+    assert told({**known, stranger.identity: stranger}) == [1, 2]
+    assert told(known) == []
+    table.acks(3, START)
+    assert told(known) == [3]
+    moved = FolderState(1, "1" * 32, 2, 4, START + 5)
+    assert told({**known, moved.identity: moved}) == [1, 2, 3]
+
+
+def test_a_report_of_the_archive_before_the_answer_to_elected_is_of_another_log() -> None:
+    table = Table(answers=False)
+    table.leadership.on_archive_report(1, ArchiveReport(START - 50, True, True, START - 10), table.now)
+    table.take()
+    assert table.leadership.members[1].wal_begin_lsn == 0 and not table.leadership.archiving.is_configured
+    table.acks(1, START)
+    table.leadership.on_archive_report(1, ArchiveReport(START - 50, True, True, START - 10), table.now)
+    table.take()
+    assert table.leadership.members[1].wal_begin_lsn == START - 50 and table.leadership.archiving.is_configured
+
+
+def test_two_appends_are_sent_to_a_member_before_the_first_is_answered_and_the_window_s_begin_counts() -> None:
+    table = Table()
+    for begin_lsn, is_sent in ((START, True), (START + 1, False)):
+        table.leadership.window_begin_lsn = begin_lsn
+        in_state(table, 2, sent_lsn=START, write_lsn=START, last_begin_lsn=START)
+        in_state(table, 1, sent_lsn=START + 50, write_lsn=START + 50)
+        in_state(table, 3, sent_lsn=START + 50, write_lsn=START + 50)
+        table.leadership.on_wal_received(START + 50, table.now)
+        sent = [a for a in table.leadership._out if isinstance(a, SendAppend) and 2 in a.safekeeper_ids]
+        table.leadership._out.clear()
+        assert bool(sent) is is_sent

@@ -1,0 +1,80 @@
+"""The disk's space: what is lacking, and how often that is logged."""
+
+import logging
+
+import pytest
+
+from safekeeper.base.errors import ResourceShortage, StorageFull
+from safekeeper.storage.disk_space import CONTROL_FILE, WAL, WARN_AGAIN_AFTER_S, DiskSpace
+from safekeeper.storage.filesystem import Space
+
+MIB = 1 << 20
+
+
+class Clock:
+    """The time, in seconds."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was logged since the last call."""
+    found = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def every_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def test_what_lacks_space_is_logged_once_until_it_has_space_again(caplog: pytest.LogCaptureFixture) -> None:
+    space = DiskSpace()
+    space.note(WAL, None)
+    assert lines(caplog) == [] and not space.lacking
+    for reason in ("first", "second"):
+        space.note(WAL, StorageFull(reason))
+    assert lines(caplog) == [
+        "not enough disk space for the WAL: first; free some space, writing then resumes by itself"
+    ]
+    assert space.lacking == {WAL: "first"}
+    space.note(CONTROL_FILE, None)
+    assert space.lacking == {WAL: "first"}
+    for _ in range(2):
+        space.note(WAL, None)
+    assert lines(caplog) == ["disk space for the WAL is available again"] and not space.lacking
+
+
+def test_a_lack_of_descriptors_counts_and_is_not_called_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
+    space = DiskSpace(clock=Clock())
+    for _ in range(10):
+        space.note(WAL, ResourceShortage("Too many open files"))
+    assert space.shortages == 10 and space.lacking == {WAL: "Too many open files"}
+    found = lines(caplog)
+    assert len(found) == 3 and all(line.startswith("Too many open files: retrying;") for line in found)
+
+
+def test_low_space_is_reported_at_its_beginning_now_and_then_and_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    space = DiskSpace(100 * MIB, clock)
+    assert not space.is_low
+    low = "the disk has 99 MiB of free space left, less than the 100 MiB of --disk-free-warning: free some space"
+    for after_s, free_mib, expected in (
+        (0.0, 100, []),
+        (0.0, 99, [low]),
+        (WARN_AGAIN_AFTER_S - 1, 99, []),
+        (1.0, 99, [low]),
+        (WARN_AGAIN_AFTER_S - 1, 99, []),
+        (0.0, 100, ["the disk has 100 MiB of free space again"]),
+        (0.0, 100, []),
+        (0.0, 99, [low]),
+    ):
+        clock.now += after_s
+        space.measured(Space(free_mib * MIB, 1000 * MIB))
+        assert lines(caplog) == expected
+        assert space.is_low is (free_mib < 100)
+        assert space.space == Space(free_mib * MIB, 1000 * MIB)
