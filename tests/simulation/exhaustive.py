@@ -6,6 +6,7 @@ the options. The path to the first violation is a shortest one, and is printed.
 """
 
 import argparse
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -68,9 +69,10 @@ def main(arguments: list[str] | None = None) -> int:
     for number, step in enumerate(found.path, 1):
         print(f"{number:3} {step}")
     verdict = "all hold" if found.violation is None else f"{found.violation.invariant} does not hold"
+    memory_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
         f"{found.states} distinct states, {found.transitions} transitions, depth {found.depth}, {found.seconds:.1f} s, "
-        f"{time.process_time():.1f} s of CPU time, {found.memory_bytes / 1e6:.0f} MB, "
+        f"{time.process_time():.1f} s of CPU time, {memory_kib / 1024:.0f} MiB, "
         f"a state was omitted with a probability of at most {found.omission_probability:.1g}: {verdict}"
     )
     return 0 if found.violation is None else 1

@@ -10,24 +10,27 @@ from the fields that it changes. Two given states that differ have equal fingerp
 bits of a field in which they differ are independent of all others.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tests.simulation.exhaustive_steps import State, Steps, Truth, extended
+from tests.simulation.exhaustive_tables import (
+    FIELD_VALUES,
+    IMPOSSIBLE,
+    VIOLATES,
+    Batch,
+    Change,
+    Numbering,
+    Numbers,
+    Table,
+)
 from tests.simulation.exhaustive_world import ENDED, NOTHING, OPERATOR, SLOW_FLUSH, UNBORN, Moved
-from tests.simulation.violation import Violation
 
-Numbers = NDArray[Any]
-T = TypeVar("T")
-
-# Values of a table that are not numbers: not computed yet; the step violates an invariant; the step is impossible.
-_UNKNOWN, _VIOLATES, _IMPOSSIBLE = -1, -2, -3
-_EMPTY, _CLOSED = 0, 1
-# The number of values that a field, or the kind of a step, can have.
-_VALUES = 1 << 16
+# The number of the queue of a closed connection.
+_CLOSED = 1
+# The number of kinds of steps.
 MOVES = 1 << 8
 
 
@@ -37,86 +40,6 @@ class Violating(Exception):
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.index = index
-
-
-class Table:
-    """What a function of small numbers returns, called once for each combination."""
-
-    def __init__(self, function: Callable[..., int]) -> None:
-        self._function = function
-        self._values: NDArray[np.int32] = np.full((1,) * function.__code__.co_argcount, _UNKNOWN, np.int32)
-
-    def __call__(self, *keys: Any) -> Numbers:
-        """Return the values for arrays of keys, at least one of which must not be empty."""
-        try:
-            found = self._values[keys]
-        except IndexError:
-            self._grow(keys)
-            found = self._values[keys]
-        if (found == _UNKNOWN).any():
-            missing = [key[found == _UNKNOWN].tolist() for key in np.broadcast_arrays(*keys)]
-            for key in set(zip(*missing, strict=True)):
-                self._values[key] = self._call(key)
-            found = self._values[keys]
-        return found
-
-    def _call(self, key: tuple[int, ...]) -> int:
-        try:
-            return self._function(*key)
-        except Violation:
-            return _VIOLATES
-
-    def _grow(self, keys: tuple[Any, ...]) -> None:
-        old = self._values
-        needed = [1 << int(np.max(key)).bit_length() for key in keys]
-        self._values = np.full([max(*pair) for pair in zip(old.shape, needed, strict=True)], _UNKNOWN, np.int32)
-        self._values[tuple(slice(size) for size in old.shape)] = old
-
-
-class Batch(NamedTuple):
-    """States: a row of `columns` for each field, and a fingerprint for each state."""
-
-    columns: NDArray[np.uint16]
-    fingerprints: NDArray[np.uint64]
-
-    def part(self, begin: int, end: int) -> "Batch":
-        """Return the states from `begin` up to `end`."""
-        return Batch(self.columns[:, begin:end], self.fingerprints[begin:end])
-
-
-class Change:
-    """One step of some states of a batch: the indices of these states (`parents`), and new values of changed fields."""
-
-    def __init__(self, batch: Batch, parents: Numbers) -> None:
-        self.batch, self.parents = batch, parents
-        self.fields: dict[int, Numbers] = {}
-
-    def __getitem__(self, field: int) -> Numbers:
-        return self.fields[field] if field in self.fields else self.batch.columns[field][self.parents]
-
-    def __setitem__(self, field: int, values: Numbers) -> None:
-        self.fields[field] = values
-
-    def fingerprints(self, bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the fingerprints of the states that the step leads to."""
-        result: NDArray[np.uint64] = self.batch.fingerprints[self.parents]
-        for field, values in self.fields.items():
-            result ^= bits[field][self.batch.columns[field][self.parents]] ^ bits[field][values]
-        return result
-
-
-class _Numbering(Generic[T]):
-    """Things by number, in the order in which they appear."""
-
-    def __init__(self, *first: T) -> None:
-        self.items: list[T] = list(first)
-        self._numbers = {item: number for number, item in enumerate(first)}
-
-    def number(self, item: T) -> int:
-        number = self._numbers.setdefault(item, len(self.items))
-        if number == len(self.items):
-            self.items.append(item)
-        return number
 
 
 class Columns:
@@ -131,79 +54,89 @@ class Columns:
         self._answers = self._requests + runs * width
         self._truth = self._answers + runs * width
         self._crashes = self._truth + 1
-        self._queues: _Numbering[tuple[int, ...] | None] = _Numbering((), None)
-        self._words: _Numbering[tuple[int, ...]] = _Numbering(())
-        self._outcomes: _Numbering[Moved] = _Numbering()
-        self._truths: _Numbering[Truth] = _Numbering()
-        self._moves: _Numbering[tuple[Any, ...]] = _Numbering()
+        self._queues: Numbering[tuple[int, ...] | None] = Numbering((), None)
+        self._sent_messages: Numbering[tuple[int, ...]] = Numbering(())
+        self._outcomes: Numbering[Moved] = Numbering()
+        self._truths: Numbering[Truth] = Numbering()
+        self._moves: Numbering[tuple[Any, ...]] = Numbering()
         self._started: dict[tuple[int, int], tuple[int, ...]] = {}
-        self.bits = np.random.default_rng(20).integers(0, 1 << 64, (self._crashes + 1, _VALUES), np.uint64)
-        self._end = self._words.number((NOTHING,))
+        self.bits = np.random.default_rng(20).integers(0, 1 << 64, (self._crashes + 1, FIELD_VALUES), np.uint64)
+        self._end = self._sent_messages.number((NOTHING,))
         self._make_tables()
 
     def _make_tables(self) -> None:
         machines, steps, outcome = self.steps.machines, self.steps, self._outcomes.number
-        queues, outcomes, truths, words = (n.items for n in (self._queues, self._outcomes, self._truths, self._words))
+        queues, outcomes = self._queues.items, self._outcomes.items
+        truths, sent_messages = self._truths.items, self._sent_messages.items
 
         def head(queue: int) -> int:
             waiting = queues[queue]
-            return waiting[0] if waiting else _IMPOSSIBLE
+            return waiting[0] if waiting else IMPOSSIBLE
 
-        def rest(queue: int) -> int:
+        def rest_of_queue(queue: int) -> int:
             return self._queues.number((queues[queue] or ())[1:])
 
-        def append(said: int, queue: int) -> int:
+        def append(sent: int, queue: int) -> int:
             result = queues[queue]
-            for message in words[said]:
+            for message in sent_messages[sent]:
                 result = extended(result, (message,))
             return self._queues.number(result)
 
-        def said(moved: int, to: int) -> int:
-            return self._words.number(tuple(message for who, message in outcomes[moved].said if who == to))
+        def sent(moved: int, to: int) -> int:
+            return self._sent_messages.number(tuple(message for who, message in outcomes[moved].said if who == to))
 
-        def said_and_parted(moved: int, to: int) -> int:
+        def sent_and_closed(moved: int, to: int) -> int:
             ended = (NOTHING,) * (to in outcomes[moved].parted)
-            return self._words.number((*words[said(moved, to)], *ended))
+            return self._sent_messages.number((*sent_messages[sent(moved, to)], *ended))
 
-        def heard(run: int, node: int, message: int) -> int:
+        def received(run: int, node: int, message: int) -> int:
             moved = machines.hear(node, run, message)
             assert moved is not None  # It does not crash.
             return outcome(moved)
 
         def flushed(slow: int, node: int) -> int:
-            return heard(SLOW_FLUSH if slow else 0, node, NOTHING)
+            return received(SLOW_FLUSH if slow else 0, node, NOTHING)
 
-        def heard_last(run: int, node: int, message: int, effect: int) -> int:
+        def received_last(run: int, node: int, message: int, effect: int) -> int:
             moved = machines.hear(node, run, message, effect)
-            return _IMPOSSIBLE if moved is None else outcome(moved)
+            return IMPOSSIBLE if moved is None else outcome(moved)
 
         def written(runner: int) -> int:
             run = machines.runners[runner]
             if run.leader_id is None or run.received_lsn >= machines.end_lsn:
-                return _IMPOSSIBLE
+                return IMPOSSIBLE
             return outcome(machines.tell(runner, 0, NOTHING))
 
         def asked(runner: int) -> int:
             if machines.runners[runner].leader_id is None:
-                return _IMPOSSIBLE
+                return IMPOSSIBLE
             moved = machines.tell(runner, OPERATOR, NOTHING)
-            return _IMPOSSIBLE if moved.number == runner else outcome(moved)
+            return IMPOSSIBLE if moved.number == runner else outcome(moved)
 
         def truth_after(truth: int, run: int, runner: int) -> int:
             return self._truths.number(steps.truth_after(truths[truth], run, runner))
 
-        self._head, self._rest, self._append = Table(head), Table(rest), Table(append)
-        self._number = Table(lambda moved: outcomes[moved].number)
-        self._said, self._said_and_parted = Table(said), Table(said_and_parted)
-        self._parted = Table(lambda moved, to: to in outcomes[moved].parted)
+        def number(moved: int) -> int:
+            return outcomes[moved].number
+
+        def hung_up(run: int, node: int) -> int:
+            return machines.hang_up(node, run)
+
+        def crashed(keeps: int, node: int) -> int:
+            return machines.crashed(node, bool(keeps))
+
+        self._head, self._rest = Table(head), Table(rest_of_queue, FIELD_VALUES)
+        self._append = Table(append, FIELD_VALUES)
+        self._number = Table(number, FIELD_VALUES)
+        self._sent, self._sent_and_closed = Table(sent), Table(sent_and_closed)
+        self._closes = Table(lambda moved, to: to in outcomes[moved].parted)
         self._unflushed = Table(lambda node: machines.nodes[node].unflushed)
-        self._heard, self._flushed, self._heard_last = Table(heard), Table(flushed), Table(heard_last)
-        self._hung_up = Table(lambda run, node: machines.hang_up(node, run))
-        self._crashed = Table(lambda keeps, node: machines.crashed(node, bool(keeps)))
-        self._told = Table(lambda sender, runner, message: outcome(machines.tell(runner, sender, message)))
+        self._received, self._flushed, self._received_last = Table(received), Table(flushed), Table(received_last)
+        self._hung_up, self._crashed = Table(hung_up, FIELD_VALUES), Table(crashed, FIELD_VALUES)
+        self._replied = Table(lambda sender, runner, message: outcome(machines.tell(runner, sender, message)))
         self._written, self._asked = Table(written), Table(asked)
-        self._truth_after = Table(truth_after)
-        self._holds = Table(lambda node, truth: steps.holds_committed(node, truths[truth]))
+        self._truth_after = Table(truth_after, FIELD_VALUES)
+        self._holds_committed = Table(lambda node, truth: steps.holds_committed(node, truths[truth]))
 
     # ------------------------------------------------------------------ states
 
@@ -228,16 +161,6 @@ class Columns:
             fields[self._crashes],
         )
 
-    def check_fit(self) -> None:
-        """Raise OverflowError if a number does not fit into a field."""
-        machines = self.steps.machines
-        counted = {"queues": self._queues.items, "safekeepers": machines.nodes, "runs": machines.runners}
-        for what, items in {**counted, "truths": self._truths.items}.items():
-            if len(items) > _VALUES:
-                raise OverflowError(f"{len(items)} {what} are more than the {_VALUES} that this search has numbers for")
-        if len(self._moves.items) > MOVES:
-            raise OverflowError(f"{len(self._moves.items)} kinds of steps are more than {MOVES}")
-
     # ------------------------------------------------------------------ steps
 
     def successors(self, batch: Batch) -> Iterator[tuple[int, Change]]:
@@ -245,10 +168,14 @@ class Columns:
 
         Raises:
             Violating: an invariant does not hold after one of them.
+            OverflowError: the world is too big for the numbers of this module.
         """
         for kind, change in self._steps(batch):
             self._check(change)
-            yield self._moves.number(kind), change
+            number = self._moves.number(kind)
+            if number >= MOVES:
+                raise OverflowError(f"the world is too big: it has more than {MOVES} kinds of steps")
+            yield number, change
 
     def _steps(self, batch: Batch) -> Iterator[tuple[tuple[Any, ...], Change]]:
         columns, bounds = batch.columns, self.steps.bounds
@@ -257,7 +184,7 @@ class Columns:
         answers = [self._head(columns[field]) for field in range(self._answers, self._truth)]
         only_first = bounds.prompt_flushes and not bounds.prompt_answers
         for queue, message in enumerate(answers):
-            waiting = message != _IMPOSSIBLE
+            waiting = message != IMPOSSIBLE
             yield from self._answered(batch, queue, waiting & ~flushing if only_first else waiting, message)
         before = np.zeros_like(flushing)
         for index in self._safekeepers:
@@ -269,7 +196,7 @@ class Columns:
         if bounds.prompt_flushes:
             free &= ~flushing
         if bounds.prompt_answers:
-            free &= ~np.logical_or.reduce([message != _IMPOSSIBLE for message in answers])
+            free &= ~np.logical_or.reduce([message != IMPOSSIBLE for message in answers])
         for queue in range(self._answers - self._requests):
             yield from self._delivered(batch, queue, free)
         if bounds.crashes:
@@ -285,7 +212,7 @@ class Columns:
             run, index = divmod(queue, self.steps.width)
             field = self._answers + queue
             change[field] = self._rest(change[field])
-            outcome = self._told(index + 1, change[len(self._safekeepers) + run], message[change.parents])
+            outcome = self._replied(index + 1, change[len(self._safekeepers) + run], message[change.parents])
             self._runner_moved(change, run, outcome)
             yield ("answer", queue), change
 
@@ -300,20 +227,20 @@ class Columns:
         run, index = divmod(queue, self.steps.width)
         field = self._requests + queue
         message = self._head(batch.columns[field])
-        if (change := _change(batch, free & (message != _IMPOSSIBLE))) is None:
+        if (change := _change(batch, free & (message != IMPOSSIBLE))) is None:
             return
         change[field] = self._rest(change[field])
-        self._node_moved(change, index, self._heard(run, change[index], message[change.parents]))
+        self._node_moved(change, index, self._received(run, change[index], message[change.parents]))
         yield ("request", queue), change
         parents = change.parents[change[self._crashes] > 0]
         effect = 0
         while parents.size:
-            outcome = self._heard_last(run, batch.columns[index][parents], message[parents], effect)
-            parents = parents[outcome != _IMPOSSIBLE]
+            outcome = self._received_last(run, batch.columns[index][parents], message[parents], effect)
+            parents = parents[outcome != IMPOSSIBLE]
             if parents.size:
                 change = Change(batch, parents)
                 change[field] = self._rest(change[field])
-                self._node_moved(change, index, outcome[outcome != _IMPOSSIBLE])
+                self._node_moved(change, index, outcome[outcome != IMPOSSIBLE])
                 self._died(change, index, change[index])
                 yield ("request", queue, effect), change
             effect += 1
@@ -337,7 +264,7 @@ class Columns:
         tables = [("write", self._written)] + [("change", self._asked)] * self.steps.bounds.change
         for what, table in tables:
             outcome = table(runner)
-            if (change := _change(batch, free & (outcome != _IMPOSSIBLE))) is not None:
+            if (change := _change(batch, free & (outcome != IMPOSSIBLE))) is not None:
                 self._runner_moved(change, run, outcome[change.parents])
                 yield (what, run), change
 
@@ -361,10 +288,10 @@ class Columns:
         change[index] = self._number(outcome)
         for run in self._runs:
             queue = run * self.steps.width + index
-            if (said := self._said_and_parted(outcome, run)).any():
+            if (sent := self._sent_and_closed(outcome, run)).any():
                 answers, requests = self._answers + queue, self._requests + queue
-                change[answers] = self._append(said, change[answers])
-                change[requests] = np.where(self._parted(outcome, run), _CLOSED, change[requests])
+                change[answers] = self._append(sent, change[answers])
+                change[requests] = np.where(self._closes(outcome, run), _CLOSED, change[requests])
 
     def _runner_moved(self, change: Change, run: int, outcome: Numbers) -> None:
         """Put a run's step into effect."""
@@ -374,12 +301,12 @@ class Columns:
         for index in self._safekeepers:
             queue = run * self.steps.width + index
             answers, requests = self._answers + queue, self._requests + queue
-            if (said := self._said(outcome, index + 1)).any():
-                change[requests] = self._append(said, change[requests])
-            if (parted := self._parted(outcome, index + 1)).any():
-                change[requests] = np.where(parted, _CLOSED, change[requests])
-                change[answers] = np.where(parted, _CLOSED, change[answers])
-                nodes, hung_up = change[index].copy(), parted == 1
+            if (sent := self._sent(outcome, index + 1)).any():
+                change[requests] = self._append(sent, change[requests])
+            if (closed := self._closes(outcome, index + 1)).any():
+                change[requests] = np.where(closed, _CLOSED, change[requests])
+                change[answers] = np.where(closed, _CLOSED, change[answers])
+                nodes, hung_up = change[index].copy(), closed == 1
                 nodes[hung_up] = self._hung_up(run, nodes[hung_up])
                 change[index] = nodes
             if (ended := runner == ENDED).any():
@@ -402,10 +329,10 @@ class Columns:
     def _check(self, change: Change) -> None:
         holders = np.zeros(len(change.parents), np.int32)
         for index in self._safekeepers:
-            holds = self._holds(change[index], change[self._truth])
+            holds = self._holds_committed(change[index], change[self._truth])
             _none_violates(change, holds)
             holders += holds
-        _none_violates(change, np.where(holders < self.steps.holders, _VIOLATES, 0))
+        _none_violates(change, np.where(holders < self.steps.holders, VIOLATES, 0))
 
 
 def _change(batch: Batch, possible: Numbers) -> Change | None:
@@ -414,6 +341,6 @@ def _change(batch: Batch, possible: Numbers) -> Change | None:
 
 
 def _none_violates(change: Change, values: Numbers) -> None:
-    violating = np.flatnonzero(values == _VIOLATES)
+    violating = np.flatnonzero(values == VIOLATES)
     if violating.size:
         raise Violating(int(change.parents[violating[0]]))

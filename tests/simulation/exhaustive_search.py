@@ -9,7 +9,6 @@ A state is omitted if its fingerprint is that of another one. Among n states the
 is at most n**2 / 2**65, the number of pairs times 2**-64 (exhaustive_columns.py).
 """
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.simulation.exhaustive_columns import MOVES, Batch, Change, Columns, Violating
+from tests.simulation.exhaustive_columns import MOVES, Columns, Violating
 from tests.simulation.exhaustive_steps import Bounds, Steps
+from tests.simulation.exhaustive_tables import Batch, Change
 from tests.simulation.violation import Violation
 
 # The number of states whose steps are computed at once.
@@ -43,11 +43,6 @@ class Found:
     def omission_probability(self) -> float:
         """The upper bound of the probability that any state was omitted."""
         return float(self.states) ** 2 / 2**65
-
-    @property
-    def memory_bytes(self) -> int:
-        """The peak of this process's memory, in bytes."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Fingerprints:
@@ -122,7 +117,6 @@ class Search:
             batches.append(batch)
             wide = np.uint32 if len(layer.fingerprints) <= _NARROW else np.uint64
             came.append((parents + begin).astype(wide) * wide(MOVES) + kinds.astype(wide))
-        self.columns.check_fit()
         fingerprints = np.concatenate([batch.fingerprints for batch in batches])
         order = _distinct(fingerprints)
         columns = np.concatenate([batch.columns for batch in batches], axis=1)
