@@ -14,7 +14,7 @@ UNIT_WORKERS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo recording walk lint check test sim exhaustive mutate fuzz majors conformance torture soak bench clean
+.PHONY: help install demo recording walk lint check test sim exhaustive exhaustive-all mutate fuzz majors conformance torture soak bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,11 +49,14 @@ test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (wh
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(SEED)
 
-exhaustive: .venv/.dev ## every interleaving of two terms in a small world: with slow flushes, with late answers, with a change of the member; five minutes
+exhaustive: .venv/.dev ## every interleaving of two terms in a small world: with slow flushes, with late answers, with a change of the member
 	$(BIN)/python -m tests.simulation.exhaustive --terms 2 --records 1 --prompt
 	$(BIN)/python -m tests.simulation.exhaustive --terms 2 --records 1 --prompt flushes
 	$(BIN)/python -m tests.simulation.exhaustive --change --terms 2 --records 1 --prompt flushes
 	$(BIN)/python -m tests.simulation.exhaustive --change --terms 2 --records 1 --prompt --crashes 1
+
+exhaustive-all: .venv/.dev ## every interleaving of two terms in a small world, with flushes and answers late: seven minutes of CPU time, 3.3 GB
+	$(BIN)/python -m tests.simulation.exhaustive --terms 2 --records 1
 
 mutate: .venv/.dev ## change one thing at a time in the consensus and the storage, and see which tests fail: hours; make mutate SAMPLE=40
 	$(BIN)/python -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE) --seed $(SEED)) $(if $(ONLY),--only $(ONLY))

@@ -60,6 +60,7 @@ SAFEKEEPERS = (1, 2, 3)
 # Where the members change: the first one is the only member, and is replaced by the second one.
 CHANGING = (1, 2)
 ENDED = 0
+UNBORN = 1
 NOTHING = 0
 # In the place of a run: a flush takes its time.
 SLOW_FLUSH = -1
@@ -70,7 +71,7 @@ _MEMBERSHIP = Membership(1, tuple(Member(i, f"{i}" * 32) for i in SAFEKEEPERS))
 _BEFORE_THE_CHANGE = Membership(1, (Member(1, "1" * 32),))
 _AFTER_THE_CHANGE = (Member(2, "2" * 32),)
 _TIMING = Timing(vote_grace_s=0.0)
-# A run whose process has ended: it hears nothing any more.
+# A run whose process has ended, or has not started yet.
 _GONE = pickle.dumps(None)
 
 
@@ -140,7 +141,7 @@ class Machines:
         self.safekeepers = CHANGING if changes else SAFEKEEPERS
         self.end_lsn = BASE_LSN + records
         self.nodes: list[Node] = []
-        self.runners: list[Runner] = [Runner(_GONE, None, (), 0, 0)]
+        self.runners: list[Runner] = [Runner(_GONE, None, (), 0, 0)] * (UNBORN + 1)
         self.messages: list[Any] = [None]
         self._words: dict[int, str] = {}
         self._numbers: dict[bytes, int] = {}

@@ -1,8 +1,87 @@
 """All of a small world holds, and a rule that is dropped is found in it."""
 
+from contextlib import ExitStack
+
+import numpy as np
 import pytest
 
-from tests.simulation.exhaustive import Bounds, main, search
+from tests.simulation.bugs import BUGS, planted, swapped
+from tests.simulation.exhaustive import main, search
+from tests.simulation.exhaustive_search import Fingerprints, Search
+from tests.simulation.exhaustive_steps import Bounds, State, Steps
+from tests.simulation.exhaustive_world import SWAPS
+from tests.simulation.violation import Violation
+
+
+def searched_one_by_one(steps: Steps) -> tuple[int, int, int, str]:
+    """Return states, transitions, depth and the violated invariant of a search that executes the definition only."""
+    layer = [steps.beginning()]
+    seen, transitions, depth = set(layer), 0, 0
+    while layer:
+        following: list[State] = []
+        for state in layer:
+            try:
+                for _, after in steps.steps(state):
+                    transitions += 1
+                    if after not in seen:
+                        seen.add(after)
+                        following.append(after)
+            except Violation as violation:
+                return len(seen), transitions, depth + 1, violation.invariant
+        layer = following
+        depth += bool(layer)
+    return len(seen), transitions, depth, ""
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        Bounds(terms=1, records=1),
+        Bounds(terms=1, records=1, prompt_answers=True, change=True),
+        Bounds(terms=1, records=0, crashes=1, prompt_flushes=True),
+        Bounds(terms=1, records=1, crashes=1, prompt_answers=True, prompt_flushes=True, change=True),
+        Bounds(terms=1, records=1, figure_8=True, prompt_answers=True, prompt_flushes=True),
+    ],
+    ids=str,
+)
+def test_many_states_at_once_and_one_by_one_are_the_same_search(bounds: Bounds) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(swapped(SWAPS))
+        columns = Search(bounds)
+        found = columns.run()
+        assert found.violation is None
+        assert (found.states, found.transitions, found.depth, "") == searched_one_by_one(columns.steps)
+        assert found.states > 100
+
+
+@pytest.mark.parametrize(
+    ("bug", "bounds"),
+    [
+        ("ack_before_flush", Bounds(terms=1, records=1, prompt_answers=True)),
+        ("no_truncate", Bounds(terms=1, records=1, figure_8=True, prompt_answers=True, prompt_flushes=True)),
+    ],
+)
+def test_a_violation_is_found_at_the_same_depth_as_one_by_one(bug: str, bounds: Bounds) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(swapped(SWAPS))
+        stack.enter_context(planted(BUGS[bug]))
+        found = Search(bounds).run()
+        assert found.violation is not None
+        *_, depth, invariant = searched_one_by_one(Steps(bounds))
+        assert (found.depth, found.violation.invariant) == (depth, invariant)
+        assert len(found.path) == depth
+        assert found.path[-1] == f"(next) {found.violation}"
+
+
+def test_a_set_of_fingerprints_lacks_what_was_not_added() -> None:
+    added = np.sort(np.random.default_rng(1).integers(0, 1 << 64, 1000, np.uint64))
+    fingerprints = Fingerprints()
+    assert fingerprints.lacks(added).all()
+    fingerprints.add(added[::2].copy())
+    fingerprints.add(added[1::4].copy())
+    assert len(fingerprints) == 750
+    assert np.flatnonzero(fingerprints.lacks(added)).tolist() == list(range(3, 1000, 4))
+    assert fingerprints.lacks(added[:1] - np.uint64(1)).all()
 
 
 def test_every_interleaving_of_one_term_holds() -> None:
