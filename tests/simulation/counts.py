@@ -117,6 +117,8 @@ REACHED = (
     "peers that did not read",
     "connections that paused writing",
     "runs of real safekeepers",
+    "events compared with the reference",
+    "effects beyond the reference",
 )
 # So many runs, under all profiles in turn, reach everything.
 RUNS_THAT_REACH_ALL = 1000

@@ -109,6 +109,7 @@ class World:
         archiver_named: who archives.
         has_real_shells: whether the safekeepers are real ones.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
+        has_reference: whether the acceptors are compared with the reference: not those that bugs are planted in.
         quorum_choices: the sizes that an operator chooses from.
     """
 
@@ -116,6 +117,7 @@ class World:
     proposer_class: type[Proposer] = Proposer
     model_disk_class: type[ModelDisk] = ModelDisk
     wiped_keeps_incarnation = False
+    has_reference = True
     quorum_choices = quorums.CHOICES
 
     def __init__(
