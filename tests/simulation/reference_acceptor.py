@@ -1,16 +1,16 @@
 """A reference of the acceptor, written from docs/design/protocol.md, that runs beside the real one in the simulator.
 
-Theory of operation. The other checkers see what is wrong at the end of a chain of events: an acknowledged record that is
-gone. This reference states what an acceptor has to do with each event, so a wrong decision is found when it is made
-(reference_checker.py compares). It is the protocol's text in the plainest form: each decision is a formula of the whole
-state, nothing is cached or counted up, and it shares only types with safekeeper/acceptor and safekeeper/consensus.
-The numbers in the docstrings are those of the protocol.
+Theory of operation. The other checkers detect what is wrong at the end of a chain of events: an acknowledged record
+that is gone. This reference states what an acceptor has to do with each event, so a wrong decision is found when it
+is made (reference_checker.py compares). It is the protocol's text in the plainest form: each decision is a formula of
+the whole state, nothing is cached or counted incrementally, and it shares only types with safekeeper/acceptor and
+safekeeper/consensus. The numbers in the docstrings are those of the protocol. What it does not model is
+`NOT_MODELLED`.
 
-Events are the methods: `start`, `message`, `disconnected`, `flushed`, `write_reported`, `checkpoint`, `trim`,
-`archive_reported`, `readers_changed`, `pulled`, `pull_failed`. Each is a generator of the effects that the acceptor has to
-request, in order; what an effect does to the disk is done once, for both. An error of an effect is thrown into both.
-
-Not modelled, and so not compared (`NOT_MODELLED`): see there.
+Each event is a method: `start`, `message`, `disconnected`, `flushed`, `write_reported`, `checkpoint`, `trim`,
+`archive_reported`, `readers_changed`, `pulled`, `pull_failed`. All but one are generators of the effects that the
+acceptor has to request, in this order. An effect is executed once, for both; its result, or its error, is passed to
+both.
 """
 
 from collections.abc import Callable
@@ -82,14 +82,14 @@ READ_BYTES_MAX = 1 << 20
 DIGEST_BYTES_MAX = 1 << 30
 VERSION, VERSION_BEFORE = 5, 4
 
-# What the reference does not state, by the part of the acceptor; the checker counts the events of the first two.
+# The parts of the acceptor that are not compared. The checker counts the effects of the first two.
 NOT_MODELLED = {
-    "AgentExchange": "what the registry of agents keeps and answers (step 14): only who is refused",
-    "EventExchange": "what the keeper of events keeps and answers (step 15): only who is refused",
-    "reason": "the wording of refusals and of closed connections",
+    "AgentExchange": "what the registry of agents keeps and replies (step 14): only the refusals are compared",
+    "EventExchange": "what the keeper of events keeps and replies (step 15): only the refusals are compared",
+    "reason": "the wording of refusals, and of closed connections",
     "log_tail": "the tail of the log (4.7): synthetic WAL has none",
     "check": "the acceptor's own checks of its invariants, which stop the process",
-    "broken messages": "which error the acceptor raises for a message that breaks the protocol: the simulator sends none",
+    "error": "the wording of the error for a message that breaks the protocol; that there is one is compared",
 }
 
 
@@ -162,6 +162,15 @@ class ReferenceAcceptor(ReferenceLog):
     def is_archiver(self) -> bool:
         """Whether this safekeeper is named as the archiver."""
         return self.archiver == self.control.safekeeper_id
+
+    @property
+    def state(self) -> str:
+        """What /status shows."""
+        if self.control.membership is None:
+            return "empty"
+        if not self.is_member:
+            return "learner"
+        return "following" if self.followed is not None else "idle"
 
     @property
     def awaits_election(self) -> bool:
@@ -476,9 +485,7 @@ class ReferenceAcceptor(ReferenceLog):
             return
         is_late_heartbeat = not message.payload and self.pulled_from_lsn <= message.begin_lsn < self.write_lsn
         if message.begin_lsn != self.write_lsn and not is_late_heartbeat:
-            yield Send(
-                connection, Refusal(RefusalCode.POSITION, "", self.control.promised, wanted_lsn=self.write_lsn)
-            )
+            yield Send(connection, Refusal(RefusalCode.POSITION, "", self.control.promised, wanted_lsn=self.write_lsn))
             yield Close(connection, "")
             return
         if message.truncate_lsn > message.commit_lsn:

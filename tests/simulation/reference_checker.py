@@ -1,15 +1,17 @@
 """Runs the reference of the acceptor beside the one of a simulated safekeeper, and compares (Reference).
 
-Theory of operation. `watch` stands between the acceptor's handler and the safekeeper that executes its effects. Each effect
-that changes something or is sent is compared with the next one of the reference, before it is executed; then both are
-resumed with its result, or with its error. Effects that only read are executed for the acceptor alone: the reference
-reads the model of the disk itself (`ModelWal`). When the handler ends, the reference must have ended too, and the
-positions must be equal. A crash drops both; the next life begins with a new reference, from what is on the disk.
+Theory of operation. `watch` stands between the acceptor's handler and the safekeeper that executes its effects. Each
+effect that changes something or is sent is compared with the next one of the reference, before it is executed; then
+both are resumed with its result, or with its error. Effects that only read are executed for the acceptor alone: the
+reference reads the model of the disk itself (`ModelWal`). When the handler ends, the reference must have ended too,
+and the positions must be equal. A crash drops both; the next life begins with a new reference, from what is on the
+disk.
 
 It draws no random number and changes nothing, so that a seed does the same with it and without it.
 """
 
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -28,18 +30,16 @@ from safekeeper.acceptor.effects import (
     ServeAgent,
     ServeEvents,
 )
-from safekeeper.base.errors import StorageFull
+from safekeeper.base.errors import RemoteProtocolError, StorageFull
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import PeerRead, Refusal
+from tests.simulation.counts import Counts
 from tests.simulation.disk import ModelDisk, page_crcs
 from tests.simulation.reference_acceptor import ReferenceAcceptor
 from tests.simulation.reference_histories import ProtocolBroken
 from tests.simulation.synthetic_wal import last_record_start
 from tests.simulation.trace import shown
 from tests.simulation.violation import Violation
-
-if TYPE_CHECKING:
-    from tests.simulation.safekeeper import SimSafekeeper
 
 # These change nothing: what follows from them is compared.
 _READING = frozenset({ReadWal, DigestWal, FindRecords, FindRecordEnd, FindTimedRecord, InspectSetAside})
@@ -64,6 +64,7 @@ POSITIONS = (
     "awaits_election",
     "heard_healthy_at",
 )
+_positions_of = attrgetter(*POSITIONS)
 
 
 class ModelWal:
@@ -95,12 +96,21 @@ class ModelWal:
 class ReferenceChecker:
     """The reference beside one life of a safekeeper's process."""
 
-    def __init__(self, safekeeper: "SimSafekeeper", acceptor: Acceptor, wal_end_lsn: int) -> None:
-        self._name = safekeeper.name
-        self._counts = safekeeper.world.counts
+    def __init__(
+        self, name: str, acceptor: Acceptor, wal_end_lsn: int, disk: ModelDisk, entries_max: int, counts: Counts
+    ) -> None:
+        """Begin with what is on the disk.
+
+        Args:
+            name: of the safekeeper.
+            wal_end_lsn: as the acceptor was told.
+            entries_max: of a history.
+            counts: where the events that are compared are counted.
+        """
+        self._name = name
+        self._counts = counts
         self._acceptor = acceptor
-        entries_max = safekeeper.world.history_entries_max
-        self._reference = ReferenceAcceptor(acceptor.control, wal_end_lsn, ModelWal(safekeeper.disk), entries_max)
+        self._reference = ReferenceAcceptor(acceptor.control, wal_end_lsn, ModelWal(disk), entries_max)
         self._same_controls = acceptor.control, self._reference.control
 
     def watch(self, effects: Effects, event: str, *arguments: Any) -> Effects:
@@ -124,7 +134,8 @@ class ReferenceChecker:
                     break
                 result = error = None
                 if type(effect) not in _READING:
-                    self._counts.count("effects beyond the reference", int(type(effect) in _BEYOND))
+                    if type(effect) in _BEYOND:
+                        self._counts.count("effects beyond the reference")
                     self._require(event, arguments, difference(effect, reference.next()))
                 try:
                     result = yield effect
@@ -135,6 +146,10 @@ class ReferenceChecker:
         except StorageFull:
             # The handler has ended with it.
             self._require(event, arguments, reference.is_full())
+            self._compare_positions(event, arguments)
+            raise
+        except RemoteProtocolError as broken:
+            self._require(event, arguments, reference.is_broken(broken))
             self._compare_positions(event, arguments)
             raise
         self._require(event, arguments, difference(None, reference.next()))
@@ -152,14 +167,15 @@ class ReferenceChecker:
 
     def _compare_positions(self, event: str, arguments: tuple[Any, ...]) -> None:
         acceptor, reference = self._acceptor, self._reference
-        for name in POSITIONS:
-            actual, expected = getattr(acceptor, name), getattr(reference, name)
-            if actual != expected:
-                self._require(event, arguments, f"{name} is {_shown(actual, name)}, reference {_shown(expected, name)}")
+        actual, expected = _positions_of(acceptor), _positions_of(reference)
+        if actual != expected:
+            pairs = zip(POSITIONS, actual, expected, strict=True)
+            self._require(event, arguments, "; ".join(filter(None, (fields_that_differ(*pair) for pair in pairs))))
         controls = acceptor.control, reference.control
         if controls[0] is not self._same_controls[0] or controls[1] is not self._same_controls[1]:
             self._require(event, arguments, fields_that_differ("control", *controls))
             self._require(event, arguments, fields_that_differ("log_end", acceptor.log_end, reference.log_end))
+            self._require(event, arguments, fields_that_differ("state", acceptor.state, reference.state))
             self._same_controls = controls
 
     def _require(self, event: str, arguments: tuple[Any, ...], problem: str) -> None:
@@ -186,11 +202,23 @@ class _Steps:
             Violation: the event breaks the protocol according to the reference.
         """
         try:
+            return self._resume()
+        except ProtocolBroken as broken:
+            raise Violation("Reference", f"an acceptor does not take this message: {broken}") from broken
+
+    def _resume(self) -> Effect | None:
+        try:
             return self._effects.send(self._result) if self._error is None else self._effects.throw(self._error)
         except StopIteration:
             return None
-        except ProtocolBroken as broken:
-            raise Violation("Reference", f"an acceptor does not take this message: {broken}") from broken
+
+    def is_broken(self, error: RemoteProtocolError) -> str:
+        """Return the difference from a handler that ends with this error, empty if the reference does so too."""
+        try:
+            effect = self._resume()
+        except ProtocolBroken:
+            return ""
+        return f"raises {error}, reference requests {_shown(effect)}"
 
     def is_full(self) -> str:
         """Return the difference from a handler that ends with `StorageFull`, empty if the reference does so too."""
@@ -227,9 +255,12 @@ def fields_that_differ(name: str, actual: Any, expected: Any) -> str:
     names: tuple[str, ...] = ()
     if type(actual) is type(expected):
         names = getattr(actual, "__struct_fields__", getattr(actual, "__slots__", ()))
-    differences = [fields_that_differ(f"{name}.{each}", getattr(actual, each), getattr(expected, each)) for each in names]
-    return "; ".join(filter(None, differences)) or f"{name} is {_shown(actual, name)}, reference {_shown(expected, name)}"
-
+    differences = [
+        fields_that_differ(f"{name}.{each}", getattr(actual, each), getattr(expected, each)) for each in names
+    ]
+    return (
+        "; ".join(filter(None, differences)) or f"{name} is {_shown(actual, name)}, reference {_shown(expected, name)}"
+    )
 
 
 def _shown(value: Any, name: str = "") -> str:

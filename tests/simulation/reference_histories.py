@@ -1,7 +1,8 @@
 """Formulas about term histories, as docs/design/protocol.md states them (H1 to H5, 5.1, 5.4, 11.1).
 
-Part of the reference of the acceptor (reference_acceptor.py). Nothing here is shared with safekeeper/consensus but the
-types: an error in one of the two must not be an error in the other. Each function looks at whole values; none is fast.
+Part of the reference of the acceptor (reference_acceptor.py). Nothing here is shared with safekeeper/consensus but
+the types: an error in one of the two must not be an error in the other. Each function looks at whole values; none is
+fast.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ NO_END = (1 << 64) - 1
 
 
 class ProtocolBroken(Exception):
-    """The reference regards a message as one that no valid peer sends: the acceptor should have closed the connection."""
+    """No valid peer sends this message, according to the reference: the acceptor has to close the connection."""
 
 
 class Parting(NamedTuple):

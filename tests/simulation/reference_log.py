@@ -1,8 +1,9 @@
 """The reference of a safekeeper's log: what it keeps, and how it is adopted, cut, trimmed, set aside and restored.
 
-Part of the reference of the acceptor (reference_acceptor.py), from docs/design/protocol.md: "What an acceptor keeps", 0.10,
-0.13, 0.14, 5.4, 5.5, 7.4, 7.15, 9.5. The log is its history, the positions of its beginning and its end, and the records
-that `Wal` finds in it. Every decision is a formula of these values; nothing is remembered that can be computed.
+Part of the reference of the acceptor (reference_acceptor.py), from docs/design/protocol.md: "What an acceptor keeps",
+0.10, 0.13, 0.14, 5.4, 5.5, 7.4, 7.15, 9.5. The log is its history, the positions of its beginning and its end, and
+the records that `Wal` finds in it. Every decision is a formula of these values; nothing is remembered that can be
+computed.
 
 Generators of effects, as the acceptor's: what is compared is which effects they request, in which order.
 """
@@ -314,9 +315,9 @@ class ReferenceLog:
             base_lsn: int | None = message.base_lsn
         else:
             assert found is not None  # it has a cut
-            if cut_lsn < self.commit_lsn and not found.gives_up:
-                if 0 < self.wal.record_end(cut_lsn) <= self.commit_lsn:
-                    return RefusalCode.HISTORY
+            is_committed = cut_lsn < self.commit_lsn and 0 < self.wal.record_end(cut_lsn) <= self.commit_lsn
+            if is_committed and not found.gives_up:
+                return RefusalCode.HISTORY
             base_lsn = message.base_lsn if self.flush_lsn < message.base_lsn else None
             if base_lsn is not None and base_lsn > settled_lsn:
                 return RefusalCode.RANGE

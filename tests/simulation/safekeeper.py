@@ -142,7 +142,9 @@ class SimSafekeeper:
         if begins_late and not control.is_log_pending:
             raise Violation("NoHole", f"{self.name}: the WAL begins above what the control file records")
         self.acceptor = self.world.acceptor_class(control, flush_lsn)
-        self.reference = ReferenceChecker(self, self.acceptor, flush_lsn) if self.world.has_reference else None
+        if self.world.has_reference:
+            entries_max, counts = self.world.history_entries_max, self.world.counts
+            self.reference = ReferenceChecker(self.name, self.acceptor, flush_lsn, self.disk, entries_max, counts)
         self.world.note(self.name, "starts", control, flush_lsn)
         self.world.truths.on_start(self)
         self._inbox.append(("start", None, None))

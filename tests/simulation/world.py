@@ -168,7 +168,7 @@ class World:
         self.operator = Operator(self)
         self.failover = FailoverOperator(self)
         # In every second seed histories may hardly grow, so that terms are forgotten although members are away.
-        self.history_entries_max = SHORT_HISTORY if seed % 2 else term_history_module.HISTORY_ENTRIES_MAX
+        self.history_entries_max = history_entries_max(seed)
         self.archive: ModelArchive | None = None
         if self.retention.has_archive:
             self.begin_archive(seed)
@@ -304,7 +304,7 @@ class World:
             SimulationFailed: an invariant does not hold, or the code fails in any other way.
         """
         try:
-            with _small_frames(self.history_entries_max):
+            with small_frames(self.history_entries_max):
                 self.clock.run(until_s, events)
         except Exception as error:
             self.failover.abandon()
@@ -621,12 +621,17 @@ class World:
         return max(leading, key=lambda proxy: proxy.proposer.term if proxy.proposer else 0, default=None)
 
 
+def history_entries_max(seed: int) -> int:
+    """Return the number of entries to which a seed limits histories."""
+    return SHORT_HISTORY if seed % 2 else term_history_module.HISTORY_ENTRIES_MAX
+
+
 def _quiet(profile: Profile) -> Profile:
     return replace(profile, record_every_s=1e9)
 
 
 @contextmanager
-def _small_frames(history_entries_max: int) -> Iterator[None]:
+def small_frames(history_entries_max: int) -> Iterator[None]:
     """Make all things small: frames, so that a few KiB of WAL are many messages; segments; waits for an archiver."""
     small: tuple[tuple[Any, str, Any], ...] = (
         *REPLACED,
