@@ -134,6 +134,8 @@ class LoneAcceptor:
         self._connections = 0
         self._greeted: list[int] = []
         self._won: dict[int, Elected] = {}  # By term.
+        self._lost: set[int] = set()  # The terms that others have won, and forgotten.
+        self._timed = self.rng.choice((0.0, 0.3, 0.8))  # The share of records that bear a time.
         self._record = b""  # What is left of the record that appends are in, and where it goes on.
         self._record_lsn = 0
         self._sequence = 0
@@ -166,7 +168,7 @@ class LoneAcceptor:
             self._readers: 4,
             self._checkpoint: 3,
             self._exchange: 1,
-            self._fill_disk: 2,
+            self._fill_disk: 4,
             self._die: 5,
         }
         self._start()
@@ -335,8 +337,10 @@ class LoneAcceptor:
         return Membership(max(1, generation), members, new, author)
 
     def _cluster(self) -> str:
-        own = self._acceptor.control.cluster_id
-        return own if own and self._chance(0.97) else self.rng.choice(CLUSTERS)
+        control = self._acceptor.control
+        is_blank = not control.promised.term and not control.history
+        is_own = control.cluster_id and self._chance(0.6 if is_blank else 0.97)
+        return control.cluster_id if is_own else self.rng.choice(CLUSTERS)
 
     # ------------------------------------------------------------------ elections
 
@@ -380,7 +384,9 @@ class LoneAcceptor:
 
     def _elected(self) -> None:
         promised = self._acceptor.control.promised
-        term = max(1, promised.term + self.rng.choice((0, 0, 0, 0, 0, 0, 0, 1, 1, -1)))
+        term = max(1, promised.term + self.rng.choice((0, 0, 0, 0, 0, 0, 0, 1, 2, -1)))
+        if term in self._lost:
+            return
         won = self._won.get(term)
         if won is None:
             won = self._won[term] = self._win(term)
@@ -444,10 +450,14 @@ class LoneAcceptor:
         if not kept:
             start_lsn = max(start_lsn, FIRST_LSN) // SEGMENT_SIZE * SEGMENT_SIZE
             forgotten = 0
-        gives_up = any(entry.gives_up for entry in history if entry not in kept) or self._chance(0.15)
-        tli = (kept[-1].tli if kept else 1) + int(self._chance(0.3))
+        gives_up = any(entry.gives_up for entry in history if entry not in kept) or self._chance(0.1)
+        tli = (kept[-1].tli if kept else 1) + int(self._chance(0.2))
         floor = max((kept[-1].floor if kept else 0), self.rng.choice((0, 0, 0, tli - 1)))
         kept, forgotten = self._forget(kept, forgotten)
+        if kept and kept[-1].term < term - 1 not in self._won and self._chance(0.5):
+            # A term that this acceptor never adopted has ended the log, and was forgotten since.
+            kept, forgotten = self._without(kept, len(kept)), term - 1
+            self._lost.add(term - 1)
         return Elected(
             leader_id=LeaderId(term, self._winner(term)),
             cluster_id=control.cluster_id or CLUSTERS[0],
@@ -470,14 +480,15 @@ class LoneAcceptor:
         """Leave out old entries, as proposers do: the first of each timeline and those that give up WAL stay."""
         if not self._chance(0.25) or len(history) < 2:
             return history, forgotten
-        count = self.rng.choice((len(history), self.rng.randrange(1, len(history) + 1)))
-        gone = [
+        kept = self._without(history, self.rng.choice((len(history), self.rng.randrange(1, len(history) + 1))))
+        return kept, max([forgotten, *(entry.term for entry in history if entry not in kept)])
+
+    def _without(self, history: TermHistory, count: int) -> TermHistory:
+        return tuple(
             entry
-            for before, entry in zip((None, *history), history[:count], strict=False)
-            if before is not None and before.tli == entry.tli and not entry.gives_up
-        ]
-        kept = tuple(entry for entry in history if entry not in gone)
-        return kept, max([forgotten, *(entry.term for entry in gone)])
+            for index, entry in enumerate(history)
+            if index >= count or index == 0 or entry.gives_up or history[index - 1].tli != entry.tli
+        )
 
     # ------------------------------------------------------------------ WAL
 
@@ -487,7 +498,7 @@ class LoneAcceptor:
         wal = self._record if self._record_lsn == lsn else b""
         while len(wal) < count:
             size = rng.choice((40, 300, 300, 3000, 3000, 2 * SEGMENT_SIZE))
-            wal += make_record(size, lsn + len(wal), rng, is_timed=self._chance(0.7))
+            wal += make_record(size, lsn + len(wal), rng, is_timed=self._chance(self._timed))
         if self._chance(0.4):
             count = len(wal)
         self._record, self._record_lsn = wal[count:], lsn + count
