@@ -54,7 +54,6 @@ POSITIONS = (
     "archived_lsn",
     "archive_id",
     "readable_lsn",
-    "readable_tli",
     "leader",
     "leader_connection",
     "is_archiver",
@@ -112,6 +111,7 @@ class ReferenceChecker:
         self._acceptor = acceptor
         self._reference = ReferenceAcceptor(acceptor.control, wal_end_lsn, ModelWal(disk), entries_max)
         self._same_controls = acceptor.control, self._reference.control
+        self._same_readable_lsn = -1
 
     def watch(self, effects: Effects, event: str, *arguments: Any) -> Effects:
         """Pass on the effects of a handler, each after it was compared.
@@ -171,8 +171,13 @@ class ReferenceChecker:
         if actual != expected:
             pairs = zip(POSITIONS, actual, expected, strict=True)
             self._require(event, arguments, "; ".join(filter(None, (fields_that_differ(*pair) for pair in pairs))))
-        controls = acceptor.control, reference.control
-        if controls[0] is not self._same_controls[0] or controls[1] is not self._same_controls[1]:
+        readable_lsn, controls = acceptor.readable_lsn, (acceptor.control, reference.control)
+        is_new = controls[0] is not self._same_controls[0] or controls[1] is not self._same_controls[1]
+        if is_new or readable_lsn != self._same_readable_lsn:
+            self._same_readable_lsn = readable_lsn
+            tlis = acceptor.readable_tli, reference.readable_tli
+            self._require(event, arguments, fields_that_differ("readable_tli", *tlis))
+        if is_new:
             self._require(event, arguments, fields_that_differ("control", *controls))
             self._require(event, arguments, fields_that_differ("log_end", acceptor.log_end, reference.log_end))
             self._require(event, arguments, fields_that_differ("state", acceptor.state, reference.state))
