@@ -13,6 +13,7 @@ from types import ModuleType
 from safekeeper.acceptor import acceptor as acceptor_module
 from safekeeper.acceptor import trimming as trimming_module
 from safekeeper.node import node as node_module
+from tests.simulation import reference_acceptor, reference_log
 from walproxy.proposer import campaign as campaign_module
 from walproxy.proposer import proposer as proposer_module
 from walproxy.proposer import pulling as pulling_module
@@ -109,6 +110,8 @@ class Bends:
             (campaign_module, "VERIFIED_BYTES_PER_S", int(self.verify_bytes_per_s)),
             (acceptor_module, "READ_BYTES_MAX", int(self.read_bytes)),
             (trimming_module, "SEGMENTS_PER_TRIM_MAX", int(self.trim_segments)),
+            (reference_acceptor, "READ_BYTES_MAX", int(self.read_bytes)),
+            (reference_log, "TRIMMED_SEGMENTS_MAX", int(self.trim_segments)),
             (node_module, "QUICK_FLUSH_S", self.quick_flush_s),
             (node_module, "REPORT_WRITE_AFTER_S", self.report_write_s),
         )

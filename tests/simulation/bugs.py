@@ -104,7 +104,7 @@ def swapped(swaps: Swaps) -> Iterator[None]:
 
 def planted(bug: Bug) -> AbstractContextManager[None]:
     """Plant a bug while the block runs."""
-    return swapped(bug.swaps if bug.checked else bug.swaps + _UNCHECKED)
+    return swapped(_UNCOMPARED + (bug.swaps if bug.checked else bug.swaps + _UNCHECKED))
 
 
 def _acceptor(lying: type[Acceptor]) -> Swaps:
@@ -123,6 +123,8 @@ def _everywhere(name: str, value: Any) -> Swaps:
     return tuple((module, name, value) for module in modules if hasattr(module, name))
 
 
+# The reference would find a bug at its first decision. What is to be found is the harm.
+_UNCOMPARED: Swaps = ((World, "has_reference", False),)
 _UNCHECKED: Swaps = tuple((kind, "check", dropped.nothing_required) for kind in (Acceptor, Proposer))
 _BELIEVES: Swaps = ((Checker, "believes", True),)
 _ARCHIVING = {"trims": 1.0, "archive": 1.0}

@@ -125,6 +125,8 @@ REACHED = (
     "copied folders noticed",
     "folders begun by older releases",
     "runs of real safekeepers",
+    "events compared with the reference",
+    "effects beyond the reference",
 )
 # So many runs, under all profiles in turn, reach everything.
 RUNS_THAT_REACH_ALL = 1000

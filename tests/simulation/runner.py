@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tests.simulation import sometimes, swarm
+from tests.simulation import lone_acceptor, sometimes, swarm
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
 from tests.simulation.disk import StorageDisk
@@ -122,6 +122,8 @@ def run_seed(
         world = build(Task(seed, profile, bug, fault_seconds))
         if digested:
             world.digest = hashlib.sha256()
+        if bug is None:
+            world.counts.update(lone_acceptor.drive(seed))
         return run_world(world)
 
 

@@ -52,6 +52,7 @@ from safekeeper.node.node import INCLUDES_FLUSH
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
 from tests.simulation.node_effects import flushed_effects, message_effects
+from tests.simulation.reference_checker import ReferenceChecker
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualCrash
 from tests.simulation.wal_pull import SimPuller
@@ -80,6 +81,7 @@ class SimSafekeeper:
         away_until_s: nobody starts it before.
         readers: the standbys that stream from it.
         clock: its machine's.
+        reference: what compares the acceptor with the reference, None if nothing does.
     """
 
     def __init__(self, world: "World", safekeeper_id: int, disk: ModelDisk) -> None:
@@ -102,6 +104,7 @@ class SimSafekeeper:
         self.readers: list[SimStandby] = []
         self.clock = world.new_clock()
         self.puller = SimPuller(world, self)
+        self.reference: ReferenceChecker | None = None
         self._read_until_s = 0.0
         self._inbox: deque[tuple[str, Any, Any]] = deque()
         self._task: Effects | None = None
@@ -139,6 +142,9 @@ class SimSafekeeper:
         if begins_late and not control.is_log_pending:
             raise Violation("NoHole", f"{self.name}: the WAL begins above what the control file records")
         self.acceptor = self.world.acceptor_class(control, flush_lsn)
+        if self.world.has_reference:
+            entries_max, counts = self.world.history_entries_max, self.world.counts
+            self.reference = ReferenceChecker(self.name, self.acceptor, flush_lsn, self.disk, entries_max, counts)
         self.world.note(self.name, "starts", control, flush_lsn)
         self.world.truths.on_start(self)
         self._inbox.append(("start", None, None))
@@ -272,12 +278,13 @@ class SimSafekeeper:
                 if connection.number in self._connections:
                     self.world.note(self.name, "gets", content, connection.number)
                     self._handled, self._refuses = (connection.number, content, now), False
-                    self._run(message_effects(acceptor, connection.number, content, now))
+                    effects = message_effects(acceptor, connection.number, content, now)
+                    self._run(effects, "message", connection.number, content, now)
             elif kind == "end":
                 if self._connections.pop(connection.number, None) is not None:
-                    acceptor.disconnected(connection.number)
+                    self._disconnect(acceptor, connection)
             elif kind == "closed":
-                acceptor.disconnected(connection.number)
+                self._disconnect(acceptor, connection)
             elif kind == "flushed":
                 if content is self._flush:
                     self._flush = None
@@ -288,32 +295,38 @@ class SimSafekeeper:
                         self.world.counts.count("disk errors")
                         self.crash(power_cut=self.world.rng.random() < 0.5)
                         return
-                    self._run(flushed_effects(acceptor, flush_lsn))
+                    self._run(flushed_effects(acceptor, flush_lsn), "flushed", flush_lsn)
             elif kind == "report_write":
-                self._run(acceptor.report_write())
+                self._run(acceptor.report_write(), "write_reported")
             elif kind == "checkpoint":
-                self._run(acceptor.checkpoint())
+                self._run(acceptor.checkpoint(), "checkpoint")
             elif kind == "archive":
-                self._run(acceptor.archive_reported(*content))
+                self._run(acceptor.archive_reported(*content), "archive_reported", *content, "")
             elif kind == "trim":
-                self._run(acceptor.trim(content))
+                self._run(acceptor.trim(content), "trim", content)
             elif kind == "pulled":
                 write_lsn = acceptor.write_lsn
-                self._run(acceptor.pulled(*content))
+                self._run(acceptor.pulled(*content), "pulled", *content)
                 self.world.counts.count("WAL pulled" if acceptor.write_lsn > write_lsn else "WAL pulled in vain")
             elif kind == "pull failed":
-                self._run(acceptor.pull_failed(*content))
+                self._run(acceptor.pull_failed(*content), "pull_failed", *content)
             elif kind == "learners":
                 words = tuple(standby.words for standby in self.readers)
-                self._run(acceptor.readers_changed(bool(words), words))
+                self._run(acceptor.readers_changed(bool(words), words), "readers_changed", bool(words), words)
             else:
-                self._run(acceptor.start())
+                self._run(acceptor.start(), "start")
                 self.is_serving = self.acceptor is not None
 
     # ------------------------------------------------------------------ effects
 
-    def _run(self, effects: Effects) -> None:
-        self._task = effects
+    def _disconnect(self, acceptor: Acceptor, connection: Connection) -> None:
+        acceptor.disconnected(connection.number)
+        if self.reference is not None:
+            self.reference.disconnected(connection.number)
+
+    def _run(self, effects: Effects, event: str, *arguments: Any) -> None:
+        """Execute the effects of a handler, beside the reference's method `event`."""
+        self._task = self.reference.watch(effects, event, *arguments) if self.reference is not None else effects
         self._resume(self.life, None)
 
     def _resume_later(self, life: int, result: Any) -> None:
@@ -493,7 +506,10 @@ class SimSafekeeper:
         if life != self.life or connection is None or acceptor is None:
             return
         answer: AcceptorMessage = ReadResponse(request.request_id, request.begin_lsn, payload)
-        if not acceptor.serves(request):
+        is_served = acceptor.serves(request)
+        if self.reference is not None:
+            self.reference.serves(request, is_served)
+        if not is_served:
             answer = Refusal(RefusalCode.RANGE, "the log has changed", acceptor.control.promised)
         self.world.counts.count("reads served to members", int(isinstance(answer, ReadResponse)))
         self.world.network.send(connection, TO_PROXY, answer)

@@ -126,6 +126,7 @@ class _RefusesToReplace(Acceptor):
 
 class _StageOfRefusers(Stage):
     acceptor_class = _RefusesToReplace
+    has_reference = False
 
 
 def test_a_rebootstrap_that_is_refused_fails_the_scenario() -> None:

@@ -111,6 +111,7 @@ class World:
         archiver_named: who archives.
         has_real_shells: whether the safekeepers are real ones.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
+        has_reference: whether the acceptors are compared with the reference: not those that bugs are planted in.
         quorum_choices: the sizes that an operator chooses from.
     """
 
@@ -118,6 +119,7 @@ class World:
     proposer_class: type[Proposer] = Proposer
     model_disk_class: type[ModelDisk] = ModelDisk
     wiped_keeps_incarnation = False
+    has_reference = True
     quorum_choices = quorums.CHOICES
 
     def __init__(
@@ -171,7 +173,7 @@ class World:
         self.operator = Operator(self)
         self.failover = FailoverOperator(self)
         # In every second seed histories may hardly grow, so that terms are forgotten although members are away.
-        self.history_entries_max = SHORT_HISTORY if seed % 2 else term_history_module.HISTORY_ENTRIES_MAX
+        self.history_entries_max = history_entries_max(seed)
         self.archive: ModelArchive | None = None
         if self.retention.has_archive:
             self.begin_archive(seed)
@@ -318,7 +320,7 @@ class World:
             SimulationFailed: an invariant does not hold, or the code fails in any other way.
         """
         try:
-            with _small_frames(self.history_entries_max, self.profile.bends):
+            with small_frames(self.history_entries_max, self.profile.bends):
                 self.clock.run(until_s, events)
         except Exception as error:
             self.failover.abandon()
@@ -652,12 +654,17 @@ class World:
         return max(leading, key=lambda proxy: proxy.proposer.term if proxy.proposer else 0, default=None)
 
 
+def history_entries_max(seed: int) -> int:
+    """Return the number of entries to which a seed limits histories."""
+    return SHORT_HISTORY if seed % 2 else term_history_module.HISTORY_ENTRIES_MAX
+
+
 def _quiet(profile: Profile) -> Profile:
     return replace(profile, record_every_s=1e9)
 
 
 @contextmanager
-def _small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
+def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
     """Make all things small: frames, so that a few KiB of WAL are many messages; segments; waits for an archiver."""
     small: tuple[tuple[Any, str, Any], ...] = (
         *REPLACED,
