@@ -63,6 +63,7 @@ class Bug:
         checked: the checks after each event are on, which are to find it; else they are off, and the harm is to be
             found.
         in_shells: it is in the shell of the safekeepers, so the real ones run.
+        in_proxies: it is in the shell of the proxies, so the real ones run.
     """
 
     rule: str
@@ -74,6 +75,7 @@ class Bug:
     scenario: str = ""
     checked: bool = False
     in_shells: bool = False
+    in_proxies: bool = False
 
     @property
     def profile(self) -> Profile:

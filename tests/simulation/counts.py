@@ -117,6 +117,10 @@ REACHED = (
     "peers that did not read",
     "connections that paused writing",
     "runs of real safekeepers",
+    "runs of real proxies",
+    "proxies that drained",
+    "primaries that did not read",
+    "primaries' connections half-open",
 )
 # So many runs, under all profiles in turn, reach everything.
 RUNS_THAT_REACH_ALL = 1000

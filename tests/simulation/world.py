@@ -34,6 +34,8 @@ from tests.simulation.newest_log import NewestLog
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
+from tests.simulation.proxy_seams import REPLACED_IN_PROXIES
+from tests.simulation.real_proxy import RealProxy
 from tests.simulation.real_safekeeper import REPLACED_IN_SHELLS, RealSafekeeper
 from tests.simulation.rebootstrap import Operator, Rebootstrap, new_cluster, old_cluster
 from tests.simulation.retention import SimRetention
@@ -108,6 +110,7 @@ class World:
         digest: of all that happens, None if nobody compares two versions of the code.
         archiver_named: who archives.
         has_real_shells: whether the safekeepers are real ones.
+        has_real_proxies: whether the proxies are real ones.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
         quorum_choices: the sizes that an operator chooses from.
     """
@@ -127,6 +130,7 @@ class World:
         standby_count: int = 0,
         apply_rule: str = "",
         real_shells: bool = False,
+        real_proxies: bool = False,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -152,10 +156,12 @@ class World:
         if real_shells:
             self._disk_class, kind = ShellDisk, RealSafekeeper
         self.has_real_shells = real_shells
+        self.has_real_proxies = real_proxies
         self.safekeepers = {i: kind(self, i, self.new_disk()) for i in range(1, safekeeper_count + 1)}
         self.primaries = [VirtualPrimary(self, "A", 1, (), b"")]
         self.current = self.primaries[0]
         self.proxies: list[SimProxy] = []
+        self._added: list[SimProxy] = []
         self.standbys = standbys_of(self, standby_count, seed)
         has_direct = random.Random(f"{seed} direct").random() < profile.direct or not standby_count
         self.directs = direct_standbys_of(self, int(profile.direct > 0 and has_direct))
@@ -175,8 +181,10 @@ class World:
 
     def add_proxy(self, primary: VirtualPrimary | None = None, takeover: bool = False) -> SimProxy:
         """Start another proxy."""
-        proxy = SimProxy(self, f"P{len(self.proxies) + 1}", primary or self.current, takeover)
+        kind = RealProxy if self.has_real_proxies else SimProxy
+        proxy = kind(self, f"P{len(self.proxies) + 1}", primary or self.current, takeover)
         self.proxies.append(proxy)
+        self._added.append(proxy)
         proxy.start()
         return proxy
 
@@ -305,7 +313,7 @@ class World:
             with _small_frames(self.history_entries_max):
                 self.clock.run(until_s, events)
         except Exception as error:
-            self.failover.abandon()
+            self.abandon()
             raise SimulationFailed(error, self.trace()) from error
 
     def start(self) -> None:
@@ -386,7 +394,7 @@ class World:
                 primary.is_lost = False
                 primary.start()
         except Violation as error:
-            self.failover.abandon()
+            self.abandon()
             raise SimulationFailed(error, self.trace()) from error
         self.current = self.best_primary(without)
         self.note("operator", "settles on", self.current.name)
@@ -602,6 +610,12 @@ class World:
             )
         return ""
 
+    def abandon(self) -> None:
+        """End the processes that have coroutines."""
+        self.failover.abandon()
+        for proxy in self._added:
+            proxy.abandon()
+
     def check_all(self) -> None:
         """Compare every byte on every disk with what it must be."""
         try:
@@ -629,6 +643,7 @@ def _small_frames(history_entries_max: int) -> Iterator[None]:
     small: tuple[tuple[Any, str, Any], ...] = (
         *REPLACED,
         *REPLACED_IN_SHELLS,
+        *REPLACED_IN_PROXIES,
         (replication_module, "APPEND_BYTES_MAX", 2000),
         (replication_module, "IN_FLIGHT_BYTES_MAX", 12000),
         (replication_module, "READ_BYTES", 3000),
