@@ -174,6 +174,10 @@ def _with_tail(action: Action) -> Action:
 class ObservedProxy(Proxy):
     """The product's proxy: the checkers look at what has been done after each event."""
 
+    def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: Any) -> None:
+        running_proxy().world.counts.count("primaries' tails compared")
+        super().primary_checked(begin_lsn, end_lsn, digest)
+
     def _execute(self, actions: list[Action]) -> None:
         shell = running_proxy()
         for action in actions:

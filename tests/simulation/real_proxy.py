@@ -164,14 +164,19 @@ class RealProxy(SimProxy):
         if self._sender is not None:
             self._sender.closed()
             self._sender = None
-        self.loop.kill()
+        self._kill()
 
     def abandon(self) -> None:
         """End the process where the run of the simulation ends."""
         self.life += 1
         self.proposer = None
         self.transports.clear()
-        self.loop.kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        # Its coroutines end with what they have begun with, also where the operator stops it between two phases.
+        with self.world.replaced():
+            self.loop.kill()
 
     def suspend(self, for_s: float) -> None:
         """Do nothing for so long; what happens meanwhile is noticed afterwards."""

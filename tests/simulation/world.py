@@ -7,7 +7,7 @@ primary, proxies that point at it, all safekeepers up. Then everything must conv
 import random
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -310,7 +310,7 @@ class World:
             SimulationFailed: an invariant does not hold, or the code fails in any other way.
         """
         try:
-            with _small_frames(self.history_entries_max):
+            with self.replaced():
                 self.clock.run(until_s, events)
         except Exception as error:
             self.abandon()
@@ -609,6 +609,10 @@ class World:
                 f"{primary.name} was told apply {format_lsn(primary.told_apply_lsn)}, not {format_lsn(commit_end_lsn)}"
             )
         return ""
+
+    def replaced(self) -> AbstractContextManager[None]:
+        """Put other things in the places of what the product uses while the block runs."""
+        return _small_frames(self.history_entries_max)
 
     def abandon(self) -> None:
         """End the processes that have coroutines."""
