@@ -12,7 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from safekeeper.base import settings
-from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.errors import (
+    ConfigurationError,
+    InvariantViolation,
+    LocalProtocolError,
+    RemoteProtocolError,
+    WalproxyError,
+)
 from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.messages import AppendRequest, ArchiveAssignment, Elected, Reconfigure
 from safekeeper.peers.codec import encode
@@ -131,6 +137,9 @@ class RealProxy(SimProxy):
             self.loop.failure = task.exception()
             return
         error = task.result()
+        if isinstance(error, InvariantViolation | LocalProtocolError | RemoteProtocolError):
+            self.loop.failure = error  # The feed ends with what its owner raises while WAL is handled.
+            return
         self.loop.end()
         if error is not None:
             self._finish(error)

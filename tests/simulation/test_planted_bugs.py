@@ -58,6 +58,14 @@ QUICK = (
     "closed_connection_read_on",
     "control_state_stored_later",
     "control_file_renamed_without_a_sync",
+    "reported_as_it_is_received",
+    "reported_when_it_stops",
+    "repeats_positions_of_an_ended_term",
+    "closed_link_read_on",
+    "window_drops_what_is_not_committed",
+    "window_trimmed_silently",
+    "paused_for_good",
+    "copy_not_closed",
 )
 SEEDS = 150
 
