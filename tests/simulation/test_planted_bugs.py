@@ -62,10 +62,7 @@ QUICK = (
     "reported_when_it_stops",
     "repeats_positions_of_an_ended_term",
     "closed_link_read_on",
-    "window_drops_what_is_not_committed",
     "window_trimmed_silently",
-    "paused_for_good",
-    "copy_not_closed",
 )
 SEEDS = 150
 
