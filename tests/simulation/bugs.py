@@ -13,6 +13,7 @@ from typing import Any
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.membership import Membership
+from safekeeper.net.safekeeper_connection import SafekeeperConnection
 from safekeeper.node import node as node_module
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import Connection as ProposerConnection
@@ -21,6 +22,7 @@ from safekeeper.storage import recovery as recovery_module
 from safekeeper.storage.control_file import ControlFile
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_work import Flush
+from tests.simulation import dropped_proxy_rules as proxies
 from tests.simulation import dropped_rules as dropped
 from tests.simulation import dropped_seals, quorums, rebootstrap
 from tests.simulation import dropped_shell_rules as shells
@@ -32,6 +34,7 @@ from tests.simulation.world import World
 from walproxy.failover import failover as failover_module
 from walproxy.failover import server as failover_server
 from walproxy.failover import world as failover_world
+from walproxy.postgres.walreceiver import ReplicationConnection
 from walproxy.proposer import election, refusals, replication
 from walproxy.proposer import leadership as leadership_module
 from walproxy.proposer.campaign import Campaign
@@ -44,6 +47,8 @@ from walproxy.proposer.replication import Replication
 from walproxy.proposer.seal import Seal
 from walproxy.proposer.standbys import Standbys
 from walproxy.proxy import rebootstrap_undo
+from walproxy.proxy.primary_feed import PrimaryFeed
+from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.window import Window
 
 Swaps = tuple[tuple[Any, str, Any], ...]
@@ -64,6 +69,7 @@ class Bug:
         checked: the checks after each event are on, which are to find it; else they are off, and the harm is to be
             found.
         in_shells: it is in the shell of the safekeepers, so the real ones run.
+        in_proxies: it is in the shell of the proxies, so the real ones run.
     """
 
     rule: str
@@ -75,6 +81,7 @@ class Bug:
     scenario: str = ""
     checked: bool = False
     in_shells: bool = False
+    in_proxies: bool = False
 
     @property
     def profile(self) -> Profile:
@@ -114,6 +121,17 @@ def _acceptor(lying: type[Acceptor]) -> Swaps:
 def _in_shell(rule: str, without: str, base: str, swaps: Swaps, weights: Mapping[str, int] | None = None) -> Bug:
     """Return a bug of the safekeeper's shell, which is hunted in the real one; the checks are on."""
     return Bug(rule, without, base, swaps, weights or {}, checked=True, in_shells=True)
+
+
+def _in_proxy(
+    rule: str,
+    without: str,
+    base: str,
+    swaps: Swaps,
+    weights: Mapping[str, int] | None = None,
+) -> Bug:
+    """Return a bug of the proxy's shell, which is hunted in the real one; the checks are on."""
+    return Bug(rule, without, base, swaps, weights or {}, checked=True, in_proxies=True)
 
 
 def _everywhere(name: str, value: Any) -> Swaps:
@@ -879,5 +897,60 @@ BUGS: dict[str, Bug] = {
         "a rename counts once its folder is synced",
         "calm",
         ((filesystem_module, "sync_names", shells.sync_no_names),),
+    ),
+    "reported_as_it_is_received": _in_proxy(
+        "S1",
+        "positions are those that the proposer releases",
+        "calm",
+        ((Proxy, "wal_received", proxies.report_what_is_received),),
+    ),
+    "reported_when_it_stops": _in_proxy(
+        "S1",
+        "a proxy that stops reports what is committed",
+        "elections",
+        ((PrimaryFeed, "close_politely", proxies.close_with_what_is_received),),
+        {"restart_proxy": 40},
+    ),
+    "repeats_positions_of_an_ended_term": _in_proxy(
+        "S1",
+        "the feed forgets its positions with the term",
+        "switches",
+        ((PrimaryFeed, "report", proxies.report_positions_only),),
+    ),
+    "older_status_update_wins": _in_proxy(
+        "S1",
+        "the newest status update replaces the one that waits",
+        "figure8",
+        ((ReplicationConnection, "send_status", proxies.keep_the_older_status),),
+    ),
+    "closed_link_read_on": _in_proxy(
+        "S3",
+        "nothing is handled of a connection that the proxy has closed",
+        "restored",
+        ((SafekeeperConnection, "_give_up", proxies.give_up_and_read_on),),
+    ),
+    "copy_not_closed": _in_proxy(
+        "S10",
+        "a COPY is closed when no term is held",
+        "figure8",
+        ((Proxy, "_execute_rare", proxies.stream_on),),
+    ),
+    "window_drops_what_is_not_committed": _in_proxy(
+        "S14",
+        "bytes that are not committed stay in the window",
+        "calm",
+        ((Proxy, "_trim_window", proxies.trim_what_is_sent),),
+    ),
+    "window_trimmed_silently": _in_proxy(
+        "S14",
+        "the proposer gets the beginning of the window",
+        "calm",
+        ((Proxy, "_trim_window", proxies.trim_without_a_word),),
+    ),
+    "paused_for_good": _in_proxy(
+        "S14",
+        "replication resumes when commits have caught up",
+        "slow",
+        ((Proxy, "_trim_window", proxies.stay_paused),),
     ),
 }

@@ -127,6 +127,10 @@ REACHED = (
     "runs of real safekeepers",
     "events compared with the reference",
     "effects beyond the reference",
+    "runs of real proxies",
+    "proxies that drained",
+    "primaries that did not read",
+    "primaries' connections half-open",
 )
 # So many runs, under all profiles in turn, reach everything.
 RUNS_THAT_REACH_ALL = 1000

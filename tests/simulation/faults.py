@@ -332,7 +332,7 @@ class Faults(OperatorFaults):
 
     def restart_proxy(self) -> None:
         proxy = self._proxy()
-        proxy.stop()
+        proxy.terminate()
         self.world.clock.after(self._soon(), proxy.start)
 
     def suspend_proxy(self) -> None:

@@ -45,6 +45,7 @@ class VirtualPrimary:
         frozen: whether its process is stopped: it is there, and does and answers nothing.
         is_lost: whether its machine is gone: nothing starts it.
         walsender: the proxy that streams from it, one at most: there is one slot.
+        has_slot: whether a real proxy has created its slot; a simulated one has no need of it.
         life: grows at every crash.
         repeated: sizes of records that it writes instead of what it is asked for, and whether they bear a time.
     """
@@ -64,6 +65,7 @@ class VirtualPrimary:
         self.quiet = False
         self.frozen = False
         self.is_lost = False
+        self.has_slot = False
         self.life = 0
         self.repeated: deque[tuple[int, bool]] = deque()
         self._last_record_lsn = last_record_start(self.wal, FIRST_LSN, self.insert_lsn)

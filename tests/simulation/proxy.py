@@ -232,6 +232,13 @@ class SimProxy:
                 network.break_connection(connection, silent=rng.random() < 0.2)
         self._connections = {}
 
+    def terminate(self) -> None:
+        """End the process, as a supervisor does that starts it again."""
+        self.stop()
+
+    def abandon(self) -> None:
+        """End the process where the run of the simulation ends; a simulated one has nothing to end."""
+
     def suspend(self, for_s: float) -> None:
         """Do nothing for so long; what happens meanwhile is noticed afterwards."""
         if self.proposer is not None and self._backlog is None:

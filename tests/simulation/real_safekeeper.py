@@ -59,11 +59,11 @@ from tests.simulation.shell_seams import (
     ShellLoop,
     VirtualTransport,
     VirtualWorker,
+    Watched,
     running_shell,
 )
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualCrash
-from tests.simulation.virtual_loop import VirtualLoop
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -371,7 +371,7 @@ class RealSafekeeper(SimSafekeeper):
                     self.world.counts.count("readers sent WAL")
                     standby.wake()
 
-    def is_allowed_to_say(self, message: AcceptorMessage) -> bool:
+    def is_allowed_to_say(self, message: AcceptorMessage, connection: Connection) -> bool:
         """Check a message that leaves the process; return False if the process is dead."""
         if self.disk.fs.is_down or (self.effects_left is not None and self._dies_here()):
             return False
@@ -505,22 +505,8 @@ class RealSafekeeper(SimSafekeeper):
         """Return the time that has passed for the node."""
         return self.world.clock.now + self._flush_takes_s
 
-    def _watched(self) -> "_Watched":
-        return _Watched(self.loop)
-
-
-class _Watched:
-    """Makes the run fail with what a checker raises, whatever the shell does with it."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if error is not None and self._loop.failure is None:
-            self._loop.failure = error
+    def _watched(self) -> Watched:
+        return Watched(self.loop)
 
 
 def _monotonic() -> float:

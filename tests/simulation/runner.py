@@ -25,6 +25,8 @@ STORAGE_ONE_IN = 8
 WIRE_ONE_IN = 12
 # The product's own safekeepers run in this part of the seeds (real_safekeeper.py).
 REAL_SHELLS = 0.25
+# And its own proxies in this part (real_proxy.py).
+REAL_PROXIES = 0.25
 # Four to seven safekeepers, in one seed of seven.
 MANY = 4
 SEEDS_FOR_ALL_CORES = 100
@@ -156,6 +158,7 @@ def plan(task: Task) -> Schedule:
         apply_rule=apply_rule,
         real_storage=real_storage,
         real_shells=has_real_shells(task),
+        real_proxies=has_real_proxies(task),
         uses_wire=uses_wire,
         ends_at_s=STARTS_S + task.faults().faults_s,
     )
@@ -169,6 +172,13 @@ def has_real_shells(task: Task) -> bool:
     return random.Random(f"{task.seed} shells").random() < REAL_SHELLS
 
 
+def has_real_proxies(task: Task) -> bool:
+    """Return whether the product's own proxies run: with a planted bug, if it is in them."""
+    if task.bug:
+        return BUGS[task.bug].in_proxies
+    return random.Random(f"{task.seed} proxies").random() < REAL_PROXIES
+
+
 def stage(schedule: Schedule) -> World:
     """Return the cluster of a schedule, before anything has happened in it."""
     world = World(
@@ -179,6 +189,7 @@ def stage(schedule: Schedule) -> World:
         schedule.standbys,
         schedule.apply_rule,
         schedule.real_shells,
+        schedule.real_proxies,
     )
     world.network.uses_wire = schedule.uses_wire
     return world
@@ -197,27 +208,30 @@ def run_world(world: World) -> Outcome:
 
 def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> None:
     """Let faults happen up to then, and see that everything holds; heal it and see that it converges."""
-    world.start()
-    world.start_workload(world.current)
-    world.add_proxy()
-    if world.rng.random() < world.profile.spare:
+    try:
+        world.start()
+        world.start_workload(world.current)
         world.add_proxy()
-    faults.begin(ends_at_s)
-    world.run(ends_at_s)
-    world.check_all()
-    world.counts.count("failovers completed amid faults", world.servers.completed)
-    if heals:
-        minority = Minority(world)
-        world.heal(minority.missing)
-        minority.is_not_missed()
-        world.converge()
+        if world.rng.random() < world.profile.spare:
+            world.add_proxy()
+        faults.begin(ends_at_s)
+        world.run(ends_at_s)
         world.check_all()
-    world.failover.abandon()
+        world.counts.count("failovers completed amid faults", world.servers.completed)
+        if heals:
+            minority = Minority(world)
+            world.heal(minority.missing)
+            minority.is_not_missed()
+            world.converge()
+            world.check_all()
+    finally:
+        world.abandon()
 
 
 def _outcome(world: World) -> Outcome:
     truths = world.truths.all()
     world.counts.count("runs of real safekeepers", int(world.has_real_shells))
+    world.counts.count("runs of real proxies", int(world.has_real_proxies))
     world.counts.count("terms won", sum(len(truth.won) for truth in truths))
     world.counts.count("words that came late", world.network.late_words)
     world.counts.count("failovers completed", world.servers.completed)

@@ -120,6 +120,7 @@ class Schedule:
     apply_rule: str = ""
     real_storage: bool = False
     real_shells: bool = False
+    real_proxies: bool = False
     uses_wire: bool = False
     ends_at_s: float = 7.0
     heals: bool = True
@@ -205,6 +206,7 @@ _OWN: dict[str, Callable[[str], Any]] = {
     "apply_rule": str,
     "real_storage": _is_yes,
     "real_shells": _is_yes,
+    "real_proxies": _is_yes,
     "uses_wire": _is_yes,
     "ends_at_s": float,
     "heals": _is_yes,

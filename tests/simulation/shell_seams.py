@@ -9,14 +9,16 @@ pieces of any size, keeps those for which there is no room, and at times does no
 import asyncio
 import contextvars
 import logging
+import random
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from safekeeper.node import agent_registry, state_log
 from safekeeper.node import node as node_module
 from safekeeper.node import proposer_listener as listener_module
-from safekeeper.peers.codec import ACCEPTOR_DIALECT, FrameDecoder
+from safekeeper.peers.codec import ACCEPTOR_DIALECT, Dialect, FrameDecoder
 from safekeeper.storage import data_folder as data_folder_module
 from safekeeper.storage import disk_space
 from tests.simulation.network import Connection
@@ -26,6 +28,7 @@ from tests.simulation.virtual_loop import VirtualLoop
 
 if TYPE_CHECKING:
     from tests.simulation.real_safekeeper import RealSafekeeper
+    from tests.simulation.world import World
 
 RESOLUTION_S = 1e-6
 WAKES_WITHIN_S = 0.002
@@ -114,14 +117,40 @@ class VirtualWorker:
 class _Socket:
     """The socket of a virtual transport, which has options."""
 
+    family = socket.AF_INET
+
     def setsockopt(self, *_: int) -> None:
         """Set an option."""
 
 
-class VirtualTransport(asyncio.Transport):
-    """A connection of the virtual network, as the real listener sees it."""
+class SocketOwner(Protocol):
+    """The process that a virtual transport belongs to."""
 
-    def __init__(self, shell: "RealSafekeeper", connection: Connection) -> None:
+    world: "World"
+    chance: random.Random
+
+    @property
+    def loop(self) -> VirtualLoop:
+        """The loop of its present life."""
+
+    def is_allowed_to_say(self, message: Any, connection: Connection) -> bool:
+        """Check a message that is written to a socket; return False if the process is dead."""
+
+    def send(self, connection: Connection, message: Any) -> None:
+        """Send a message that has left the socket."""
+
+    def closed(self, connection: Connection) -> None:
+        """Handle a connection that the process has closed."""
+
+
+class VirtualTransport(asyncio.Transport):
+    """A connection of the virtual network, as the real listener sees it, or the real link to a safekeeper.
+
+    Args:
+        sends: the messages that the process sends.
+    """
+
+    def __init__(self, shell: SocketOwner, connection: Connection, sends: Dialect[Any] = ACCEPTOR_DIALECT) -> None:
         super().__init__()
         self.connection = connection
         self._shell = shell
@@ -131,7 +160,7 @@ class VirtualTransport(asyncio.Transport):
         self._ends = False
         self._is_reading = True
         self._read_is_due = False
-        self._decoder = FrameDecoder(ACCEPTOR_DIALECT)
+        self._decoder = FrameDecoder(sends)
         self._outgoing: list[Any] = []
         self._outgoing_bytes = 0
         self._is_stalled = False
@@ -216,7 +245,7 @@ class VirtualTransport(asyncio.Transport):
         if self._is_closing:
             return
         for message in self._decoder.feed(bytes(data)):
-            if self._shell.is_allowed_to_say(message):
+            if self._shell.is_allowed_to_say(message, self.connection):
                 self._outgoing.append(message)
         self._outgoing_bytes += len(data)
         if not self._is_stalled and self._shell.chance.random() < STALLS and not self._shell.world.is_healing:
@@ -266,6 +295,20 @@ class VirtualTransport(asyncio.Transport):
             self._is_lost = True
             self._shell.closed(self.connection)
             self._shell.loop.call_soon(self._protocol.connection_lost, None)
+
+
+class Watched:
+    """Makes the run fail with what a checker raises, whatever the shell does with it."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is not None and self._loop.failure is None:
+            self._loop.failure = error
 
 
 class NoLock:

@@ -29,6 +29,7 @@ _PLAINER: tuple[dict[str, Any], ...] = (
     {
         "real_storage": False,
         "real_shells": False,
+        "real_proxies": False,
         "uses_wire": False,
         "standbys": 0,
         "apply_rule": "",
@@ -36,6 +37,7 @@ _PLAINER: tuple[dict[str, Any], ...] = (
     },
     {"real_storage": False},
     {"real_shells": False},
+    {"real_proxies": False},
     {"uses_wire": False},
     {"standbys": 0, "apply_rule": ""},
     {"apply_rule": ""},
@@ -66,6 +68,7 @@ class Failing:
         features = (
             plan.real_storage
             + plan.real_shells
+            + plan.real_proxies
             + plan.uses_wire
             + plan.standbys
             + bool(plan.apply_rule)

@@ -59,6 +59,11 @@ QUICK = (
     "control_state_stored_later",
     "control_file_renamed_without_a_sync",
     "copied_folder_starts",
+    "reported_as_it_is_received",
+    "reported_when_it_stops",
+    "repeats_positions_of_an_ended_term",
+    "closed_link_read_on",
+    "window_trimmed_silently",
 )
 SEEDS = 150
 

@@ -7,7 +7,7 @@ primary, proxies that point at it, all safekeepers up. Then everything must conv
 import random
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,8 @@ from tests.simulation.newest_log import NewestLog
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proxy import SimProxy
+from tests.simulation.proxy_seams import REPLACED_IN_PROXIES
+from tests.simulation.real_proxy import RealProxy
 from tests.simulation.real_safekeeper import REPLACED_IN_SHELLS, RealSafekeeper
 from tests.simulation.rebootstrap import Operator, Rebootstrap, new_cluster, old_cluster
 from tests.simulation.retention import SimRetention
@@ -110,6 +112,7 @@ class World:
         digest: of all that happens, None if nobody compares two versions of the code.
         archiver_named: who archives.
         has_real_shells: whether the safekeepers are real ones.
+        has_real_proxies: whether the proxies are real ones.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
         has_reference: whether the acceptors are compared with the reference: not those that bugs are planted in.
         quorum_choices: the sizes that an operator chooses from.
@@ -131,6 +134,7 @@ class World:
         standby_count: int = 0,
         apply_rule: str = "",
         real_shells: bool = False,
+        real_proxies: bool = False,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -159,10 +163,12 @@ class World:
         if real_shells:
             self._disk_class, kind = ShellDisk, RealSafekeeper
         self.has_real_shells = real_shells
+        self.has_real_proxies = real_proxies
         self.safekeepers = {i: kind(self, i, self.new_disk()) for i in range(1, safekeeper_count + 1)}
         self.primaries = [VirtualPrimary(self, "A", 1, (), b"")]
         self.current = self.primaries[0]
         self.proxies: list[SimProxy] = []
+        self._added: list[SimProxy] = []
         self.standbys = standbys_of(self, standby_count, seed)
         has_direct = random.Random(f"{seed} direct").random() < profile.direct or not standby_count
         self.directs = direct_standbys_of(self, int(profile.direct > 0 and has_direct))
@@ -182,10 +188,12 @@ class World:
 
     def add_proxy(self, primary: VirtualPrimary | None = None, takeover: bool = False) -> SimProxy:
         """Start another proxy."""
-        proxy = SimProxy(self, f"P{len(self.proxies) + 1}", primary or self.current, takeover)
-        if self.is_upgraded and not self.proxies:
+        kind = RealProxy if self.has_real_proxies else SimProxy
+        proxy = kind(self, f"P{len(self.proxies) + 1}", primary or self.current, takeover)
+        if self.is_upgraded and not self.proxies and not self.has_real_proxies:
             proxy.version = PROTOCOL_VERSION - 1
         self.proxies.append(proxy)
+        self._added.append(proxy)
         proxy.start()
         return proxy
 
@@ -320,10 +328,10 @@ class World:
             SimulationFailed: an invariant does not hold, or the code fails in any other way.
         """
         try:
-            with small_frames(self.history_entries_max, self.profile.bends):
+            with self.replaced():
                 self.clock.run(until_s, events)
         except Exception as error:
-            self.failover.abandon()
+            self.abandon()
             raise SimulationFailed(error, self.trace()) from error
 
     def start(self) -> None:
@@ -405,7 +413,7 @@ class World:
                 primary.is_lost = False
                 primary.start()
         except Violation as error:
-            self.failover.abandon()
+            self.abandon()
             raise SimulationFailed(error, self.trace()) from error
         self.current = self.best_primary(without)
         self.note("operator", "settles on", self.current.name)
@@ -637,6 +645,16 @@ class World:
             )
         return ""
 
+    def replaced(self) -> AbstractContextManager[None]:
+        """Put other things in the places of what the product uses while the block runs."""
+        return small_frames(self.history_entries_max, self.profile.bends)
+
+    def abandon(self) -> None:
+        """End the processes that have coroutines."""
+        self.failover.abandon()
+        for proxy in self._added:
+            proxy.abandon()
+
     def check_all(self) -> None:
         """Compare every byte on every disk with what it must be."""
         try:
@@ -669,6 +687,7 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
     small: tuple[tuple[Any, str, Any], ...] = (
         *REPLACED,
         *REPLACED_IN_SHELLS,
+        *REPLACED_IN_PROXIES,
         *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),

@@ -459,8 +459,6 @@ class PrimaryFeed:
                 await self._reconnect_for_requests()
                 return
             raise
-        finally:
-            self.streams = False
         self._owner.timeline_ended(end.next_tli, end.next_begin_lsn)
 
     async def _reconnect_for_requests(self) -> None:
@@ -482,7 +480,11 @@ class PrimaryFeed:
         if self.is_paused:
             connection.pause_reading()
         logger.info("streaming timeline %d from %s", tli, format_lsn(begin_lsn))
-        return await connection.stream(self._on_wal, self._on_keepalive)
+        try:
+            return await connection.stream(self._on_wal, self._on_keepalive)
+        finally:
+            # Between two COPYs nothing can be reported: the term may have begun when the first one has ended.
+            self.streams = False
 
     async def _start_replication(self, connection: ReplicationConnection, begin_lsn: Lsn, tli: int) -> None:
         """Start; terminate the walsender that uses the slot: it serves a proxy that this term has deposed."""

@@ -375,6 +375,34 @@ async def test_bytes_to_check_may_lie_before_a_timeline_that_nothing_was_written
 
 
 @on_the_loop
+async def test_nothing_is_reported_between_two_copies(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The term may begin, and commit its start, before the COPY of its own timeline has started."""
+    start, starts = FakeConnection.start_replication, asyncio.Event()
+
+    async def start_late(connection: FakeConnection, slot: str | None, begin_lsn: int, tli: int) -> None:
+        await start(connection, slot, begin_lsn, tli)
+        if tli == 2:
+            await starts.wait()
+
+    monkeypatch.setattr(FakeConnection, "start_replication", start_late)
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        house.feed.start(StartReplication(BEGIN_LSN - SEGMENT_SIZE, 1, BEGIN_LSN, 2))
+        connection = house.primary.connections[-1]
+        await until(lambda: house.feed.streams)
+        connection.arrive(bytes(SEGMENT_SIZE))
+        connection.end_timeline(TimelineEnd(2, BEGIN_LSN))
+        await until(lambda: len(connection.started) == 2)
+        connection.told.clear()
+        house.feed.report(BEGIN_LSN, BEGIN_LSN, BEGIN_LSN)
+        assert connection.told == [] and not house.feed.streams
+        starts.set()
+        await until(lambda: house.feed.streams)
+        house.feed.report(BEGIN_LSN, BEGIN_LSN, BEGIN_LSN)
+        assert connection.told == [(BEGIN_LSN, BEGIN_LSN, BEGIN_LSN)]
+
+
+@on_the_loop
 async def test_postgresql_receives_changed_positions_at_once_and_at_most_what_was_received(house: House) -> None:
     async with house.running():
         connection = await house.stream()
