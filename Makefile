@@ -43,7 +43,7 @@ test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (wh
 	@# The tests start hundreds of processes, also in places where they cannot write what they compile.
 	$(BIN)/python -m compileall -q safekeeper walproxy
 	$(BIN)/pytest -n $(WORKERS) --in-memory --dist loadfile --no-loadscope-reorder -m "not nightly" tests --ignore=tests/e2e --ignore=tests/torture
-	$(BIN)/python -m tests.simulation --seeds 1000
+	$(BIN)/python -m tests.simulation --seeds 500
 	$(BIN)/pytest -v tests/e2e
 
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
