@@ -24,7 +24,7 @@ from tests.simulation.other_release import TermWon, incoming, outgoing
 from tests.simulation.runner import Task, plan, run_world, stage
 from tests.simulation.shell_disk import ShellDisk
 from tests.simulation.violation import Violation
-from tests.simulation.world import SimulationFailed
+from tests.simulation.world import SimulationFailed, World
 
 OLDER = PROTOCOL_VERSION - 1
 
@@ -33,7 +33,9 @@ def run(seed: int, kind: str, *, real_shells: bool = False, upgrades: float = 0.
     """Run a seed in which this kind of fault happens besides those of `balanced`."""
     schedule = plan(Task(seed, "balanced"))
     rates = replace(schedule.rates, weights={**schedule.rates.weights, kind: 60}, upgrades=upgrades)
-    return run_world(stage(replace(schedule, real_storage=False, real_shells=real_shells, rates=rates))).counts
+    return run_world(
+        stage(replace(schedule, real_storage=False, real_shells=real_shells, real_proxies=False, rates=rates))
+    ).counts
 
 
 def test_a_proxy_of_the_release_before_requests_votes_without_a_membership_and_leads_nothing() -> None:
@@ -64,7 +66,9 @@ def test_a_message_that_the_release_before_does_not_know_is_found() -> None:
     def tell_all(acceptor: Acceptor, connection: int) -> Effects:
         yield Send(connection, FolderStates(acceptor.control.cluster_id, (acceptor.folder_state,)))
 
-    with swapped(((Acceptor, "_tell_folders", tell_all),)), pytest.raises(SimulationFailed) as failed:
+    # The reference would find it first.
+    swaps = ((Acceptor, "_tell_folders", tell_all), (World, "has_reference", False))
+    with swapped(swaps), pytest.raises(SimulationFailed) as failed:
         for seed in range(3):
             run(seed, "start_other_release")
     assert failed.value.invariant == "VersionIsSpoken"
