@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from safekeeper.base.errors import WalproxyError
+from walproxy.lab.unpacking import unpack
 from walproxy.postgres.binaries import ServerBinaries, find_servers, reachable_binaries, server_user
 
 # The Debian suite that has each major version, and whether it gets security updates as a suite of its own.
@@ -144,7 +145,7 @@ def _fetch(major: int, home: Path, mirror: str) -> Path:
     if not archives:
         raise SourceUnavailable(f"the source of PostgreSQL {major} cannot be fetched: {reason}")
     with tarfile.open(archives[-1]) as archive:
-        archive.extractall(home, filter="data")
+        unpack(archive, home)
     source = _unpacked(home)
     assert source is not None  # it was just unpacked
     return source

@@ -19,6 +19,7 @@ from tests.e2e.commits import assert_books_hold, commit, transfers
 from tests.e2e.conftest import leave_out
 from tests.e2e.deployment import PASSWORD, PROXIES, REPOSITORY, SAFEKEEPERS, Deployment, docker, wait_until
 from walproxy.lab.demo import bank
+from walproxy.lab.unpacking import unpack
 
 SOURCES = ("safekeeper", "walproxy")
 MESSAGES = "safekeeper/consensus/messages.py"
@@ -56,7 +57,7 @@ def image_before(images: dict[str, str], tmp_path: Path, capsys: pytest.CaptureF
     made = git("archive", "--output", str(archive), before or "HEAD", *SOURCES)
     assert made.returncode == 0, made.stderr
     with tarfile.open(archive) as sources:
-        sources.extractall(tmp_path / "sources", filter="data")
+        unpack(sources, tmp_path / "sources")
     (tmp_path / "Dockerfile").write_text(f"""
         FROM {images["WALPROXY_IMAGE"]}
         USER root

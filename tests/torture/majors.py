@@ -24,8 +24,9 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from walproxy.lab.unpacking import unpack
 from walproxy.postgres.binaries import ServerBinaries, find_servers, servers_in
 
 FOLDER: Final = Path(__file__).parents[2] / "build" / "postgres"
@@ -133,8 +134,7 @@ def _unpack(file: Path, to: Path, parts: tuple[str, ...]) -> None:
                     (to / entry.filename).chmod(entry.external_attr >> 16 & 0o777 or 0o644)
     else:
         with tarfile.open(file) as tar:
-            safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4
-            tar.extractall(to, [entry for entry in tar if entry.name.startswith(parts)], **safely)
+            unpack(tar, to, [entry for entry in tar if entry.name.startswith(parts)])
     to.chmod(0o755)
 
 

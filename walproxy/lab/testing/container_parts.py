@@ -29,6 +29,7 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.logs import one_line
 from walproxy.lab.testing.engine import ClusterFailed
 from walproxy.lab.testing.leftovers import has_ended, owner
+from walproxy.lab.unpacking import unpack
 
 LABEL = "walproxy.testing.owner"
 LOOPBACK = "127.0.0.1"
@@ -203,8 +204,9 @@ def copy_folder(container: Container, path: str, to: Path) -> Path:
     """Copy a folder out of a container, whatever state that is in, into the folder `to`; return the copy."""
     stream, _ = container.get_archive(path)
     to.mkdir(parents=True)
-    with tarfile.open(fileobj=_Stream(stream), mode="r|") as tar:
-        tar.extractall(to, filter="data")
+    # The engine answers nothing else about a container while somebody has an archive of it half read.
+    with closing(stream), tarfile.open(fileobj=_Stream(stream), mode="r|") as tar:
+        unpack(tar, to)
     return to / Path(path).name
 
 
