@@ -460,7 +460,8 @@ def test_sizes_that_do_not_belong_together_are_refused() -> None:
         Leading().wants(*MEMBERS.members, sizes=QuorumSizes("N/2", "N/2+1"))
 
 
-def test_a_term_is_not_led_when_a_member_comes_with_a_newer_membership_before_it() -> None:
+def before_the_check() -> tuple[Table, LeaderId]:
+    """Return a campaign that has its votes and awaits the check of the primary, and whom it would make the leader."""
     table = Table()
     table.connects(1, 2)
     table.sees()
@@ -472,6 +473,11 @@ def test_a_term_is_not_led_when_a_member_comes_with_a_newer_membership_before_it
     table.ticks(0.15)
     table.sees()
     table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    return table, leader_id
+
+
+def test_a_term_is_not_led_when_a_member_comes_with_a_newer_membership_before_it() -> None:
+    table, leader_id = before_the_check()
     table.connects(3, membership=msgspec.structs.replace(MEMBERS, author=leader_id.term + 1))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     assert not table.sent(Elected) and table.proposer.leadership is None
@@ -479,17 +485,7 @@ def test_a_term_is_not_led_when_a_member_comes_with_a_newer_membership_before_it
 
 
 def test_a_rebootstrap_that_has_begun_with_a_member_during_the_campaign_keeps_no_term_from_being_led() -> None:
-    table = Table()
-    table.connects(1, 2)
-    table.sees()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = LeaderId(table.proposer.term, "run1")
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(leader_id))
-    table.ticks(0.15)
-    table.sees()
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table, _ = before_the_check()
     table.connects(3, cluster_id="d" * 32, membership=msgspec.structs.replace(MEMBERS, generation=2))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     assert table.sent(Elected).keys() == {1, 2} and table.proposer.leadership is not None
