@@ -108,14 +108,15 @@ class Servers:
     def _numbers_found(self, standby: "SimStandby | DirectStandby") -> set[int]:
         """Return the numbers with a history file: in its pg_wal, and where its restore_command looks.
 
-        Of promotions by other means all files are found; of those by failovers what is in a safekeeper's log.
+        Of promotions by other means all files are found; of those by failovers what is in a safekeeper's log. A
+        walreceiver fetches the files up to its timeline before it streams any WAL of it.
         """
         world = self.world
         others = {primary.tli for primary in world.primaries if primary not in self.promoted}
         serving = [each.acceptor for each in world.safekeepers.values() if each.acceptor and each.is_serving]
         known = max((acceptor.readable_tli for acceptor in serving), default=0)
         fetched = set(range(known + 1)) if world.rng.random() < 0.8 else set()
-        return others | fetched | standby.passed_over
+        return others | fetched | standby.passed_over | set(range(standby.tli + 1))
 
 
 class Command:
