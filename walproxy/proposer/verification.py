@@ -123,7 +123,7 @@ class Verification:
         stream: PrimaryStream,
         out: list[Action],
         *,
-        cannot_cut: tuple[int, ...] = (),
+        cannot_cut: tuple[int, ...] | None = None,
         allow_data_loss: bool = False,
         allow_unverified: bool = False,
     ) -> None:
@@ -185,7 +185,7 @@ class Verification:
             )
             self.is_passed = self.awaits_link = True
         elif 0 < response.record_end_lsn <= possible_commit_lsn:
-            if self._allow_data_loss and self._cannot_cut:
+            if self._allow_data_loss and self._cannot_cut is not None:
                 # They can skip WAL only when a quorum of others has adopted the term (5.4).
                 ids = ", ".join(map(str, self._cannot_cut))
                 self.refusal = (
@@ -193,6 +193,11 @@ class Verification:
                     f"{ids} retain no WAL from there: no quorum could cut its log there (start the other safekeepers, "
                     "or see walproxy rebootstrap)"
                 )
+                if not ids:
+                    self.refusal = (
+                        f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and too few "
+                        "safekeepers have voted for a commit quorum to cut its log there (start the other safekeepers)"
+                    )
             elif self._allow_data_loss:
                 self.gives_up = True
                 self._out.append(
