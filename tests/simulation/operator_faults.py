@@ -4,6 +4,7 @@ Changes of members and sizes, rebootstraps, restored and exchanged folders, and 
 """
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
@@ -27,14 +28,10 @@ class OperatorFaults:
     world: "World"
     rng: random.Random
 
-    def _safekeeper(self) -> "SimSafekeeper":
-        raise NotImplementedError
-
-    def _proxy(self) -> "SimProxy":
-        raise NotImplementedError
-
-    def _soon(self) -> float:
-        raise NotImplementedError
+    # Of `Faults`.
+    _safekeeper: "Callable[[], SimSafekeeper]"
+    _proxy: "Callable[[], SimProxy]"
+    _soon: Callable[[], float]
 
     def shorten_list(self) -> None:
         """Restart a proxy with a list that lacks safekeepers, of which other proxies have all; correct it later."""

@@ -187,13 +187,13 @@ class Verification:
         elif 0 < response.record_end_lsn <= possible_commit_lsn:
             if self._allow_data_loss and self._cannot_cut is not None:
                 # They can skip WAL only when a quorum of others has adopted the term (5.4).
-                ids = ", ".join(map(str, self._cannot_cut))
-                self.refusal = (
-                    f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and safekeepers "
-                    f"{ids} retain no WAL from there: no quorum could cut its log there (start the other safekeepers, "
-                    "or see walproxy rebootstrap)"
-                )
-                if not ids:
+                if ids := ", ".join(map(str, self._cannot_cut)):
+                    self.refusal = (
+                        f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and safekeepers "
+                        f"{ids} retain no WAL from there: no quorum could cut its log there (start the other "
+                        "safekeepers, or see walproxy rebootstrap)"
+                    )
+                else:
                     self.refusal = (
                         f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and too few "
                         "safekeepers have voted for a commit quorum to cut its log there (start the other safekeepers)"

@@ -452,7 +452,6 @@ class PrimaryFeed:
                 # The owner has given the stream up, and sends no request before the next identity.
                 raise PrimaryProblem(ProblemKind.LOST, str(problem)) from None
             if problem.kind is ProblemKind.WAL_REMOVED:
-                self.streams = False
                 self._close()
                 self._owner.segment_removed(str(problem))
                 self._raise_if_refused()
@@ -476,11 +475,11 @@ class PrimaryFeed:
         self._caught_up_at = loop.time()
         self._sent_feedback = None
         self.streams = True
-        self._on_usable_connection()
-        if self.is_paused:
-            connection.pause_reading()
-        logger.info("streaming timeline %d from %s", tli, format_lsn(begin_lsn))
         try:
+            self._on_usable_connection()
+            if self.is_paused:
+                connection.pause_reading()
+            logger.info("streaming timeline %d from %s", tli, format_lsn(begin_lsn))
             return await connection.stream(self._on_wal, self._on_keepalive)
         finally:
             # Between two COPYs nothing can be reported: the term may have begun when the first one has ended.

@@ -65,6 +65,15 @@ def append(sk: Bench, payload: bytes, *, is_last: bool, connection: int = CONNEC
     return sk.node.append(connection, message, asyncio.get_running_loop().time(), is_last=is_last)
 
 
+async def flushing(sk: Bench) -> int:
+    """Let the disk's thread flush 10 bytes until the test releases it; return where they begin."""
+    begin_lsn = await usual(sk)
+    sk.node._average_flush_s = 1.0
+    sk.fs.hold()
+    assert append(sk, b"a" * 10, is_last=True)
+    return begin_lsn
+
+
 # Flushes.
 
 
@@ -88,10 +97,7 @@ async def test_appends_that_are_available_together_are_flushed_together(tmp_path
 @on_the_loop
 async def test_while_a_flush_runs_in_the_thread_none_is_made_on_the_loop(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
-        begin_lsn = await usual(sk)
-        sk.fs.hold()
-        sk.node._average_flush_s = 1.0
-        assert append(sk, b"a" * 10, is_last=True)
+        begin_lsn = await flushing(sk)
         sk.node._average_flush_s = 0.0
         before = len(sk.fs.synced_by)
         assert append(sk, b"b" * 10, is_last=True)
@@ -104,10 +110,7 @@ async def test_while_a_flush_runs_in_the_thread_none_is_made_on_the_loop(tmp_pat
 @on_the_loop
 async def test_a_flush_that_an_effect_has_included_is_not_counted_again(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
-        begin_lsn = await usual(sk)
-        sk.node._average_flush_s = 1.0
-        sk.fs.hold()
-        assert append(sk, b"a" * 10, is_last=True)
+        begin_lsn = await flushing(sk)
         sk.says(VoteRequest(LeaderId(2, "other"), 1))
         counted = sk.node.flush_times.count
         sk.fs.release()
@@ -135,10 +138,7 @@ async def test_a_quick_flush_is_answered_at_once_and_one_without_a_leader_to_nob
 @on_the_loop
 async def test_a_thread_s_flush_whose_leader_is_gone_counts_and_is_answered_to_nobody(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
-        begin_lsn = await usual(sk)
-        sk.node._average_flush_s = 1.0
-        sk.fs.hold()
-        assert append(sk, b"a" * 10, is_last=True)
+        begin_lsn = await flushing(sk)
         sk.node.disconnected(CONNECTION)
         said = len(sk.said)
         sk.fs.release()
@@ -219,10 +219,7 @@ async def test_a_node_that_drains_takes_no_message_and_does_not_ask_for_any(tmp_
 @on_the_loop
 async def test_a_drain_that_is_cancelled_harms_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
-        begin_lsn = await usual(sk)
-        sk.node._average_flush_s = 1.0
-        sk.fs.hold()
-        assert append(sk, b"y" * 10, is_last=True)
+        begin_lsn = await flushing(sk)
         draining = asyncio.ensure_future(sk.node.drain())
         await asyncio.sleep(0)
         draining.cancel()
@@ -236,10 +233,7 @@ async def test_a_drain_that_is_cancelled_harms_nothing_and_can_be_repeated(tmp_p
 @on_the_loop
 async def test_a_drain_waits_for_a_flush_in_the_thread(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
-        begin_lsn = await usual(sk)
-        sk.node._average_flush_s = 1.0
-        sk.fs.hold()
-        assert append(sk, b"y" * 10, is_last=True)
+        begin_lsn = await flushing(sk)
         draining = asyncio.ensure_future(sk.node.drain())
         for _ in range(3):
             await asyncio.sleep(0)
