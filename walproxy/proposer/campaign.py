@@ -159,7 +159,8 @@ class Campaign:
                 self.pre_votes[safekeeper_id] = message
                 self._judge(now)
         elif isinstance(message, VoteResponse):
-            if self.phase is Phase.VOTING and message.leader_id == self.leader_id:
+            is_asked = self.phase is Phase.VOTING and safekeeper_id in self.asked
+            if is_asked and message.leader_id == self.leader_id:
                 if message.granted:
                     check_vote(message)
                     self.votes[self.asked[safekeeper_id]] = message

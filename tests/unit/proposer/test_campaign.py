@@ -1,0 +1,283 @@
+"""One attempt to win a term: which answers count for it, at which moment, and from whom."""
+
+import msgspec
+import pytest
+
+from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.messages import (
+    AppendResponse,
+    Bootstrap,
+    Elected,
+    PreVoteRequest,
+    PreVoteResponse,
+    Refusal,
+    RefusalCode,
+    TailResponse,
+    VoteRequest,
+)
+from safekeeper.consensus.term_history import HistoryEntry
+from tests.unit.proposer.test_proposer import (
+    BASE,
+    CLUSTER,
+    END,
+    LOG,
+    MEMBERS,
+    PRIMARY,
+    SEGMENT,
+    Table,
+    empty,
+    greeting,
+    vote,
+)
+from tests.unit.proposer.test_proposer_events import candidate, verifying
+from tests.unit.proposer.test_proposer_tail import asks, leads_tail, table_of
+from walproxy.proposer.actions import Finish, IdentifyPrimary, Note, RefusePrimary, SendMessage
+from walproxy.proposer.phase import Phase
+from walproxy.proposer.primary import Ancestor
+
+
+def pre_voting() -> Table:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    assert table.proposer.phase is Phase.PRE_VOTING
+    return table
+
+
+STRANGER = msgspec.structs.replace(empty(3), incarnation="9" * 32)  # Another data folder than the member's.
+
+
+# Pre-votes.
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_member_that_is_disconnected_is_not_waited_for_in_the_pre_vote(order: tuple[int, int]) -> None:
+    table = pre_voting()
+    table.event(table.proposer.disconnected(3, table.now))
+    assert table.proposer.phase is Phase.PRE_VOTING
+    table.hears(order[0], PreVoteResponse(False, "other"))
+    assert table.proposer.phase is Phase.GATHERING, "one of three is no quorum"
+
+
+def test_a_pre_vote_that_was_denied_leaves_it_open_until_the_others_have_answered() -> None:
+    table = pre_voting()
+    table.hears(1, PreVoteResponse(False, "other"))
+    table.hears(2, PreVoteResponse(True))
+    assert table.proposer.phase is Phase.PRE_VOTING
+    table.hears(3, PreVoteResponse(True))
+    assert table.proposer.phase is Phase.VOTING
+
+
+def deposed() -> Table:
+    """Return a proposer that has led a term, and asks for pre-votes again."""
+    table = Table()
+    table.leads()
+    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, greeting(safekeeper_id, promised=LeaderId(9, "other")))
+    # The first attempt began when two had greeted; the next one asks all.
+    table.hears(1, PreVoteResponse(False, ""))
+    table.sees()
+    table.ticks()
+    assert table.sent(PreVoteRequest).keys() == {1, 2, 3} and not table.proposer.is_spare
+    return table
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_fenced", "is_spare"),
+    [
+        ("other", "other", True, False),
+        ("other", "another", True, False),
+        ("other", "", False, True),
+        ("run1", "run1", False, False),
+        ("other", "run1", False, True),
+        ("", "", False, False),
+    ],
+)
+def test_a_proposer_that_has_led_is_fenced_by_a_quorum_that_follows_others(
+    first: str, second: str, is_fenced: bool, is_spare: bool
+) -> None:
+    table = deposed()
+    table.hears(1, PreVoteResponse(False, first))
+    table.hears(2, PreVoteResponse(False, second))
+    assert bool(table.did(Finish)) is is_fenced and table.proposer.is_spare is is_spare
+
+
+def test_a_spare_is_none_any_more_as_soon_as_it_asks_for_votes() -> None:
+    table = pre_voting()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(False, "other"))
+    assert table.proposer.is_spare
+    table.ticks()
+    assert [note for note in table.did(Note) if "spare" in note.text] == []
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    assert table.proposer.phase is Phase.VOTING and not table.proposer.is_spare
+
+
+def test_the_votes_have_their_own_time() -> None:
+    table = pre_voting()
+    timeout_s = table.proposer.timing.vote_timeout_s
+    table.ticks(timeout_s - 0.1)
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    table.ticks(timeout_s - 0.1)
+    assert table.proposer.phase is Phase.VOTING
+    table.ticks(0.2)
+    assert table.proposer.phase is Phase.GATHERING
+
+
+@pytest.mark.parametrize(("after_s", "is_lost"), [(0.0, False), (0.01, True)])
+def test_a_pre_vote_without_answers_is_given_up_after_its_timeout(after_s: float, is_lost: bool) -> None:
+    table = pre_voting()
+    table.ticks(table.proposer.timing.vote_timeout_s + after_s)
+    assert (table.proposer.phase is Phase.GATHERING) is is_lost
+
+
+# Votes.
+
+
+def test_a_vote_that_comes_after_the_decision_does_not_change_it() -> None:
+    table, leader_id = candidate()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, vote(leader_id))
+    table.ticks(0.2)
+    assert table.did(IdentifyPrimary) and table.proposer.campaign is not None
+    table.hears(3, vote(leader_id, flush_lsn=END + 50))
+    assert table.said == [] and len(table.proposer.campaign.votes) == 2 and table.proposer.campaign.donor == 1
+
+
+@pytest.mark.parametrize("what", ["refuses", "is disconnected"])
+def test_a_voter_that_is_lost_after_the_decision_does_not_change_it(what: str) -> None:
+    table = verifying()
+    assert table.proposer.campaign is not None
+    if what == "refuses":
+        table.hears(3, Refusal(RefusalCode.NOT_A_MEMBER, "gone", LeaderId(5, "before")))
+    else:
+        table.event(table.proposer.disconnected(3, table.now))
+    assert len(table.proposer.campaign.votes) == 3 and not table.did(IdentifyPrimary)
+    assert table.proposer.phase is Phase.VERIFYING
+
+
+def test_a_safekeeper_that_is_no_voter_is_not_asked_and_its_end_or_its_vote_changes_nothing() -> None:
+    table = Table()
+    table.connects(1, 2)
+    table.event(table.proposer.connected(3, table.now))
+    table.hears(3, STRANGER)
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    assert table.sent(VoteRequest).keys() == {1, 2}
+    leader_id = table.sent(VoteRequest)[1].leader_id
+    table.hears(3, vote(leader_id))
+    table.hears(1, vote(leader_id))
+    table.event(table.proposer.disconnected(3, table.now))
+    assert table.proposer.phase is Phase.VOTING
+    table.event(table.proposer.connected(3, table.now))
+    table.hears(3, STRANGER)
+    assert table.sent(VoteRequest) == {}
+    table.hears(2, vote(leader_id))
+    assert table.did(IdentifyPrimary), "all voters have answered"
+    assert table.proposer.campaign is not None and len(table.proposer.campaign.votes) == 2
+
+
+def test_a_member_that_missed_the_end_of_the_bootstrap_is_sent_it_before_its_vote_is_asked_for() -> None:
+    table = Table()
+    table.connects(1, 2)
+    table.event(table.proposer.connected(3, table.now))
+    table.hears(3, empty(3))
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    assert table.sent(Bootstrap).keys() == {3} and table.sent(VoteRequest).keys() == {1, 2, 3}
+    to_third = [type(a.message) for a in table.did(SendMessage) if a.safekeeper_id == 3]
+    assert to_third == [Bootstrap, VoteRequest]
+    assert table.sent(Bootstrap)[3].membership == MEMBERS and table.sent(Bootstrap)[3].cluster_id == CLUSTER
+
+
+def test_without_a_primary_such_a_member_is_not_asked() -> None:
+    table = Table(tail_after_s=3.0)
+    table.ticks(0.05)
+    table.connects(1, 2)
+    table.event(table.proposer.connected(3, table.now))
+    table.hears(3, empty(3))
+    table.ticks(3.0)
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    assert table.sent(VoteRequest).keys() == {1, 2} and table.sent(Bootstrap) == {}
+
+
+def test_a_vote_that_is_refused_and_then_given_on_another_connection_counts() -> None:
+    table, leader_id = candidate()
+    table.hears(1, Refusal(RefusalCode.NOT_A_MEMBER, "reason", LeaderId(3, "before")))
+    table.event(table.proposer.disconnected(1, table.now))
+    table.connects(1)
+    assert table.sent(VoteRequest).keys() == {1}
+    assert table.proposer.campaign is not None and 1 not in table.proposer.campaign.refusals
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, vote(leader_id))
+    assert table.did(IdentifyPrimary)
+
+
+# What the members are told.
+
+
+def test_the_members_of_a_term_are_told_what_the_primary_and_the_donor_are() -> None:
+    table = verifying(forgotten_term=2)
+    campaign = table.proposer.campaign
+    assert campaign is not None
+    message = campaign.elected()
+    assert (message.cluster_id, message.system_id, message.segment_size, message.server_version) == (
+        CLUSTER, 7, SEGMENT, 150000
+    )  # fmt: skip
+    assert message.history == (*LOG, HistoryEntry(6, END, 1))
+    assert (message.base_lsn, message.commit_lsn, message.settled_lsn, message.forgotten_term) == (BASE, 0, BASE, 2)
+    assert message.membership == msgspec.structs.replace(MEMBERS, author=6)
+
+
+def test_in_a_tail_term_they_are_told_what_the_donor_s_log_is() -> None:
+    table = table_of(server_version=140000)
+    message = leads_tail(table, forgotten_term=2, commit_lsn=END - 7)[1]
+    assert isinstance(message, Elected)
+    assert (message.system_id, message.segment_size, message.server_version) == (7, SEGMENT, 140000)
+    assert message.history == (*LOG, HistoryEntry(6, END, 1))
+    assert (message.settled_lsn, message.forgotten_term) == (END - 7, 2)
+
+
+def test_a_tail_campaign_that_another_proposer_denies_is_no_spare() -> None:
+    table = table_of()
+    asks(table)
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(False, "other"))
+    assert not table.proposer.is_spare and table.proposer.phase is Phase.GATHERING
+
+
+# What may have been committed (S9).
+
+
+@pytest.mark.parametrize(("record_end_lsn", "is_refused"), [(END, True), (END + 1, False)])
+def test_a_term_that_was_held_without_a_commit_began_where_others_may_have_committed(
+    record_end_lsn: int, is_refused: bool
+) -> None:
+    """All below its start counts, whatever this term itself has committed."""
+    table = Table(several_primaries=True)
+    held = table.leads()
+    table.hears(1, AppendResponse(held, END, END, 0))
+    assert table.proposer.leadership is not None and table.proposer.leadership.commit_lsn == 0
+    table.event(table.proposer.primary_lost(table.now))
+    promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 10),))
+    table.sees(promoted)
+    assert table.proposer.leadership is None
+    table.connects(1, 2, last_term=held.term, promised=held)
+    table.ticks()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+        if table.sent(VoteRequest):
+            leader_id = table.sent(VoteRequest)[1].leader_id
+    # Not all vote: the votes alone would say END + 50.
+    table.hears(1, vote(leader_id, history=(*LOG, HistoryEntry(held.term, END, 1)), flush_lsn=END + 50))
+    table.hears(2, vote(leader_id))
+    table.ticks(0.2)
+    table.sees(promoted)
+    table.hears(1, TailResponse(0, END - 10, record_end_lsn, BASE))
+    assert bool(table.did(RefusePrimary)) is is_refused
