@@ -35,7 +35,6 @@ from tests.unit.event_loop import on_the_loop, until
 from tests.unit.node.test_proposer_listener import BASE_LSN, LEADER, MIB, SEGMENT_SIZE, Client, House, append, house
 from tests.unit.node.test_wal_pull import END_LSN, GREETING
 
-
 # A safekeeper sends it before its greeting.
 FOLDERS = FolderStates("c" * 32, (FolderState(2, "b" * 32),))
 
@@ -344,7 +343,8 @@ async def test_a_pull_that_the_leader_ends_is_over_at_once(tmp_path: Path) -> No
 
 
 @on_the_loop
-async def test_a_vote_for_another_candidate_ends_the_pull(tmp_path: Path) -> None:
+async def test_a_vote_for_another_candidate_ends_the_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wal_pull, "ANSWER_TIMEOUT_S", 1000.0)  # It is the vote that ends it.
     async with bench(tmp_path) as here, source() as other:
         here.pulls(other)
         await until(lambda: len(other.requests) == 2)
