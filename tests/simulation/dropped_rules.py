@@ -380,8 +380,8 @@ def bound_at_any_position(history: TermHistory, forgotten_term: int, _: Lsn) -> 
     return bound_history(history, forgotten_term, LSN_MAX)
 
 
-def all_can_cut(*_: Any) -> tuple[int, ...]:
-    return ()
+def all_can_cut(*_: Any) -> None:
+    return None
 
 
 def nothing_committed(*_: Any) -> Lsn:

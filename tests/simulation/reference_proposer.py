@@ -789,7 +789,12 @@ class ReferenceProposer:
                 self._begin_tail()
             return
         primary = self.primary
-        disconnected = {a.safekeeper_id for a in self._actions if isinstance(a, Disconnect)}
+        for_others = {_worded(action) for action in self._expected if isinstance(action, Disconnect)}
+        disconnected = {
+            action.safekeeper_id
+            for action in self._actions
+            if isinstance(action, Disconnect) and _worded(action) not in for_others and not self._is_silent(action)
+        }
         is_refused = (self._has(Finish) or self._has(RefusePrimary)) and not self._is_refused_already()
         begins = asks or is_refused or disconnected & set(self.roster.foreigners(primary))
         if begins and self._miss_foreigners(primary, self._now):
@@ -975,7 +980,8 @@ class ReferenceProposer:
         term = self._leading()
         expect(self._is_tick and term.members[safekeeper_id].follows, "11.3: folders are told at the wrong time")
         last = self._told_folders_at
-        expect(last in (None, self._now) or self._now - (last or 0.0) >= FOLDERS_INTERVAL_S, "11.3: told too often")
+        is_due = last is None or last == self._now or self._now >= last + FOLDERS_INTERVAL_S
+        expect(is_due, "11.3: folders are told too often")
         self._told_folders_at = self._now
         self.roster.learn(term.elected.cluster_id, term.folder_states())
         known = self.roster.folders[term.elected.cluster_id]

@@ -293,14 +293,15 @@ class Campaign:
         donor, membership = self.asked[self.donor], self.membership
         return highest_possible_commit(self.votes, donor, membership, past.held_term, past.held_commit_lsn)
 
-    def _cannot_cut(self, lsn: Lsn) -> tuple[int, ...]:
-        """Return the members without the WAL at the cut if the other voters are no commit quorum; else ().
+    def _cannot_cut(self, lsn: Lsn) -> tuple[int, ...] | None:
+        """Return the voters without the WAL at the cut if the other voters are no commit quorum; else None.
 
         The others can cut their logs there. When so many hold the new log, it is committed, and the rest drop theirs.
+        Nobody may lack it, if a commit quorum is larger than the elect quorum that has voted.
         """
         lacking = {voter for voter, vote in self.votes.items() if vote.wal_begin_lsn > lsn}
         if self.membership.has_commit_quorum(self.votes.keys() - lacking):
-            return ()
+            return None
         return tuple(sorted(safekeeper_id for safekeeper_id, _ in lacking))
 
     def elected(self) -> Elected:

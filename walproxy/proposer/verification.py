@@ -123,7 +123,7 @@ class Verification:
         stream: PrimaryStream,
         out: list[Action],
         *,
-        cannot_cut: tuple[int, ...] = (),
+        cannot_cut: tuple[int, ...] | None = None,
         allow_data_loss: bool = False,
         allow_unverified: bool = False,
     ) -> None:
@@ -185,13 +185,13 @@ class Verification:
             )
             self.is_passed = self.awaits_link = True
         elif 0 < response.record_end_lsn <= possible_commit_lsn:
-            if self._allow_data_loss and self._cannot_cut:
+            if self._allow_data_loss and self._cannot_cut is not None:
                 # They can skip WAL only when a quorum of others has adopted the term (5.4).
                 ids = ", ".join(map(str, self._cannot_cut))
+                lacking = f"safekeepers {ids} retain no WAL from there" if ids else "too few safekeepers have voted"
                 self.refusal = (
-                    f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and safekeepers "
-                    f"{ids} retain no WAL from there: no quorum could cut its log there (start the other safekeepers, "
-                    "or see walproxy rebootstrap)"
+                    f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and {lacking}: no "
+                    "quorum could cut its log there (start the other safekeepers, or see walproxy rebootstrap)"
                 )
             elif self._allow_data_loss:
                 self.gives_up = True
