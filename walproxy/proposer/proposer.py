@@ -814,6 +814,7 @@ class Proposer:
         assert leadership is not None  # by the callers
         term = leadership.leader_id.term
         self._note(Level.INFO, f"term {term} ends: {reason}", "term-lost", term)
+        self._learn_of_term()  # Its members may return as older copies (S8e).
         candidacy.held_commit_lsn = max(candidacy.held_commit_lsn, leadership.commit_lsn)
         self._stage.enter(Phase.GATHERING)
         self.leadership = None

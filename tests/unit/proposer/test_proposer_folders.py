@@ -3,6 +3,7 @@
 import pytest
 
 from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.messages import (
     AppendResponse,
@@ -12,6 +13,8 @@ from safekeeper.consensus.messages import (
     FolderStates,
     PreVoteResponse,
     ProposerGreeting,
+    Refusal,
+    RefusalCode,
     VoteRequest,
 )
 from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, Table, greeting, vote
@@ -134,6 +137,20 @@ def test_what_a_member_has_acknowledged_in_the_term_is_known_when_it_comes_back(
     table.event(table.proposer.disconnected(3, table.now))
     connects(table, folder(3, term=leader_id.term))
     assert table.sent(Elected).keys() == {3}
+
+
+def test_what_a_member_has_acknowledged_in_a_term_is_known_when_the_term_has_ended() -> None:
+    table = Table()
+    for safekeeper_id in (1, 2, 3):
+        connects(table, folder(safekeeper_id))
+    leads_without(table)
+    leader_id = table.proposer.leadership.leader_id
+    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(leader_id.term + 1, "other")))
+    assert table.proposer.leadership is None
+    table.event(table.proposer.disconnected(3, table.now))
+    connects(table, folder(3))  # As it was before the term.
+    assert [each.safekeeper_id for each in table.did(Disconnect)] == [3]
 
 
 def test_one_that_has_greeted_before_more_was_reported_is_greeted_again_when_the_term_is_won() -> None:
