@@ -83,7 +83,7 @@ from walproxy.proposer.primary import Ancestor, PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.seal import Seal
 
-EVENTS = 120
+EVENTS = 150
 CLUSTERS = ("cluster-a", "cluster-b")
 SYSTEM_ID = 77
 FIRST_LSN = 4 * SEGMENT_SIZE
@@ -256,7 +256,7 @@ class LoneProposer:
             if following.tli != entry.tli:
                 ancestors.append(Ancestor(entry.tli, following.start_lsn))
         tli = history[-1].tli
-        if self._chance(0.2):
+        if self._chance(0.35):
             fork = rng.choice((end_lsn, rng.randint(FIRST_LSN, end_lsn)))
             ancestors = [each for each in ancestors if each.end_lsn < fork]
             tli = (ancestors[-1].tli if ancestors else 0) + 1
@@ -289,7 +289,7 @@ class LoneProposer:
             (1, self._lose_primary),
             (2, self._evict),
             (3, self._report),
-            (1, self._change),
+            (3, self._change),
             (1, self._operate),
         )
         weights = [weight for weight, _ in choices]
@@ -299,7 +299,7 @@ class LoneProposer:
         for _ in range(events):
             if self._proposer.phase is Phase.FINISHED:
                 return
-            self._now_s += self.rng.choice((0.0, 0.001, 0.001, 0.02, 0.1))
+            self._now_s += self.rng.choice((0.0, 0.0, 0.001, 0.001, 0.001, 0.02))
             self.rng.choices(choices, weights)[0][1]()
             self.done.add(self._proposer.phase.value)
 
@@ -372,7 +372,7 @@ class LoneProposer:
                 safekeeper.starts += 1
             if self._chance(0.03):
                 safekeeper.incarnation += "x"
-            if self._chance(0.03):
+            if self._chance(0.1):
                 safekeeper.flush_lsn = max(safekeeper.begin_lsn, safekeeper.flush_lsn - 100)
             safekeeper.write_lsn = safekeeper.flush_lsn
             self._open(safekeeper)
@@ -385,10 +385,12 @@ class LoneProposer:
 
     def _tick(self) -> None:
         self._settle()
-        self._now_s += self.rng.choice((0.0, 0.1, 0.3))
+        self._now_s += self.rng.choice((0.0, 0.03, 0.1, 0.3))
         self._event("tick", self._now_s, self.rng.random())
 
     def _identify(self) -> None:
+        if self._proposer.config.seal is not None:
+            return  # It has no primary.
         if self._copy is not None and not self._is_connecting and self._chance(0.9):
             return
         self._settle()
@@ -462,7 +464,7 @@ class LoneProposer:
             membership.generation - self.rng.choice((0, 0, 0, 1, 2, -1)),
             wanted,
             self.rng.choice((None, None, None, *SIZES, INVALID_SIZES)),
-            self._chance(0.4),
+            self._chance(0.6),
             self._chance(0.3),
         )
         self._event("message", self.rng.choice(open_ones).id, message, self._now_s)
@@ -545,7 +547,7 @@ class LoneProposer:
         if kind is DigestRequest:
             return self._digest(request)
         if kind is TailRequest:
-            end_lsn = request.lsn + self.rng.choice((0, 40, 40, 3000)) if self._chance(0.8) else 0
+            end_lsn = request.lsn + self.rng.choice((40, 300, 3000, 9000)) if self._chance(0.9) else 0
             return [TailResponse(request.request_id, request.lsn, end_lsn, max(0, request.lsn - 80))]
         if kind is PullWal:
             if request.sources and self._chance(0.5):

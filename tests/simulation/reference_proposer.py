@@ -149,6 +149,7 @@ class ReferenceProposer:
         self._expected: list[Action] = []
         self._acting: ReferenceTerm | None = None
         self._welcomed: dict[int, Identity] = {}
+        self._removed: list[int] = []
         self._is_tick = False
         self._ended = False
         self._now = 0.0
@@ -192,6 +193,7 @@ class ReferenceProposer:
         getattr(self, event)(*arguments)
         self._may_begin()
         self._explain()
+        self._forget_removed()
         self._require(event, arguments)
         if self.term is not None:
             self.roster.learn(self.term.elected.cluster_id, self.term.folder_states())
@@ -570,11 +572,18 @@ class ReferenceProposer:
                 member = term.members.get(safekeeper_id)
                 knows = member is None or not member.is_connected or member.generation == term.membership.generation
                 expect(knows and not term.membership.new_members, "10.11: it does not have the final membership yet")
-                term.disconnected(safekeeper_id, self._now)
-                term.members.pop(safekeeper_id, None)
+                self._removed.append(safekeeper_id)
                 self._standbys.disconnected(safekeeper_id)
-                del self.roster.peers[safekeeper_id]
                 self._expected.append(action)
+
+    def _forget_removed(self) -> None:
+        """What was sent to them before, in the same event, was checked."""
+        for safekeeper_id in self._removed:
+            del self.roster.peers[safekeeper_id]
+            if self.term is not None:
+                self.term.disconnected(safekeeper_id, self._now)
+                self.term.members.pop(safekeeper_id, None)
+        self._removed = []
 
     def set_apply_rule(self, rule: ApplyRule) -> None:
         """7.14."""
@@ -934,7 +943,7 @@ class ReferenceProposer:
                     self._leading().sent_append(safekeeper_id, action.header, action.end_lsn, self._now, False)
             elif not self._is_left_open(action):
                 fixed.append(action)
-        missing = [_worded(action) for action in self._expected]
+        missing = _without_repeats([_worded(action) for action in self._expected])
         for action in fixed:
             worded = _worded(action)
             if worded not in missing:
