@@ -202,7 +202,7 @@ class Campaign:
         """End the vote, or give up, when its time is over."""
         timing = self._config.timing
         verifying = self.phase is Phase.VERIFYING
-        if self.phase is Phase.VOTING and self.quorum_at is not None:
+        if self.phase is Phase.VOTING and self.membership.has_elect_quorum(self.votes):
             self._judge(now)
         elif now - self._round_began_at > (self._verify_timeout_s() if verifying else timing.vote_timeout_s):
             self._lose(f"{'the primary or the donor' if verifying else 'a quorum'} did not reply before the timeout")

@@ -16,7 +16,7 @@ from safekeeper.base.errors import (
 )
 from safekeeper.base.lsn import format_lsn
 from safekeeper.consensus.control_state import NOBODY, TERM_MAX, LeaderId, TliHistory
-from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
+from safekeeper.consensus.membership import Member, Membership, QuorumSizes, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     DIGEST_PAGE_SIZE,
     PROTOCOL_VERSION,
@@ -622,6 +622,36 @@ def test_data_loss_may_be_allowed_explicitly() -> None:
     assert table.did(StartReplication)
     table.event(table.proposer.primary_checked(BASE, fork_lsn, CRCS, table.now))
     assert table.sent(Elected)[1].history[-1].gives_up
+
+
+def test_nothing_is_given_up_as_long_as_too_few_for_a_commit_quorum_have_voted() -> None:
+    table = Table(allow_data_loss=True)
+    table.connects(1, 2, membership=msgspec.structs.replace(MEMBERS, quorum_sizes=QuorumSizes(commit="N")))
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = table.sent(VoteRequest)[1].leader_id
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, vote(leader_id))
+    fork_lsn = END - 100
+    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
+    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    (finish,) = table.did(Finish)
+    assert "too few safekeepers have voted: no quorum could cut its log there" in str(finish.error)
+
+
+def test_votes_are_not_awaited_longer_because_there_was_a_quorum_of_them() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = table.sent(VoteRequest)[1].leader_id
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, vote(leader_id))
+    table.event(table.proposer.disconnected(2, table.now))
+    table.ticks(table.proposer.timing.vote_timeout_s + 0.1)
+    assert table.proposer.phase is Phase.GATHERING
 
 
 @pytest.mark.parametrize(("lacking", "refused"), [((2,), False), ((2, 3), True)])
