@@ -297,7 +297,7 @@ class Campaign:
         """Return the voters without the WAL at the cut if the other voters are no commit quorum; else None.
 
         The others can cut their logs there. When so many hold the new log, it is committed, and the rest drop theirs.
-        Nobody may lack it, if a commit quorum is larger than the elect quorum that has voted.
+        Possibly no voter lacks it: a commit quorum may be larger than the elect quorum that has voted.
         """
         lacking = {voter for voter, vote in self.votes.items() if vote.wal_begin_lsn > lsn}
         if self.membership.has_commit_quorum(self.votes.keys() - lacking):

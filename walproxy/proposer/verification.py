@@ -188,11 +188,16 @@ class Verification:
             if self._allow_data_loss and self._cannot_cut is not None:
                 # They can skip WAL only when a quorum of others has adopted the term (5.4).
                 ids = ", ".join(map(str, self._cannot_cut))
-                lacking = f"safekeepers {ids} retain no WAL from there" if ids else "too few safekeepers have voted"
                 self.refusal = (
-                    f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and {lacking}: no "
-                    "quorum could cut its log there (start the other safekeepers, or see walproxy rebootstrap)"
+                    f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and safekeepers "
+                    f"{ids} retain no WAL from there: no quorum could cut its log there (start the other safekeepers, "
+                    "or see walproxy rebootstrap)"
                 )
+                if not ids:
+                    self.refusal = (
+                        f"the primary's timeline {plan.tli} forked off at {format_lsn(response.lsn)}, and too few "
+                        "safekeepers have voted for a commit quorum to cut its log there (start the other safekeepers)"
+                    )
             elif self._allow_data_loss:
                 self.gives_up = True
                 self._out.append(

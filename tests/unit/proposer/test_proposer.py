@@ -637,7 +637,7 @@ def test_nothing_is_given_up_as_long_as_too_few_for_a_commit_quorum_have_voted()
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
     table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
     (finish,) = table.did(Finish)
-    assert "too few safekeepers have voted: no quorum could cut its log there" in str(finish.error)
+    assert "too few safekeepers have voted for a commit quorum to cut its log there" in str(finish.error)
 
 
 def test_votes_are_not_awaited_longer_because_there_was_a_quorum_of_them() -> None:
