@@ -83,7 +83,7 @@ from walproxy.proposer.primary import Ancestor, PrimaryIdentity
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.seal import Seal
 
-EVENTS = 150
+EVENTS = 100
 CLUSTERS = ("cluster-a", "cluster-b")
 SYSTEM_ID = 77
 FIRST_LSN = 4 * SEGMENT_SIZE
@@ -287,7 +287,7 @@ class LoneProposer:
             (5, self._connect),
             (2, self._disconnect),
             (1, self._lose_primary),
-            (2, self._evict),
+            (4, self._evict),
             (3, self._report),
             (3, self._change),
             (1, self._operate),
@@ -433,7 +433,7 @@ class LoneProposer:
             self._copy = None
             self._event("timeline_ended", copy.tli + 1, end_lsn, self._now_s)
         else:
-            self._received_lsn += rng.choice((1, 200, 1500, 3000))
+            self._received_lsn += rng.choice((1, 200, 1500, 3000, 6000))
             self._event("wal_received", self._received_lsn, self._now_s)
 
     def _evict(self) -> None:

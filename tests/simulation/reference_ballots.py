@@ -6,6 +6,7 @@ at whole values; none is fast. The numbers in the docstrings are those of the pr
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ def halves(membership: Membership) -> list[Half]:
     ]
 
 
+@lru_cache
 def size_of_quorum(expression: str, count: int) -> int:
     """Parts: an expression in N, whose division drops the remainder; of more members it is a majority."""
     if count > MAJORITY_ABOVE:
