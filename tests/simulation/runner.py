@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tests.simulation import lone_acceptor, sometimes, swarm
+from tests.simulation import lone_acceptor, lone_proposer, sometimes, swarm
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
 from tests.simulation.disk import StorageDisk
@@ -126,6 +126,7 @@ def run_seed(
             world.digest = hashlib.sha256()
         if bug is None:
             world.counts.update(lone_acceptor.drive(seed))
+            world.counts.update(lone_proposer.drive(seed))
         return run_world(world)
 
 

@@ -21,7 +21,7 @@ from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import PROTOCOL_VERSION
 from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
-from tests.simulation import quorums
+from tests.simulation import quorums, reference_ballots, reference_term
 from tests.simulation.archive import ModelArchive, SimArchiver
 from tests.simulation.bends import Bends
 from tests.simulation.checkers import Checker
@@ -114,7 +114,7 @@ class World:
         has_real_shells: whether the safekeepers are real ones.
         has_real_proxies: whether the proxies are real ones.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
-        has_reference: whether the acceptors are compared with the reference: not those that bugs are planted in.
+        has_reference: whether acceptors and proposers are compared with their references: not where bugs are planted.
         quorum_choices: the sizes that an operator chooses from.
     """
 
@@ -690,6 +690,11 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         *REPLACED_IN_PROXIES,
         *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
+        (reference_ballots, "ENTRIES_MAX", history_entries_max),
+        (reference_term, "ARCHIVER_AWAITED_S", 0.2),
+        (reference_term, "ARCHIVER_GONE_S", 0.5),
+        (reference_term, "ARCHIVER_PROBLEM_S", 0.5),
+        (reference_term, "ARCHIVER_STALL_S", 2.0),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
         (archiving_module, "GONE_GRACE_S", 0.5),

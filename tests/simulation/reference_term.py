@@ -1,0 +1,593 @@
+"""A term that is led, as docs/design/protocol.md states it (steps 5 to 7, 9 to 11).
+
+Part of the reference of the proposer (reference_proposer.py).
+
+Theory of operation. The state is what each member was sent and has answered. commit_lsn and everything that is
+reported follow from it by the formulas of the protocol, computed anew at each event. Where the protocol leaves a choice
+(when a heartbeat is sent, how much an append carries), the actual action is checked against what is permitted: the
+`sent_` methods raise `Differs`. What must be done at once is checked at the end of the event: the `require_` methods.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+import msgspec
+
+from safekeeper.consensus.folder_state import FolderState
+from safekeeper.consensus.membership import Identity, Membership
+from safekeeper.consensus.messages import (
+    AppendRequest,
+    AppendResponse,
+    ArchiveAssignment,
+    ArchiveReport,
+    Elected,
+    PullEnded,
+    PullWal,
+    ReadRequest,
+)
+from tests.simulation.reference_ballots import can_commit, can_elect, committed, halves
+from tests.simulation.reference_members import ReferenceMembers
+from tests.simulation.reference_standbys import ReferenceStandbys
+from walproxy.proposer.actions import ReportStatus
+from walproxy.proposer.liveness import Timing
+
+# What a run may take otherwise (bends.py): 7.10, 6.6.
+APPEND_BYTES_MAX = 1 << 20
+IN_FLIGHT_BYTES_MAX = 8 << 20
+PULL_BYTES_MIN = 16 << 20
+# 9.2.
+ARCHIVER_AWAITED_S = 2.0
+ARCHIVER_GONE_S, ARCHIVER_PROBLEM_S, ARCHIVER_STALL_S = 5.0, 10.0, 60.0
+
+
+class Differs(Exception):
+    """The proposer does something else than the protocol says."""
+
+
+def expect(holds: bool, problem: str) -> None:
+    """Raise `Differs` unless it holds."""
+    if not holds:
+        raise Differs(problem)
+
+
+@dataclass
+class Member:
+    """What a safekeeper was sent in this term, and has answered.
+
+    Attributes:
+        folder: its data folder.
+        is_connected: whether `Elected` was sent on a connection that is open.
+        follows: whether it has answered the last `Elected` (5.8).
+        has_adopted: whether it has adopted the term, on this connection or before (7.7).
+        sent_lsn, write_lsn, flush_lsn: see 7.5, 7.7.
+        last_begin_lsn: where the last append with WAL of the window begins.
+        adopted_end_lsn: the end of its log when it adopted the term.
+        wal_begin_lsn: where its WAL begins, as reported on this connection; 0 before.
+        skips_to_lsn: the base_lsn of the `Elected` by which it skips WAL, 0 if it does not.
+        told_commit_lsn, told_sequence: of the last message to it.
+        answered_at, answered_sequence: of its last answer.
+        generation, told_generation: the membership that it has on disk, and that of the last `Elected`.
+        has_readers: as it has answered last.
+        refuses: it has refused WAL, or `Elected`, and no append has succeeded since.
+        is_doubted: its connection was closed with WAL in flight, and no append has succeeded since.
+        pull: the last `PullWal` that it has not answered.
+        told_archive: the last `ArchiveAssignment` on this connection.
+    """
+
+    folder: Identity
+    is_connected: bool = True
+    follows: bool = False
+    has_adopted: bool = False
+    sent_lsn: int = 0
+    write_lsn: int = 0
+    flush_lsn: int = 0
+    last_begin_lsn: int = 0
+    adopted_end_lsn: int = 0
+    wal_begin_lsn: int = 0
+    skips_to_lsn: int = 0
+    told_commit_lsn: int = 0
+    told_sequence: int = 0
+    answered_at: float = -inf
+    answered_sequence: int = -1
+    generation: int = 0
+    told_generation: int = 0
+    has_readers: bool = False
+    refuses: bool = False
+    is_doubted: bool = False
+    pull: PullWal | None = None
+    told_archive: ArchiveAssignment | None = None
+
+
+@dataclass
+class Archive:
+    """9.2.
+
+    Attributes:
+        archiver, archived_lsn, archive_id: the archiver, and the progress that it has reported.
+        reports: the last ones of the safekeepers that are connected.
+        gone_at, problem_since, moved_at: when each one was disconnected last, since when it reports a problem, and when
+            it has reported another archived_lsn or was named.
+    """
+
+    archiver: int = 0
+    archived_lsn: int = 0
+    archive_id: str = ""
+    reports: dict[int, ArchiveReport] = field(default_factory=dict)
+    gone_at: dict[int, float] = field(default_factory=dict)
+    problem_since: dict[int, float] = field(default_factory=dict)
+    moved_at: dict[int, float] = field(default_factory=dict)
+
+
+class ReferenceTerm:
+    """The leader of one term.
+
+    Attributes:
+        elected: the first `Elected` of the term, which each later one repeats but for what 5.2 states.
+        donor: the safekeeper whose log was chosen.
+        is_tail: whether it has no primary (step 12).
+        membership: the one that counts now (10.2).
+        members: what each safekeeper was sent.
+        received_lsn: the end of the primary's WAL, or of the donor's log.
+        window_begin_lsn: what the window still holds.
+        commit_lsn, truncate_lsn: 7.5, 7.9; the second one is the least that is permitted.
+        streams: whether the primary streams, and was checked (7.6).
+        reported: the last positions that PostgreSQL was told.
+    """
+
+    def __init__(
+        self, elected: Elected, donor: int, is_tail: bool, standbys: ReferenceStandbys, timing: Timing, now: float
+    ) -> None:
+        self.elected = elected
+        self.leader_id = elected.leader_id
+        self.start_lsn = elected.history[-1].start_lsn
+        self.tli = elected.history[-1].tli
+        self.donor = donor
+        self.is_tail = is_tail
+        self.membership = elected.membership
+        self.change = ReferenceMembers(elected.membership)
+        self.members: dict[int, Member] = {}
+        self.received_lsn = self.window_begin_lsn = self.start_lsn
+        self.commit_lsn = 0
+        self.truncate_lsn = 0
+        self.streams = False
+        self.reported: ReportStatus | None = None
+        self.archive = Archive()
+        self.reads: dict[int, tuple[int, ReadRequest]] = {}
+        self._standbys = standbys
+        self._timing = timing
+        self._began_at = now
+        self._sequence = 0
+        self._before: dict[int, tuple[int, int, int]] = {}
+
+    # ------------------------------------------------------------------ formulas
+
+    def voters(self) -> dict[Identity, Member]:
+        """The members of the present membership, by data folder, as far as they have greeted in this term."""
+        folders = {folder for half in halves(self.membership) for folder in half.folders}
+        return {member.folder: member for member in self.members.values() if member.folder in folders}
+
+    def _adopted(self) -> dict[Identity, Member]:
+        return {folder: member for folder, member in self.voters().items() if member.has_adopted}
+
+    def counted_lsn(self) -> int:
+        """7.5: what a commit quorum has on disk now."""
+        lsns = {folder: member.flush_lsn for folder, member in self._adopted().items()}
+        return committed(self.membership, lsns, self.start_lsn)
+
+    def write_lsn(self) -> int:
+        """7.5."""
+        if not self.commit_lsn:
+            return 0
+        lsns = {folder: member.write_lsn for folder, member in self._adopted().items()}
+        return max(self.commit_lsn, committed(self.membership, lsns, self.start_lsn))
+
+    def truncate_limit(self) -> int:
+        """7.9, 10.8: the lowest flush_lsn of all members, once all have adopted the term."""
+        adopted = self._adopted()
+        if any(folder not in adopted for half in halves(self.membership) for folder in half.folders):
+            return self.truncate_lsn
+        return max(self.truncate_lsn, min(self.commit_lsn, *(member.flush_lsn for member in adopted.values())))
+
+    def status(self) -> ReportStatus:
+        """7.6."""
+        if not self.streams:
+            return ReportStatus(0, 0, 0)
+        return ReportStatus(self.write_lsn(), self.commit_lsn, self._standbys.apply_lsn(self.commit_lsn))
+
+    def is_healthy(self, now: float) -> bool:
+        """2.3: the primary streams, and a commit quorum of each half has answered within the timeout."""
+        times = {folder: member.answered_at for folder, member in self.voters().items() if member.is_connected}
+        answered_at = min(
+            sorted(times.get(folder, -inf) for folder in half.folders)[len(half.folders) - half.commit]
+            for half in halves(self.membership)
+        )
+        return self.streams and now - max(answered_at, self._began_at) < self._timing.heartbeat_timeout_s
+
+    def is_confirmed(self, sequence: int) -> bool:
+        """7.12: a commit quorum that follows has answered a message of this number or a later one."""
+        answered = [f for f, m in self.voters().items() if m.follows and m.answered_sequence >= sequence]
+        return can_commit(self.membership, answered)
+
+    def has_lost_its_start(self) -> bool:
+        """6.4."""
+        donor = self.members.get(self.donor)
+        holders = [
+            member
+            for member in self.members.values()
+            if member.is_connected and member.has_adopted and member.flush_lsn >= self.start_lsn
+        ]
+        return not self.commit_lsn and not holders and not (donor is not None and donor.is_connected)
+
+    def base_for(self, safekeeper_id: int) -> int:
+        """5.2: where another member's WAL begins that can serve this one, 0 if none has reported it."""
+        sent_lsn = self.members[safekeeper_id].sent_lsn if safekeeper_id in self.members else 0
+        begins = [
+            other.wal_begin_lsn
+            for other_id, other in self.members.items()
+            if other_id != safekeeper_id and other.follows and other.wal_begin_lsn and other.flush_lsn > sent_lsn
+        ]
+        return min(begins, default=0)
+
+    def elected_for(self, safekeeper_id: int) -> Elected:
+        """5.2: `Elected` for a safekeeper."""
+        base_lsn = self.base_for(safekeeper_id)
+        return msgspec.structs.replace(
+            self.elected,
+            membership=self.membership,
+            base_lsn=base_lsn or self.elected.base_lsn,
+            commit_lsn=self.commit_lsn,
+            settled_lsn=max(base_lsn, self.elected.settled_lsn),
+        )
+
+    def is_waited_for(self, safekeeper_id: int) -> bool:
+        """6.3: whether commits wait for this very member."""
+        voters = self.voters()
+        if self.members[safekeeper_id].folder not in voters:
+            return False
+        others = [
+            folder
+            for folder, member in voters.items()
+            if member.follows and member.sent_lsn >= self.window_begin_lsn
+            if member is not self.members[safekeeper_id]
+        ]
+        return not self.commit_lsn or not can_commit(self.membership, others)
+
+    def sources_for(self, safekeeper_id: int, lsn: int) -> dict[int, Member]:
+        """6.1: the other members that have adopted the term and retain that byte."""
+        return {
+            other_id: other
+            for other_id, other in self.members.items()
+            if other_id != safekeeper_id and other.follows and other.wal_begin_lsn <= lsn < other.flush_lsn
+        }
+
+    def folder_states(self) -> Iterator[FolderState]:
+        """11.3: the states of its own term."""
+        for (safekeeper_id, incarnation), member in self._adopted().items():
+            yield FolderState(safekeeper_id, incarnation, term=self.leader_id.term, flush_lsn=member.flush_lsn)
+
+    # ------------------------------------------------------------------ what comes
+
+    def begin_event(self) -> None:
+        """Keep what was in flight before the event, by which 7.10 decides."""
+        self._before = {i: (m.last_begin_lsn, m.write_lsn, m.sent_lsn) for i, m in self.members.items()}
+
+    def advance(self) -> None:
+        """7.5: recompute commit_lsn, which never goes back."""
+        self.commit_lsn = max(self.commit_lsn, self.counted_lsn())
+
+    def answered(self, safekeeper_id: int, answer: AppendResponse, now: float) -> bool:
+        """An `AppendResponse`; return whether it counts, and is no answer from before the member skipped WAL (6.1)."""
+        member = self.members.get(safekeeper_id)
+        if member is None or not member.is_connected or answer.leader_id != self.leader_id:
+            return False
+        is_first = not member.follows
+        if is_first:
+            if answer.write_lsn < member.skips_to_lsn:
+                return False
+            member.follows = member.has_adopted = True
+            member.skips_to_lsn = 0
+            member.adopted_end_lsn = answer.write_lsn
+            member.generation = max(member.generation, member.told_generation)
+        member.sent_lsn = max(member.sent_lsn, answer.write_lsn)
+        member.write_lsn, member.flush_lsn = answer.write_lsn, answer.flush_lsn
+        member.answered_at, member.answered_sequence = now, answer.sequence
+        member.has_readers = answer.has_readers
+        if answer.write_lsn > member.adopted_end_lsn or answer.write_lsn >= self.received_lsn:
+            member.refuses = member.is_doubted = False
+        if is_first and not answer.has_readers:
+            self._standbys.report(safekeeper_id, ())
+        self.advance()
+        return True
+
+    def disconnected(self, safekeeper_id: int, now: float) -> None:
+        """7.7."""
+        member = self.members.get(safekeeper_id)
+        if member is None:
+            return
+        if member.follows and member.write_lsn < member.sent_lsn:
+            member.is_doubted = True
+        member.is_connected = member.follows = False
+        member.write_lsn = member.flush_lsn
+        member.skips_to_lsn = 0
+        member.pull = None
+        if self.archive.reports.pop(safekeeper_id, None) is not None:
+            self.archive.gone_at[safekeeper_id] = now
+        self.reads = {number: read for number, read in self.reads.items() if read[0] != safekeeper_id}
+
+    def pull_ended(self, safekeeper_id: int, message: PullEnded) -> bool:
+        """6.6, 6.9."""
+        member = self.members.get(safekeeper_id)
+        if member is None or member.pull is None or message.request_id != member.pull.request_id:
+            return False
+        member.pull = None
+        member.sent_lsn = member.write_lsn = message.write_lsn
+        return True
+
+    def archive_reported(self, safekeeper_id: int, report: ArchiveReport, now: float) -> None:
+        """9.1, 9.2."""
+        member = self.members.get(safekeeper_id)
+        if member is None or not member.follows:
+            return
+        member.wal_begin_lsn = report.wal_begin_lsn
+        archive = self.archive
+        before = archive.reports.get(safekeeper_id)
+        if before is None:
+            archive.moved_at.setdefault(safekeeper_id, now)
+        elif before.archived_lsn != report.archived_lsn:
+            archive.moved_at[safekeeper_id] = now
+        if report.problem:
+            archive.problem_since.setdefault(safekeeper_id, now)
+        else:
+            archive.problem_since.pop(safekeeper_id, None)
+        archive.reports[safekeeper_id] = report
+        self._take_progress(safekeeper_id)
+
+    def _take_progress(self, safekeeper_id: int) -> None:
+        archive = self.archive
+        report = archive.reports.get(safekeeper_id)
+        if safekeeper_id != archive.archiver or report is None or not report.is_archiver:
+            return
+        if report.archive_id and report.archive_id != archive.archive_id:
+            archive.archive_id, archive.archived_lsn = report.archive_id, 0
+        archive.archived_lsn = report.archived_lsn or archive.archived_lsn
+
+    def range_refused(self, safekeeper_id: int) -> None:
+        """A member lacks what it was asked for, or does not adopt the term."""
+        member = self.members.get(safekeeper_id)
+        if member is not None and not member.follows:
+            member.refuses = True
+        self.reads = {number: read for number, read in self.reads.items() if read[0] != safekeeper_id}
+
+    # ------------------------------------------------------------------ what is sent
+
+    def sent_elected(self, safekeeper_id: int, folder: Identity | None, message: Elected) -> None:
+        """`Elected`, to a safekeeper that has greeted (`folder`), or to one that is to skip WAL (6.1)."""
+        expected = self.elected_for(safekeeper_id)
+        if folder is not None:
+            known = self.members.get(safekeeper_id)
+            expected = self._first_elected(safekeeper_id)
+            member = Member(folder)
+            if known is not None:
+                member.refuses, member.is_doubted = known.refuses, known.is_doubted
+                if known.folder == folder:
+                    member.generation = known.generation
+                    if known.folder in self.voters() and known.has_adopted:
+                        member.has_adopted = True
+                        member.flush_lsn = member.write_lsn = known.flush_lsn
+            self.members[safekeeper_id] = member
+        else:
+            member = self.members[safekeeper_id]
+            expect(member.follows, "6.1: a member that does not follow is sent Elected again")
+            expect(member.sent_lsn < self.window_begin_lsn, "6.1: a member skips WAL that the window holds")
+            expect(not self.sources_for(safekeeper_id, member.sent_lsn), "6.1: a member skips WAL that one retains")
+            expect(member.sent_lsn == member.write_lsn, "6.1: a member skips WAL while an append is in flight")
+            base_lsn = self.base_for(safekeeper_id)
+            expect(member.sent_lsn < base_lsn, "6.1: a member skips WAL to a position that it has")
+            member.follows, member.skips_to_lsn = False, base_lsn
+        _same(message, expected)
+        member.told_commit_lsn = self.commit_lsn
+        member.told_generation = self.membership.generation
+
+    def _first_elected(self, safekeeper_id: int) -> Elected:
+        """The one on a new connection, on which nothing was sent yet."""
+        known = self.members.pop(safekeeper_id, None)
+        expected = self.elected_for(safekeeper_id)
+        if known is not None:
+            self.members[safekeeper_id] = known
+        return expected
+
+    def sent_append(self, safekeeper_id: int, header: AppendRequest, end_lsn: int, now: float, fetched: bool) -> None:
+        """An append, with WAL or without."""
+        member = self.members.get(safekeeper_id)
+        if member is None or not member.follows:
+            raise Differs("5.7: an append for a member that has not adopted the term on this connection")
+        begin_lsn = header.begin_lsn
+        if fetched:
+            expect(begin_lsn == member.sent_lsn < end_lsn, "7.2: fetched WAL does not continue what was sent")
+            expect(end_lsn <= self.window_begin_lsn, "6.1: WAL is fetched that the window holds")
+        elif end_lsn > begin_lsn:
+            self._sent_wal(safekeeper_id, member, begin_lsn, end_lsn)
+            member.last_begin_lsn = begin_lsn
+        limit = self.truncate_limit()
+        expect(self.truncate_lsn <= header.truncate_lsn <= limit, f"7.9: truncate_lsn is not up to {limit:X}")
+        self.truncate_lsn = header.truncate_lsn
+        expect(header.sequence >= member.told_sequence, "7.3: the sequence goes back")
+        expected = AppendRequest(
+            self.leader_id,
+            self.membership.generation,
+            member.sent_lsn,
+            self.commit_lsn,
+            header.truncate_lsn,
+            header.sequence,
+            self.is_healthy(now),
+            header.payload,
+        )
+        _same(header, expected)
+        self._sequence = max(self._sequence, header.sequence)
+        member.told_commit_lsn, member.told_sequence = self.commit_lsn, header.sequence
+        member.sent_lsn = end_lsn
+
+    def _sent_wal(self, safekeeper_id: int, member: Member, begin_lsn: int, end_lsn: int) -> None:
+        expect(begin_lsn == member.sent_lsn, f"7.2: the append begins at {begin_lsn:X}, not at {member.sent_lsn:X}")
+        expect(begin_lsn >= self.window_begin_lsn, "6.1: the append begins below the window")
+        expect(end_lsn <= self.received_lsn, "6.1: the append ends above what was received")
+        expect(member.pull is None, "6.6: WAL for a member that pulls")
+        expect(end_lsn - begin_lsn <= APPEND_BYTES_MAX, "7.10: the append is too long")
+        # Two appends are in flight in any case.
+        limit_bytes = max(IN_FLIGHT_BYTES_MAX, 2 * APPEND_BYTES_MAX)
+        expect(end_lsn - member.write_lsn <= limit_bytes, "7.10: too much WAL is in flight")
+        last_begin_lsn, _, sent_lsn = self._before.get(safekeeper_id, (0, 0, begin_lsn))
+        if begin_lsn == sent_lsn and self.received_lsn - sent_lsn < APPEND_BYTES_MAX:
+            expect(member.write_lsn >= last_begin_lsn, "7.10: two appends are in flight, and this one is not full")
+
+    def sent_read(self, source_id: int, request: ReadRequest) -> None:
+        """6.1: WAL below the window is requested from a member that has it, for one that lacks it."""
+        source = self.members.get(source_id)
+        expect(source is not None and source.follows, "6.1: WAL is requested from one that has not adopted the term")
+        lacking = [
+            i
+            for i, member in self.members.items()
+            if i != source_id and member.follows and member.sent_lsn == request.begin_lsn and member.pull is None
+        ]
+        expect(bool(lacking), f"6.1: no member needs the WAL from {request.begin_lsn:X}")
+        assert source is not None
+        expect(request.leader_id == self.leader_id, "6.2: another LeaderId")
+        expect(source.wal_begin_lsn <= request.begin_lsn < source.flush_lsn, "6.1: the source does not retain that")
+        limit = min(source.flush_lsn, self.window_begin_lsn)
+        expect(request.begin_lsn < request.end_lsn <= limit, "6.1: the read ends above what the source or nobody has")
+        expect(request.request_id not in self.reads, "a number of a request is used twice")
+        self.reads[request.request_id] = source_id, request
+
+    def sent_pull(self, safekeeper_id: int, request: PullWal) -> None:
+        """6.6."""
+        member = self.members.get(safekeeper_id)
+        if member is None or not member.follows:
+            raise Differs("6.6: a member is to pull that does not follow")
+        expect(request.leader_id == self.leader_id, "6.6: another LeaderId")
+        if request.sources:
+            sources = self.sources_for(safekeeper_id, member.sent_lsn)
+            expect(member.pull is None, "6.6: a member that pulls is to pull")
+            expect(member.sent_lsn < self.window_begin_lsn, "6.6: a member pulls what the window holds")
+            expect(request.end_lsn <= self.commit_lsn, "6.6: a pull goes beyond commit_lsn")
+            expect(request.end_lsn - member.sent_lsn >= PULL_BYTES_MIN, "6.6: a pull is too short")
+            expect({s.safekeeper_id for s in request.sources} <= sources.keys(), "6.6: a source lacks the WAL")
+            rate = 0 if self.is_waited_for(safekeeper_id) else self._timing.catchup_bytes_per_s
+            expect(request.bytes_per_s == rate, f"6.3: the rate is {request.bytes_per_s}, not {rate}")
+        else:
+            expect(member.pull is not None, "6.6: a pull is ended that was not begun")
+            expect(bool(member.pull is not None and member.pull.sources), "6.6: a pull is ended twice")
+        member.pull = request
+
+    def sent_assignment(self, safekeeper_id: int, message: ArchiveAssignment, now: float, is_tick: bool) -> None:
+        """9.2."""
+        member, archive = self.members.get(safekeeper_id), self.archive
+        if member is None or not member.follows:
+            raise Differs("9.2: an assignment for a safekeeper that does not follow")
+        if message.archiver != archive.archiver:
+            expect(is_tick, "9.2: another archiver, and no tick")
+            able = {i for i, report in archive.reports.items() if report.has_archive}
+            expect(message.archiver in able, "9.2: the archiver cannot archive, or is gone")
+            if not archive.archiver:
+                expect(message.archiver == self._first_archiver(), "9.2: another one should be the first archiver")
+                archives = {i for i in able if archive.reports[i].is_archiver}
+                expect(bool(archives) or now - self._began_at >= ARCHIVER_AWAITED_S, "9.2: named too early")
+            else:
+                self._require_replacement(message.archiver, now)
+            archive.archiver = message.archiver
+            archive.moved_at[message.archiver] = now
+            self._take_progress(message.archiver)
+        expected = ArchiveAssignment(self.leader_id, archive.archiver, archive.archived_lsn, archive.archive_id)
+        _same(message, expected)
+        member.told_archive = message
+
+    def _require_replacement(self, successor: int, now: float) -> None:
+        """9.2: whether the archiver may be replaced now."""
+        archive, archiver = self.archive, self.archive.archiver
+        report = archive.reports.get(archiver)
+        if report is None or not report.has_archive:
+            gone_s = now - archive.gone_at.get(archiver, 0.0)
+            expect(gone_s >= ARCHIVER_GONE_S, f"9.2: the archiver is replaced, and gone for {gone_s} s only")
+            return
+        problem_s = now - archive.problem_since.get(archiver, now)
+        has_problem = problem_s >= ARCHIVER_PROBLEM_S and not archive.reports[successor].problem
+        is_behind = archive.archived_lsn + 2 * self.elected.segment_size <= self.commit_lsn
+        is_stalled = is_behind and now - archive.moved_at[archiver] >= ARCHIVER_STALL_S
+        expect(has_problem or is_stalled, "9.2: the archiver is replaced without a reason")
+
+    def _first_archiver(self) -> int:
+        """9.2: one that archives already, else the one without a problem whose WAL begins first."""
+        able = {i: report for i, report in self.archive.reports.items() if report.has_archive}
+        archiving = [i for i, report in able.items() if report.is_archiver]
+        if archiving:
+            return min(archiving)
+        return min(able, key=lambda i: (bool(able[i].problem), able[i].wal_begin_lsn, i), default=0)
+
+    # ------------------------------------------------------------------ what must have been done
+
+    def require_wal(self, safekeeper_ids: Iterable[int]) -> None:
+        """6.1, 7.10: what these members lack and the window holds is on its way."""
+        for safekeeper_id in safekeeper_ids:
+            member = self.members.get(safekeeper_id)
+            if member is None or not member.follows or member.pull is not None:
+                continue
+            if not self.window_begin_lsn <= member.sent_lsn < self.received_lsn:
+                continue
+            is_full = member.sent_lsn >= member.write_lsn + IN_FLIGHT_BYTES_MAX
+            rest = self.received_lsn - member.sent_lsn
+            waits = member.write_lsn < member.last_begin_lsn and rest < APPEND_BYTES_MAX
+            expect(is_full or waits, f"6.1: safekeeper {safekeeper_id} is not sent the WAL from {member.sent_lsn:X}")
+
+    def require_commits(self) -> None:
+        """7.8: each member with readers has the commit_lsn, unless WAL is to be sent to it that carries it."""
+        for safekeeper_id, member in self.members.items():
+            if member.follows and member.has_readers and member.sent_lsn == self.received_lsn:
+                told_lsn = member.told_commit_lsn
+                expect(told_lsn >= self.commit_lsn, f"7.8: safekeeper {safekeeper_id} has readers, and no commit_lsn")
+
+    def require_assignments(self) -> None:
+        """9.2: each member that follows has the archiver and the progress of the archive."""
+        archive = self.archive
+        now = ArchiveAssignment(self.leader_id, archive.archiver, archive.archived_lsn, archive.archive_id)
+        for safekeeper_id, member in self.members.items():
+            if archive.archiver and member.follows:
+                expect(member.told_archive == now, f"9.2: safekeeper {safekeeper_id} has another assignment than {now}")
+
+    # ------------------------------------------------------------------ members (step 10)
+
+    def next_membership(self, truncate_lsn: int) -> Membership | None:
+        """10.4 to 10.6: the membership to decide for now, None as long as the present one stays."""
+        folders = {m.folder: m for m in self.members.values()}
+        taking = {f for f, m in folders.items() if m.follows and not (m.refuses or m.is_doubted)}
+        on_disk = {f for f, m in folders.items() if m.generation == self.membership.generation}
+        fed = {
+            f for f in taking if folders[f].sent_lsn >= self.window_begin_lsn and folders[f].flush_lsn >= truncate_lsn
+        }
+        following = self.change.next(self.membership)
+        if following is None or not self.commit_lsn or not can_commit(self.membership, on_disk):
+            return None
+        if self.membership.new_members:
+            return following if self.counted_lsn() >= self.commit_lsn else None
+        if not self.change.newcomers(self.membership) <= fed:
+            return None
+        is_ready = can_commit(following, taking) and (
+            can_elect(following, taking) or not can_elect(self.membership, taking)
+        )
+        return following if is_ready or self.change.is_forced else None
+
+    def decide(self, following: Membership) -> None:
+        """10.2."""
+        self.membership = following
+        self.advance()
+
+    def taking_part(self) -> set[Identity]:
+        """The data folders that follow and accept WAL (10.5)."""
+        return {m.folder for m in self.members.values() if m.follows and not (m.refuses or m.is_doubted)}
+
+
+def _same(actual: msgspec.Struct, expected: msgspec.Struct) -> None:
+    if actual == expected:
+        return
+    names = [n for n in actual.__struct_fields__ if getattr(actual, n) != getattr(expected, n)]
+    texts = [f"{name} is {getattr(actual, name)}, reference {getattr(expected, name)}" for name in names]
+    raise Differs(f"{type(actual).__name__}: {'; '.join(texts)}")
