@@ -4,7 +4,7 @@ Theory of operation. In a cluster the votes, the primary and the members fit eac
 that fork off anywhere, give up WAL or have forgotten terms; primaries on any line of descent; memberships with two
 halves and with any sizes of quorums; greetings of other clusters; refusals of each code; members that answer late, or
 lose their connections. There is no acceptor, so these need not be the answers of any cluster; the reference
-(reference_proposer.py) states what the proposer must do nevertheless. Each answer is one that the protocol permits:
+(proposer_reference/) states what the proposer must do nevertheless. Each answer is one that the protocol permits:
 one that breaks it only closes a connection.
 
 The time is drawn, and one seed decides everything.
@@ -57,9 +57,9 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
-from tests.simulation import proposer_checker
 from tests.simulation.bends import Bends
 from tests.simulation.counts import Counts
+from tests.simulation.proposer_reference.checker import watch_proposer
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.trace import shown
 from tests.simulation.world import TIMING, SimulationFailed, small_frames
@@ -164,7 +164,7 @@ class LoneProposer:
         self._pending_losses: list[int] = []
         self._is_frank = rng.random() < 0.7  # Answers to requests are mostly the good ones.
         self._proposer = Proposer(self._config())
-        proposer_checker.watch("the proposer", self._proposer, self.counts)
+        watch_proposer("the proposer", self._proposer, self.counts)
 
     # ------------------------------------------------------------------ what is drawn
 

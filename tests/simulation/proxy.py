@@ -22,9 +22,10 @@ from safekeeper.consensus.messages import (
     Refusal,
     RefusalCode,
 )
-from tests.simulation import other_release, proposer_checker
+from tests.simulation import other_release
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
+from tests.simulation.proposer_reference.checker import watch_proposer
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_timed_record, previous_link, slot_lsn
 from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
 from walproxy.proposer.actions import (
@@ -141,7 +142,7 @@ class SimProxy:
         self.allow_data_loss = False
         self.proposer.refusals = CountedRefusals(self.world)
         if self.world.has_reference:
-            proposer_checker.watch(self.name, self.proposer, self.world.counts)
+            watch_proposer(self.name, self.proposer, self.world.counts)
         self.told_commit_lsn: dict[int, Lsn] = {}
         self._connections: dict[int, Connection] = {}
         self._rota = HostRota([PrimaryHost(p.name, "") for p in self.hosts], REFUSED_RETRY_S)

@@ -21,7 +21,7 @@ from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import PROTOCOL_VERSION
 from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
-from tests.simulation import quorums, reference_ballots, reference_term
+from tests.simulation import quorums
 from tests.simulation.archive import ModelArchive, SimArchiver
 from tests.simulation.bends import Bends
 from tests.simulation.checkers import Checker
@@ -35,6 +35,8 @@ from tests.simulation.network import Network
 from tests.simulation.newest_log import NewestLog
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.profiles import Profile
+from tests.simulation.proposer_reference import ballots as reference_ballots
+from tests.simulation.proposer_reference import term as reference_term
 from tests.simulation.proxy import SimProxy
 from tests.simulation.proxy_seams import REPLACED_IN_PROXIES
 from tests.simulation.real_proxy import RealProxy

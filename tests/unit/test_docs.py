@@ -277,7 +277,7 @@ def test_every_property_that_the_simulation_checks_is_described() -> None:
     text = section("invariants.md", "What follows from them, and is checked")
     checked = {
         name
-        for file in (ROOT / "tests" / "simulation").glob("*.py")
+        for file in (ROOT / "tests" / "simulation").rglob("*.py")
         for name in re.findall(r'\bViolation\(\s*"(\w+)"', file.read_text())
     }
     assert checked

@@ -1,14 +1,14 @@
 """Hosts that elections have refused, as docs/design/protocol.md states it (4.10).
 
-Part of the reference of the proposer (reference_proposer.py).
+Part of the reference of the proposer (proposer.py).
 """
 
 from dataclasses import dataclass
 
 from safekeeper.consensus.messages import AcceptorGreeting, VoteResponse
-from tests.simulation.reference_ballots import Refused, Votes, beginning_of_term, can_elect
+from tests.simulation.proposer_reference.ballots import Refused, Votes, beginning_of_term, can_elect
+from tests.simulation.proposer_reference.roster import Cluster, ReferenceRoster
 from tests.simulation.reference_histories import is_same, last_term
-from tests.simulation.reference_roster import Cluster, ReferenceRoster
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.primary import PrimaryIdentity
 

@@ -1,6 +1,6 @@
 """What greetings say, as docs/design/protocol.md states it (steps 0, 1, 11), and what a run keeps.
 
-Part of the reference of the proposer (reference_proposer.py).
+Part of the reference of the proposer (proposer.py).
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ import msgspec
 from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import AcceptorGreeting, Bootstrap, RefusalCode
-from tests.simulation.reference_ballots import can_elect
+from tests.simulation.proposer_reference.ballots import can_elect
 from tests.simulation.reference_histories import folders_of, key, latest_states
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import PrimaryIdentity

@@ -1,6 +1,6 @@
 """What standbys have replayed, as docs/design/protocol.md states it (7.6, 7.14).
 
-Part of the reference of the proposer (reference_proposer.py).
+Part of the reference of the proposer (proposer.py).
 """
 
 from collections.abc import Iterable

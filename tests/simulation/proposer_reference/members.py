@@ -1,6 +1,6 @@
 """A change of the members, as docs/design/protocol.md states it (step 10).
 
-Part of the reference of the proposer (reference_proposer.py).
+Part of the reference of the proposer (proposer.py).
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import msgspec
 
 from safekeeper.consensus.membership import Identity, Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import ChangeMembers
-from tests.simulation.reference_ballots import MAJORITY_ABOVE, size_of_quorum
+from tests.simulation.proposer_reference.ballots import MAJORITY_ABOVE, size_of_quorum
 
 
 class End(NamedTuple):

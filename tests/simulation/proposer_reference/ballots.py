@@ -1,6 +1,6 @@
 """Formulas of an election, as docs/design/protocol.md states them: quorums, the donor, and where a term begins.
 
-Part of the reference of the proposer (reference_proposer.py). Nothing here is shared with walproxy/proposer or
+Part of the reference of the proposer (proposer.py). Nothing here is shared with walproxy/proposer or
 safekeeper/consensus but the types: an error in one of the two must not be an error in the other. Each function looks
 at whole values; none is fast. The numbers in the docstrings are those of the protocol.
 """

@@ -1,6 +1,6 @@
 """One attempt to win a term, as docs/design/protocol.md states it (steps 2 to 4, 12, 13).
 
-Part of the reference of the proposer (reference_proposer.py).
+Part of the reference of the proposer (proposer.py).
 
 Theory of operation. Each event is a method. It appends the actions that follow to `expected`, and sets `outcome` as
 soon as the answers decide it. Nothing of an attempt is left open by the protocol but when it begins, so all of its
@@ -24,7 +24,7 @@ from safekeeper.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
-from tests.simulation.reference_ballots import (
+from tests.simulation.proposer_reference.ballots import (
     Beginning,
     Refused,
     beginning_of_term,
@@ -38,8 +38,8 @@ from tests.simulation.reference_ballots import (
     tli_of_comparison,
     tli_of_log,
 )
+from tests.simulation.proposer_reference.roster import Cluster, Known, ReferenceRoster, Stream
 from tests.simulation.reference_histories import last_term
-from tests.simulation.reference_roster import Cluster, Known, ReferenceRoster, Stream
 from walproxy.proposer.actions import Action, Disconnect, IdentifyPrimary, SendMessage, StartReplication
 from walproxy.proposer.phase import Phase, ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity

@@ -1,7 +1,7 @@
 """Runs the reference of the proposer beside the one of a simulated proxy, and compares (Reference).
 
-Theory of operation. `watch` takes the place of each event's method of one proposer: the event is handled, then the
-reference takes it together with the actions that were returned (reference_proposer.py), and the positions of both are
+Theory of operation. `watch_proposer` takes the place of each event's method of one proposer: the event is handled,
+then the reference takes it together with the actions that were returned (proposer.py), and the positions of both are
 compared. An end of the process drops both. It draws no random number and changes nothing, so that a seed does the same
 with it and without it.
 """
@@ -13,8 +13,8 @@ from typing import Any
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.consensus.membership import Member, QuorumSizes
 from tests.simulation.counts import Counts
-from tests.simulation.reference_proposer import ReferenceProposer
-from tests.simulation.reference_term import Differs
+from tests.simulation.proposer_reference.actions import Differs
+from tests.simulation.proposer_reference.proposer import ReferenceProposer
 from tests.simulation.trace import shown
 from tests.simulation.violation import Violation
 from walproxy.proposer.proposer import Proposer
@@ -38,7 +38,7 @@ EVENTS = (
 )
 
 
-def watch(name: str, proposer: Proposer, counts: Counts) -> None:
+def watch_proposer(name: str, proposer: Proposer, counts: Counts) -> None:
     """Compare a new proposer with the reference from now on.
 
     Args:
