@@ -59,7 +59,7 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from tests.simulation.bends import Bends
 from tests.simulation.counts import Counts
-from tests.simulation.proposer_reference.checker import watch_proposer
+from tests.simulation.proposer_reference.checker import watched_proposer
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.trace import shown
 from tests.simulation.world import TIMING, SimulationFailed, small_frames
@@ -105,7 +105,7 @@ def drive(seed: int, events: int = EVENTS) -> Counts:
         try:
             lone.run(events)
         except Exception as error:
-            raise SimulationFailed(error, lone.trace) from error
+            raise SimulationFailed(error, lone.trace()) from error
     return lone.counts
 
 
@@ -138,7 +138,6 @@ class LoneProposer:
     """A proposer, and the events that happen to it.
 
     Attributes:
-        trace: what happened, a line each.
         counts: how many events were compared.
         done: the kinds of actions and messages that the proposer has returned, and its phases.
     """
@@ -146,7 +145,7 @@ class LoneProposer:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(f"{seed} lone proposer")
         self.counts = Counts()
-        self.trace: list[str] = []
+        self._trace: deque[tuple[Any, ...]] = deque(maxlen=TRACE_LINES)
         self.done: set[str] = set()
         self._now_s = 100.0
         count = rng.choice((1, 2, 3, 3, 3, 4, 5))
@@ -163,8 +162,7 @@ class LoneProposer:
         # Connections that the proposer has closed: their end is reported to it before the next event.
         self._pending_losses: list[int] = []
         self._is_frank = rng.random() < 0.7  # Answers to requests are mostly the good ones.
-        self._proposer = Proposer(self._config())
-        watch_proposer("the proposer", self._proposer, self.counts)
+        self._proposer = watched_proposer(Proposer, self._config(), "the proposer", self.counts)
 
     # ------------------------------------------------------------------ what is drawn
 
@@ -303,12 +301,16 @@ class LoneProposer:
             self.rng.choices(choices, weights)[0][1]()
             self.done.add(self._proposer.phase.value)
 
+    def trace(self) -> list[str]:
+        """Return what happened last, a line each."""
+        return [" ".join(map(shown, happened)) for happened in self._trace]
+
     def _event(self, name: str, *arguments: Any) -> None:
-        self.trace = [*self.trace[-TRACE_LINES:], f"{self._now_s:8.3f} {name} {' '.join(map(shown, arguments))}"]
+        self._trace.append((f"{self._now_s:8.3f}", name, *arguments))
         try:
             actions = getattr(self._proposer, name)(*arguments) or []
         except RemoteProtocolError as broken:
-            self.trace.append(f"         breaks the protocol: {broken}")
+            self._trace.append(("         breaks the protocol:", broken))
             self._close(self._safekeepers[arguments[0]])
             return
         for action in actions:

@@ -1,6 +1,8 @@
 """The reference agrees with the proposer, and finds wrong decisions in the event in which they are made."""
 
+import importlib
 import inspect
+import pkgutil
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -8,13 +10,13 @@ from typing import Any
 import pytest
 
 from safekeeper.consensus.messages import ProposerMessage
-from tests.simulation import lone_acceptor, lone_proposer
+from tests.simulation import lone_acceptor, lone_proposer, proposer_reference, runner
 from tests.simulation.bends import Bends
 from tests.simulation.counts import Counts
 from tests.simulation.lone_proposer import LoneProposer
 from tests.simulation.proposer_reference.checker import EVENTS
 from tests.simulation.proposer_reference.proposer import NOT_MODELLED, ReferenceProposer
-from tests.simulation.runner import Failure, Task, attempt
+from tests.simulation.runner import Failure, Task, attempt, has_real_proxies, run_seed
 from tests.simulation.world import SimulationFailed, small_frames
 from walproxy.proposer import actions as actions_module
 from walproxy.proposer import campaign as campaign_module
@@ -26,6 +28,7 @@ from walproxy.proposer.standbys import Standbys
 
 SEEDS = 12
 RANDOM_SEEDS = 100
+SEED_OF_SIMULATED_PROXIES = next(seed for seed in range(100) if not has_real_proxies(Task(seed)))
 # What a command, an agent or a member sends, and no proposer.
 SENT_BY_OTHERS = {"AgentExchange", "EventExchange", "PeerRead", "ChangeMembers"}
 
@@ -50,9 +53,10 @@ def test_a_wrong_decision_is_found_in_a_cluster(
 ) -> None:
     monkeypatch.setattr(lone_acceptor, "drive", lambda seed: Counts())
     monkeypatch.setattr(lone_proposer, "drive", lambda seed: Counts())
+    monkeypatch.setattr(runner, "WATCHED_PROPOSERS", 1.0)
     monkeypatch.setattr(holder, name, wrong)
     found = (outcome for seed in range(SEEDS) if isinstance(outcome := attempt(Task(seed)), Failure))
-    assert next(found).invariant == "Reference"
+    assert any(failure.invariant == "Reference" for failure in found)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,17 @@ def test_a_wrong_decision_is_found_by_random_answers(
     with pytest.raises(SimulationFailed, match="Reference"):
         for seed in range(200):
             lone_proposer.drive(seed)
+
+
+def test_a_seed_does_the_same_whether_the_reference_looks_on_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lone_acceptor, "drive", lambda seed: Counts())
+    monkeypatch.setattr(lone_proposer, "drive", lambda seed: Counts())
+    outcomes = []
+    for share in (0.0, 1.0):
+        monkeypatch.setattr(runner, "WATCHED_PROPOSERS", share)
+        outcomes.append(run_seed(SEED_OF_SIMULATED_PROXIES, digested=True))
+    assert [outcome.counts["proposers' events compared"] > 0 for outcome in outcomes] == [False, True]
+    assert outcomes[0].digest == outcomes[1].digest
 
 
 def test_random_answers_reach_each_action_and_each_phase() -> None:
@@ -97,7 +112,9 @@ def test_each_event_is_modelled() -> None:
 
 def test_the_reference_shares_no_code_with_the_proposer() -> None:
     shared = ("walproxy.proposer", "safekeeper.consensus")
-    modules = (inspect.getmodule(ReferenceProposer),)
+    names = [each.name for each in pkgutil.iter_modules(proposer_reference.__path__) if each.name != "checker"]
+    modules = [importlib.import_module(f"{proposer_reference.__name__}.{name}") for name in names]
+    assert inspect.getmodule(ReferenceProposer) in modules
     for module in modules:
         for name, value in vars(module).items():
             is_shared = inspect.isfunction(value) and value.__module__.startswith(shared)

@@ -117,6 +117,7 @@ class World:
         has_real_proxies: whether the proxies are real ones.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
         has_reference: whether acceptors and proposers are compared with their references: not where bugs are planted.
+        watches_proposers: whether proposers are: not in each seed.
         quorum_choices: the sizes that an operator chooses from.
     """
 
@@ -125,6 +126,7 @@ class World:
     model_disk_class: type[ModelDisk] = ModelDisk
     wiped_keeps_incarnation = False
     has_reference = True
+    watches_proposers = True
     quorum_choices = quorums.CHOICES
 
     def __init__(

@@ -11,10 +11,10 @@ class Differs(Exception):
     """The proposer does something else than the protocol says."""
 
 
-def expect(holds: bool, problem: str) -> None:
-    """Raise `Differs` unless it holds."""
+def expect(holds: bool, problem: str, *values: object) -> None:
+    """Raise `Differs` unless it holds; only then `values` are put into the text."""
     if not holds:
-        raise Differs(problem)
+        raise Differs(problem.format(*values))
 
 
 def without_repeats(actions: list[Action]) -> list[Action]:

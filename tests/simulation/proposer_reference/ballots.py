@@ -28,7 +28,7 @@ MAJORITY_ABOVE = 31
 class Half(NamedTuple):
     """The members of one half of a membership, and the number of them in a commit and in an elect quorum."""
 
-    folders: tuple[Identity, ...]
+    folders: frozenset[Identity]
     commit: int
     elect: int
 
@@ -48,19 +48,20 @@ class Refused(Exception):
 # Quorums (Parts).
 
 
-def halves(membership: Membership) -> list[Half]:
+@lru_cache
+def halves(membership: Membership) -> tuple[Half, ...]:
     """The two halves of a joint membership, or the one."""
     pairs = [(membership.members, membership.quorum_sizes)]
     if membership.new_members:
         pairs.append((membership.new_members, membership.new_quorum_sizes))
-    return [
+    return tuple(
         Half(
-            tuple((member.id, member.incarnation) for member in members),
+            frozenset((member.id, member.incarnation) for member in members),
             size_of_quorum(sizes.commit, len(members)),
             size_of_quorum(sizes.elect, len(members)),
         )
         for members, sizes in pairs
-    ]
+    )
 
 
 @lru_cache
@@ -75,19 +76,19 @@ def size_of_quorum(expression: str, count: int) -> int:
 def can_elect(membership: Membership, folders: Iterable[Identity]) -> bool:
     """Whether these data folders are an elect quorum of each half."""
     present = set(folders)
-    return all(len(present & set(half.folders)) >= half.elect for half in halves(membership))
+    return all(len(present & half.folders) >= half.elect for half in halves(membership))
 
 
 def can_commit(membership: Membership, folders: Iterable[Identity]) -> bool:
     """Whether these data folders are a commit quorum of each half."""
     present = set(folders)
-    return all(len(present & set(half.folders)) >= half.commit for half in halves(membership))
+    return all(len(present & half.folders) >= half.commit for half in halves(membership))
 
 
 def _positions(membership: Membership, lsns: Mapping[Identity, int]) -> list[int]:
     """7.5: element [N - Q] of each half, in ascending order; what is not in `lsns` counts as 0."""
     return [
-        sorted(lsns.get(folder, 0) for folder in half.folders)[len(half.folders) - half.commit]
+        sorted([lsns.get(folder, 0) for folder in half.folders])[len(half.folders) - half.commit]
         for half in halves(membership)
     ]
 

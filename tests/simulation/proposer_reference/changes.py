@@ -64,10 +64,10 @@ class MemberChanges(Leading):
         if membership is None or membership == term.membership:
             expect(limit is None or membership is None, "10.2: the next membership is not decided for")
             return
-        expect(membership in (limit, lowest), f"10.4: {membership} is decided for, reference {lowest}")
+        expect(membership in (limit, lowest), "10.4: {} is decided for, reference {}", membership, lowest)
         expect(all(m == Reconfigure(term.leader_id, membership) for _, m in sent), "10.2: different memberships")
         followers = {i for i, member in term.members.items() if member.is_connected}
-        expect({i for i, _ in sent} == followers, f"10.2: it is sent to {sorted(i for i, _ in sent)} only")
+        expect({i for i, _ in sent} == followers, "10.2: it is sent to {} only", [i for i, _ in sent])
         term.decide(membership)
 
     def _dialled(self, action: Dial) -> None:
@@ -95,6 +95,5 @@ class MemberChanges(Leading):
         for safekeeper_id in self._removed:
             del self.roster.peers[safekeeper_id]
             if self.term is not None:
-                self.term.disconnected(safekeeper_id, self._now)
-                self.term.members.pop(safekeeper_id, None)
+                self.term.removed(safekeeper_id, self._now)
         self._removed = []

@@ -1,13 +1,13 @@
 """Runs the reference of the proposer beside the one of a simulated proxy, and compares (Reference).
 
-Theory of operation. `watch_proposer` takes the place of each event's method of one proposer: the event is handled,
-then the reference takes it together with the actions that were returned (proposer.py), and the positions of both are
-compared. An end of the process drops both. It draws no random number and changes nothing, so that a seed does the same
-with it and without it.
+Theory of operation. A proposer made by `watched_proposer` handles each event as it is; then the reference takes the
+event together with the actions that were returned (proposer.py), and the positions of both are compared. An end of the
+process drops both. It draws no random number and changes nothing, so that a seed does the same with it and without it.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from safekeeper.base.errors import ConfigurationError
@@ -17,6 +17,7 @@ from tests.simulation.proposer_reference.actions import Differs
 from tests.simulation.proposer_reference.proposer import ReferenceProposer
 from tests.simulation.trace import shown
 from tests.simulation.violation import Violation
+from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.proposer import Proposer
 
 EVENTS = (
@@ -38,16 +39,48 @@ EVENTS = (
 )
 
 
-def watch_proposer(name: str, proposer: Proposer, counts: Counts) -> None:
-    """Compare a new proposer with the reference from now on.
+# What is compared after each event, from `leader_id` on while a term is led.
+POSITIONS = (
+    "phase",
+    "term",
+    "refused",
+    "leader_id",
+    "membership",
+    "commit_lsn",
+    "received_lsn",
+    "streaming",
+    "wanted members",
+    "wanted sizes",
+)
+_of_term = attrgetter("leader_id", "membership", "commit_lsn", "received_lsn")
+
+
+def watched_proposer(kind: type[Proposer], config: ProposerConfig, name: str, counts: Counts) -> Proposer:
+    """Return a new proposer that is compared with the reference.
 
     Args:
+        kind: its class, which is `Proposer` unless a test has put an error into another one.
         name: of its proxy.
         counts: where the events that are compared are counted.
     """
-    checker = ProposerChecker(name, proposer, counts)
-    for event in EVENTS:
-        setattr(proposer, event, partial(checker.handle, event, getattr(proposer, event)))
+    proposer = _watched(kind)(config)
+    proposer.checker = ProposerChecker(name, proposer, counts)
+    return proposer
+
+
+@lru_cache
+def _watched(kind: type[Proposer]) -> Any:
+    """Return a class whose events are compared. Methods set in an instance would make each access to it slow."""
+    events = {event: _compared(kind, event) for event in EVENTS}
+    return type(kind.__name__, (kind,), {"__slots__": ("checker",), **events})
+
+
+def _compared(kind: type[Proposer], event: str) -> Callable[..., Any]:
+    def handle(proposer: Any, *arguments: Any, **options: Any) -> Any:
+        # Looked up each time: a test may have put another one in its place.
+        return proposer.checker.handle(event, getattr(kind, event), *arguments, **options)
+
+    return handle
 
 
 class ProposerChecker:
@@ -67,16 +100,16 @@ class ProposerChecker:
             ConfigurationError: as the proposer raises it, for a change of the members that the reference refuses, too.
         """
         self._counts.count("proposers' events compared")
+        proposer = self._proposer
         if event == "change_members":
             arguments, options = _change(*arguments, **options), {}
         try:
-            actions = method(*arguments, **options)
+            actions = method(proposer, *arguments, **options)
         except ConfigurationError:
             wanted, _, sizes, force = arguments
             if not self._reference.refuses_change(wanted, sizes, force):
                 self._fail(event, arguments, "refuses a change of the members, reference does not")
             raise
-        proposer = self._proposer
         leadership = proposer.leadership
         membership = leadership.membership if leadership is not None else None
         try:
@@ -89,24 +122,16 @@ class ProposerChecker:
     def _compare(self, event: str, arguments: tuple[Any, ...]) -> None:
         proposer, reference = self._proposer, self._reference
         leadership, term = proposer.leadership, reference.term
-        pairs = [
-            ("phase", proposer.phase, reference.phase),
-            ("term", proposer.term, reference.known.requested_term),
-            ("refused", proposer.refusal is not None, reference.is_finished),
-        ]
+        actual: tuple[Any, ...] = (proposer.phase, proposer.term, proposer.refusal is not None)
+        expected: tuple[Any, ...] = (reference.phase, reference.known.requested_term, reference.is_finished)
         if leadership is not None and term is not None:
-            pairs += [
-                ("leader_id", leadership.leader_id, term.leader_id),
-                ("membership", leadership.membership, term.membership),
-                ("commit_lsn", leadership.commit_lsn, term.commit_lsn),
-                ("received_lsn", leadership.received_lsn, term.received_lsn),
-                ("streaming", leadership.streaming, term.streams),
-                ("wanted", tuple(_fields(leadership.wanted)), tuple(term.change.wanted)),
-            ]
-        for name, actual, expected in pairs:
-            if actual != expected:
-                problem = f"{name} is {shown(actual, name)}, reference {shown(expected, name)}"
-                self._fail(event, arguments, problem)
+            wanted = leadership.wanted
+            actual += (*_of_term(leadership), leadership.streaming, wanted.members, wanted.sizes)
+            expected += (*_of_term(term), term.streams, *term.change.wanted)
+        if actual != expected:
+            pairs = zip(POSITIONS, actual, expected, strict=False)
+            name, one, other = next(each for each in pairs if each[1] != each[2])
+            self._fail(event, arguments, f"{name} is {shown(one, name)}, reference {shown(other, name)}")
 
     def _fail(self, event: str, arguments: tuple[Any, ...], problem: str) -> None:
         raise Violation("Reference", f"{self._name}, {event} {' '.join(map(shown, arguments))}: {problem}")
@@ -117,7 +142,3 @@ def _change(
 ) -> tuple[Any, ...]:
     """Return the arguments of `change_members`, with those that were left out."""
     return wanted, now, sizes, force
-
-
-def _fields(wanted: Any) -> tuple[Any, ...]:
-    return wanted.members, wanted.sizes

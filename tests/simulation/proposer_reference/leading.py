@@ -88,7 +88,7 @@ class Leading(ReferenceRun):
 
     def _take_elected(self, term: ReferenceTerm, safekeeper_id: int, folder: Identity) -> None:
         sent = [message for to, message in self._sent(Elected) if to == safekeeper_id]
-        expect(len(sent) == 1, f"5.2: safekeeper {safekeeper_id} is sent Elected {len(sent)} times, not once")
+        expect(len(sent) == 1, "5.2: safekeeper {} is sent Elected {} times, not once", safekeeper_id, len(sent))
         term.sent_elected(safekeeper_id, folder, sent[0])
 
     def _follow_term(self, now: float) -> None:

@@ -65,7 +65,7 @@ class PrimaryEvents(Leading):
         appends = [a for a in self._actions if isinstance(a, SendAppend)]
         followers = {i for i, member in term.members.items() if member.follows}
         asked = {i for append in appends for i in append.safekeeper_ids}
-        expect(followers <= asked, f"7.12: of {sorted(followers)} only {sorted(asked)} are asked to confirm the term")
+        expect(followers <= asked, "7.12: of {} only {} are asked to confirm the term", followers, asked)
         sequences = [append.header.sequence for append in appends]
         old = max((member.told_sequence for member in term.members.values()), default=-1)
         expect(min(sequences, default=old + 1) > old, "7.12: the number of a probe was used before")

@@ -87,7 +87,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         Raises:
             Differs: they are not what the protocol says.
         """
-        self._actions = without_repeats(actions)
+        self._actions = without_repeats(actions) if actions else actions
         self._expected.clear()
         self._acting = self.term
         self._welcomed = {}
@@ -96,18 +96,22 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         self._phase_after, self._membership_after = phase, membership
         if event in _NOW:
             self._now = arguments[_NOW[event]]
-        if self.term is not None:
-            self.term.begin_event()
         for action in self._actions:
-            if isinstance(action, Dial):
+            if isinstance(action, SendAppend) and self.term is not None:
+                self.term.begin_event()
+            elif isinstance(action, Dial):
                 self._dialled(action)
         getattr(self, event)(*arguments)
-        self._may_begin()
-        self._explain()
-        self._forget_removed()
-        self._require(event, arguments)
-        if self.term is not None:
-            self.roster.learn(self.term.elected.cluster_id, self.term.folder_states())
+        if self._actions:
+            self._may_begin()
+        if self._actions or self._expected:
+            self._explain()
+        if self._removed:
+            self._forget_removed()
+        if self._actions or self._ended or self.term is not None:
+            self._require(event, arguments)
+        if self._actions or event in ("message", "change_members"):
+            self._learn_of_term()
 
     def tick(self, now: float, jitter: float) -> None:
         """12.5, the waits, and what is due."""
@@ -143,8 +147,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         fixed: list[Action] = []
         for action in self._actions:
             if isinstance(action, SendAppend):
-                for safekeeper_id in action.safekeeper_ids:
-                    self._leading().sent_append(safekeeper_id, action.header, action.end_lsn, self._now, False)
+                self._leading().sent_append(action.safekeeper_ids, action.header, action.end_lsn, self._now)
             elif not self._is_left_open(action):
                 fixed.append(action)
         missing = without_repeats([worded(action) for action in self._expected])
@@ -172,8 +175,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             if safekeeper_id not in self._welcomed:
                 self._leading().sent_elected(safekeeper_id, None, message)
         elif isinstance(message, AppendRequest):
-            end_lsn = message.begin_lsn + len(message.payload)
-            self._leading().sent_append(safekeeper_id, message, end_lsn, self._now, True)
+            self._leading().sent_fetched(safekeeper_id, message, self._now)
         elif isinstance(message, ReadRequest):
             self._leading().sent_read(safekeeper_id, message)
         elif isinstance(message, PullWal):
@@ -196,11 +198,11 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         is_due = last is None or last == self._now or self._now >= last + FOLDERS_INTERVAL_S
         expect(is_due, "11.3: folders are told too often")
         self._told_folders_at = self._now
-        self.roster.learn(term.elected.cluster_id, term.folder_states())
-        known = self.roster.folders[term.elected.cluster_id]
+        self._learn_of_term()
+        known = self.roster.folders.get(term.elected.cluster_id, {})
         states = tuple(known[folder] for folder in sorted(folders_of(term.membership)) if folder in known)
         expected = FolderStates(term.elected.cluster_id, states)
-        expect(message == expected, f"11.3: tells {message}, reference {expected}")
+        expect(message == expected, "11.3: tells {}, reference {}", message, expected)
 
     def _is_silent(self, action: Disconnect) -> bool:
         """The waits: a safekeeper that does not answer."""
@@ -216,7 +218,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
 
     def _require(self, event: str, arguments: tuple[Any, ...]) -> None:
         """What must have been done at the end of the event."""
-        reports = [action for action in self._actions if isinstance(action, ReportStatus)]
+        reports = [action for action in self._actions if type(action) is ReportStatus]
         term = self.term
         if self._ended:
             expect(reports[-1:] == [ReportStatus(0, 0, 0)], "8.1: a term ends, and PostgreSQL is not told (0, 0, 0)")
@@ -226,14 +228,13 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             return
         status, told = term.status(), term.reported or ReportStatus(0, 0, 0)
         if reports:
-            expect(reports[-1] == status, f"7.6: reports {reports[-1]}, reference {status}")
+            expect(reports[-1] == status, "7.6: reports {}, reference {}", reports[-1], status)
             term.reported = reports[-1]
         elif status != told:
             is_lower = (status.flush_lsn, status.apply_lsn) == (told.flush_lsn, told.apply_lsn)
             is_lower = is_lower and status.write_lsn < told.write_lsn
-            expect(is_lower, f"7.6: does not report {status} after {told}")
-        term.require_commits()
-        term.require_assignments()
+            expect(is_lower, "7.6: does not report {} after {}", status, told)
+        term.require_told()
         if event in ("wal_received", "tick"):
             gone = {a.safekeeper_id for a in self._actions if isinstance(a, Disconnect)}
             term.require_wal(term.members.keys() - gone)

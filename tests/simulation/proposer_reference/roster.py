@@ -14,7 +14,7 @@ from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import AcceptorGreeting, Bootstrap, RefusalCode
 from tests.simulation.proposer_reference.ballots import can_elect
-from tests.simulation.reference_histories import folders_of, key, latest_states
+from tests.simulation.reference_histories import folders_of, key
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import PrimaryIdentity
 
@@ -194,9 +194,14 @@ class ReferenceRoster:
 
     def learn(self, cluster_id: str, states: Iterable[FolderState]) -> None:
         """11.1, 11.3: the latest states."""
-        all_states = [*self.folders.get(cluster_id, {}).values(), *states]
-        wanted = {(state.safekeeper_id, state.incarnation) for state in all_states}
-        latest = {(s.safekeeper_id, s.incarnation): s for s in latest_states(all_states, wanted)}
+        known = self.folders.get(cluster_id, {})
+        news = [state for state in states if is_news(state, known.get((state.safekeeper_id, state.incarnation)))]
+        if not news:
+            return
+        latest = dict(known)
+        for state in news:
+            folder = state.safekeeper_id, state.incarnation
+            latest[folder] = _later(latest.get(folder, state), state)
         self.folders = {**self.folders, cluster_id: latest}
 
     def is_doubted(self, safekeeper_id: int, cluster_id: str) -> bool:
@@ -212,3 +217,14 @@ class ReferenceRoster:
 def is_older(state: FolderState, known: FolderState) -> bool:
     """11.1."""
     return state.starts < known.starts or (state.term, state.flush_lsn) < (known.term, known.flush_lsn)
+
+
+def _later(one: FolderState, other: FolderState) -> FolderState:
+    """11.1: the higher starts, and the higher (term, flush_lsn)."""
+    acknowledged = max((one.term, one.flush_lsn), (other.term, other.flush_lsn))
+    return FolderState(one.safekeeper_id, one.incarnation, max(one.starts, other.starts), *acknowledged)
+
+
+def is_news(state: FolderState, known: FolderState | None) -> bool:
+    """11.1: whether a state is in some way later than the one that is known."""
+    return known is None or is_older(known, state)

@@ -145,12 +145,21 @@ class ReferenceRun:
             pause_s *= 2 ** min(self.known.failed, BACKOFF_DOUBLINGS_MAX) * 0.5
         self._pause_until = max(self._pause_until, now + pause_s)
 
+    def _learn_of_term(self) -> None:
+        """11.3."""
+        term = self.term
+        if term is not None:
+            acknowledged = term.acknowledged()
+            if acknowledged != term.learnt:
+                self.roster.learn(term.elected.cluster_id, term.folder_states())
+                term.learnt = acknowledged
+
     def _end_term(self) -> None:
         """8.1."""
         term = self.term
         if term is None:
             return
-        self.roster.learn(term.elected.cluster_id, term.folder_states())
+        self._learn_of_term()
         self.known.held = term.leader_id.term, max(term.start_lsn, term.commit_lsn)
         self.term = self._probe = self._stream.ended_lsn = None
         self._ended = True
@@ -186,5 +195,5 @@ class ReferenceRun:
         self.is_finished = True
         self.campaign = self._bootstrap = self.term = None
         ends = [action for action in self._actions if isinstance(action, Finish)]
-        expect([type(end.error) for end in ends] == [kind], f"the run does not end with {kind.__name__}")
+        expect([type(end.error) for end in ends] == [kind], "the run does not end with {}", kind.__name__)
         self._expected.extend(ends)

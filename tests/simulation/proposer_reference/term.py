@@ -43,6 +43,7 @@ class ReferenceTerm(TermState):
                         member.has_adopted = True
                         member.flush_lsn = member.write_lsn = known.flush_lsn
             self.members[safekeeper_id] = member
+            self._regroup()
         else:
             member = self.members[safekeeper_id]
             expect(member.follows, "6.1: a member that does not follow is sent Elected again")
@@ -64,26 +65,41 @@ class ReferenceTerm(TermState):
             self.members[safekeeper_id] = known
         return expected
 
-    def sent_append(self, safekeeper_id: int, header: AppendRequest, end_lsn: int, now: float, fetched: bool) -> None:
-        """An append, with WAL or without."""
+    def sent_append(self, safekeeper_ids: Iterable[int], header: AppendRequest, end_lsn: int, now: float) -> None:
+        """An append to some members, with WAL of the window or without."""
+        self._sent_header(header, now)
+        has_wal = end_lsn > header.begin_lsn
+        for safekeeper_id in safekeeper_ids:
+            member = self._follower(safekeeper_id)
+            if has_wal:
+                self._sent_wal(safekeeper_id, member, header.begin_lsn, end_lsn)
+                member.last_begin_lsn = header.begin_lsn
+            _sent_to(member, header, end_lsn)
+
+    def sent_fetched(self, safekeeper_id: int, message: AppendRequest, now: float) -> None:
+        """6.1: an append of WAL that another member has sent."""
+        member = self._follower(safekeeper_id)
+        end_lsn = message.begin_lsn + len(message.payload)
+        expect(message.begin_lsn == member.sent_lsn < end_lsn, "7.2: fetched WAL does not continue what was sent")
+        expect(end_lsn <= self.window_begin_lsn, "6.1: WAL is fetched that the window holds")
+        self._sent_header(message, now)
+        _sent_to(member, message, end_lsn)
+
+    def _follower(self, safekeeper_id: int) -> Member:
         member = self.members.get(safekeeper_id)
         if member is None or not member.follows:
             raise Differs("5.7: an append for a member that has not adopted the term on this connection")
-        begin_lsn = header.begin_lsn
-        if fetched:
-            expect(begin_lsn == member.sent_lsn < end_lsn, "7.2: fetched WAL does not continue what was sent")
-            expect(end_lsn <= self.window_begin_lsn, "6.1: WAL is fetched that the window holds")
-        elif end_lsn > begin_lsn:
-            self._sent_wal(safekeeper_id, member, begin_lsn, end_lsn)
-            member.last_begin_lsn = begin_lsn
+        return member
+
+    def _sent_header(self, header: AppendRequest, now: float) -> None:
+        """7.1, 7.9: what an append carries in any case."""
         limit = self.truncate_limit()
-        expect(self.truncate_lsn <= header.truncate_lsn <= limit, f"7.9: truncate_lsn is not up to {limit:X}")
+        expect(self.truncate_lsn <= header.truncate_lsn <= limit, "7.9: truncate_lsn is not up to {:X}", limit)
         self.truncate_lsn = header.truncate_lsn
-        expect(header.sequence >= member.told_sequence, "7.3: the sequence goes back")
         expected = AppendRequest(
             self.leader_id,
             self.membership.generation,
-            member.sent_lsn,
+            header.begin_lsn,
             self.commit_lsn,
             header.truncate_lsn,
             header.sequence,
@@ -91,12 +107,8 @@ class ReferenceTerm(TermState):
             header.payload,
         )
         _same(header, expected)
-        self._sequence = max(self._sequence, header.sequence)
-        member.told_commit_lsn, member.told_sequence = self.commit_lsn, header.sequence
-        member.sent_lsn = end_lsn
 
     def _sent_wal(self, safekeeper_id: int, member: Member, begin_lsn: int, end_lsn: int) -> None:
-        expect(begin_lsn == member.sent_lsn, f"7.2: the append begins at {begin_lsn:X}, not at {member.sent_lsn:X}")
         expect(begin_lsn >= self.window_begin_lsn, "6.1: the append begins below the window")
         expect(end_lsn <= self.received_lsn, "6.1: the append ends above what was received")
         expect(member.pull is None, "6.6: WAL for a member that pulls")
@@ -104,7 +116,7 @@ class ReferenceTerm(TermState):
         # Two appends are in flight in any case.
         limit_bytes = max(IN_FLIGHT_BYTES_MAX, 2 * APPEND_BYTES_MAX)
         expect(end_lsn - member.write_lsn <= limit_bytes, "7.10: too much WAL is in flight")
-        last_begin_lsn, _, sent_lsn = self._before.get(safekeeper_id, (0, 0, begin_lsn))
+        last_begin_lsn, sent_lsn = self._before.get(safekeeper_id, (0, begin_lsn))
         if begin_lsn == sent_lsn and self.received_lsn - sent_lsn < APPEND_BYTES_MAX:
             expect(member.write_lsn >= last_begin_lsn, "7.10: two appends are in flight, and this one is not full")
 
@@ -117,7 +129,7 @@ class ReferenceTerm(TermState):
             for i, member in self.members.items()
             if i != source_id and member.follows and member.sent_lsn == request.begin_lsn and member.pull is None
         ]
-        expect(bool(lacking), f"6.1: no member needs the WAL from {request.begin_lsn:X}")
+        expect(bool(lacking), "6.1: no member needs the WAL from {:X}", request.begin_lsn)
         assert source is not None
         expect(request.leader_id == self.leader_id, "6.2: another LeaderId")
         expect(source.wal_begin_lsn <= request.begin_lsn < source.flush_lsn, "6.1: the source does not retain that")
@@ -140,7 +152,7 @@ class ReferenceTerm(TermState):
             expect(request.end_lsn - member.sent_lsn >= PULL_BYTES_MIN, "6.6: a pull is too short")
             expect({s.safekeeper_id for s in request.sources} <= sources.keys(), "6.6: a source lacks the WAL")
             rate = 0 if self.is_waited_for(safekeeper_id) else self._timing.catchup_bytes_per_s
-            expect(request.bytes_per_s == rate, f"6.3: the rate is {request.bytes_per_s}, not {rate}")
+            expect(request.bytes_per_s == rate, "6.3: the rate is {}, not {}", request.bytes_per_s, rate)
         else:
             expect(member.pull is not None, "6.6: a pull is ended that was not begun")
             expect(bool(member.pull is not None and member.pull.sources), "6.6: a pull is ended twice")
@@ -174,7 +186,7 @@ class ReferenceTerm(TermState):
         report = archive.reports.get(archiver)
         if report is None or not report.has_archive:
             gone_s = now - archive.gone_at.get(archiver, 0.0)
-            expect(gone_s >= ARCHIVER_GONE_S, f"9.2: the archiver is replaced, and gone for {gone_s} s only")
+            expect(gone_s >= ARCHIVER_GONE_S, "9.2: the archiver is replaced, and gone for {} s only", gone_s)
             return
         problem_s = now - archive.problem_since.get(archiver, now)
         has_problem = problem_s >= ARCHIVER_PROBLEM_S and not archive.reports[successor].problem
@@ -201,22 +213,35 @@ class ReferenceTerm(TermState):
             is_full = member.sent_lsn >= member.write_lsn + IN_FLIGHT_BYTES_MAX
             rest = self.received_lsn - member.sent_lsn
             waits = member.write_lsn < member.last_begin_lsn and rest < APPEND_BYTES_MAX
-            expect(is_full or waits, f"6.1: safekeeper {safekeeper_id} is not sent the WAL from {member.sent_lsn:X}")
+            expect(is_full or waits, "6.1: safekeeper {} is not sent the WAL from {:X}", safekeeper_id, member.sent_lsn)
 
-    def require_commits(self) -> None:
-        """7.8: each member with readers has the commit_lsn, unless WAL is to be sent to it that carries it."""
+    def require_told(self) -> None:
+        """7.8, 9.2: what members that follow must have been told.
+
+        One with readers has the commit_lsn, unless WAL is to be sent to it that carries it. Each has the archiver and
+        the progress of the archive.
+        """
+        archive, assignment = self.archive, None
+        if archive.archiver:
+            assignment = ArchiveAssignment(self.leader_id, archive.archiver, archive.archived_lsn, archive.archive_id)
         for safekeeper_id, member in self.members.items():
-            if member.follows and member.has_readers and member.sent_lsn == self.received_lsn:
+            if not member.follows:
+                continue
+            if member.has_readers and member.sent_lsn == self.received_lsn:
                 told_lsn = member.told_commit_lsn
-                expect(told_lsn >= self.commit_lsn, f"7.8: safekeeper {safekeeper_id} has readers, and no commit_lsn")
+                expect(told_lsn >= self.commit_lsn, "7.8: safekeeper {} has readers, and no commit_lsn", safekeeper_id)
+            if assignment is not None:
+                is_told = member.told_archive == assignment
+                expect(is_told, "9.2: safekeeper {} was not told {}", safekeeper_id, assignment)
 
-    def require_assignments(self) -> None:
-        """9.2: each member that follows has the archiver and the progress of the archive."""
-        archive = self.archive
-        now = ArchiveAssignment(self.leader_id, archive.archiver, archive.archived_lsn, archive.archive_id)
-        for safekeeper_id, member in self.members.items():
-            if archive.archiver and member.follows:
-                expect(member.told_archive == now, f"9.2: safekeeper {safekeeper_id} has another assignment than {now}")
+
+def _sent_to(member: Member, header: AppendRequest, end_lsn: int) -> None:
+    """7.2, 7.3."""
+    begin_lsn, sent_lsn = header.begin_lsn, member.sent_lsn
+    expect(begin_lsn == sent_lsn, "7.2: the append begins at {:X}, not at {:X}", begin_lsn, sent_lsn)
+    expect(header.sequence >= member.told_sequence, "7.3: the sequence goes back")
+    member.told_commit_lsn, member.told_sequence = header.commit_lsn, header.sequence
+    member.sent_lsn = end_lsn
 
 
 def _same(actual: msgspec.Struct, expected: msgspec.Struct) -> None:

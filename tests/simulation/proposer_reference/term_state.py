@@ -26,6 +26,7 @@ from safekeeper.consensus.messages import (
 from tests.simulation.proposer_reference.ballots import can_commit, can_elect, committed, halves
 from tests.simulation.proposer_reference.members import ReferenceMembers
 from tests.simulation.proposer_reference.standbys import ReferenceStandbys
+from tests.simulation.reference_histories import folders_of
 from walproxy.proposer.actions import ReportStatus
 from walproxy.proposer.liveness import Timing
 
@@ -112,6 +113,7 @@ class TermState:
         commit_lsn, truncate_lsn: 7.5, 7.9; the second one is the least that is permitted.
         streams: whether the primary streams, and was checked (7.6).
         reported: the last positions that PostgreSQL was told.
+        learnt: the acknowledged positions that the roster has learnt from this term.
     """
 
     def __init__(
@@ -136,21 +138,28 @@ class TermState:
         self._standbys = standbys
         self._timing = timing
         self._began_at = now
-        self._sequence = 0
-        self._before: dict[int, tuple[int, int, int]] = {}
+        self._adopters: dict[Identity, Member] | None = None
+        self._before: dict[int, tuple[int, int]] = {}
+        self.learnt: dict[Identity, int] = {}
 
     def voters(self) -> dict[Identity, Member]:
         """The members of the present membership, by data folder, as far as they have greeted in this term."""
-        folders = {folder for half in halves(self.membership) for folder in half.folders}
+        folders = folders_of(self.membership)
         return {member.folder: member for member in self.members.values() if member.folder in folders}
 
     def _adopted(self) -> dict[Identity, Member]:
-        return {folder: member for folder, member in self.voters().items() if member.has_adopted}
+        """The voters that have adopted the term: computed again after `_regroup`."""
+        if self._adopters is None:
+            self._adopters = {folder: member for folder, member in self.voters().items() if member.has_adopted}
+        return self._adopters
+
+    def _regroup(self) -> None:
+        """The members are others, or one of them has adopted the term."""
+        self._adopters = None
 
     def counted_lsn(self) -> int:
         """7.5: what a commit quorum has on disk now."""
-        lsns = {folder: member.flush_lsn for folder, member in self._adopted().items()}
-        return committed(self.membership, lsns, self.start_lsn)
+        return committed(self.membership, self.acknowledged(), self.start_lsn)
 
     def write_lsn(self) -> int:
         """7.5."""
@@ -162,9 +171,9 @@ class TermState:
     def truncate_limit(self) -> int:
         """7.9, 10.8: the lowest flush_lsn of all members, once all have adopted the term."""
         adopted = self._adopted()
-        if any(folder not in adopted for half in halves(self.membership) for folder in half.folders):
+        if folders_of(self.membership) != adopted.keys():
             return self.truncate_lsn
-        return max(self.truncate_lsn, min(self.commit_lsn, *(member.flush_lsn for member in adopted.values())))
+        return max(self.truncate_lsn, min(self.commit_lsn, *[member.flush_lsn for member in adopted.values()]))
 
     def status(self) -> ReportStatus:
         """7.6."""
@@ -176,7 +185,7 @@ class TermState:
         """2.3: the primary streams, and a commit quorum of each half has answered within the timeout."""
         times = {folder: member.answered_at for folder, member in self.voters().items() if member.is_connected}
         answered_at = min(
-            sorted(times.get(folder, -inf) for folder in half.folders)[len(half.folders) - half.commit]
+            sorted([times.get(folder, -inf) for folder in half.folders])[len(half.folders) - half.commit]
             for half in halves(self.membership)
         )
         return self.streams and now - max(answered_at, self._began_at) < self._timing.heartbeat_timeout_s
@@ -188,13 +197,15 @@ class TermState:
 
     def has_lost_its_start(self) -> bool:
         """6.4."""
+        if self.commit_lsn:
+            return False
         donor = self.members.get(self.donor)
         holders = [
             member
             for member in self.members.values()
             if member.is_connected and member.has_adopted and member.flush_lsn >= self.start_lsn
         ]
-        return not self.commit_lsn and not holders and not (donor is not None and donor.is_connected)
+        return not holders and not (donor is not None and donor.is_connected)
 
     def base_for(self, safekeeper_id: int) -> int:
         """5.2: where another member's WAL begins that can serve this one, 0 if none has reported it."""
@@ -240,8 +251,12 @@ class TermState:
 
     def folder_states(self) -> Iterator[FolderState]:
         """11.3: the states of its own term."""
-        for (safekeeper_id, incarnation), member in self._adopted().items():
-            yield FolderState(safekeeper_id, incarnation, term=self.leader_id.term, flush_lsn=member.flush_lsn)
+        for (safekeeper_id, incarnation), flush_lsn in self.acknowledged().items():
+            yield FolderState(safekeeper_id, incarnation, term=self.leader_id.term, flush_lsn=flush_lsn)
+
+    def acknowledged(self) -> dict[Identity, int]:
+        """The flush_lsn of each member that has adopted the term."""
+        return {folder: member.flush_lsn for folder, member in self._adopted().items()}
 
     def taking_part(self) -> set[Identity]:
         """The data folders that follow and accept WAL (10.5)."""
@@ -249,7 +264,7 @@ class TermState:
 
     def begin_event(self) -> None:
         """Keep what was in flight before the event, by which 7.10 decides."""
-        self._before = {i: (m.last_begin_lsn, m.write_lsn, m.sent_lsn) for i, m in self.members.items()}
+        self._before = {i: (m.last_begin_lsn, m.sent_lsn) for i, m in self.members.items()}
 
     def advance(self) -> None:
         """7.5: recompute commit_lsn, which never goes back."""
@@ -265,6 +280,7 @@ class TermState:
             if answer.write_lsn < member.skips_to_lsn:
                 return False
             member.follows = member.has_adopted = True
+            self._regroup()
             member.skips_to_lsn = 0
             member.adopted_end_lsn = answer.write_lsn
             member.generation = max(member.generation, member.told_generation)
@@ -331,6 +347,12 @@ class TermState:
             archive.archive_id, archive.archived_lsn = report.archive_id, 0
         archive.archived_lsn = report.archived_lsn or archive.archived_lsn
 
+    def removed(self, safekeeper_id: int, now: float) -> None:
+        """10.11."""
+        self.disconnected(safekeeper_id, now)
+        self.members.pop(safekeeper_id, None)
+        self._regroup()
+
     def range_refused(self, safekeeper_id: int) -> None:
         """A member lacks what it was asked for, or does not adopt the term."""
         member = self.members.get(safekeeper_id)
@@ -340,14 +362,16 @@ class TermState:
 
     def next_membership(self, truncate_lsn: int) -> Membership | None:
         """10.4 to 10.6: the membership to decide for now, None as long as the present one stays."""
+        following = self.change.next(self.membership)
+        if following is None or not self.commit_lsn:
+            return None
         folders = {m.folder: m for m in self.members.values()}
         taking = {f for f, m in folders.items() if m.follows and not (m.refuses or m.is_doubted)}
         on_disk = {f for f, m in folders.items() if m.generation == self.membership.generation}
         fed = {
             f for f in taking if folders[f].sent_lsn >= self.window_begin_lsn and folders[f].flush_lsn >= truncate_lsn
         }
-        following = self.change.next(self.membership)
-        if following is None or not self.commit_lsn or not can_commit(self.membership, on_disk):
+        if not can_commit(self.membership, on_disk):
             return None
         if self.membership.new_members:
             return following if self.counted_lsn() >= self.commit_lsn else None
@@ -361,4 +385,5 @@ class TermState:
     def decide(self, following: Membership) -> None:
         """10.2."""
         self.membership = following
+        self._regroup()
         self.advance()
