@@ -183,7 +183,8 @@ def beginning_of_term(vote: VoteResponse, primary: PrimaryIdentity) -> Beginning
         Refused: the primary cannot continue that log.
     """
     if not vote.history:
-        return Beginning(primary.flush_lsn - primary.flush_lsn % primary.segment_size, primary.tli, False)
+        start_lsn = primary.flush_lsn - primary.flush_lsn % primary.segment_size
+        return Beginning(start_lsn, _tli_of_primary(primary, start_lsn), False)
     if primary.tli <= vote.history[-1].floor:
         raise Refused("it is sealed")
     beginning = _fork(vote.history, vote.flush_lsn, primary)
@@ -204,15 +205,11 @@ def fits_log(history: TermHistory, end_lsn: int, primary: PrimaryIdentity) -> bo
 def _fork(history: TermHistory, end_lsn: int, primary: PrimaryIdentity) -> Beginning:
     """4.4: both lines as lists of (timeline, end), walked side by side; timelines without a byte are left out."""
     log = _line(history, end_lsn)
-    line: list[tuple[int, int]] = []
-    for tli, line_end in [(each.tli, each.end_lsn) for each in primary.ancestors]:
-        if line_end > max((end for _, end in line), default=0):
-            line.append((tli, line_end))
-    line.append((primary.tli, primary.flush_lsn))
+    line = _line_of_primary(primary)
     if not log:
         if primary.flush_lsn < end_lsn:
             raise Refused("its WAL does not reach the log")
-        return Beginning(end_lsn, next((tli for tli, end in line if end > end_lsn), primary.tli), False)
+        return Beginning(end_lsn, _tli_of_primary(primary, end_lsn), False)
     tlis = [tli for tli, _ in line]
     if log[0][0] not in tlis:
         raise Refused("the log's first timeline is not in its line")
@@ -236,6 +233,20 @@ def _fork(history: TermHistory, end_lsn: int, primary: PrimaryIdentity) -> Begin
             raise Refused("the log has left that timeline earlier")
         return Beginning(log_end, tli, False)
     return Beginning(line_end, line[shared + 1][0], line_end < end_lsn)
+
+
+def _line_of_primary(primary: PrimaryIdentity) -> list[tuple[int, int]]:
+    """Its timelines that have a byte, each with where its line leaves it."""
+    line: list[tuple[int, int]] = []
+    for tli, line_end in [(each.tli, each.end_lsn) for each in primary.ancestors]:
+        if line_end > max((end for _, end in line), default=0):
+            line.append((tli, line_end))
+    return [*line, (primary.tli, primary.flush_lsn)]
+
+
+def _tli_of_primary(primary: PrimaryIdentity, lsn: int) -> int:
+    """The timeline on which it has the byte at a position, or will have it."""
+    return next((tli for tli, end in _line_of_primary(primary) if end > lsn), primary.tli)
 
 
 def _line(history: TermHistory, end_lsn: int) -> list[tuple[int, int]]:
