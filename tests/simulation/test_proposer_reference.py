@@ -23,7 +23,6 @@ from walproxy.proposer import campaign as campaign_module
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.proposer import Proposer
-from walproxy.proposer.replication import Replication
 from walproxy.proposer.standbys import Standbys
 
 SEEDS = 12
@@ -44,7 +43,7 @@ def _reports_what_it_has(standbys: Standbys, commit_lsn: int) -> int:
 @pytest.mark.parametrize(
     ("holder", "name", "wrong"),
     [
-        (Replication, "_oldest_wal", lambda *arguments: 0),
+        (Leadership, "_oldest_wal", lambda *arguments: 0),
         (Leadership, "answers", lambda term, now: True),
     ],
 )
