@@ -691,15 +691,17 @@ def _check_control(message: Any) -> None:
     if type(message) is StandbyFeedback and _is_usual_feedback(message):
         return
     name = type(message).__name__
+    never_empty = _NEVER_EMPTY.get(type(message), ())
     for field in message.__struct_fields__:
         value = getattr(message, field)
-        check = _CHECKS.get(field)
         try:
             if value is not None:
-                _check_numbers(value)
+                if type(value) is not str:
+                    _check_numbers(value)
+                check = _CHECKS.get(field)
                 if check is not None:
                     check(value)
-            if not value and field in _NEVER_EMPTY.get(type(message), ()):
+            if not value and field in never_empty:
                 raise RemoteProtocolError("it cannot be empty")
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"{name}.{field}: {error}") from error
@@ -730,10 +732,10 @@ def _check_numbers(value: Any) -> None:
             raise RemoteProtocolError(f"{value} is out of range")
     elif isinstance(value, tuple):
         for each in value:
-            _check_numbers(each)
+            if type(each) is not str:
+                _check_numbers(each)
     elif isinstance(value, msgspec.Struct):
-        for each in msgspec.structs.astuple(value):
-            _check_numbers(each)
+        _check_numbers(msgspec.structs.astuple(value))
 
 
 def _check_word(value: str) -> None:

@@ -9,6 +9,7 @@ proxy that ends because of a bug (`Proxy.run` raises) fails the run.
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from safekeeper.base import settings
@@ -118,9 +119,10 @@ class RealProxy(SimProxy):
             "drain_timeout": DRAIN_S,
             "slow_commit": NEVER_S,
         }
-        config = settings.load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=given, environment={}, file=None)
         return replace(
-            config, window_size=int(self.world.profile.bends.window_bytes), remote_apply_standbys=self.world.apply_rule
+            _loaded(tuple(given.items())),
+            window_size=int(self.world.profile.bends.window_bytes),
+            remote_apply_standbys=self.world.apply_rule,
         )
 
     def as_configured(self, config: ProposerConfig) -> ProposerConfig:
@@ -364,6 +366,12 @@ class RealProxy(SimProxy):
 
     def _watched(self) -> Watched:
         return Watched(self.loop)
+
+
+@lru_cache
+def _loaded(given: tuple[tuple[str, str], ...]) -> ProxyConfig:
+    """Return the configuration of a proxy with these options."""
+    return settings.load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=dict(given), environment={}, file=None)
 
 
 def _yes_or_no(value: bool) -> str:
