@@ -124,6 +124,8 @@ class Membership(msgspec.Struct, frozen=True):
 
     def elect_sizes(self) -> tuple[int, ...]:
         """Return the number of members in an elect quorum of each half."""
+        if not self.new_members:
+            return (size_of(self.quorum_sizes.elect, len(self.members)),)
         pairs = zip(self.halves(), self.half_sizes(), strict=True)
         return tuple(size_of(sizes.elect, len(half)) for half, sizes in pairs)
 

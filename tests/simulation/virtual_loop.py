@@ -143,7 +143,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._dying.append(handle)
         else:
             self._soon[handle] = None
-            self._clock.after(0.0, self._run, handle)
+            self._clock.soon(self._run, handle)
         return handle
 
     def call_soon_threadsafe(  # type: ignore[override]

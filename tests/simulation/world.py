@@ -703,6 +703,7 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
+        (wire_module, "_BUFFER_BYTES", 32 << 10),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
         (archiving_module, "GONE_GRACE_S", 0.5),
         (archiving_module, "PROBLEM_GRACE_S", 0.5),
