@@ -7,7 +7,7 @@ primary, proxies that point at it, all safekeepers up. Then everything must conv
 import random
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -158,6 +158,7 @@ class World:
         self.digest: Any = None
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=TRACE_LINES)
         self._runs = 0
+        self._has_replaced = False
         self._disk_class = StorageDisk if real_storage else self.model_disk_class
         kind = SimSafekeeper
         if real_shells:
@@ -274,7 +275,9 @@ class World:
     def later_answer_s(self) -> float:
         """Return how much later than usual an answer of a safekeeper leaves."""
         bends = self.profile.bends
-        return bends.late_s * self.bend_chance.random() if self.is_bent(bends.answer_late) else 0.0
+        if bends.answer_late and self.is_bent(bends.answer_late):
+            return bends.late_s * self.bend_chance.random()
+        return 0.0
 
     def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
         """It is restarted by its supervisor, sooner or later."""
@@ -647,7 +650,16 @@ class World:
 
     def replaced(self) -> AbstractContextManager[None]:
         """Put other things in the places of what the product uses while the block runs."""
-        return small_frames(self.history_entries_max, self.profile.bends)
+        return nullcontext() if self._has_replaced else self._replacing()
+
+    @contextmanager
+    def _replacing(self) -> Iterator[None]:
+        with small_frames(self.history_entries_max, self.profile.bends):
+            self._has_replaced = True
+            try:
+                yield
+            finally:
+                self._has_replaced = False
 
     def abandon(self) -> None:
         """End the processes that have coroutines."""
@@ -691,6 +703,7 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
+        (wire_module, "_BUFFER_BYTES", 32 << 10),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
         (archiving_module, "GONE_GRACE_S", 0.5),
         (archiving_module, "PROBLEM_GRACE_S", 0.5),
