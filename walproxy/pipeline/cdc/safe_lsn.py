@@ -1,8 +1,9 @@
-"""The position up to which commits may be shown: those below it are on a quorum, so no failure loses them (S7).
+"""The position up to which commits may be shown: those below it are on a quorum, so no failure loses them (S7a).
 
 A primary decodes a commit as soon as its own disk has it, while the client still waits for the quorum. If the primary
 is lost just then, the commit may never have been: a table that shows it stays wrong. So changes are read up to the
-quorum's commit_lsn only. Where that is read:
+quorum's commit_lsn only, and quorum_gate.py holds back a transaction whose commit record is not below it. Where that is
+read:
 
     URL           GET /status of the proxy
     standby:NAME  the flush position that the walreceiver NAME reports to the primary: for a walproxy that is commit_lsn
@@ -16,7 +17,7 @@ from typing import Final
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
-from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, one_line_errors
+from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, one_line_errors, one_value
 from walproxy.proxy.status_client import fetch_status
 
 NO_QUORUM: Final = "none"
@@ -32,6 +33,15 @@ _REPORTED = """
            OR %(name)s = ANY (regexp_split_to_array(current_setting('synchronous_standby_names'), '[^A-Za-z0-9_]+')),
            pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')
 """
+
+
+def flush_lsn(connection: Connection) -> Lsn:
+    """Return the end of the WAL that the server itself has flushed.
+
+    Raises:
+        SourceUnavailable, SourceRefused.
+    """
+    return parse_lsn(one_value(connection, "SELECT pg_current_wal_flush_lsn()::text", doing="look at the WAL"))
 
 
 class SafeLsn:

@@ -31,7 +31,7 @@ from walproxy.pipeline.cdc.apply.job_file import Job, only_job, read_job, write_
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.publication import TableName, require_publications
-from walproxy.pipeline.cdc.reading import SlotReader
+from walproxy.pipeline.cdc.reading import HELD_BYTES_MAX, SlotReader
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect, system_id
 from walproxy.pipeline.cdc.slot import advance, create_slot, drop_slot, read_slot
@@ -212,7 +212,8 @@ def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) 
 
 
 def _reader(options: ApplyOptions) -> SlotReader:
-    return SlotReader(options.slot, options.publications, SafeLsn(options.status))
+    held_bytes_max = min(HELD_BYTES_MAX, options.memory_bytes)
+    return SlotReader(options.slot, options.publications, SafeLsn(options.status), held_bytes_max=held_bytes_max)
 
 
 class ApplyJob:
@@ -314,7 +315,7 @@ class ApplyJob:
         """Hold the changes of a range, as many as may be held; return their number."""
         count = held_bytes = 0
         relation, target = None, None
-        with closing(self._reader.read(self._reading, begin_lsn, end_lsn)) as changes:
+        with closing(self._reader.read(self._reading, self._asking, begin_lsn, end_lsn)) as changes:
             for change in changes:
                 if change.relation is not relation:
                     relation = change.relation
