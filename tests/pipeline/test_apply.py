@@ -26,10 +26,11 @@ from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, opened_job, run_apply
 from walproxy.pipeline.cdc.apply.job_file import only_job
+from walproxy.pipeline.cdc.change_feed import ChangeFeed
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect
-from walproxy.pipeline.cdc.slot import advance, drop_slot, usable_slot
+from walproxy.pipeline.cdc.slot import drop_slot, usable_slot
 from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
 
 SETUP = (
@@ -170,7 +171,7 @@ def test_a_crash_at_any_point_of_a_step_loses_nothing_and_repeats_nothing(
             # The first note is that of the start.
             patched.setattr(job_module, "write_job", crash_once(job_module.write_job, 2, after=what == "noted"))
         else:
-            patched.setattr(job_module, "advance", crash_once(advance, after=what == "moved"))
+            patched.setattr(ChangeFeed, "confirm", crash_once(ChangeFeed.confirm, after=what == "moved"))
         with pytest.raises(Crash):
             run_apply(options, once=True)
     source.run("UPDATE t SET v = 'after'", "INSERT INTO log VALUES (7, 'after')")

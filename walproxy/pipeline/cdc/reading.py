@@ -20,6 +20,7 @@ from walproxy.pipeline.cdc.spool import MEMORY_BYTES, Spool
 from walproxy.pipeline.cdc.transactions import committed
 
 HELD_BYTES_MAX: Final = 1 << 20
+QUORUM_TIMEOUT_S: Final = 300.0
 
 
 class SlotReader(NamedTuple):
@@ -38,7 +39,7 @@ class SlotReader(NamedTuple):
     stream: bool = False
     memory_bytes: int = MEMORY_BYTES
     held_bytes_max: int = HELD_BYTES_MAX
-    quorum_timeout_s: float = 300.0
+    quorum_timeout_s: float = QUORUM_TIMEOUT_S
 
     def check(self, connection: Connection) -> Lsn:
         """See that the slot and the publications can be read; return the slot's confirmed position.
@@ -66,13 +67,7 @@ class SlotReader(NamedTuple):
             SourceUnavailable: the server does not answer, or the quorum does not get there.
             RemoteProtocolError: what the server sends is not understood.
         """
-        _, confirmed_lsn = usable_slot(connection, self.slot)
-        if confirmed_lsn > begin_lsn:
-            raise SourceRefused(
-                f"slot {self.slot!r} is at {format_lsn(confirmed_lsn)}, after the requested "
-                f"{format_lsn(begin_lsn)}: another program advanced it, or created it again; the changes in between "
-                "are missing, so begin again with a new slot and a copy of the tables"
-            )
+        require_position(connection, self.slot, begin_lsn)
         have_flushed(connection)
         messages = peek(connection, self.slot, self.publications, end_lsn, stream=self.stream)
         stream = committed(
@@ -86,6 +81,22 @@ class SlotReader(NamedTuple):
         safe = on_quorum(stream, quorum, known_lsn=end_lsn, held_bytes_max=self.held_bytes_max)
         with closing(messages), closing(stream), closing(safe):
             yield from Changes(safe)
+
+
+def require_position(connection: Connection, slot: str, begin_lsn: Lsn) -> None:
+    """See that a slot has every change from `begin_lsn` on.
+
+    Raises:
+        SourceRefused: it has been moved beyond that, or cannot be read.
+        SourceUnavailable: the server does not answer.
+    """
+    _, confirmed_lsn = usable_slot(connection, slot)
+    if confirmed_lsn > begin_lsn:
+        raise SourceRefused(
+            f"slot {slot!r} is at {format_lsn(confirmed_lsn)}, after the requested {format_lsn(begin_lsn)}: another "
+            "program advanced it, or created it again; the changes in between are missing, so begin again with a new "
+            "slot and a copy of the tables"
+        )
 
 
 class AskedQuorum(NamedTuple):

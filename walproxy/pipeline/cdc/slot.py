@@ -26,6 +26,7 @@ from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.cdc.server import (
     Connection,
     SourceRefused,
+    SourceUnavailable,
     one_line_errors,
     one_value,
     patiently,
@@ -164,6 +165,33 @@ def drop_slot(connection: Connection, name: str) -> None:
         patiently(lambda: connection.execute("SELECT pg_drop_replication_slot(%s)", (name,)))
 
 
+def plugin_options(major: int, publications: Sequence[str], *, stream: bool, messages: bool) -> dict[str, str]:
+    """Return the options of the plugin, for PostgreSQL `major`.
+
+    Args:
+        stream: send large transactions before they are committed (PostgreSQL 14 and newer).
+        messages: send what was written with pg_logical_emit_message (14 and newer).
+    """
+    version = protocol_version(major)
+    options = {"proto_version": str(version), "publication_names": ",".join(_quoted(each) for each in publications)}
+    if stream and version >= 2:
+        options["streaming"] = "on"
+    if messages and major >= _FIRST_WITH_MESSAGES:
+        options["messages"] = "true"
+    return options
+
+
+def slot_error(error: psycopg.Error, name: str) -> SourceUnavailable | SourceRefused:
+    """Return what an error means that ended the changes of a slot."""
+    found = source_error(error, f"read the changes of slot {name!r}")
+    if isinstance(error, psycopg.errors.UndefinedObject):
+        return SourceRefused(
+            f"{found}; a publication must be older than the slot: create the publication, then drop the slot and "
+            "create it again"
+        )
+    return found
+
+
 def peek(
     connection: Connection,
     name: str,
@@ -186,17 +214,11 @@ def peek(
         SourceRefused: the server refuses.
         RemoteProtocolError: what it sends is no row of a peek.
     """
-    version = protocol_version(server_major(connection))
-    options = {"proto_version": str(version), "publication_names": ",".join(_quoted(each) for each in publications)}
-    if stream and version >= 2:
-        options["streaming"] = "on"
-    if messages and server_major(connection) >= _FIRST_WITH_MESSAGES:
-        options["messages"] = "true"
+    options = plugin_options(server_major(connection), publications, stream=stream, messages=messages)
     words = [word for option in options.items() for word in option]
     query = sql.SQL(
         "SELECT lsn, data FROM pg_logical_slot_peek_binary_changes({name}, {upto}::pg_lsn, NULL, VARIADIC {options})"
     ).format(name=sql.Literal(name), upto=sql.Literal(format_lsn(upto_lsn)), options=sql.Literal(words))
-    doing = f"read the changes of slot {name!r}"
     try:
         with _texts_as_stored(connection), connection.cursor() as cursor:
 
@@ -208,29 +230,29 @@ def peek(
 
             for row in patiently(begin):
                 yield _sent(row)
-    except psycopg.errors.UndefinedObject as error:
-        raise SourceRefused(
-            f"could not {doing}: {source_error(error, doing)}; a publication must be older than the slot: create the "
-            "publication, then drop the slot and create it again"
-        ) from error
     except psycopg.Error as error:
-        raise source_error(error, doing) from error
+        raise slot_error(error, name) from error
+
+
+def receive_texts_as_stored(connection: Connection) -> bool:
+    """Receive texts as they are stored, if the database does not know their encoding; return whether that is so.
+
+    The server would validate them, and end the whole read because of one that is not UTF-8.
+    """
+    is_unknown = connection.info.parameter_status("server_encoding") == "SQL_ASCII"
+    if is_unknown:
+        connection.execute("SET client_encoding = 'SQL_ASCII'")
+    return is_unknown
 
 
 @contextlib.contextmanager
 def _texts_as_stored(connection: Connection) -> Iterator[None]:
-    """Receive texts as they are stored while the block runs, if the database does not know their encoding.
-
-    The server would validate them, and end the whole read because of one that is not UTF-8.
-    """
-    if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
-        yield
-        return
-    connection.execute("SET client_encoding = 'SQL_ASCII'")
+    """Receive texts as they are stored while the block runs."""
+    is_changed = receive_texts_as_stored(connection)
     try:
         yield
     finally:
-        if not connection.closed:
+        if is_changed and not connection.closed:
             connection.execute("SET client_encoding = 'UTF8'")
 
 
