@@ -1,5 +1,6 @@
 """A session that streams a slot: it lasts while its reader is busy, and ends in one line."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -9,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.apply_fixtures import compare, options_of
+from tests.pipeline.apply_fixtures import compare, options_of, rows_here
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.pipeline.cdc import change_feed
 from walproxy.pipeline.cdc.apply import job as job_module
-from walproxy.pipeline.cdc.apply.job import opened_job, run_apply
+from walproxy.pipeline.cdc.apply.job import ApplyOptions, opened_job, run_apply
 from walproxy.pipeline.cdc.apply.job_file import only_job
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
+from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.cdc.safe_lsn import SafeLsn, flush_lsn
 from walproxy.pipeline.cdc.server import SourceRefused, SourceUnavailable, patiently
 from walproxy.pipeline.cdc.slot import read_slot, usable_slot
 from walproxy.postgres.logical_replication import WAITING_READER, Item
@@ -109,10 +112,10 @@ def test_a_slot_in_use_is_waited_for_and_not_for_ever(source: Source, monkeypatc
         holder.close()
 
 
-async def test_the_proxy_does_not_warn_of_a_reader_that_waits_for_the_quorum(source: Source) -> None:
+def test_the_proxy_does_not_warn_of_a_reader_that_waits_for_the_quorum(source: Source) -> None:
     with feed_of(source):
         assert walsender(source) is not None
-        assert source.slot not in (await read_logical_subscribers(source.conninfo)).slots
+        assert source.slot not in asyncio.run(read_logical_subscribers(source.conninfo)).slots
 
 
 def test_a_session_that_is_lost_ends_the_step_and_the_next_one_reads_again(
@@ -156,6 +159,43 @@ def test_a_slot_that_is_invalidated_while_it_is_streamed_means_to_start_over(sou
         assert "\n" not in str(raised.value)
     finally:
         source.run("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+
+
+def follow_while_more_arrives(source: Source, options: ApplyOptions) -> int:
+    """Follow up to a row that is on the quorum, while the session has received another one; return the quorum's end."""
+    run_apply(options, once=True)
+    source.run("INSERT INTO t VALUES (1, 'on the quorum')")
+    quorum_lsn = source.end_lsn()
+    source.run("INSERT INTO t VALUES (2, 'not yet')")
+    end_lsn = source.end_lsn()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SafeLsn, "read", lambda self, connection: quorum_lsn)
+        with only_job(options.folder), opened_job(options, first=True, ends=True) as job:
+            wait_until(lambda: any(lsn >= end_lsn for lsn, _ in job._feed._items))
+            job.copy_missing()
+            job.follow_until_now(threading.Event())
+    return quorum_lsn
+
+
+def test_the_slot_is_not_moved_beyond_the_quorum_though_more_was_received(source: Source, tmp_path: Path) -> None:
+    options = options_of(source, tmp_path)
+    quorum_lsn = follow_while_more_arrives(source, options)
+    assert usable_slot(source.connection, source.slot)[1] == quorum_lsn
+    assert rows_here(options.folder, "delta", TableName("public", "t"))["id"].to_pylist() == [1]
+    run_apply(options, once=True)
+    compare(source, options.folder, "delta", "t")
+
+
+def test_a_feed_that_confirms_what_it_received_is_noticed(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_of(source, tmp_path)
+    confirm = ChangeFeed.confirm
+    with monkeypatch.context() as patched:
+        patched.setattr(ChangeFeed, "confirm", lambda feed, lsn: confirm(feed, flush_lsn(source.connection)))
+        follow_while_more_arrives(source, options)
+    with pytest.raises(SourceRefused, match="another program advanced it"):
+        run_apply(options, once=True)
 
 
 def test_connections_to_different_servers_are_refused(

@@ -121,7 +121,9 @@ class ChangeFeed:
         self._report()
 
     def close(self) -> None:
-        """End the session."""
+        """End the session, unless it is closed."""
+        if self._is_closing:
+            return
         self._is_closing = True
         self._wake()
         self._thread.join()
@@ -211,7 +213,8 @@ class ChangeFeed:
                 if arrived.reply_requested:
                     self._is_report_due = True
                     continue
-                has_waited = arrived.is_drained
+                # Waiting lets go of the interpreter, which is expensive while another thread decodes.
+                has_waited = arrived.is_drained and not arrived.items
                 if not has_waited:
                     continue
             else:

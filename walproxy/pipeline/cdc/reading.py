@@ -1,4 +1,4 @@
-"""One range of a slot, from the server's bytes to changes: what the data source and the apply job share.
+"""One range of a slot, from the server's bytes to changes, by a peek: for the data source.
 
 A range ends where the quorum is, which may be in the middle of a commit record: that transaction belongs to the range,
 because its record begins in it. No change of it is passed on before the quorum has all of the record
