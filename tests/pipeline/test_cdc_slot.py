@@ -475,7 +475,13 @@ def test_the_proxy_itself_can_say_what_is_safe(source: Source) -> None:
         thread = threading.Thread(target=listener.serve_forever)
         thread.start()
         try:
-            assert SafeLsn(f"http://127.0.0.1:{listener.server_port}").read(source.connection) == lsn
+            safe = SafeLsn(f"http://127.0.0.1:{listener.server_port}")
+            assert safe.read(source.connection) == lsn
+            status["tli"] = 1
+            assert safe.read(source.connection) == lsn
+            status["tli"] = 2  # the server is one that was replaced, and its WAL beyond the fork was discarded
+            with pytest.raises(SourceUnavailable, match="leads timeline 2, the server is on timeline 1"):
+                safe.read(source.connection)
         finally:
             listener.shutdown()
             thread.join()
