@@ -19,7 +19,7 @@ from walproxy.pipeline.cdc.apply.job_file import only_job
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn, flush_lsn
-from walproxy.pipeline.cdc.server import SourceRefused, SourceUnavailable, patiently
+from walproxy.pipeline.cdc.server import SourceRefused, SourceUnavailable, connect, patiently
 from walproxy.pipeline.cdc.slot import read_slot, usable_slot
 from walproxy.postgres.logical_replication import WAITING_READER, Item
 from walproxy.postgres.sql import read_logical_subscribers
@@ -35,6 +35,7 @@ def source(empty: Source) -> Source:
 @contextmanager
 def feed_of(source: Source, options: str = "", **more: Any) -> Iterator[ChangeFeed]:
     words = f"{source.conninfo} {options}"
+    more = {"beside": source.asking, **more}
     with closing(ChangeFeed(words, source.slot, [source.publication], source.begin_lsn, **more)) as feed:
         yield feed
 
@@ -97,7 +98,7 @@ def test_the_slot_moves_to_what_was_confirmed_and_is_free_when_the_session_is_cl
 
 
 def test_a_slot_in_use_is_waited_for_and_not_for_ever(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    holder = ChangeFeed(source.conninfo, source.slot, [source.publication], source.begin_lsn)
+    holder = ChangeFeed(source.conninfo, source.slot, [source.publication], source.begin_lsn, beside=source.asking)
     try:
         with monkeypatch.context() as patched:
             patched.setattr(patiently, "__kwdefaults__", {"timeout_s": 0.0})
@@ -140,6 +141,24 @@ def test_a_session_that_is_lost_ends_the_step_and_the_next_one_reads_again(
     source.run("DELETE FROM t WHERE id % 2 = 0")
     run_apply(options, once=True)
     compare(source, options.folder, "delta", "t")
+
+
+@pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "queue full"])
+def test_a_server_stops_though_not_everything_was_confirmed(source: Source, is_taken: bool) -> None:
+    source.run("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i")
+    with feed_of(source, queue_bytes_max=10_000) as feed:
+        if is_taken:
+            take_until(feed, source.end_lsn())
+        try:
+            source.server.stop("fast")
+            with pytest.raises(SourceUnavailable, match="the server closed the other connection"):
+                feed.take(60)
+        finally:
+            source.server.kill9()
+            source.server.start()
+            source.connection.close()
+            source.asking.close()
+            source.connection, source.asking = connect(source.conninfo), connect(source.conninfo)
 
 
 def test_a_slot_that_is_invalidated_while_it_is_streamed_means_to_start_over(source: Source, tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ decoded here.
     feed.take(timeout_s)   the next messages and positions
     feed.confirm(lsn)      what is below is durable elsewhere: the slot moves there
 
+A server that shuts down waits for this session to confirm everything that it has sent, which may not be for a long
+time. But it ends other sessions at once: when it closes the connection `beside`, this session is ended as well.
+
 The slot moves by what is confirmed, never by what was received. What ends the session is raised by `take` and `check`
 on the thread of their caller; the queue is of no use then, because the slot is read again from the last position.
 """
@@ -49,6 +52,7 @@ class ChangeFeed:
         server_start: of the server that it leads to.
 
     Args:
+        beside: another connection to the server. It is only watched.
         begin_lsn: everything below is durable elsewhere, so that the slot may be moved there.
         queue_bytes_max: of messages that wait to be taken, at most one more read of the socket.
 
@@ -64,9 +68,11 @@ class ChangeFeed:
         publications: Sequence[str],
         begin_lsn: Lsn,
         *,
+        beside: Connection,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
         self._slot = slot
+        self._beside = beside.fileno()
         self._queue_bytes_max = queue_bytes_max
         self._confirmed_lsn = begin_lsn
         self._changed = threading.Condition()
@@ -127,7 +133,6 @@ class ChangeFeed:
         self._is_closing = True
         self._wake()
         self._thread.join()
-        self._connection.close()
         self._wake_receiver.close()
         self._wake_sender.close()
 
@@ -171,6 +176,8 @@ class ChangeFeed:
             with self._changed:
                 self._failure = self._failure_of(error)
                 self._changed.notify_all()
+        finally:
+            self._connection.close()
 
     def _failure_of(self, error: Exception) -> Exception:
         if isinstance(error, ServerRefused):
@@ -230,10 +237,13 @@ class ChangeFeed:
     def _wait(self, *, is_full: bool, is_unsent: bool, timeout_s: float) -> None:
         poll = select.poll()
         poll.register(self._wake_receiver, select.POLLIN)
+        poll.register(self._beside, select.POLLRDHUP)
         wanted = (0 if is_full else select.POLLIN) | (select.POLLOUT if is_unsent else 0)
         if wanted:
             poll.register(self._connection.pgconn.socket, wanted)
-        poll.poll(max(0.0, timeout_s) * 1000)
+        ready = dict(poll.poll(max(0.0, timeout_s) * 1000))
+        if self._beside in ready:
+            raise SourceUnavailable("the server closed the other connection: it may be shutting down")
         with contextlib.suppress(BlockingIOError):
             self._wake_receiver.recv(4096)
 

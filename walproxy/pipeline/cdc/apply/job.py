@@ -189,7 +189,7 @@ def opened_job(options: ApplyOptions, *, first: bool, ends: bool) -> Iterator["A
             job = msgspec.structs.replace(job, tables=tables)
         write_job(options.folder, job)
         feed = stack.enter_context(
-            closing(ChangeFeed(options.conninfo, options.slot, options.publications, job.position_lsn))
+            closing(ChangeFeed(options.conninfo, options.slot, options.publications, job.position_lsn, beside=asking))
         )
         # The quorum's position is asked of one server, and holds for changes of that server only.
         if feed.server_start != server_start(asking):
