@@ -27,7 +27,15 @@ import psycopg
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn
-from walproxy.pipeline.cdc.server import Connection, SourceUnavailable, connect, one_value, patiently, server_major
+from walproxy.pipeline.cdc.server import (
+    Connection,
+    SourceUnavailable,
+    connect,
+    one_line_errors,
+    one_value,
+    patiently,
+    server_major,
+)
 from walproxy.pipeline.cdc.slot import plugin_options, receive_texts_as_stored, slot_error
 from walproxy.postgres.logical_replication import WAITING_READER, Item, LogicalStream, end_logical, start_logical
 from walproxy.postgres.replication import build_status_update
@@ -72,7 +80,6 @@ class ChangeFeed:
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
         self._slot = slot
-        self._beside = beside.fileno()
         self._queue_bytes_max = queue_bytes_max
         self._confirmed_lsn = begin_lsn
         self._changed = threading.Condition()
@@ -85,7 +92,9 @@ class ChangeFeed:
         try:
             self.server_start = server_start(self._connection)
             self._report_s = _report_interval(self._connection)
-            receive_texts_as_stored(self._connection)
+            with one_line_errors(f"stream slot {slot!r}"):
+                self._beside = beside.fileno()
+                receive_texts_as_stored(self._connection)
             self._start(publications, begin_lsn)
         except BaseException:
             self._connection.close()

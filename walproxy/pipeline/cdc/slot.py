@@ -40,6 +40,7 @@ _LSN: Final = struct.Struct(">Q")
 _OLD_VERSIONS: Final = {13: 1, 14: 2, 15: 3}
 _NEWEST_VERSION: Final = 4
 _FIRST_WITH_MESSAGES: Final = 14
+_FIRST_WITH_FAILOVER: Final = 17
 
 
 def protocol_version(major: int) -> int:
@@ -146,12 +147,14 @@ def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
 def create_slot(connection: Connection, name: str) -> Lsn:
     """Make a slot and return its confirmed position: changes of transactions that commit from there on are in it.
 
-    The server waits for the end of every transaction in progress.
+    The server waits for the end of every transaction in progress. From PostgreSQL 17 on, standbys with
+    sync_replication_slots take the slot over, so that it can be read after a promotion.
 
     Raises:
         SourceUnavailable, SourceRefused.
     """
-    query = "SELECT lsn::text FROM pg_create_logical_replication_slot(%(name)s, 'pgoutput')"
+    failover = ", failover => true" if server_major(connection) >= _FIRST_WITH_FAILOVER else ""
+    query = f"SELECT lsn::text FROM pg_create_logical_replication_slot(%(name)s, 'pgoutput'{failover})"
     return parse_lsn(one_value(connection, query, {"name": name}, doing=f"create slot {name!r}"))
 
 
