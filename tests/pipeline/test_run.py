@@ -22,11 +22,14 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.pipeline.small_wal import add_transactions, decoded_rows, small_wal, write_wal
 from tests.unit.wal_builder import MIB, WalBuilder
+from walproxy.pipeline.input.opening import open_input
+from walproxy.pipeline.input.pieces import plan_pieces
 from walproxy.pipeline.jobs import run_folder
 from walproxy.pipeline.jobs.run import BatchDone, Finished, RunConfig, Waiting, _Job, run
 from walproxy.pipeline.jobs.run_folder import RunFolder
+from walproxy.pipeline.jobs.table_files import FILES_SCHEMA
 from walproxy.pipeline.schemas import VIEWS
-from walproxy.pipeline.tables import open_table
+from walproxy.pipeline.tables import FORMATS, TableFormat, TableMoved, open_table
 
 Event = BatchDone | Waiting | Finished
 START_TIMEOUT_S = 120.0
@@ -201,6 +204,43 @@ def test_a_batch_that_is_called_for_while_the_stream_is_stopped_does_not_block_t
     query: Any = QueryInABatch(job, stop)
     job._wait(query)
     assert query.is_stopped
+
+
+class Pieces:
+    """The rows of one batch, as Spark gives them to a task; the task runs here."""
+
+    def __init__(self, folder: str, begin_lsn: Lsn | None, end_lsn: Lsn | None) -> None:
+        wal_input = open_input(folder)
+        path = wal_input.log_path()
+        planned = plan_pieces(path, wal_input.extents(path), begin_lsn, end_lsn)
+        self._rows = [{**piece._asdict(), "tli": path.tli} for piece in planned]
+
+    def mapInArrow(self, task: Any, _schema: str) -> "Pieces":
+        self._task = task
+        return self
+
+    def toArrow(self) -> pa.Table:
+        return pa.Table.from_batches(self._task(iter([pa.RecordBatch.from_pylist(self._rows)])), FILES_SCHEMA)
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_of_two_runs_without_a_lock_the_slower_one_ends_and_each_record_is_there_once(
+    folder: str, wal: WalBuilder, tmp_path: Path, table_format: TableFormat
+) -> None:
+    tables = tmp_path / "tables"
+    config = RunConfig(folder, tables, table_format, ("records",))
+    (tables / "_run").mkdir(parents=True)
+    jobs: list[Any] = [_Job(config, RunFolder(tables), lambda event: None, threading.Event()) for _ in range(2)]
+    for job in jobs:
+        job.open()
+    middle_lsn = wal.records[len(wal.records) // 2].start_lsn
+    jobs[0]._batch(Pieces(folder, None, middle_lsn), 0)
+    with pytest.raises(TableMoved, match=r"records is at position [0-9A-F]+/[0-9A-F]+, not none: another job writes"):
+        jobs[1]._batch(Pieces(folder, None, None), 0)
+    jobs[0]._batch(Pieces(folder, jobs[0].lsn, None), 1)
+    for job in jobs:
+        job.close()
+    assert lsns_of(tables, "records") == decoded_rows(folder, "records")["lsn"].to_pylist()
 
 
 @pytest.mark.nightly

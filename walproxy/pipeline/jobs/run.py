@@ -8,8 +8,9 @@ write one file for each table; the driver commits them to the tables, and WAL ne
 **Exactly once.** A table's commit holds, in the same atomic step as the rows, up to which LSN it has them: the number
 of a batch is the LSN at its end. That is all that a restart goes by. It begins at the lowest LSN of its tables, and a
 table is given no record before its own. So a batch can be repeated, cut differently, or be committed to some of the
-tables only when the process is killed: what is missing is added, and nothing twice. A table that is new is filled from
-the beginning, while the others wait. Spark's own checkpoint is created again at each start.
+tables only when the process is killed: what is missing is added, and nothing twice. Each commit names the position that
+the table is believed to have (rule X1): if another run has changed it, this one ends. A table that is new is filled
+from the beginning, while the others wait. Spark's own checkpoint is created again at each start.
 
 **Stop.** The batch that runs is finished, and no other one is begun. That takes `drain_timeout_s` at most, even if
 Spark does not respond: then its JVM is killed, the batch is dropped, and the next run repeats it.
@@ -43,7 +44,7 @@ from walproxy.pipeline.source.options import PIECES, SourceOptions
 from walproxy.pipeline.source.tasks import input_of
 from walproxy.pipeline.spark_errors import SparkFailed, spark_errors
 from walproxy.pipeline.spark_session import check_java, spark_session
-from walproxy.pipeline.tables import DataFile, Table, TableFormat, open_table
+from walproxy.pipeline.tables import After, DataFile, Table, TableFormat, open_table
 from walproxy.wal_sources.source import LogPath, SourceUnavailable
 
 _log = logging.getLogger(__name__)
@@ -142,6 +143,7 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
 
     Raises:
         ConfigurationError: the tables hold something else, another run is at work, or there is no Java.
+        TableMoved: another run has written to a table meanwhile.
         WalMissing, SourceCorrupt: the input does not have what comes next.
         SourceUnavailable, ArchiveUnavailable: with `once`, it does not answer.
     """
@@ -191,6 +193,7 @@ class _Job:
         self._options = self._source_options(None)
         self._input: WalInput = input_of(self._options.path, self._options.archive_options)
         self._tables: dict[str, Table] = {}
+        self._committed: dict[str, Lsn | None] = {}  # What each table has, None for nothing (rule X1).
         self._held: dict[str, Lsn] = {}
         self._committing = threading.Lock()
         self._moved_s = 0.0
@@ -219,7 +222,8 @@ class _Job:
         for name in self.config.tables:
             table = open_table(self.config.folder, name, self.config.format, arrow_schema(name))
             self._tables[name] = table
-            self._held[name] = table.last_batch(self._writer) or self.config.start or 0
+            self._committed[name] = table.last_batch(self._writer)
+            self._held[name] = self._committed[name] or self.config.start or 0
         self.lsn = min(self._held.values())
         if self.config.start is not None and self.lsn < self.config.start:
             raise ConfigurationError(
@@ -322,8 +326,10 @@ class _Job:
                 for row in written
                 if row["table"] == name and row["path"] is not None
             ]
-            table.commit(self._writer, end_lsn, files, {"begin_lsn": format_lsn(max(begin_lsn, self._held[name]))})
-            self._held[name] = end_lsn
+            properties = {"begin_lsn": format_lsn(max(begin_lsn, self._held[name]))}
+            after = After(self._committed[name], format_lsn)
+            table.commit(self._writer, end_lsn, files, properties, after)
+            self._committed[name] = self._held[name] = end_lsn
             rows[name] = sum(file.rows for file in files)
         self.lsn = min(self._held.values())
         self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))

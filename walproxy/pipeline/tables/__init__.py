@@ -3,6 +3,7 @@
 
 opening          a table by its folder and name; which tables a folder holds
 table            the interface of a table, for every format
+position         rule X1: a commit names the position that its writer believes the table has
 compaction       many small files become few large ones
 parquet_files    writing Parquet, and reading a file's footer
 table_folder     the identity of a table: its format and its schema
@@ -22,7 +23,19 @@ No file here imports pyspark.
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.opening import find_tables, open_table
 from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, NewFile
-from walproxy.pipeline.tables.table import Table
+from walproxy.pipeline.tables.position import TableMoved
+from walproxy.pipeline.tables.table import After, Table
 from walproxy.pipeline.tables.table_folder import FORMATS
 
-__all__ = ["FORMATS", "DataFile", "LiveFile", "NewFile", "Table", "TableFormat", "find_tables", "open_table"]
+__all__ = [
+    "FORMATS",
+    "After",
+    "DataFile",
+    "LiveFile",
+    "NewFile",
+    "Table",
+    "TableFormat",
+    "TableMoved",
+    "find_tables",
+    "open_table",
+]

@@ -25,7 +25,7 @@ from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.tables.parquet_files import Footer, LiveFile, first_line, read_footer
-from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
+from walproxy.pipeline.tables.table import Batch, CheckedFile, Removal, Table, remove_files, unused_since
 
 _PREFIX: Final = "walproxy."
 _MILLISECONDS: Final = 1000
@@ -73,20 +73,18 @@ class DeltaLakeTable(Table):
     def last_batch(self, writer: str) -> int | None:
         return self._read(lambda table: table.transaction_version(writer))
 
-    def _append(
-        self, writer: str | None, batch: int | None, files: Sequence[CheckedFile], properties: dict[str, str]
-    ) -> bool | None:
-        table, last = self._read(lambda table: (table, table.transaction_version(writer) if writer else None))
-        if last is not None and batch is not None and last >= batch:
+    def _append(self, batch: Batch | None, files: Sequence[CheckedFile], properties: dict[str, str]) -> bool | None:
+        table, last = self._read(lambda table: (table, table.transaction_version(batch.writer) if batch else None))
+        if batch is not None and batch.is_in(last, self.folder):
             return False
         sync_folder(self.folder)
         now_ms = int(time.time() * _MILLISECONDS)
         actions = [AddAction(path.name, footer.bytes, {}, now_ms, True, _statistics(footer)) for path, footer in files]
         metadata = {f"{_PREFIX}{name}": value for name, value in properties.items()}
         transactions = []
-        if writer is not None and batch is not None:
-            metadata |= {f"{_PREFIX}writer": writer, f"{_PREFIX}batch": str(batch)}
-            transactions.append(Transaction(writer, batch, now_ms))
+        if batch is not None:
+            metadata |= {f"{_PREFIX}writer": batch.writer, f"{_PREFIX}batch": str(batch.number)}
+            transactions.append(Transaction(batch.writer, batch.number, now_ms))
         return self._commit_actions(table, actions, CommitProperties(metadata, 0, transactions))
 
     def _commit_actions(self, table: DeltaTable, actions: list[Any], properties: CommitProperties) -> bool | None:
