@@ -79,7 +79,9 @@ class DeltaLakeTable(Table):
             return False
         sync_folder(self.folder)
         now_ms = int(time.time() * _MILLISECONDS)
-        actions = [AddAction(path.name, footer.bytes, {}, now_ms, True, _statistics(footer)) for path, footer in files]
+        actions = [
+            AddAction(path.name, footer.bytes, {}, now_ms, True, statistics_of(footer)) for path, footer in files
+        ]
         metadata = {f"{_PREFIX}{name}": value for name, value in properties.items()}
         transactions = []
         if batch is not None:
@@ -119,7 +121,7 @@ class DeltaLakeTable(Table):
         sync_folder(self.folder)
         now_ms = int(time.time() * _MILLISECONDS)
         removed = [RemoveAction(Path(file.path).name, False, now_ms, file.bytes, {}) for file in old]
-        added = [AddAction(path.name, footer.bytes, {}, now_ms, False, _statistics(footer)) for path, footer in new]
+        added = [AddAction(path.name, footer.bytes, {}, now_ms, False, statistics_of(footer)) for path, footer in new]
         properties = CommitProperties({f"{_PREFIX}operation": "compact"}, 0)
         return self._commit_actions(table, [*removed, *added], properties) is True
 
@@ -187,7 +189,7 @@ class DeltaLakeTable(Table):
             path, rows = str(self.folder / action["path"]), action["num_records"]
             if rows is None:  # Another program added it.
                 rows = read_footer(path).rows
-            files.append(LiveFile(path, rows, action["size_bytes"], _bounds(action)))
+            files.append(LiveFile(path, rows, action["size_bytes"], bounds_of(action)))
         return files
 
     def _read(self, read: Callable[[DeltaTable], _Answer]) -> _Answer:
@@ -230,7 +232,7 @@ class DeltaLakeTable(Table):
         return StorageFailed(f"could not {verb} the table {self.folder}: {first_line(error)}")
 
 
-def _statistics(footer: Footer) -> str:
+def statistics_of(footer: Footer) -> str:
     """Return a file's statistics as Delta's log has them."""
     return json.dumps(
         {
@@ -242,7 +244,7 @@ def _statistics(footer: Footer) -> str:
     )
 
 
-def _bounds(action: dict[str, Any]) -> dict[str, tuple[int, int]]:
+def bounds_of(action: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Return the bounds of 64-bit integers that an add action states."""
     bounds = {}
     for key, low in action.items():

@@ -79,9 +79,13 @@ class NewFile(NamedTuple):
         """
         written = write_parquet(self.path(), batches, self.schema)
         if written.rows == 0:
-            Path(written.path).unlink()
+            self.remove(written)
             return None
         return written
+
+    def remove(self, file: DataFile) -> None:
+        """Remove a file that `write` has returned and that is not to be committed."""
+        Path(file.path).unlink(missing_ok=True)
 
 
 class Footer(NamedTuple):
@@ -106,13 +110,9 @@ def write_parquet(path: str, batches: Iterable[pa.RecordBatch], schema: pa.Schem
         ConfigurationError: a batch has other columns.
         StorageFull, StorageFailed.
     """
-    rows = 0
     try:
         with storage_errors(f"write {path}"), pa.OSFile(path, "wb") as file:
-            with pq.ParquetWriter(file, schema, **_writer_options(schema)) as writer:
-                for table in _row_groups(batches, schema):
-                    writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-                    rows += table.num_rows
+            rows = write_rows(file, batches, schema)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -120,6 +120,20 @@ def write_parquet(path: str, batches: Iterable[pa.RecordBatch], schema: pa.Schem
         Path(path).unlink(missing_ok=True)
         raise
     return DataFile(path, rows, size)
+
+
+def write_rows(file: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Write the batches as Parquet; return the number of rows.
+
+    Raises:
+        ConfigurationError: a batch has other columns.
+    """
+    rows = 0
+    with pq.ParquetWriter(file, schema, **_writer_options(schema)) as writer:
+        for table in _row_groups(batches, schema):
+            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+            rows += table.num_rows
+    return rows
 
 
 def _writer_options(schema: pa.Schema) -> dict[str, object]:
@@ -201,6 +215,11 @@ def read_footer(path: str) -> Footer:
         except pa.ArrowInvalid as error:
             raise ConfigurationError(f"{path} is not a Parquet file, or is truncated: {first_line(error)}") from error
         size = Path(path).stat().st_size
+    return footer_of(metadata, schema, size)
+
+
+def footer_of(metadata: pq.FileMetaData, schema: pa.Schema, size: int) -> Footer:
+    """Return the content of a footer that pyarrow has read."""
     bounds: dict[str, tuple[int, int]] = {}
     nulls: dict[str, int] = {}
     flat = {field.name: field.type for field in schema if not pa.types.is_nested(field.type)}

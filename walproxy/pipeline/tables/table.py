@@ -67,7 +67,7 @@ class Batch(NamedTuple):
     number: int
     after: After | None = None
 
-    def is_in(self, last: int | None, table: Path) -> bool:
+    def is_in(self, last: int | None, table: object) -> bool:
         """Return whether a table has this batch, by the number of the writer's last batch in it.
 
         Raises:
