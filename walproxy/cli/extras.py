@@ -11,7 +11,19 @@ from safekeeper.base.errors import ConfigurationError
 MODULES: Final = {
     "lab": ("asyncpg", "docker", "jinja2", "markupsafe", "plotly", "testcontainers"),
     "pipeline": (
-        *("deltalake", "jinja2", "llvmlite", "markupsafe", "numba", "numpy", "pandas", "plotly", "py4j", "pyarrow"),
+        *(
+            "deltalake",
+            "duckdb",
+            "jinja2",
+            "llvmlite",
+            "markupsafe",
+            "numba",
+            "numpy",
+            "pandas",
+            "plotly",
+            "py4j",
+            "pyarrow",
+        ),
         *("pyiceberg", "pyspark", "sqlalchemy"),
     ),
 }

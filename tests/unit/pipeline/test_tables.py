@@ -317,7 +317,7 @@ def test_a_table_that_is_missing_is_made_only_if_it_may_be(tmp_path: Path) -> No
     for path, table_format in [("50%", "delta"), ("what?", "iceberg")]:
         with pytest.raises(ConfigurationError, match="misinterpret: name another folder"):
             open_table(tmp_path / path, "rows", table_format, SMALL)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="not at s3://bucket/tables"):
+    with pytest.raises(ConfigurationError, match="is needed here, not s3://bucket/tables"):
         open_table("s3://bucket/tables", "rows", "parquet", SMALL)
     assert tree(tmp_path) == set()
 

@@ -8,6 +8,7 @@ delta       these two for Delta Lake
 files       Parquet files as objects: written with one put, their footer read with a range
 probe       whether a store refuses all but one of the puts that race for one name
 state       a small object that is replaced only if it is still the one that was read
+duck        SQL over the tables, by DuckDB
 errors      errors of the libraries as errors of ours, in one line
 
 Tables in folders are those of `walproxy/pipeline/tables`. No file here imports pyspark.

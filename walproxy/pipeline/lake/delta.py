@@ -15,8 +15,10 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
 from safekeeper.archive.store import ObjectStore
@@ -26,10 +28,11 @@ from walproxy.pipeline.lake.errors import lake_error, lake_errors
 from walproxy.pipeline.lake.files import read_footer_of
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
-from walproxy.pipeline.tables.delta_table import bounds_of, statistics_of
+from walproxy.pipeline.tables.delta_statistics import statistics_of
+from walproxy.pipeline.tables.delta_table import bounds_of
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, first_line, normal_schema
-from walproxy.pipeline.tables.table import Batch
+from walproxy.pipeline.tables.table import Batch, dataset_of
 
 _OURS: Final = "WAL as tables, written by walproxy"
 _PREFIX: Final = "walproxy."
@@ -156,8 +159,11 @@ class DeltaLake(LakeTable[DeltaVersion]):
             sync_folder(self.location.folder)
 
     def dataset(self) -> ds.Dataset:
-        with lake_errors(f"read the table {self.location}", self.location):
-            return self._load().table.to_pyarrow_dataset()
+        # delta-rs' own dataset would pass over files of other programs whose log lacks limits of a column.
+        files = self.live_files()
+        sizes = {file.path: file.bytes for file in files}
+        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
+        return dataset_of(files, self.schema, pyarrow.fs.PyFileSystem(handler))
 
 
 def _found(location: LakeLocation) -> DeltaTable | None:

@@ -12,6 +12,7 @@ commit_log       the log of a table of plain Parquet
 parquet_table    plain Parquet: a folder that every reader of Parquet reads
 iceberg_table    Iceberg, with a catalog in SQLite
 delta_table      Delta Lake
+delta_statistics what Delta's log notes of a file's values
 
 Tasks write files (`Table.new_file`), one process commits them (`Table.commit`) under the name of a writer and the
 number of a batch. A batch that is in already is recognised, if any process commits it again after a crash: its files

@@ -9,7 +9,6 @@ syncs nothing, so the log's files are synced here before a commit returns.
 """
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +22,9 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
+from walproxy.pipeline.tables.delta_statistics import statistics_of
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
-from walproxy.pipeline.tables.parquet_files import Footer, LiveFile, first_line, read_footer
+from walproxy.pipeline.tables.parquet_files import LiveFile, first_line, read_footer
 from walproxy.pipeline.tables.table import Batch, CheckedFile, Removal, Table, remove_files, unused_since
 
 _PREFIX: Final = "walproxy."
@@ -230,18 +230,6 @@ class DeltaLakeTable(Table):
 
     def _failure(self, verb: str, error: Exception) -> StorageFailed:
         return StorageFailed(f"could not {verb} the table {self.folder}: {first_line(error)}")
-
-
-def statistics_of(footer: Footer) -> str:
-    """Return a file's statistics as Delta's log has them."""
-    return json.dumps(
-        {
-            "numRecords": footer.rows,
-            "minValues": {name: low for name, (low, _) in footer.bounds.items()},
-            "maxValues": {name: high for name, (_, high) in footer.bounds.items()},
-            "nullCount": footer.nulls,
-        }
-    )
 
 
 def bounds_of(action: dict[str, Any]) -> dict[str, tuple[int, int]]:

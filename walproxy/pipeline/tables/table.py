@@ -266,15 +266,7 @@ class Table(ABC):
 
     def dataset(self) -> ds.Dataset:
         """Return the table as it is now. A filter on columns with bounds opens only the files that can match."""
-        files = self.live_files()
-        never_null = {field.name for field in self.schema if not field.nullable}
-        return ds.FileSystemDataset.from_paths(
-            [file.path for file in files],
-            schema=self.schema,
-            format=ds.ParquetFileFormat(),
-            filesystem=pyarrow.fs.LocalFileSystem(),
-            partitions=[_guarantee(file, never_null) for file in files],
-        )
+        return dataset_of(self.live_files(), self.schema, pyarrow.fs.LocalFileSystem())
 
     def to_arrow(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
         """Return rows of the table as it is now, in no order."""
@@ -406,6 +398,18 @@ def unused_since(path: Path, age_s: float) -> bool:
         return path.stat().st_mtime < time.time() - age_s
     except FileNotFoundError:
         return False
+
+
+def dataset_of(files: Sequence[LiveFile], schema: pa.Schema, filesystem: pyarrow.fs.FileSystem) -> ds.Dataset:
+    """Return files of a table as a dataset that opens only those that can match a filter, by their bounds."""
+    never_null = {field.name for field in schema if not field.nullable}
+    return ds.FileSystemDataset.from_paths(
+        [file.path for file in files],
+        schema=schema,
+        format=ds.ParquetFileFormat(),
+        filesystem=filesystem,
+        partitions=[_guarantee(file, never_null) for file in files],
+    )
 
 
 def _guarantee(file: LiveFile, never_null: set[str]) -> ds.Expression:
