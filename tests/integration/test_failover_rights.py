@@ -10,8 +10,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import WalproxyError
+from safekeeper.base.lsn import parse_lsn
 from tests.integration.cluster_fixtures import wait_for
 from tests.integration.conftest import EVERY
+from walproxy.failover.candidates import READ_RIGHT
 from walproxy.failover.log_end import LogEnd
 from walproxy.failover.rest import SETTING, NothingChanged, bring_to_rest, let_go_on
 from walproxy.failover.server import Server
@@ -24,6 +26,7 @@ OF_FAILOVER = (
     "GRANT EXECUTE ON FUNCTION pg_promote TO mover",
 )
 OF_SWITCHOVER = ("GRANT pg_signal_backend TO mover", "GRANT EXECUTE ON FUNCTION pg_reload_conf TO mover")
+READS_WAL = f"GRANT {READ_RIGHT} TO mover"
 ALTERS = f"GRANT ALTER SYSTEM ON PARAMETER {SETTING} TO mover"
 
 
@@ -44,6 +47,10 @@ def with_role(primary: LocalPostgres, major: int) -> Iterator[LocalPostgres]:
 
 def setting(postgres: LocalPostgres) -> str:
     return str(postgres.execute(f"SHOW {SETTING}")[0][0])
+
+
+def flushed(postgres: LocalPostgres) -> int:
+    return parse_lsn(str(postgres.execute("SELECT pg_current_wal_flush_lsn()")[0][0]))
 
 
 def test_a_primary_is_brought_to_rest_and_goes_on(with_role: LocalPostgres, major: int) -> None:
@@ -100,3 +107,24 @@ def test_a_standby_is_promoted_to_the_number_that_is_free(with_role: LocalPostgr
         wait_for(lambda: mover.look().in_recovery is False, "it is promoted")
         assert mover.look().tli == 4
         mover.request_promotion(end)  # A primary is fine.
+
+
+def test_what_a_standby_has_received_and_not_replayed_is_looked_at(with_role: LocalPostgres, folder: Path) -> None:
+    primary = with_role
+    for sql in OF_FAILOVER:
+        primary.execute(sql)
+    with primary.base_backup(folder / "standby", primary_conninfo=primary.conninfo()).start() as standby:
+        mover = server(standby)
+        wait_for(lambda: mover.look().received_lsn == mover.look().replayed_lsn != 0, "it replays WAL")
+        standby.execute("SELECT pg_wal_replay_pause()")
+        primary.execute("SELECT pg_logical_emit_message(true, 'mover', repeat('x', 40000))")
+        wait_for(lambda: mover.look().received_lsn >= flushed(primary), "it receives WAL")
+        assert mover.look().complete_lsn == 0
+        standby.execute("SELECT pg_wal_replay_resume()")
+        primary.execute(READS_WAL)
+        wait_for(lambda: mover.look().received_lsn == mover.look().replayed_lsn, "it replays WAL")
+        standby.execute("SELECT pg_wal_replay_pause()")
+        primary.execute("SELECT pg_logical_emit_message(true, 'mover', repeat('x', 40000))")
+        wait_for(lambda: mover.look().received_lsn >= flushed(primary), "it receives WAL")
+        look = mover.look()
+        assert look.replayed_lsn + 40000 < look.complete_lsn == look.received_lsn

@@ -454,7 +454,7 @@ class FailoverOperator:
         for standby in world.directs:
             standby.is_cut_off = True  # What is alive may be sealed off.
         for promoted in world.servers.promoted:
-            if promoted.answers and promoted.tli == log.floor + 1:
+            if promoted.answers and promoted.tli == log.floor + 1 and log.is_continued_by(promoted):
                 self._serve(promoted)
         began_at_s, acked_lsn = world.clock.now, world.checker.acked_lsn
         standbys = [""]

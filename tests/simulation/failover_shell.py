@@ -197,6 +197,7 @@ class VirtualServer:
             tli=server.tli,
             received_lsn=server.streamed_lsn,
             replayed_lsn=server.applied_lsn,
+            complete_lsn=server.applied_lsn,
         )
 
     def reserve(self, tlis: range, timeout_s: float = 10.0) -> None:

@@ -232,9 +232,13 @@ class RealProxy(SimProxy):
         return self.chance.random() * self.world.network.delay_s
 
     def is_connected(self, safekeeper_id: int) -> bool:
-        """Tell whether it has a connection to a safekeeper, which may be broken without its knowledge."""
+        """Tell whether it has a connection to a safekeeper, which may be broken without its knowledge.
+
+        Between the end of a transport and `connection_lost` a link is up, and what it writes is dropped.
+        """
         link = self.process.links.get(safekeeper_id) if self.process is not None else None
-        return link is not None and link.is_up
+        opens = (each.connection.safekeeper.id for each in self.transports.values() if not each.is_closing())
+        return link is not None and link.is_up and safekeeper_id in opens
 
     def let_go(self, safekeeper_id: int, late_s: float) -> None:
         """A connection is given up, and what was sent on it arrives late, when another one may have taken its place."""

@@ -344,7 +344,9 @@ class RealSafekeeper(SimSafekeeper):
     # ------------------------------------------------------------------ where the checkers look on
 
     def handles(self, connection: int | None, message: ProposerMessage, now: float) -> None:
-        """The acceptor handles a message."""
+        """The acceptor handles a message, or goes on with it: meanwhile the peer may have ended the connection."""
+        if self._handled is not None and self._handled[1] is message:
+            return
         self._remember_leader()
         self._handled, self._refuses = (connection or 0, message, now), False
         if connection not in self._listener._connections:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tests.simulation import lone_acceptor, sometimes, swarm
+from tests.simulation import lone_acceptor, lone_proposer, sometimes, swarm
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
 from tests.simulation.disk import StorageDisk
@@ -28,6 +28,9 @@ WIRE_ONE_IN = 12
 REAL_SHELLS = 0.25
 # And its own proxies in this part (real_proxy.py).
 REAL_PROXIES = 0.25
+# The reference of the proposer looks on at simulated proxies in this part of their seeds, in the other seeds at a
+# proposer that is alone: both cost a twentieth of a seed or more.
+WATCHED_PROPOSERS = 0.5
 # Four to seven safekeepers, in one seed of seven.
 MANY = 4
 SEEDS_FOR_ALL_CORES = 100
@@ -128,7 +131,15 @@ def run_seed(
             world.digest = hashlib.sha256()
         if bug is None:
             world.counts.update(lone_acceptor.drive(seed))
+            world.watches_proposers = not world.has_real_proxies and _draws_reference(seed)
+            if not world.watches_proposers:
+                world.counts.update(lone_proposer.drive(seed))
         return run_world(world)
+
+
+def _draws_reference(seed: int) -> bool:
+    """Return whether the reference of the proposer looks on at the cluster, and not at a proposer that is alone."""
+    return random.Random(f"{seed} reference of the proposer").random() < WATCHED_PROPOSERS
 
 
 def planting(bug: str | None) -> AbstractContextManager[None]:

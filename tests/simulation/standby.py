@@ -137,6 +137,8 @@ class SimStandby:
                 wal = archive.read(self.world.checker.whole(acceptor.control.history), self.applied_lsn)
                 wal = wal[: max(0, acceptor.readable_lsn - self.applied_lsn)]
                 end_lsn = last_complete_end(wal, self.applied_lsn, self.applied_lsn + len(wal))
+                if end_lsn == self.applied_lsn:
+                    continue
                 self.world.checker.readers.on_replayed(self, wal[: end_lsn - self.applied_lsn])
                 self.received_lsn = self.applied_lsn = end_lsn
                 self.tli = tli_at(acceptor.control.history, end_lsn - 1)

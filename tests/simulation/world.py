@@ -35,6 +35,8 @@ from tests.simulation.network import Network
 from tests.simulation.newest_log import NewestLog
 from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.profiles import Profile
+from tests.simulation.proposer_reference import ballots as reference_ballots
+from tests.simulation.proposer_reference import term as reference_term
 from tests.simulation.proxy import SimProxy
 from tests.simulation.proxy_seams import REPLACED_IN_PROXIES
 from tests.simulation.real_proxy import RealProxy
@@ -114,7 +116,8 @@ class World:
         has_real_shells: whether the safekeepers are real ones.
         has_real_proxies: whether the proxies are real ones.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
-        has_reference: whether the acceptors are compared with the reference: not those that bugs are planted in.
+        has_reference: whether acceptors and proposers are compared with their references: not where bugs are planted.
+        watches_proposers: whether proposers are: not in each seed.
         quorum_choices: the sizes that an operator chooses from.
     """
 
@@ -123,6 +126,7 @@ class World:
     model_disk_class: type[ModelDisk] = ModelDisk
     wiped_keeps_incarnation = False
     has_reference = True
+    watches_proposers = True
     quorum_choices = quorums.CHOICES
 
     def __init__(
@@ -702,6 +706,11 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         *REPLACED_IN_PROXIES,
         *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
+        (reference_ballots, "ENTRIES_MAX", history_entries_max),
+        (reference_term, "ARCHIVER_AWAITED_S", 0.2),
+        (reference_term, "ARCHIVER_GONE_S", 0.5),
+        (reference_term, "ARCHIVER_PROBLEM_S", 0.5),
+        (reference_term, "ARCHIVER_STALL_S", 2.0),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (wire_module, "_BUFFER_BYTES", 32 << 10),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),

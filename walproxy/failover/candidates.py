@@ -13,6 +13,9 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.failover.log_end import LogEnd
 
+# Of a role that is no superuser, to look at WAL that a standby has received and cannot replay.
+READ_RIGHT = "EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean)"
+
 
 class NoCandidate(WalproxyError):
     """No server can be promoted, or the named one cannot. One line says why."""
@@ -27,6 +30,7 @@ class HostLook:
         in_recovery: whether it is a standby; None if it does not reply.
         tli: the timeline that it writes, or receives and replays.
         received_lsn, replayed_lsn: of a standby, 0 for nothing since its start.
+        complete_lsn: where the last complete record ends of what it has received; 0 if that was not looked at.
         written_lsn: of a primary.
         receives: a standby's walreceiver runs.
         places_files: the role may place files in its pg_wal.
@@ -40,6 +44,7 @@ class HostLook:
     tli: int = 0
     received_lsn: Lsn = 0
     replayed_lsn: Lsn = 0
+    complete_lsn: Lsn = 0
     written_lsn: Lsn = 0
     receives: bool = True
     places_files: bool = True
@@ -48,8 +53,13 @@ class HostLook:
 
     @property
     def reached_lsn(self) -> Lsn:
-        """The end of the WAL that a promotion would keep."""
+        """The end of its WAL."""
         return max(self.received_lsn, self.replayed_lsn)
+
+    @property
+    def kept_lsn(self) -> Lsn:
+        """The end of the WAL that a promotion would keep, at most: an incomplete record is overwritten."""
+        return self.complete_lsn or self.reached_lsn
 
 
 def obstacle(look: HostLook, end: LogEnd) -> str:
@@ -68,9 +78,11 @@ def obstacle(look: HostLook, end: LogEnd) -> str:
         )
     if left_lsn is None:
         return f"is on timeline {look.tli}, which is not part of the log: make it a standby again with pg_rewind"
-    if look.tli != end.tli and look.reached_lsn > left_lsn:
+    if look.tli != end.tli and look.kept_lsn > left_lsn:
         # Without a walreceiver the timeline is that of the last restartpoint, which may be an earlier one.
         perhaps = "" if look.receives else "connect it to the safekeepers, which shows whether that is so, or "
+        if look.receives and not look.complete_lsn and look.replayed_lsn <= left_lsn:
+            perhaps = f"GRANT {READ_RIGHT}, which shows whether a complete record is there, or "
         return (
             f"has WAL of timeline {look.tli} up to {format_lsn(look.reached_lsn)}, and the log left that timeline at "
             f"{format_lsn(left_lsn)}: {perhaps}make it a standby again with pg_rewind"
@@ -87,7 +99,13 @@ def obstacle(look: HostLook, end: LogEnd) -> str:
 
 def missing_bytes(look: HostLook, end: LogEnd) -> int:
     """Return how much of the log's complete records a standby lacks."""
-    return max(0, end.records_end_lsn - look.reached_lsn)
+    return max(0, end.records_end_lsn - _log_end_of(look, end))
+
+
+def _log_end_of(look: HostLook, end: LogEnd) -> Lsn:
+    """Return how far a standby has the log. Beyond the point where the log left its timeline it has other WAL."""
+    left_lsn = None if look.tli == end.tli else end.left_lsn(look.tli)
+    return look.reached_lsn if left_lsn is None else min(look.reached_lsn, left_lsn)
 
 
 def has_everything(look: HostLook, end: LogEnd) -> bool:
@@ -125,7 +143,7 @@ def choose(looks: Sequence[HostLook], end: LogEnd, wanted: str = "") -> HostLook
             if considered
             else "no standby can be promoted: --primary names no other server"
         )
-    return max(able, key=lambda look: look.reached_lsn)
+    return max(able, key=lambda look: _log_end_of(look, end))
 
 
 def resolve(names: Sequence[str], wanted: str) -> str:

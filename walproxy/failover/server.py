@@ -15,8 +15,10 @@ from pathlib import Path
 from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import WalproxyError
-from safekeeper.base.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, parse_lsn, segment_name, segment_start
 from safekeeper.base.timelines import PASSED_OVER_HISTORY, timeline_history_name
+from safekeeper.waldecode.format import WalFormatError
+from safekeeper.waldecode.records import RecordDecoder
 from walproxy.failover.candidates import HostLook, lost_since
 from walproxy.failover.log_end import LogEnd
 from walproxy.postgres.bounded_sql import BoundedConnection, Row, bounded_connection, quoted
@@ -42,6 +44,12 @@ SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
   has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'),
   pg_has_role('pg_write_server_files', 'USAGE') AND pg_has_role('pg_monitor', 'USAGE'),
   current_setting('default_transaction_read_only'), current_user
+"""
+# More than this is replayed rather than looked at.
+_UNREPLAYED_BYTES = 256 << 10
+_UNREPLAYED_MAY_BE_READ = """
+SELECT has_function_privilege('pg_read_binary_file(text, bigint, bigint, boolean)', 'EXECUTE'),
+  pg_size_bytes(current_setting('wal_segment_size'))
 """
 
 
@@ -167,8 +175,28 @@ class Server:
         look = look_of(self.name, row, may_be_read_only=self._may_be_read_only)
         if look.in_recovery and not look.receives:
             with contextlib.suppress(PrimaryProblem, ServerProblem):
-                return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
+                look = dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
+        if look.in_recovery and 0 < look.received_lsn - look.replayed_lsn <= _UNREPLAYED_BYTES and look.replayed_lsn:
+            look = dataclasses.replace(look, complete_lsn=self._complete_lsn(connection, look))
         return look
+
+    def _complete_lsn(self, connection: BoundedConnection, look: HostLook) -> Lsn:
+        """Return where the last complete record ends that a standby has received; 0 if the role may not read that."""
+        doing = f"read pg_wal of {self.name}"
+        may_be_read, size = connection.rows(_UNREPLAYED_MAY_BE_READ, doing)[0]
+        if may_be_read != "t":
+            return 0
+        segment_size, wal = int(size or 0), bytearray()
+        while (lsn := look.replayed_lsn + len(wal)) < look.received_lsn:
+            segment_lsn = segment_start(lsn, segment_size)
+            path = f"pg_wal/{segment_name(look.tli, lsn, segment_size)}"
+            length = min(look.received_lsn, segment_lsn + segment_size) - lsn
+            call = f"pg_read_binary_file({quoted(path)}, {lsn - segment_lsn}, {length}, true)"
+            found = bytes.fromhex((connection.value(f"SELECT {call}", doing) or "")[2:])
+            if not found:
+                break
+            wal += found
+        return complete_end(wal, look.replayed_lsn, segment_size)
 
     def _replayed_tli(self, timeout_s: float) -> int:
         with self.connection(timeout_s, replication=True) as connection:
@@ -184,6 +212,18 @@ class Server:
             application_name=APPLICATION_NAME,
             replication=replication,
         )
+
+
+def complete_end(wal: bytes | bytearray, begin_lsn: Lsn, segment_size: int) -> Lsn:
+    """Return where the last complete record ends in WAL that begins with a record; `begin_lsn` if none is complete.
+
+    What is no record ends it: recovery ends there, too.
+    """
+    end_lsn = begin_lsn
+    with contextlib.suppress(WalFormatError):
+        for record in RecordDecoder(begin_lsn, segment_size).walk(wal):
+            end_lsn = record.end_lsn
+    return end_lsn
 
 
 def plain(error: PrimaryProblem | ServerProblem) -> str:

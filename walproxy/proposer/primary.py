@@ -69,8 +69,12 @@ class LogPlan(NamedTuple):
 
 
 def first_log_plan(primary: PrimaryIdentity) -> LogPlan:
-    """Return where the very first log of a cluster begins: at the segment start of the primary's flush position."""
-    return LogPlan(segment_start(primary.flush_lsn, primary.segment_size), primary.tli, cuts=False)
+    """Return where the very first log of a cluster begins: at the segment start of the primary's flush position.
+
+    If the primary's timeline forked off within that segment, the log begins on the timeline before. On that of the
+    primary it would not be in the line of descent of a server that was promoted at the same fork.
+    """
+    return _plan_empty_log(segment_start(primary.flush_lsn, primary.segment_size), _lineage(primary))
 
 
 def plan_log(history: TermHistory, log_end_lsn: Lsn, primary: PrimaryIdentity) -> LogPlan:

@@ -34,9 +34,11 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(data: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that passes for its server."""
+    """A process that passes for its server. It does not ignore SIGHUP, as it would under nohup."""
     (tmp_path / "postgres").symlink_to("/bin/sleep")
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process = subprocess.Popen([tmp_path / "postgres", "60"], cwd=data)
+    signal.signal(signal.SIGHUP, inherited)
     yield process
     process.kill()
     process.wait()

@@ -62,6 +62,21 @@ def test_a_standby_on_an_earlier_timeline_may_follow_unless_it_went_beyond_the_f
     assert obstacle(standby("pg1", END_LSN + 500, tli=3), LATER) == ""  # From the old primary itself, not acknowledged.
 
 
+def test_an_incomplete_record_of_an_earlier_timeline_is_overwritten_by_a_promotion() -> None:
+    """Simulator, failovers 119633: the only standby was refused for ever, and no commit came."""
+    look = standby("pg1", 520, tli=1, replayed_lsn=500, complete_lsn=500)
+    assert obstacle(look, LATER) == ""
+    assert missing_bytes(look, LATER) == LATER.records_end_lsn - 500
+    assert has_everything(look, log_end(tli=2, lineage=((1, 500),), end_lsn=520, records_end_lsn=500, floor=2))
+    assert choose([look, standby("pg2", 510, tli=2)], LATER).name == "pg2:5432"
+    beyond = standby("pg1", 520, tli=1, replayed_lsn=500, complete_lsn=512)
+    assert "the log left that timeline at 0/1F4: make it a standby again with pg_rewind" in obstacle(beyond, LATER)
+    unknown = standby("pg1", 520, tli=1, replayed_lsn=500)
+    assert "GRANT EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean), which" in obstacle(
+        unknown, LATER
+    )
+
+
 def test_a_timeline_that_the_log_never_was_on_is_another_line() -> None:
     gap = log_end(tli=4, lineage=((1, 500), (3, 700)), floor=4)
     assert "is on timeline 2, which is not part of the log" in obstacle(standby("pg1", 400, tli=2), gap)

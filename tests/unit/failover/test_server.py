@@ -5,8 +5,9 @@ import pytest
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import parse_lsn
 from tests.unit.failover.looks import log_end
+from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.failover.candidates import HostLook
-from walproxy.failover.server import Server, look_of, plain
+from walproxy.failover.server import Server, complete_end, look_of, plain
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.problems import ServerHangs, problem_of_connect, problem_of_error
 
@@ -116,3 +117,23 @@ def test_what_to_do_follows(monkeypatch: pytest.MonkeyPatch, sqlstate: str, end:
     with pytest.raises(WalproxyError) as failed:
         server.reserve(range(2, 3))
     assert str(failed.value).endswith(end)
+
+
+def test_an_incomplete_record_or_what_is_none_ends_the_complete_ones() -> None:
+    builder = WalBuilder()
+    builder.add(b"first")
+    begin_lsn = builder.position + -builder.position % 8
+    ends = [builder.add(bytes(size)).end_lsn for size in (41, 9001, 80)]
+    wal = builder.read(begin_lsn, builder.position)
+
+    def end_of(wal: bytes) -> int:
+        return complete_end(wal, begin_lsn, MIB)
+
+    assert [end_of(wal), end_of(wal[:-1]), end_of(wal[:9000]), end_of(wal[:8])] == [
+        ends[2],
+        ends[1],
+        ends[0],
+        begin_lsn,
+    ]
+    assert end_of(wal + b"recycled" * 9) == ends[2]
+    assert end_of(b"") == begin_lsn
