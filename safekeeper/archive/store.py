@@ -207,6 +207,17 @@ class ObjectStore:
                 if meta["path"] > after  # Some stores ignore the start.
             )
 
+    def entries(self, folder: str = "") -> tuple[set[str], set[str]]:
+        """Return the names of the folders and of the objects directly in `folder`; none if it does not exist."""
+        with self._translating(f"list {self._name(folder)}"):
+            if self._folder is not None:
+                return self._folder.entries(folder)
+            listed = obstore.list_with_delimiter(self._client, folder or None)
+            return (
+                {prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"]},
+                {meta["path"].rpartition("/")[2] for meta in listed["objects"]},
+            )
+
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects, one after the other in the given order; those that do not exist are ignored."""
         for key in keys:

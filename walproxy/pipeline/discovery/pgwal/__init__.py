@@ -7,7 +7,7 @@ Documentation: docs/guide/pgwal.md. The code is in walproxy/pipeline/library.
 """
 
 try:
-    from safekeeper.base.errors import ConfigurationError, WalproxyError
+    from safekeeper.base.errors import ArchiveRefused, ConfigurationError, WalproxyError
     from safekeeper.base.lsn import format_lsn, parse_lsn
     from walproxy.pipeline.library.wal import Bound, Wal
     from walproxy.pipeline.library.wal import open_wal as open
@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "VIEWS",
+    "ArchiveRefused",
     "Bound",
     "ConfigurationError",
     "Extent",
