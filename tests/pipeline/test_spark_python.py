@@ -57,5 +57,7 @@ def test_spark_has_the_data_sources_when_it_is_configured_before_the_first_sessi
     program.write_text(CONFIGURE + SESSION + count)
     configured = run([sys.executable, program], other_python)
     assert rows in configured.stdout, configured.stderr
-    shell = run([SHELL, "--master", "local[1]"], other_python, f"{count}\n", PYSPARK_PYTHON=sys.executable)
+    # Without a terminal Python takes a program from stdin, and does not start the shell, unless it is told.
+    variables = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON_OPTS": "-i"}
+    shell = run([SHELL, "--master", "local[1]"], other_python, f"{count}\n", **variables)
     assert rows in shell.stdout, shell.stderr

@@ -196,6 +196,7 @@ def test_a_repository_with_several_stanzas_is_refused_and_the_newest_database_of
     tool = TOOLS["pgbackrest"]
     store(tmp_path, tool.objects(wal, "gz", (MIB,)))
     store(tmp_path, tool._replace(root="archive/main/18-2").objects(wal, "gz", (2 * MIB,)))
+    (tmp_path / "archive" / "no-stanza").mkdir()
     assert open_input(str(tmp_path)).extents(PATH) == [Extent(2 * MIB, 3 * MIB)]
     assert open_input(str(tmp_path / "archive/main/17-1")).extents(PATH) == [Extent(MIB, 2 * MIB)]
     store(tmp_path, tool._replace(root="archive/other/17-1").objects(wal, "gz", (MIB,)))

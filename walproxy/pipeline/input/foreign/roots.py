@@ -53,17 +53,15 @@ def find_root(store: ObjectStore) -> Root | None:
 
 
 def _root_of_repository(store: ObjectStore) -> Root | None:
-    stanzas, _ = store.entries(_PGBACKREST_FOLDER)
+    folders, _ = store.entries(_PGBACKREST_FOLDER)
+    newest = {name: _newest(store.entries(f"{_PGBACKREST_FOLDER}/{name}")[0]) for name in sorted(folders)}
+    stanzas = {name: folder for name, folder in newest.items() if folder is not None}
     if len(stanzas) > 1:
         example = f"{store.url.rstrip('/')}/{_PGBACKREST_FOLDER}/{min(stanzas)}"
         raise ConfigurationError(
-            f"{store.url} has the stanzas {', '.join(sorted(stanzas))}: name one of them, for example {example}"
+            f"{store.url} has the stanzas {', '.join(stanzas)}: name one of them, for example {example}"
         )
-    for stanza in stanzas:
-        newest = _newest(store.entries(f"{_PGBACKREST_FOLDER}/{stanza}")[0])
-        if newest is not None:
-            return Root(f"{_PGBACKREST_FOLDER}/{stanza}/{newest}")
-    return None
+    return next((Root(f"{_PGBACKREST_FOLDER}/{name}/{folder}") for name, folder in stanzas.items()), None)
 
 
 def _newest(folders: set[str]) -> str | None:
