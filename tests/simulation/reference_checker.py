@@ -64,6 +64,7 @@ POSITIONS = (
     "heard_healthy_at",
 )
 _positions_of = attrgetter(*POSITIONS)
+_READABLE_LSN = POSITIONS.index("readable_lsn")
 
 
 class ModelWal:
@@ -171,7 +172,7 @@ class ReferenceChecker:
         if actual != expected:
             pairs = zip(POSITIONS, actual, expected, strict=True)
             self._require(event, arguments, "; ".join(filter(None, (fields_that_differ(*pair) for pair in pairs))))
-        readable_lsn, controls = acceptor.readable_lsn, (acceptor.control, reference.control)
+        readable_lsn, controls = actual[_READABLE_LSN], (acceptor.control, reference.control)
         is_new = controls[0] is not self._same_controls[0] or controls[1] is not self._same_controls[1]
         if is_new or readable_lsn != self._same_readable_lsn:
             self._same_readable_lsn = readable_lsn
@@ -235,15 +236,15 @@ class _Steps:
 
 def difference(actual: Effect | None, expected: Effect | None) -> str:
     """Return how an effect differs from that of the reference, empty if it does not; None: the handler has ended."""
+    if actual == expected:
+        return ""
     if type(actual) is not type(expected):
         return f"requests {_shown(actual)}, reference {_shown(expected)}"
-    if actual is None or expected is None:
-        return ""
     name = type(actual).__name__
     if isinstance(actual, Close) and isinstance(expected, Close):
         return fields_that_differ("Close.connection", actual.connection, expected.connection)
     if not (isinstance(actual, Send) and isinstance(expected, Send)):
-        return "" if actual == expected else fields_that_differ(name, actual, expected)
+        return fields_that_differ(name, actual, expected)
     if actual.connection != expected.connection or type(actual.message) is not type(expected.message):
         return f"requests {_shown(actual)}, reference {_shown(expected)}"
     name = type(actual.message).__name__

@@ -1,11 +1,12 @@
 """One seed, one run: faults first, then convergence. Many seeds, on as many cores as there are."""
 
+import gc
 import hashlib
 import multiprocessing
 import random
 import time
-from collections.abc import Generator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -34,6 +35,7 @@ WATCHED_PROPOSERS = 0.5
 MANY = 4
 SEEDS_FOR_ALL_CORES = 100
 SEEDS_PER_TASK = 8
+OBJECTS_PER_COLLECTION = 100_000
 # By the number of standbys, which are called R1 and R2: whom remote_apply waits for.
 APPLY_RULES = (("",), ("", "R1", "ANY 1"), ("", "r1", "R1, R2", "ANY 1 (R1, R2)", "ANY 2 (*)"))
 
@@ -219,24 +221,25 @@ def run_world(world: World) -> Outcome:
 
 def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> None:
     """Let faults happen up to then, and see that everything holds; heal it and see that it converges."""
-    try:
-        world.start()
-        world.start_workload(world.current)
-        world.add_proxy()
-        if world.rng.random() < world.profile.spare:
+    with world.replaced():  # once for all parts of the run
+        try:
+            world.start()
+            world.start_workload(world.current)
             world.add_proxy()
-        faults.begin(ends_at_s)
-        world.run(ends_at_s)
-        world.check_all()
-        world.counts.count("failovers completed amid faults", world.servers.completed)
-        if heals:
-            minority = Minority(world)
-            world.heal(minority.missing)
-            minority.is_not_missed()
-            world.converge()
+            if world.rng.random() < world.profile.spare:
+                world.add_proxy()
+            faults.begin(ends_at_s)
+            world.run(ends_at_s)
             world.check_all()
-    finally:
-        world.abandon()
+            world.counts.count("failovers completed amid faults", world.servers.completed)
+            if heals:
+                minority = Minority(world)
+                world.heal(minority.missing)
+                minority.is_not_missed()
+                world.converge()
+                world.check_all()
+        finally:
+            world.abandon()
 
 
 def _outcome(world: World) -> Outcome:
@@ -270,10 +273,22 @@ def attempt(task: Task) -> Outcome | Failure:
     try:
         sometimes.take()
         began_at_s = time.process_time()
-        outcome = run_seed(task.seed, task.profile, task.bug, task.fault_seconds, digested=task.digested)
+        with _seldom_collected():
+            outcome = run_seed(task.seed, task.profile, task.bug, task.fault_seconds, digested=task.digested)
         return replace(outcome, cpu_s=time.process_time() - began_at_s, reached=sometimes.take())
     except SimulationFailed as failed:
         return Failure(task, failed.invariant, str(failed), failed.trace)
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let the garbage of a seed lie: with Python's own thresholds its collection takes a twentieth of the time."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(OBJECTS_PER_COLLECTION, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def attempt_all(tasks: list[Task], processes: int | None = None) -> Generator[Outcome | Failure, None, None]:

@@ -5,9 +5,10 @@ primary, proxies that point at it, all safekeepers up. Then everything must conv
 """
 
 import random
+import re
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from safekeeper.consensus.messages import PROTOCOL_VERSION
 from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
 from tests.simulation import quorums
-from tests.simulation.archive import ModelArchive, SimArchiver
+from tests.simulation.archive import ARCHIVE_ID, ModelArchive, SimArchiver
 from tests.simulation.bends import Bends
 from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock, MachineClock
@@ -33,7 +34,7 @@ from tests.simulation.failover import FailoverOperator, Servers
 from tests.simulation.failover_shell import REPLACED
 from tests.simulation.network import Network
 from tests.simulation.newest_log import NewestLog
-from tests.simulation.primary import FIRST_LSN, VirtualPrimary
+from tests.simulation.primary import FIRST_LSN, Stranger, VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proposer_reference import ballots as reference_ballots
 from tests.simulation.proposer_reference import term as reference_term
@@ -119,6 +120,7 @@ class World:
         has_reference: whether acceptors and proposers are compared with their references: not where bugs are planted.
         watches_proposers: whether proposers are: not in each seed.
         quorum_choices: the sizes that an operator chooses from.
+        changes_both: whether a change of the members may change the sizes as well.
     """
 
     acceptor_class: type[Acceptor] = Acceptor
@@ -162,6 +164,7 @@ class World:
         self.digest: Any = None
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=TRACE_LINES)
         self._runs = 0
+        self._has_replaced = False
         self._disk_class = StorageDisk if real_storage else self.model_disk_class
         kind = SimSafekeeper
         if real_shells:
@@ -177,7 +180,14 @@ class World:
         has_direct = random.Random(f"{seed} direct").random() < profile.direct or not standby_count
         self.directs = direct_standbys_of(self, int(profile.direct > 0 and has_direct))
         self.servers = Servers(self)
-        self.apply_rule = parse_apply_rule(apply_rule)
+        spells_otherwise = random.Random(f"{seed} spellings").random() < profile.other_spellings
+        self.apply_rule = parse_apply_rule(spelled_otherwise(apply_rule) if spells_otherwise else apply_rule)
+        if spells_otherwise and self.quorum_choices is quorums.CHOICES:
+            self.quorum_choices = (*quorums.CHOICES, *quorums.OTHER_SPELLINGS)
+        self.changes_both = random.Random(f"{seed} both changes").random() < profile.both_changes
+        self._stranger_chance = random.Random(f"{seed} strangers")
+        has_stranger = self._stranger_chance.random() < profile.strangers
+        self._stranger = Stranger(self, "stranger", 1, (), b"") if has_stranger else None
         self.archiver_named = 0
         self.retention = SimRetention(self, seed)
         self.operator = Operator(self)
@@ -209,7 +219,8 @@ class World:
 
     def begin_archive(self, seed: int, is_lucky: bool = False) -> None:
         """Let every safekeeper be one that could archive, from now on."""
-        self.archive = ModelArchive()
+        has_id = random.Random(f"{seed} archive id").random() < self.profile.archive_ids
+        self.archive = ModelArchive(ARCHIVE_ID if has_id else "")
         for safekeeper in self.safekeepers.values():
             archiver = SimArchiver(self, self.archive, safekeeper, seed)
             archiver.is_lucky = is_lucky
@@ -278,7 +289,9 @@ class World:
     def later_answer_s(self) -> float:
         """Return how much later than usual an answer of a safekeeper leaves."""
         bends = self.profile.bends
-        return bends.late_s * self.bend_chance.random() if self.is_bent(bends.answer_late) else 0.0
+        if bends.answer_late and self.is_bent(bends.answer_late):
+            return bends.late_s * self.bend_chance.random()
+        return 0.0
 
     def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
         """It is restarted by its supervisor, sooner or later."""
@@ -305,8 +318,20 @@ class World:
             others = [other for other in self.primaries if other is not primary]
             hosts += self.rng.sample(others, min(len(others), 2))
             self.rng.shuffle(hosts)
+        self._mistake(hosts)
         proxy.primary, *others = hosts
         proxy.others = tuple(others)
+
+    def _mistake(self, hosts: list[VirtualPrimary]) -> None:
+        """Let the operator name a server of another PostgreSQL cluster, alone or beside the others.
+
+        By then there is a cluster: a bootstrap with that server would begin one of its own.
+        """
+        if self._stranger is None or self.is_healing or not self.checker.won or self._stranger_chance.random() < 0.8:
+            return
+        if len(hosts) == 1:
+            hosts.clear()
+        hosts.insert(self._stranger_chance.randint(0, len(hosts)), self._stranger)
 
     def _point_for_good(self, proxy: SimProxy) -> None:
         """Configure a proxy for the primary that was settled on. Whichever host it takes has clients."""
@@ -651,7 +676,16 @@ class World:
 
     def replaced(self) -> AbstractContextManager[None]:
         """Put other things in the places of what the product uses while the block runs."""
-        return small_frames(self.history_entries_max, self.profile.bends)
+        return nullcontext() if self._has_replaced else self._replacing()
+
+    @contextmanager
+    def _replacing(self) -> Iterator[None]:
+        with small_frames(self.history_entries_max, self.profile.bends):
+            self._has_replaced = True
+            try:
+                yield
+            finally:
+                self._has_replaced = False
 
     def abandon(self) -> None:
         """End the processes that have coroutines."""
@@ -674,6 +708,11 @@ class World:
         """Return a proxy that leads a term, the one of the highest term."""
         leading = [p for p in self.proxies if p.proposer is not None and p.proposer.phase is Phase.LEADING]
         return max(leading, key=lambda proxy: proxy.proposer.term if proxy.proposer else 0, default=None)
+
+
+def spelled_otherwise(rule: str) -> str:
+    """Return a rule for remote_apply with its names in quotes, and its keyword in lower case."""
+    return re.sub(r"\b([Rr]\d)\b", r'"\1"', rule).replace("ANY", "any")
 
 
 def history_entries_max(seed: int) -> int:
@@ -700,6 +739,7 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         (reference_term, "ARCHIVER_PROBLEM_S", 0.5),
         (reference_term, "ARCHIVER_STALL_S", 2.0),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
+        (wire_module, "_BUFFER_BYTES", 32 << 10),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
         (archiving_module, "GONE_GRACE_S", 0.5),
         (archiving_module, "PROBLEM_GRACE_S", 0.5),
