@@ -29,7 +29,7 @@ REAL_SHELLS = 0.25
 # And its own proxies in this part (real_proxy.py).
 REAL_PROXIES = 0.25
 # The reference of the proposer looks on at the cluster in this part of the seeds, in the others at a proposer that is
-# alone: both in each seed would cost a fifth of it.
+# alone: both in each seed would make it noticeably slower.
 WATCHED_PROPOSERS = 0.5
 # Four to seven safekeepers, in one seed of seven.
 MANY = 4
