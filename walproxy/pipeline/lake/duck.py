@@ -64,7 +64,7 @@ def query(location: LakeLocation, statement: str, *, cores: int | None = None, m
         ConfigurationError: it is wrong, or there are no tables.
         ArchiveError, StorageFailed: a table cannot be read.
     """
-    existing = [name for name in location.store().folders() if not name.startswith("_")]
+    existing = [name for name in sorted(location.store().entries()[0]) if not name.startswith("_")]
     if not existing:
         raise ConfigurationError(f"{location} has no tables: walproxy pipeline run writes some")
     needed = needed_by(statement, existing)
