@@ -5,6 +5,7 @@ import sys
 import click
 
 from safekeeper.base import logs
+from walproxy.cli.parameters import MEMORY
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -13,12 +14,18 @@ from safekeeper.base import logs
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
-@click.option("--memory", default="2g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
-def query(sql: str | None, tables: str, as_json: bool, as_csv: bool, cores: int | None, memory: str) -> None:
-    """Query the tables that `walproxy pipeline run` writes, in any format, with Spark's SQL.
+@click.option(
+    "--memory",
+    default="2GB",
+    show_default=True,
+    type=MEMORY,
+    help="Memory limit; larger sorts and sums use temporary files.",
+)
+def query(sql: str | None, tables: str, as_json: bool, as_csv: bool, cores: int | None, memory: int) -> None:
+    """Query the tables that `walproxy pipeline run` writes, in any format, with DuckDB's SQL.
 
-    Without SQL it is read from standard input. lsn('5/40000000') and lsn_text(lsn) convert LSNs, and transaction_sizes
-    has the WAL of each transaction.
+    Without SQL it is read from standard input. lsn('5/40000000') and lsn_text(lsn) convert LSNs, transaction_sizes has
+    the WAL of each transaction, and blocks the block references of each record.
 
     \b
     Examples:
@@ -36,4 +43,4 @@ def query(sql: str | None, tables: str, as_json: bool, as_csv: bool, cores: int 
     logs.configure(lambda: "walproxy pipeline query", "warning")
     from walproxy.cli.pipeline_work.query import ask
 
-    ask(tables, statement, as_json=as_json, as_csv=as_csv, master=f"local[{cores or '*'}]", memory=memory)
+    ask(tables, statement, as_json=as_json, as_csv=as_csv, threads=cores, memory_bytes=memory)

@@ -10,8 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.pipeline.jobs.query import table_frame
-from walproxy.pipeline.schemas import arrow_schema
+from walproxy.pipeline.schemas import arrow_schema, spark_ddl
 from walproxy.pipeline.tables import find_tables, open_table
 
 USED_TABLES: Final = (
@@ -94,6 +93,21 @@ def read_tables(spark: SparkSession, found: FoundTables) -> dict[str, DataFrame]
         StorageFailed: one cannot be read.
     """
     return {name: table_frame(spark, found.folder, name) for name in found.names}
+
+
+def table_frame(spark: SparkSession, folder: Path, name: str) -> DataFrame:
+    """Return a table as it is now, whatever its format.
+
+    Raises:
+        ConfigurationError: there is no such table.
+        StorageFailed: it cannot be read.
+    """
+    with open_table(folder, name, create=False) as table:
+        schema = spark_ddl(table.schema).replace(" NOT NULL", "")  # Spark does not trust files with that.
+        paths = [Path(file.path).as_uri() for file in table.live_files()]
+    if not paths:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*paths)
 
 
 @contextmanager
