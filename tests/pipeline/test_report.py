@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Browser, Page
-from pyspark.sql import SparkSession
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
@@ -37,7 +36,7 @@ from tests.pipeline.report_story import (
     write_tables,
 )
 from walproxy.cli.pipeline_commands.report import report as report_command
-from walproxy.pipeline.jobs.catalog import RelationFile, RelationNames, Snapshot, write_snapshot
+from walproxy.pipeline.jobs.catalog import NAMES_FILE, RelationFile, RelationNames, Snapshot, write_snapshot
 from walproxy.pipeline.jobs.report import make_report
 from walproxy.pipeline.jobs.report_data import Report
 from walproxy.pipeline.jobs.report_html import write_page
@@ -64,7 +63,6 @@ def snapshot() -> Snapshot:
 class Stage:
     """The night, its tables in a folder, and the report on all of them."""
 
-    spark: SparkSession
     night: Night
     views: dict[str, list[Record]]
     folder: Path
@@ -73,17 +71,17 @@ class Stage:
     def report_on(self, tables: list[str], **options: object) -> Report:
         """Report on some of the tables only."""
         chosen = look_for_tables(self.folder)._replace(names=tables)
-        return make_report(self.spark, chosen, RelationNames(snapshot()), **options)  # type: ignore[arg-type]
+        return make_report(chosen, RelationNames(snapshot()), **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def stage(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     folder = tmp_path_factory.mktemp("tables")
     night = make_night()
     views = views_of(night)
     write_tables(folder, views)
-    report = make_report(spark, look_for_tables(folder), RelationNames(snapshot()))
-    return Stage(spark, night, views, folder, report)
+    report = make_report(look_for_tables(folder), RelationNames(snapshot()))
+    return Stage(night, views, folder, report)
 
 
 @pytest.mark.nightly
@@ -120,6 +118,19 @@ def test_relations_and_tables_have_what_was_written_to_them(stage: Stage) -> Non
     audit, updated = found["shop.public.audit"], found[customers]
     assert (audit.inserts, audit.updates, audit.image_count) == (10 * audit.records, 0, 0)
     assert updated.hot_updates == updated.records
+
+
+def test_the_causes_are_counted_record_by_record(stage: Stage) -> None:
+    causes, records = stage.report.causes, stage.night.records
+    imaged = [(block["relation"], block["block"]) for each in records for block in each["blocks"] if block["has_image"]]
+    assert (causes.images, causes.imaged_pages) == (len(imaged), len(set(imaged)))
+    at = [each["lsn"] for each in records if each["operation"] == "CHECKPOINT_ONLINE"]
+    assert causes.checkpoint_distance == (at[-1] - at[0]) // (len(at) - 1)
+    assert causes.checkpoint_interval == pytest.approx(900e6, rel=0.02)
+    [index] = causes.indexes
+    of_btree = [row for row in stage.views["relation_volume"] if row["rmgr"] == "Btree"]
+    assert (index.name, index.table) == ("shop.public.orders_pkey", "shop.public.orders")
+    assert (index.wal_bytes, index.splits) == (sum(row["wal_bytes"] for row in of_btree), 0)
 
 
 def test_the_bulk_load_is_one_transaction_with_its_subtransactions(stage: Stage) -> None:
@@ -187,13 +198,11 @@ def test_a_range_of_time_is_that_of_the_pieces_in_which_it_lies(stage: Stage) ->
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_empty_tables_and_a_single_commit_make_a_report_that_says_so(
-    spark: SparkSession, tmp_path: Path, rows: int
-) -> None:
+def test_empty_tables_and_a_single_commit_make_a_report_that_says_so(tmp_path: Path, rows: int) -> None:
     night = make_night()
     few = Night(night.records[1 : 3 * rows + 1], night.transactions[:rows])
     write_tables(tmp_path, views_of(few), files=1)
-    report = make_report(spark, look_for_tables(tmp_path), RelationNames())
+    report = make_report(look_for_tables(tmp_path), RelationNames())
     assert report.headline.records == 3 * rows
     assert report.headline.commits == (1 if rows else None)
     assert (
@@ -204,7 +213,7 @@ def test_empty_tables_and_a_single_commit_make_a_report_that_says_so(
     assert ("No WAL." in page.read_text()) == (not rows)
 
 
-def test_the_command_writes_the_page_and_json_of_a_range(spark: SparkSession, stage: Stage, tmp_path: Path) -> None:
+def test_the_command_writes_the_page_and_json_of_a_range(stage: Stage, tmp_path: Path) -> None:
     views = {name: stage.views[name] for name in ("relation_volume", "transaction_volume", "transactions")}
     write_tables(tmp_path / "tables", views, "delta")
     write_snapshot(snapshot(), tmp_path / "names.json")
@@ -219,6 +228,21 @@ def test_the_command_writes_the_page_and_json_of_a_range(spark: SparkSession, st
     assert [row["name"] for row in printed["tables"]] == ["shop.public.audit", "shop.public.orders"]
     assert printed["transactions"][0]["xid"] == BULK_XID
     assert (tmp_path / "report.html").stat().st_size > 1_000_000
+
+
+def test_names_in_the_folder_are_used_and_newer_ones_win(stage: Stage, tmp_path: Path) -> None:
+    write_tables(tmp_path, {"relation_volume": stage.views["relation_volume"]})
+    write_snapshot(snapshot(), tmp_path / NAMES_FILE)
+
+    def names(*options: str) -> set[str]:
+        answer = CliRunner().invoke(report_command, ["--tables", str(tmp_path), "--json", *options])
+        assert answer.exit_code == 0, answer.output
+        return {row["name"] for row in json.loads(answer.stdout)["relations"]}
+
+    assert {"shop.public.audit", "shop.public.orders"} <= names()
+    renamed = RelationFile(1663, DATABASE, AUDIT, AUDIT, "public", "journal", "table")
+    write_snapshot(Snapshot(1, datetime.now(UTC), {}, {}, {}, [renamed]), tmp_path / "newer.json")
+    assert {"shop.public.journal", "shop.public.orders"} <= names("--catalog", str(tmp_path / "newer.json"))
 
 
 def test_what_cannot_be_reported_is_said_in_one_line(tmp_path: Path) -> None:

@@ -20,11 +20,12 @@ DuckDB loads no extension, writes only into its temporary folder, and accepts no
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import duckdb
+import pyarrow as pa
 from duckdb import DuckDBPyConnection, StatementType
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
@@ -130,11 +131,16 @@ def connect(
             yield connection
 
 
-def add_views(connection: DuckDBPyConnection, folder: Path, names: Iterable[str]) -> None:
+def add_views(
+    connection: DuckDBPyConnection, folder: Path, names: Iterable[str], schemas: Mapping[str, pa.Schema] | None = None
+) -> None:
     """Make views of tables, as they are now, and of what is made of tables, with these in that case.
 
+    Args:
+        schemas: what the columns of tables must be.
+
     Raises:
-        ConfigurationError: there is no such table.
+        ConfigurationError: there is no such table, or it has other columns.
         StorageFailed: one cannot be read.
     """
     wanted = list(dict.fromkeys(names))
@@ -143,13 +149,13 @@ def add_views(connection: DuckDBPyConnection, folder: Path, names: Iterable[str]
     tables = dict.fromkeys([*(name for name in wanted if name not in made), *(t for m in made for t in _MADE_FROM[m])])
     with duckdb_errors():
         for name in tables:
-            _add_table(connection, folder, name)
+            _add_table(connection, folder, name, (schemas or {}).get(name))
         for name in made:
             connection.execute(f"CREATE VIEW {identifier(name)} AS {_QUERIES_OF_VIEWS[name]}")
 
 
-def _add_table(connection: DuckDBPyConnection, folder: Path, name: str) -> None:
-    with open_table(folder, name, create=False) as table:
+def _add_table(connection: DuckDBPyConnection, folder: Path, name: str, schema: pa.Schema | None) -> None:
+    with open_table(folder, name, schema=schema, create=False) as table:
         paths = [file.path for file in table.live_files()]
         schema = table.schema
     if not paths:
