@@ -75,10 +75,6 @@ def _timeline(text: str) -> str:
     raise ValueError("write latest, current or the number of a timeline")
 
 
-def _memory(text: str) -> int:
-    return positive_size(f"{text}B" if text[-1:] in "kmgtKMGT" else text)
-
-
 CLUSTER_ID: Final = Parameter("ID", _cluster_id)
 DURATION: Final = Parameter("TIME", _duration_s)
 """Seconds."""
@@ -88,9 +84,6 @@ INSTANT: Final = Parameter("TIME", _instant)
 
 KEY_VALUES: Final = Parameter("KEY=VALUE,...", key_values)
 LSN: Final = Parameter("LSN", parse_lsn)
-MEMORY: Final = Parameter("SIZE", _memory)
-"""Bytes, above 0; also as Java writes them, without a B: `2g`."""
-
 SIZE: Final = Parameter("SIZE", positive_size)
 """Bytes, above 0."""
 

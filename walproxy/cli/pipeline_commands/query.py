@@ -5,7 +5,7 @@ import sys
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.parameters import MEMORY
+from walproxy.cli.pipeline_commands.limits import limits
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -13,14 +13,7 @@ from walproxy.cli.parameters import MEMORY
 @click.option("--tables", required=True, metavar="DIR", help="The folder of the tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
-@click.option(
-    "--memory",
-    default="2GB",
-    show_default=True,
-    type=MEMORY,
-    help="Memory limit; larger sorts and sums use temporary files.",
-)
+@limits
 def query(sql: str | None, tables: str, as_json: bool, as_csv: bool, cores: int | None, memory: int) -> None:
     """Query the tables that `walproxy pipeline run` writes, in any format, with DuckDB's SQL.
 

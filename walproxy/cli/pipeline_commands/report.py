@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.parameters import MEMORY
+from walproxy.cli.pipeline_commands.limits import limits
 from walproxy.pipeline.choices import REPORT_TOP
 
 
@@ -22,14 +22,7 @@ from walproxy.pipeline.choices import REPORT_TOP
 @click.option("--to", "end", metavar="TIME|LSN", help="End there.")
 @click.option("--top", default=REPORT_TOP, show_default=True, type=click.IntRange(1, 1000), help="Rows of each list.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
-@click.option(
-    "--memory",
-    default="2GB",
-    show_default=True,
-    type=MEMORY,
-    help="Memory limit; larger sorts and sums use temporary files.",
-)
+@limits
 def report(
     tables: Path,
     output: Path | None,

@@ -83,6 +83,7 @@ class _Findings:
         self.names = names
         self.top = top
         self.extent: Extent | None = None
+        self.special: str | None = None
         queries.add_names(connection, names)
 
     def restrict(self, begin: Position | None, end: Position | None) -> None:
@@ -127,7 +128,7 @@ class _Findings:
         volume = self._volume(extent, headline)
         if volume is not None:
             self._relations(report, volume, axis)
-            self._indexes(report, volume)
+            self._images_and_indexes(report, volume)
         if "records" in self.frames:
             self._checkpoints(report, self.frames["records"], axis)
         if "transaction_volume" in self.frames:
@@ -140,7 +141,6 @@ class _Findings:
 
     def _checkpoints(self, report: Report, records: str, axis: Axis) -> None:
         causes = report.causes
-        causes.images, causes.imaged_pages = queries.repeated_images(self.connection, records)
         found = queries.checkpoints(self.connection, records, _CHECKPOINTS_MAX)
         report.headline.checkpoints = len(found)
         if len(found) >= 2:
@@ -151,8 +151,10 @@ class _Findings:
             first, last = (datetime.fromisoformat(labels[index]) for index in (0, -1))
             causes.checkpoint_interval = round((last - first).total_seconds() * 1e6) // (len(labels) - 1)
 
-    def _indexes(self, report: Report, volume: str) -> None:
-        records = self.frames.get("records")
+    def _images_and_indexes(self, report: Report, volume: str) -> None:
+        report.causes.imaged_pages = queries.imaged_pages(
+            self.connection, self.special, self.frames.get("page_versions")
+        )
         report.causes.indexes = [
             IndexRow(
                 name=self._shown(row.name),
@@ -160,9 +162,9 @@ class _Findings:
                 records=row.records,
                 wal_bytes=row.wal_bytes,
                 image_bytes=row.image_bytes,
-                splits=row.splits if records is not None else None,
+                splits=row.splits if self.special is not None else None,
             )
-            for row in queries.indexes(self.connection, volume, records, self.top)
+            for row in queries.indexes(self.connection, volume, self.special, self.top)
         ]
 
     def _axis(self, extent: Extent) -> tuple[Axis, list[queries.BinOfCommits]]:
@@ -213,7 +215,9 @@ class _Findings:
         is_coarse = extent.pieces < BINS_MAX and span <= _FINE_BYTES_MAX
         if "records" in self.frames and (pieces is None or is_coarse):
             headline.source = "records"
-            return queries.volume_of_records(self.connection, self.frames["records"], extent.begin_lsn, extent.end_lsn)
+            records = self.frames["records"]
+            self.special = queries.special_records(self.connection, records)
+            return queries.volume_of_records(self.connection, records, self.special, extent.begin_lsn, extent.end_lsn)
         headline.source = "relation_volume" if pieces is not None else ""
         return pieces
 

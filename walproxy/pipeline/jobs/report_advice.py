@@ -28,10 +28,10 @@ def advice_on(report: Report) -> list[Advice]:
 
 def _checkpoints(report: Report) -> Iterator[Advice]:
     causes, headline = report.causes, report.headline
-    if not causes.images or causes.imaged_pages is None or not headline.image_count:
+    if causes.imaged_pages is None or not headline.image_count:
         return
-    repeated = causes.images - causes.imaged_pages
-    repeated_bytes = headline.image_bytes * repeated // causes.images
+    repeated = headline.image_count - causes.imaged_pages
+    repeated_bytes = headline.image_bytes * repeated // headline.image_count
     if repeated_bytes < _SHARE_MIN * headline.wal_bytes or causes.checkpoint_distance is None:
         return
     every = size_text(causes.checkpoint_distance)
@@ -40,8 +40,9 @@ def _checkpoints(report: Report) -> Iterator[Advice]:
     yield Advice(
         about="checkpoints",
         cause=(
-            f"A checkpoint every {every}: {repeated:,} of {causes.images:,} full-page images are of pages that already "
-            f"had one, {size_text(repeated_bytes)} or {_percent(repeated_bytes, headline.wal_bytes)} of all WAL."
+            f"A checkpoint every {every}: at least {repeated:,} of {headline.image_count:,} full-page images are of "
+            f"pages that already had one, {size_text(repeated_bytes)} or "
+            f"{_percent(repeated_bytes, headline.wal_bytes)} of all WAL."
         ),
         change=(
             "Set max_wal_size and checkpoint_timeout higher: each doubling of the distance avoids a part of these "

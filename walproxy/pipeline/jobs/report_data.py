@@ -157,7 +157,7 @@ class IndexRow(msgspec.Struct, kw_only=True):
 
     Attributes:
         table: of the index; None without its name.
-        splits: pages of a B-tree that were split; None without the table `records`.
+        splits: pages of a B-tree that were split; None if no records were counted.
     """
 
     name: str
@@ -174,14 +174,13 @@ class Causes(msgspec.Struct, kw_only=True):
     Attributes:
         checkpoint_distance: bytes of WAL between two checkpoints, on average; None without two of them.
         checkpoint_interval: the time between them in microseconds, where it is known.
-        images, imaged_pages: full-page images, and the pages that they are of; None without the table `records`. With
-            only one checkpoint, there would have been one image of each page.
+        imaged_pages: pages of which there are full-page images, or more; None if no table has it. With only one
+            checkpoint, there would have been one image of each page.
         indexes: those that wrote most.
     """
 
     checkpoint_distance: int | None = None
     checkpoint_interval: int | None = None
-    images: int | None = None
     imaged_pages: int | None = None
     indexes: list[IndexRow] = []
 
