@@ -7,10 +7,6 @@ from typing import Any, Final
 
 import click
 import msgspec
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from safekeeper.base.lsn import LSN_MAX, format_lsn
 from walproxy.pipeline.jobs.query import Result, query
@@ -44,6 +40,11 @@ def ask(
 
 def _show(result: Result) -> None:
     """Print a table, with LSNs as PostgreSQL writes them."""
+    from rich import box  # A program that reads JSON or CSV does not wait for its import.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     shown = Table(box=box.SIMPLE_HEAD)
     for name, written_type in zip(result.columns, result.types, strict=True):
         is_number = written_type.removeprefix("U").startswith(_NUMBERS) and not written_type.endswith("]")
