@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,14 @@ def test_a_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(StorageFailed, match=re.escape(str(tmp_path))):
         rows_of(tmp_path, "SELECT * FROM transactions")
+
+
+def test_query_and_report_import_neither_spark_nor_plotly() -> None:
+    code = "import sys; import walproxy.cli.pipeline_work.{}; print(*sys.modules)"
+    for command_name, too_slow in (("query", {"rich", "psycopg", "pyiceberg"}), ("report", {"pyiceberg"})):
+        found = subprocess.run(
+            [sys.executable, "-c", code.format(command_name)], capture_output=True, text=True, check=True
+        )
+        imported = {name.partition(".")[0] for name in found.stdout.split()}
+        assert "duckdb" in imported
+        assert imported & ({"pyspark", "py4j", "plotly"} | too_slow) == set()
