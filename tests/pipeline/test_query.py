@@ -17,8 +17,7 @@ import pytest
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from tests.pipeline.report_story import make_night, views_of, write_tables
 from walproxy.cli.pipeline_commands.query import query as command
-from walproxy.pipeline.duck import QueryFailed
-from walproxy.pipeline.jobs.query import query
+from walproxy.pipeline.duck import FolderTables, QueryFailed, query
 from walproxy.pipeline.schemas import COLUMNS, arrow_schema
 from walproxy.pipeline.tables import TableFormat, open_table
 
@@ -57,7 +56,7 @@ def volume(xid: int, first_lsn: int, last_lsn: int, wal_bytes: int) -> dict[str,
 
 
 def rows_of(folder: Path, statement: str, **limits: int) -> list[dict[str, Any]]:
-    with query(folder, statement, **limits) as result:
+    with query(FolderTables(folder), statement, **limits) as result:
         return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
 
 
@@ -133,7 +132,7 @@ def test_blocks_are_the_references_of_records_unless_there_is_such_a_table(tmp_p
     write_tables(tmp_path, {"records": make_night().records[:100]}, files=1)
     expected = sum(len(record["blocks"]) for record in make_night().records[:100])
     columns = [column.name for column in COLUMNS["blocks"]]
-    with query(tmp_path, "SELECT * FROM blocks") as result:
+    with query(FolderTables(tmp_path), "SELECT * FROM blocks") as result:
         assert result.columns == columns
         assert len(list(result.rows)) == expected
     write(tmp_path, "blocks", row("blocks", block=7))
@@ -197,7 +196,7 @@ def test_a_wrong_question_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixtu
     write(tmp_path, "transactions", end(1, 1), name="a-b.c")
     for statement, problem in (
         ("SELECT nothing FROM transactions", r'"nothing" not found in FROM clause'),
-        ("SELECT * FROM records", r"the folder has no table records, but a-b.c, transactions"),
+        ("SELECT * FROM records", r"has no table records, but a-b.c, transactions"),
         ("SELEC", r'syntax error at or near "SELEC"'),
         ("SELECT 1; SELECT 2", r"one SQL statement is needed, not 2"),
         ("-- nothing", r"one SQL statement is needed, not 0"),

@@ -1,8 +1,9 @@
-"""Tables of a folder in DuckDB: one view for each table, in a connection that reads this folder and nothing else.
+"""Tables in DuckDB: one view for each table of a folder, in a connection that reads this folder and nothing else.
 
-The table itself reports which Parquet files it consists of now (`Table.live_files`), and a view reads exactly these. So
-Delta and Iceberg need no extension of DuckDB, and files that were removed, or never committed, are in no view. A view
-shows one version of its table; two views can differ by the batches that were committed between them.
+Tables of an object store are in `lake/duck.py`. A table itself reports which Parquet files it consists of now
+(`Table.live_files`), and a view reads exactly these. So Delta and Iceberg need no extension of DuckDB, and files that
+were removed, or never committed, are in no view. A view shows one version of its table; two views can differ by the
+batches that were committed between them.
 
 Besides the tables there are
 
@@ -20,9 +21,9 @@ DuckDB loads no extension, writes only into its temporary folder, and accepts no
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import duckdb
 import pyarrow as pa
@@ -86,31 +87,87 @@ _QUERIES_OF_VIEWS: Final = {
 }
 
 
+_FETCHED_ROWS: Final = 10_000
+
+
 class QueryFailed(WalproxyError):
     """DuckDB could not carry out a statement, although it is right."""
 
 
-def tables_of(folder: Path) -> list[str]:
-    """Return the names of the tables of a folder.
+class Tables(Protocol):
+    """The tables that are queried."""
 
-    Raises:
-        ConfigurationError: there are none.
-        StorageFailed: the folder cannot be read.
+    @property
+    def folder(self) -> Path | None:
+        """The folder that DuckDB may read; None: no file at all."""
+
+    def names(self) -> list[str]:
+        """Return the names of the tables.
+
+        Raises:
+            StorageFailed, ArchiveError: they cannot be read.
+        """
+
+    def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
+        """Make a table known to DuckDB, as it is now; `schema`: what its columns must be.
+
+        Raises:
+            ConfigurationError: there is no such table, or it has other columns.
+            StorageFailed, ArchiveError: it cannot be read.
+        """
+
+    def failure(self, error: duckdb.Error) -> WalproxyError | None:
+        """Return what stands for an error of DuckDB that reading these tables has caused; None if it has not."""
+
+
+class FolderTables(NamedTuple):
+    """The tables of a folder, which is an absolute path."""
+
+    folder: Path
+
+    def names(self) -> list[str]:
+        return [table.name for table in find_tables(self.folder)]
+
+    def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
+        with open_table(self.folder, name, schema=schema, create=False) as table:
+            paths = [file.path for file in table.live_files()]
+            columns = table.schema
+        if not paths:
+            connection.register(name, columns.empty_table())
+            return
+        files = ", ".join(map(literal, paths))
+        connection.execute(
+            f"CREATE VIEW {identifier(name)} AS SELECT * FROM read_parquet([{files}], hive_partitioning = false)"
+        )
+
+    def failure(self, error: duckdb.Error) -> WalproxyError | None:
+        return StorageFailed(_line(error)) if isinstance(error, duckdb.IOException) else None
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+
+class Result(NamedTuple):
+    """The rows of a query, as they are computed.
+
+    Attributes:
+        columns: names; one can occur twice.
+        types: DuckDB's words, such as `BIGINT`.
+        rows: can be read once.
     """
-    found = [table.name for table in find_tables(folder)]
-    if not found:
-        raise ConfigurationError(f"{folder} has no tables: walproxy pipeline run writes some")
-    return found
+
+    columns: list[str]
+    types: list[str]
+    rows: Iterator[tuple[Any, ...]]
 
 
 @contextlib.contextmanager
 def connect(
-    folder: Path, *, threads: int | None = None, memory_bytes: int | None = None
+    tables: Tables, *, threads: int | None = None, memory_bytes: int | None = None
 ) -> Iterator[DuckDBPyConnection]:
-    """Open DuckDB for the tables below `folder`, without any view, for this block.
+    """Open DuckDB for tables, without any view, for this block.
 
     Args:
-        folder: absolute.
         threads: as many as the machine has cores by default.
         memory_bytes: limit; what needs more is written to a temporary folder. The default is DuckDB's, most of the
             machine's memory.
@@ -121,50 +178,70 @@ def connect(
             config["threads"] = threads
         if memory_bytes is not None:
             config["memory_limit"] = f"{memory_bytes}B"
-        with duckdb_errors(), duckdb.connect(config=config) as connection:
+        with duckdb_errors(tables), duckdb.connect(config=config) as connection:
             connection.execute("SET TimeZone = 'UTC'")
             for macro in _MACROS:
                 connection.execute(f"CREATE MACRO {macro}")
-            connection.execute(f"SET allowed_directories = [{literal(str(folder))}]")
+            if tables.folder is not None:
+                connection.execute(f"SET allowed_directories = [{literal(str(tables.folder))}]")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
             yield connection
 
 
 def add_views(
-    connection: DuckDBPyConnection, folder: Path, names: Iterable[str], schemas: Mapping[str, pa.Schema] | None = None
+    connection: DuckDBPyConnection,
+    tables: Tables,
+    names: Iterable[str],
+    existing: Collection[str],
+    schemas: Mapping[str, pa.Schema] | None = None,
 ) -> None:
     """Make views of tables, as they are now, and of what is made of tables, with these in that case.
 
     Args:
+        existing: the names of all tables.
         schemas: what the columns of tables must be.
 
     Raises:
         ConfigurationError: there is no such table, or it has other columns.
-        StorageFailed: one cannot be read.
+        StorageFailed, ArchiveError: one cannot be read.
     """
     wanted = list(dict.fromkeys(names))
-    found = {table.name for table in find_tables(folder)} if _MADE_FROM.keys() & set(wanted) else set(wanted)
-    made = [name for name in wanted if name in _MADE_FROM and name not in found]
-    tables = dict.fromkeys([*(name for name in wanted if name not in made), *(t for m in made for t in _MADE_FROM[m])])
-    with duckdb_errors():
-        for name in tables:
-            _add_table(connection, folder, name, (schemas or {}).get(name))
+    made = [name for name in wanted if name in _MADE_FROM and name not in existing]
+    needed = [*(name for name in wanted if name not in made), *(source for name in made for source in _MADE_FROM[name])]
+    with duckdb_errors(tables):
+        for name in dict.fromkeys(needed):
+            tables.add(connection, name, (schemas or {}).get(name))
         for name in made:
             connection.execute(f"CREATE VIEW {identifier(name)} AS {_QUERIES_OF_VIEWS[name]}")
 
 
-def _add_table(connection: DuckDBPyConnection, folder: Path, name: str, schema: pa.Schema | None) -> None:
-    with open_table(folder, name, schema=schema, create=False) as table:
-        paths = [file.path for file in table.live_files()]
-        schema = table.schema
-    if not paths:
-        connection.register(name, schema.empty_table())
-        return
-    files = ", ".join(map(literal, paths))
-    connection.execute(
-        f"CREATE VIEW {identifier(name)} AS SELECT * FROM read_parquet([{files}], hive_partitioning = false)"
-    )
+@contextlib.contextmanager
+def query(
+    tables: Tables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
+) -> Iterator[Result]:
+    """Give the rows that a statement about tables returns, for this block.
+
+    Args:
+        threads, memory_bytes: limits of DuckDB, see `connect`.
+
+    Raises:
+        ConfigurationError: it is wrong, or there are no tables; perhaps while rows are read.
+        StorageFailed, ArchiveError: a table cannot be read.
+        QueryFailed: it cannot be carried out.
+    """
+    existing = tables.names()
+    if not existing:
+        raise ConfigurationError(f"{tables} has no tables: walproxy pipeline run writes some")
+    check_statement(statement)
+    with connect(tables, threads=threads, memory_bytes=memory_bytes) as connection:
+        add_views(connection, tables, named_in(statement, existing), existing)
+        with duckdb_errors(tables, existing):
+            connection.execute(statement)
+            described = connection.description or []
+            rows = iter(lambda: connection.fetchmany(_FETCHED_ROWS), [])
+            columns, types = [str(each[0]) for each in described], [str(each[1]) for each in described]
+            yield Result(columns, types, (row for fetched in rows for row in fetched))
 
 
 def named_in(statement: str, tables: Iterable[str]) -> list[str]:
@@ -208,29 +285,34 @@ def identifier(name: str) -> str:
 
 
 @contextlib.contextmanager
-def duckdb_errors(tables: Iterable[str] = ()) -> Iterator[None]:
+def duckdb_errors(tables: Tables | None = None, existing: Iterable[str] = ()) -> Iterator[None]:
     """Raise what DuckDB raises as an error of one line.
 
     Args:
-        tables: those that there are, for the line about one that is missing.
+        tables: what is read.
+        existing: the names of all tables, for the line about one that is missing.
 
     Raises:
         ConfigurationError: the statement is wrong.
-        StorageFailed: a file cannot be read.
+        StorageFailed, ArchiveError: a file cannot be read.
         QueryFailed: of anything else, such as memory.
     """
     try:
         yield
     except duckdb.Error as error:
-        text = str(error).partition("\n\nLINE ")[0]
-        missing = _MISSING_TABLE.search(text)
+        failure = tables.failure(error) if tables is not None else None
+        if failure is not None:
+            raise failure from error
+        missing = _MISSING_TABLE.search(str(error))
         if missing is not None and isinstance(error, duckdb.CatalogException):
-            raise ConfigurationError(f"the folder has no table {missing[1]}, but {', '.join(tables)}") from error
-        line = one_line(" ".join(text.split()))[:_LENGTH_MAX]
+            raise ConfigurationError(f"{tables} has no table {missing[1]}, but {', '.join(existing)}") from error
         if isinstance(error, duckdb.OutOfMemoryException):
-            raise QueryFailed(f"{line}: set a larger --memory") from error
-        if isinstance(error, duckdb.IOException):
-            raise StorageFailed(line) from error
+            raise QueryFailed(f"{_line(error)}: set a larger --memory") from error
         if isinstance(error, duckdb.OperationalError | duckdb.InternalError):
-            raise QueryFailed(line) from error
-        raise ConfigurationError(line) from error
+            raise QueryFailed(_line(error)) from error
+        raise ConfigurationError(_line(error)) from error
+
+
+def _line(error: duckdb.Error) -> str:
+    """Return the message of an error without the statement that DuckDB repeats."""
+    return one_line(" ".join(str(error).partition("\n\nLINE ")[0].split()))[:_LENGTH_MAX]

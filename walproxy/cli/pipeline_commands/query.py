@@ -1,20 +1,30 @@
 """`walproxy pipeline query`: the tables of a folder, asked with SQL."""
 
 import sys
+from collections.abc import Mapping
 
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.pipeline_commands.limits import limits
+from walproxy.cli.pipeline_commands.tables_options import lake_options, limits
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("sql", required=False)
-@click.option("--tables", required=True, metavar="DIR", help="The folder of the tables.")
+@click.option("--tables", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @limits
-def query(sql: str | None, tables: str, as_json: bool, as_csv: bool, cores: int | None, memory: int) -> None:
+@lake_options
+def query(
+    sql: str | None,
+    tables: str,
+    as_json: bool,
+    as_csv: bool,
+    cores: int | None,
+    memory: int,
+    lake_options: Mapping[str, str],
+) -> None:
     """Query the tables that `walproxy pipeline run` writes, in any format, with DuckDB's SQL.
 
     Without SQL it is read from standard input. lsn('5/40000000') and lsn_text(lsn) convert LSNs, transaction_sizes has
@@ -36,4 +46,4 @@ def query(sql: str | None, tables: str, as_json: bool, as_csv: bool, cores: int 
     logs.configure(lambda: "walproxy pipeline query", "warning")
     from walproxy.cli.pipeline_work.query import ask
 
-    ask(tables, statement, as_json=as_json, as_csv=as_csv, threads=cores, memory_bytes=memory)
+    ask(tables, lake_options, statement, as_json=as_json, as_csv=as_csv, threads=cores, memory_bytes=memory)

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.pipeline_commands.limits import limits
+from walproxy.cli.pipeline_commands.tables_options import limits
 from walproxy.pipeline.choices import REPORT_TOP
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import click
 import msgspec
 
 from safekeeper.base.lsn import LSN_MAX, format_lsn
-from walproxy.pipeline.jobs.query import Result, query
+from walproxy.pipeline.duck import FolderTables, Result, Tables, query
 from walproxy.pipeline.tables.table_folder import local_folder
 
 _SHOWN_MAX: Final = 1000
@@ -18,14 +19,22 @@ _JSON: Final = msgspec.json.Encoder(decimal_format="number")
 
 
 def ask(
-    tables: str, statement: str, *, as_json: bool, as_csv: bool, threads: int | None, memory_bytes: int | None
+    place: str,
+    options: Mapping[str, str],
+    statement: str,
+    *,
+    as_json: bool,
+    as_csv: bool,
+    threads: int | None,
+    memory_bytes: int | None,
 ) -> None:
-    """Query the tables in the folder `tables`, and print the result.
+    """Query the tables of a folder or a URL, and print the result.
 
     Args:
+        options: of the object store.
         threads, memory_bytes: DuckDB's limits.
     """
-    with query(local_folder(tables), statement, threads=threads, memory_bytes=memory_bytes) as result:
+    with query(_tables_in(place, options), statement, threads=threads, memory_bytes=memory_bytes) as result:
         if as_json:
             for row in result.rows:
                 sys.stdout.buffer.write(_JSON.encode(dict(zip(result.columns, row, strict=True))) + b"\n")
@@ -36,6 +45,15 @@ def ask(
             writer.writerows([_text(value) for value in row] for row in result.rows)
         else:
             _show(result)
+
+
+def _tables_in(place: str, options: Mapping[str, str]) -> Tables:
+    if not options and ("://" not in place or place.lower().startswith("file://")):
+        return FolderTables(local_folder(place))
+    from walproxy.pipeline.lake.duck import LakeTables  # Its libraries take longer than a query of a folder.
+    from walproxy.pipeline.lake.location import LakeLocation
+
+    return LakeTables(LakeLocation.parse(place, options))
 
 
 def _show(result: Result) -> None:

@@ -8,7 +8,7 @@ from duckdb import DuckDBPyConnection
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.pipeline.duck import add_views, identifier
+from walproxy.pipeline.duck import FolderTables, add_views, identifier
 from walproxy.pipeline.schemas import arrow_schema
 from walproxy.pipeline.tables import find_tables
 
@@ -76,5 +76,6 @@ def read_tables(connection: DuckDBPyConnection, found: FoundTables) -> dict[str,
         ConfigurationError: one has other columns.
         StorageFailed: one cannot be read.
     """
-    add_views(connection, found.folder, found.names, {name: arrow_schema(name) for name in found.names})
+    schemas = {name: arrow_schema(name) for name in found.names}
+    add_views(connection, FolderTables(found.folder), found.names, found.names, schemas)
     return {name: identifier(name) for name in found.names}

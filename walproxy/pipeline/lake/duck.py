@@ -1,0 +1,46 @@
+"""Tables of an object store in DuckDB, without an extension of DuckDB: `walproxy/pipeline/duck.py` queries them.
+
+DuckDB reads each table as an Arrow dataset, whose files delta-rs finds and fetches: it gets only the columns that the
+statement names, and only the files whose bounds can match. It reads no file and no URL by itself.
+"""
+
+from typing import NamedTuple
+
+import duckdb
+import pyarrow as pa
+from duckdb import DuckDBPyConnection
+
+from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
+from walproxy.pipeline.lake.delta import DeltaLake
+from walproxy.pipeline.lake.errors import lake_error
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.tables.parquet_files import normal_schema, schema_difference
+
+
+class LakeTables(NamedTuple):
+    """The tables of a location in an object store. See `Tables`."""
+
+    location: LakeLocation
+
+    @property
+    def folder(self) -> None:
+        return None
+
+    def names(self) -> list[str]:
+        return [name for name in self.location.store().folders() if not name.startswith("_")]
+
+    def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
+        table = DeltaLake.open(self.location.below(name))
+        if table is None:
+            raise ConfigurationError(f"{self.location.below(name)} has no Delta table")
+        difference = schema_difference(table.schema, normal_schema(schema)) if schema is not None else None
+        if difference is not None:
+            raise ConfigurationError(f"the table {self.location.below(name)} has other columns: {difference}")
+        connection.register(name, table.dataset())
+
+    def failure(self, error: duckdb.Error) -> WalproxyError | None:
+        failure = lake_error(error, f"read the tables in {self.location}", self.location)
+        return None if isinstance(failure, StorageFailed) else failure  # The store did not cause it.
+
+    def __str__(self) -> str:
+        return str(self.location)
