@@ -215,9 +215,10 @@ class _Findings:
         is_coarse = extent.pieces < BINS_MAX and span <= _FINE_BYTES_MAX
         if "records" in self.frames and (pieces is None or is_coarse):
             headline.source = "records"
-            records = self.frames["records"]
-            self.special = queries.special_records(self.connection, records)
-            return queries.volume_of_records(self.connection, records, self.special, extent.begin_lsn, extent.end_lsn)
+            sums, self.special = queries.sums_of_records(
+                self.connection, self.frames["records"], extent.begin_lsn, extent.end_lsn
+            )
+            return queries.volume_of_records(self.connection, sums, self.special)
         headline.source = "relation_volume" if pieces is not None else ""
         return pieces
 

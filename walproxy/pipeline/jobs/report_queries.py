@@ -197,57 +197,62 @@ def add_names(connection: DuckDBPyConnection, names: RelationNames) -> str:
     return keep(connection, NAMES, f"SELECT {select}", dict(zip(types, map(list, columns), strict=True)))
 
 
-def special_records(connection: DuckDBPyConnection, records: str) -> str:
-    """Keep the few records that are looked at more than once: with images, with several blocks, splits of pages.
+def sums_of_records(connection: DuckDBPyConnection, records: str, begin_lsn: Lsn, end_lsn: Lsn) -> tuple[str, str]:
+    """Add up `records`, and keep the few of them that are looked at again; return the names of both.
 
-    The nested blocks are most of the work of reading records. Measured with 1 GB of WAL in 7.3 million records: 1.1 s
-    of CPU time for each query that reads them.
+    The nested blocks are most of the work of reading records (with 1 GB of WAL in 7.3 million records 1.1 s of CPU
+    time), so this is the only query that reads all of them.
+
+    Returns:
+        rows (begin_lsn, end_lsn, rmgr, tablespace, database, relation, sums): each record counts for its first block;
+        and rows (begin_lsn, end_lsn, rmgr, image_count, is_split, blocks) of the records with images, with several
+        blocks, and of the splits of pages of B-trees.
     """
     query = """
-        SELECT lsn, rmgr, operation, image_count, blocks FROM {records}
-        WHERE len(blocks) > 1 OR image_count > 0 OR (rmgr = 'Btree' AND operation LIKE 'SPLIT%')
+        SELECT lsn // $width * $width AS begin_lsn, begin_lsn + $width AS end_lsn, rmgr,
+               blocks[1].tablespace AS tablespace, blocks[1].database AS database, blocks[1].relation AS relation,
+               count(*) AS records, sum(total_length) AS wal_bytes, sum(image_count) AS image_count,
+               sum(image_bytes) AS image_bytes,
+               list(struct_pack(
+                   image_count := image_count, is_split := rmgr = 'Btree' AND operation LIKE 'SPLIT%', blocks := blocks
+               )) FILTER (
+                   WHERE len(blocks) > 1 OR image_count > 0 OR (rmgr = 'Btree' AND operation LIKE 'SPLIT%')
+               ) AS special
+        FROM {records} GROUP BY ALL
     """
-    return keep(connection, "special_records", query, records=records)
-
-
-def volume_of_records(connection: DuckDBPyConnection, records: str, special: str, begin_lsn: Lsn, end_lsn: Lsn) -> str:
-    """Return `volume` out of the table `records`: a block's image and data count for its relation.
-
-    A record is first counted as a whole for its first block's relation; then images and data of its other blocks are
-    moved from there to their own relations.
-
-    Args:
-        special: of `special_records`.
+    arguments = {"width": max((end_lsn - begin_lsn) // _RANGES_MAX, 1)}
+    sums = keep(connection, "sums_of_records", query, arguments, records=records)
+    special = """
+        SELECT begin_lsn, end_lsn, rmgr, unnest(special, max_depth := 2)
+        FROM {sums} WHERE special IS NOT NULL
     """
-    width = max((end_lsn - begin_lsn) // _RANGES_MAX, 1)
+    return sums, keep(connection, "special_records", special, sums=sums)
+
+
+def volume_of_records(connection: DuckDBPyConnection, sums: str, special: str) -> str:
+    """Return `volume` out of what `sums_of_records` returns: a block's image and data count for its own relation."""
     query = """
-        WITH whole AS (
-                 SELECT lsn // $width AS range, rmgr, blocks[1].tablespace AS tablespace,
-                        blocks[1].database AS database, blocks[1].relation AS relation, count(*) AS records,
-                        sum(total_length) AS wal_bytes, sum(image_count) AS image_count, sum(image_bytes) AS image_bytes
-                 FROM {records} GROUP BY ALL
-             ),
-             others AS (
-                 SELECT lsn // $width AS range, rmgr, blocks[1] AS owner, unnest(blocks[2:]) AS block
+        WITH others AS (
+                 SELECT begin_lsn, end_lsn, rmgr, blocks[1] AS owner, unnest(blocks[2:]) AS block
                  FROM {special} WHERE len(blocks) > 1
              ),
              moved AS (
-                 SELECT * FROM whole
+                 SELECT * EXCLUDE special FROM {sums}
                  UNION ALL
-                 SELECT range, rmgr, block.tablespace, block.database, block.relation, 0,
+                 SELECT begin_lsn, end_lsn, rmgr, block.tablespace, block.database, block.relation, 0,
                         block.image_bytes + block.data_bytes, block.has_image::INT, block.image_bytes
                  FROM others
                  UNION ALL
-                 SELECT range, rmgr, owner.tablespace, owner.database, owner.relation, 0,
+                 SELECT begin_lsn, end_lsn, rmgr, owner.tablespace, owner.database, owner.relation, 0,
                         -block.image_bytes - block.data_bytes, -block.has_image::INT, -block.image_bytes
                  FROM others
              )
-        SELECT range * $width AS begin_lsn, (range + 1) * $width AS end_lsn, rmgr, tablespace, database, relation,
+        SELECT begin_lsn, end_lsn, rmgr, tablespace, database, relation,
                sum(records)::BIGINT AS records, sum(wal_bytes)::BIGINT AS wal_bytes,
                sum(image_count)::BIGINT AS image_count, sum(image_bytes)::BIGINT AS image_bytes
         FROM moved GROUP BY ALL
     """
-    return keep(connection, "volume", query, {"width": width}, records=records, special=special)
+    return keep(connection, "volume", query, sums=sums, special=special)
 
 
 class Sums(NamedTuple):
@@ -390,7 +395,7 @@ def imaged_pages(connection: DuckDBPyConnection, special: str | None, page_versi
     """Return how many pages have a full-page image, or an upper bound of that; None if no table has it.
 
     Args:
-        special: of `special_records`.
+        special: of `sums_of_records`.
         page_versions: its pages also have an image LSN if a record initializes them, so it gives an upper bound.
     """
     if special is not None:
@@ -414,7 +419,7 @@ def indexes(connection: DuckDBPyConnection, volume: str, special: str | None, co
     """Return the indexes that wrote most WAL, by the resource managers of their records.
 
     Args:
-        special: of `special_records`.
+        special: of `sums_of_records`.
 
     Returns:
         rows (name, table_name, wal_bytes, image_bytes, records, splits); the table is null if it has no name here, and
@@ -427,7 +432,7 @@ def indexes(connection: DuckDBPyConnection, volume: str, special: str | None, co
         splits = f"""
             SELECT blocks[1].tablespace AS tablespace, blocks[1].database AS database, blocks[1].relation AS relation,
                    count(*) AS splits
-            FROM {special} WHERE rmgr = 'Btree' AND operation LIKE 'SPLIT%' GROUP BY ALL
+            FROM {special} WHERE is_split GROUP BY ALL
         """
     query = f"""
         WITH sums AS (
