@@ -42,7 +42,6 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     _COMMAND: {
         f"{_STORAGE}/inspection.py": ("",),
-        f"{_PROPOSER}/proposer.py": ("Proposer._on_change_members", "Proposer.set_apply_rule"),
         f"{_PROPOSER}/leadership.py": ("Leadership.replace_lost",),
         f"{_PROPOSER}/member_change.py": ("replacement_of_lost",),
     },
