@@ -9,16 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from aiohttp import web
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError
 from tests.integration.archive_fixtures import credentials
-from tests.integration.faulty_relay import FaultyRelay, answer, drop_the_answer, ignore_conditions
+from tests.integration.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer, ignore_conditions
 from tests.integration.object_stores import LocalFolder, MotoServer, RcloneServer, Server
 from tests.pipeline.small_wal import Pieces, decoded_rows, small_wal, write_wal
 from tests.unit.table_rows import SMALL, small
 from tests.unit.wal_builder import MIB
-from walproxy.pipeline.jobs.run import RunConfig, _Job
+from walproxy.pipeline.jobs import run as jobs_run
+from walproxy.pipeline.jobs.run import RunConfig, Waiting, _Job
 from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.lake.delta import DeltaLake
 from walproxy.pipeline.lake.location import LakeLocation
@@ -309,6 +312,19 @@ def test_a_writer_that_slept_goes_on_after_old_entries_of_the_log_were_removed(l
     assert lsns_of(location) == [0, 1, 10, 11, 12]
 
 
+def test_a_log_that_cannot_be_followed_any_longer_is_opened_again(moto: Server, prefix: str) -> None:
+    class Stale:
+        def update_incremental(self) -> None:
+            raise DeltaError("its entries are gone")
+
+    location = located(moto, prefix)
+    table: Any = opened(location)
+    assert table.commit("me", 1, [stored(table, [0])])
+    table._opened = Stale()
+    assert table.last_batch("me") == 1
+    assert lsns_of(location) == [0]
+
+
 def test_of_two_runs_on_two_machines_the_slower_one_ends_and_each_record_is_there_once(
     moto: Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,3 +348,44 @@ def test_of_two_runs_on_two_machines_the_slower_one_ends_and_each_record_is_ther
     other = write_wal(tmp_path / "other", small_wal(2 * MIB, system_id=8))
     with pytest.raises(ConfigurationError, match=r"tables in s3://.* hold is of the system 7, and .* has the WAL of 8"):
         _Job(config._replace(source=other), RunFolder(config.tables_at), lambda event: None, threading.Event()).open()
+
+
+def test_a_run_waits_during_an_outage_and_knows_then_that_its_commit_is_in(
+    moto: Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(jobs_run, "_RETRY_S_MIN", 0.01)
+    source = write_wal(tmp_path / "pg_wal", small_wal(3 * MIB))
+    with FaultyRelay(moto.endpoint) as relay:
+
+        async def commit_and_fail(request: Request, forward: Forward) -> web.Response:
+            await forward(request)
+            relay.when("", "", answer(503, "SlowDown"))
+            return web.Response(status=503)
+
+        events: list[Any] = []
+
+        def report(event: Any) -> None:
+            events.append(event)
+            if isinstance(event, Waiting):
+                relay.clear()
+
+        config = RunConfig(source, located(moto, prefix, relay.endpoint), None, ("records", "transactions"))
+        job: Any = _Job(config, RunFolder(config.tables_at), report, threading.Event())
+        (tmp_path / "cache").mkdir()
+        job.open()
+
+        def stream(_spark: None) -> None:
+            # After the outage the batches are cut differently.
+            whole = Pieces(source, None, None)
+            for number, batch in enumerate([whole] if events else whole.one_by_one()):
+                job._batch(batch, number)
+
+        monkeypatch.setattr(job, "_stream", stream)
+        relay.when("PUT", r"/records/_delta_log/0+1\.json", commit_and_fail, times=1)
+        job.work(None)
+    waiting = next(event for event in events if isinstance(event, Waiting))
+    assert re.match(r"could not .* the table s3://.*/records: .*SlowDown", waiting.reason)
+    for name in config.tables:
+        with open_lake_table(located(moto, prefix), name) as table:
+            assert sorted(table.to_arrow(["lsn"])["lsn"].to_pylist()) == decoded_rows(source, name)["lsn"].to_pylist()
