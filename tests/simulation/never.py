@@ -1,17 +1,19 @@
 """Points of `sometimes` that no run of the simulator reaches, each with the reason.
 
-Only what no run calls at all is here yet. Conditions that no seed has decided both ways are listed by the report until
-somebody has explained each of them, or changed a profile so that it is reached. What is only rare is not explained.
+A seed that reaches one of them has refuted its reason: the report then fails. What is only rare is not here: the report
+lists it until a seed reaches it. Whole functions are given by the beginnings of their names, conditions by the exact
+name of their function and the beginning of their text.
 """
 
 from tests.simulation.sometimes import Explained
 
+_PROPOSER, _ACCEPTOR = "walproxy/proposer", "safekeeper/acceptor"
+_STORAGE, _CONSENSUS = "safekeeper/storage", "safekeeper/consensus"
+
+# Reasons for whole functions.
 _SHELL = "called by parts of the shells that the simulator replaces also in real safekeepers: unit tests of the module"
 _STATUS = "shown in the status, and decides nothing: unit tests of the module"
 _COMMAND = "asked for by a command that the simulator does not have: unit tests of the module"
-
-_PROPOSER, _ACCEPTOR = "walproxy/proposer", "safekeeper/acceptor"
-_STORAGE, _CONSENSUS = "safekeeper/storage", "safekeeper/consensus"
 
 # By the reason, the beginnings of functions of each file; "" for all of it.
 _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -26,30 +28,486 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "_HeldDirectories",
             "_os_errors",
             "_refuse_closed_file",
+            "is_shortage",
             "storage_error",
         ),
         f"{_ACCEPTOR}/readable.py": ("",),
         f"{_ACCEPTOR}/pull_sources.py": ("",),
-        f"{_PROPOSER}/proposer.py": ("Proposer.is_steady", "Proposer.hot_standby_feedback", "Proposer.knows_a_cluster"),
-        f"{_PROPOSER}/standbys.py": ("Standbys.oldest_xmins",),
     },
-    _STATUS: {
-        f"{_PROPOSER}/view.py": ("",),
-        f"{_PROPOSER}/standbys.py": ("Standbys.rows", "Standbys._rows", "Standbys.lacking"),
-        f"{_PROPOSER}/archiving.py": ("Archiving.is_configured", "Archiving.problem"),
-        f"{_PROPOSER}/liveness.py": ("Liveness.is_served", "Liveness._answering", "Liveness.taking_part"),
-        f"{_CONSENSUS}/membership.py": ("Membership.members_needed",),
-    },
+    _STATUS: {f"{_STORAGE}/wal_log.py": ("WalStorage.tli",)},
     _COMMAND: {
         f"{_STORAGE}/inspection.py": ("",),
+        f"{_CONSENSUS}/messages.py": ("AgentSettingsVersion.key",),
         f"{_PROPOSER}/leadership.py": ("Leadership.replace_lost",),
         f"{_PROPOSER}/member_change.py": ("replacement_of_lost",),
     },
 }
 
+# Reasons for conditions. First what nothing can reach, by the code itself.
+_CHECKED = "what `check` refuses with InvariantViolation: a run that gets there has failed"
+_LOCAL = "an error of the caller, refused with LocalProtocolError: a run that gets there has failed"
+_BEFORE = "decided by a condition before it, in this function or in each of its callers"
+_FOLLOWED = "a leader that is followed has a connection, and the folder a membership, from the adoption on"
+_BEGUN = "a cluster's id, its membership and its segment size are written at once, before any promise, history or WAL"
+_ORDER = "a connection keeps the order: answers to an earlier term are before the one to `Elected`, which is awaited"
+# What refuses others' faults.
+_PEER = "refuses a message that no peer of the simulator sends: unit tests of the module"
+_WRITTEN = "refuses what no operator of the simulator writes: unit tests of the module"
+_SIZES = "takes more than a run has: all 64-bit terms, a MiB of history files, 32 members"
+_RELEASE = "written by another release than those whose folders the simulator begins: unit tests of the module"
+_DAMAGE = "files that were damaged, added or taken away behind the safekeeper's back: unit tests of the module"
+_LOST = "durable WAL is lost, which the virtual disks never do: in a real shell the run then fails (NoHole)"
+_SECTOR = "a slot is in one sector, which the virtual disks write as a whole: unit tests of the module"
+_REAL_FILES = "the virtual file system has no such error: unit tests of the module, with injected ones"
+_COPY = "no two safekeepers have one data folder: the storage refuses a copy under another id"
+# What the simulator does not have.
+_ONE_SERVER = "all primaries of the simulator have one system identifier and one segment size"
+_ONE_ADDRESS = "a safekeeper of the simulator has one address, the same in the membership and in each list"
+_ONE_ARCHIVE = "the archive of the simulator is the same for all safekeepers"
+_OPTION = "an option that no proxy of the simulator has: unit tests of the module"
+_ONE_CHANGE = "operators of the simulator change the members or the sizes of the quorums, and always name both"
+_NAMES = "standbys of the simulator have ASCII names, none of them a keyword, and send no hot standby feedback"
 # Real safekeepers have synthetic records, too.
 _RECORDS = "decodes WAL, and the records of the simulator are synthetic: unit tests of the module"
-_OF_RECORDS = ("case FindRecord", "case FindTimedRecord", "search is None", "search.lsn != lsn")
+_NODE = "the node executes this effect itself: unit tests of the module"
+
+# By the reason, the conditions of each function: how their texts begin.
+_CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
+    _CHECKED: {
+        f"{_ACCEPTOR}/acceptor.py": {
+            "Acceptor.flushed": (
+                "self._checked_commit_lsn <= commit_lsn is false",
+                "self._checked_truncate_lsn <= truncate_lsn <= commit_lsn is false",
+                "leader == control.promised is false",
+                "self.leader_connection is not None is false",
+            ),
+        },
+        f"{_PROPOSER}/leadership.py": {
+            "Leadership.on_steady_answer": (
+                "checked_commit_lsn <= commit_lsn is false",
+                "checked_truncate_lsn <= truncate_lsn <= commit_lsn <= self.write_lsn <= self.received_lsn is false",
+                "flush_lsn <= write_lsn <= progress.sent_lsn <= self.received_lsn is false",
+            ),
+        },
+        f"{_PROPOSER}/progress.py": {
+            "Progress.check": (
+                "self.adopted is false",
+                "has_fetch is is_fetching is false",
+                "has_pull is is_pulling is false",
+                "self.flush_lsn <= self.write_lsn <= self.sent_lsn <= received_lsn is false",
+                "self.follows (2) is true",
+                "has_fetch is true",
+                "has_pull is true",
+                "self.flush_lsn <= self.write_lsn <= received_lsn is false",
+                "self.flush_lsn is true",
+            ),
+        },
+        f"{_PROPOSER}/proposer.py": {
+            "Proposer.check": ("phase is Phase.LEADING is false", "phase is not Phase.LEADING is false"),
+            "Proposer.wal_received": ("end_lsn < self.leadership.write_lsn is true",),
+        },
+    },
+    _LOCAL: {
+        f"{_STORAGE}/data_folder.py": {"DataFolder.perform": ("case _",)},
+        f"{_STORAGE}/wal_log.py": {
+            "WalStorage.append": ("begin_lsn != self.write_lsn is true", "self._writing is false"),
+            "WalStorage.flush_now": ("self._flush is not None is true",),
+            "WalStorage.truncate": ("self.is_empty is true", "self.begin_lsn <= lsn <= self.write_lsn is false"),
+            "WalStorage.forget_below": (
+                "self.is_empty is true",
+                "lsn % self._segment_size is true",
+                "lsn > self._writing[0].begin_lsn is true",
+            ),
+            "WalStorage.read": ("self.begin_lsn <= begin_lsn <= end_lsn <= self.write_lsn is false",),
+            "WalStorage._refusal": ("self._failure is not None is false", "self.is_empty is"),
+        },
+        f"{_PROPOSER}/proposer.py": {"Proposer.wal_received": ("stream.is_open is false",)},
+    },
+    _BEFORE: {
+        f"{_ACCEPTOR}/acceptor.py": {
+            "Acceptor._vote": ("asked is None is true",),
+            "Acceptor._end_pull": ("pull is not None is false",),
+        },
+        f"{_ACCEPTOR}/acceptor_log.py": {
+            "AcceptorLog._adopt": ("cut is not None (3) is false", "cut is not None (4) is false")
+        },
+        f"{_CONSENSUS}/term_history.py": {
+            # The term of an elected leader is above all that were forgotten, here and there.
+            "divergence_at_forgotten_term": ("leaves_with is not None is false",),
+        },
+        f"{_STORAGE}/data_folder.py": {
+            # The WAL was set aside before, or was not opened at the start.
+            "DataFolder._restore_wal": ("self.storage is not None is true",),
+        },
+        f"{_STORAGE}/recovery.py": {
+            # Unfinished segments are removed before WAL is set aside.
+            "inspect": ("_is_temporary(name) is true",),
+        },
+        f"{_STORAGE}/wal_log.py": {
+            "WalStorage.append": ("type(data) is not bytes is true",),
+            "WalStorage.start_flush": ("self._flush is not None is true",),
+            # The acceptor flushes before it cuts.
+            "WalStorage.truncate": ("lsn > self.flush_lsn is true",),
+        },
+        f"{_PROPOSER}/campaign.py": {"Campaign.message": ("isinstance(message, TailResponse) is false",)},
+        f"{_PROPOSER}/election.py": {
+            # A donor without WAL has no records to report.
+            "highest_possible_commit": ("donor_term is false", "vote.history is false"),
+        },
+        f"{_PROPOSER}/member_change.py": {"next_membership": ("is_settled(membership, wanted) is true",)},
+        f"{_PROPOSER}/primary.py": {"first_difference": ("len(ours) != len(theirs) is true",)},
+        f"{_PROPOSER}/refusals.py": {"Refusals.reason": ("past is None is true",)},
+        f"{_PROPOSER}/replication.py": {"Replication.__init__": ("addresses is not None is false",)},
+    },
+    _FOLLOWED: {
+        f"{_ACCEPTOR}/acceptor.py": {
+            "Acceptor._append": ("membership is None is true",),
+            "Acceptor._reconfigure": ("own is not None is false",),
+            "Acceptor._learn_folders": ("membership is not None is false",),
+            "Acceptor.accepts": ("membership is not None is false",),
+            "Acceptor._refuse_generation": ("membership is not None is false",),
+            "Acceptor._send_answer": ("self.leader_connection is not None is false",),
+            "Acceptor._end_pull": ("self.leader_connection is not None is false",),
+            "Acceptor._elected": ("self.control.wal_begin_lsn is false",),
+        },
+    },
+    _BEGUN: {
+        f"{_ACCEPTOR}/acceptor.py": {
+            "Acceptor._bootstrap": (
+                "control.promised.term is true",
+                "control.history is true",
+                "control.cluster_id[:8] is false",
+            ),
+            "_told_of": ("replaced.membership is None is true",),
+        },
+        f"{_ACCEPTOR}/acceptor_log.py": {"AcceptorLog._divergence_from": ("own is false",)},
+        f"{_CONSENSUS}/membership.py": {"Membership.is_same": ("other is not None is false",)},
+        f"{_CONSENSUS}/messages.py": {
+            "AcceptorGreeting.is_empty": ("self.last_term == 0 is false", "self.flush_lsn == 0 is false"),
+        },
+        f"{_STORAGE}/data_folder.py": {
+            "DataFolder._inspect_set_aside": ("control.segment_size is false",),
+            "DataFolder._restore_wal": ("self.control.segment_size is false",),
+        },
+        f"{_PROPOSER}/roster.py": {"later_cluster_reason": ("membership is None is true",)},
+    },
+    _ORDER: {
+        f"{_PROPOSER}/leadership.py": {
+            "Leadership.on_steady_answer": ("response.leader_id != self.leader_id is true",),
+        },
+        f"{_PROPOSER}/replication.py": {"Replication.on_pull_ended": ("message.leader_id != self.leader_id is true",)},
+    },
+    _PEER: {
+        f"{_CONSENSUS}/membership.py": {"check_quorum_sizes": ("problem is true",)},
+        f"{_CONSENSUS}/term_history.py": {
+            "check_history": (
+                "entry.floor < 0 is true",
+                "0 < entry.start_lsn <= LSN_MAX is false",
+                "entry.start_lsn < previous.start_lsn is true",
+            ),
+            "divergence": (
+                "own[:own_index + 1][-(other_index + 1):] != other[:other_index + 1][-(own_index + 1):] is true",
+            ),
+        },
+        f"{_PROPOSER}/election.py": {
+            "check_vote": (
+                "last_term(vote.history) >= vote.leader_id.term is true",
+                "cut_history(vote.history, vote.flush_lsn) != vote.history is true",
+            ),
+        },
+        f"{_PROPOSER}/leadership.py": {
+            "Leadership.on_append_response": (
+                "response.flush_lsn <= response.write_lsn <= max(self.received_lsn, self.term_start_lsn) is false",
+            ),
+        },
+        f"{_PROPOSER}/replication.py": {
+            "Replication.on_read_response": (
+                "response.begin_lsn != progress.sent_lsn is true",
+                "0 < size <= fetch.end_lsn - progress.sent_lsn is false",
+            ),
+            "Replication.on_pull_ended": ("progress.sent_lsn <= message.write_lsn <= self.received_lsn is false",),
+        },
+        f"{_PROPOSER}/roster.py": {
+            "Roster.on_greeting": (
+                "greeting.safekeeper_id != safekeeper_id is true",
+                "greeting.protocol_version != PROTOCOL_VERSION is true",
+                "greeting.cluster_id is false",
+                "peer.asked_with is false",
+            ),
+            "Roster.on_folder_states": ("own.safekeeper_id != safekeeper_id is true",),
+        },
+        f"{_PROPOSER}/verification.py": {
+            "Verification.on_digest": (
+                "begin_lsn <= self._last_segment.begin_lsn is false",
+                "is_asked_for is false",
+                "begin_lsn < response.end_lsn <= start_lsn is false",
+                "len(response.page_crcs) != pages is true",
+            ),
+        },
+    },
+    _WRITTEN: {
+        f"{_CONSENSUS}/quorum_expression.py": {
+            "size_of": ("len(expression) > LENGTH_MAX is true", "except _Invalid"),
+            "problem_of_sizes": (
+                "except ConfigurationError",
+                "1 <= size <= members is false",
+                "sum(sizes) <= members is true",
+                "2 * sizes[1] <= members is true",
+            ),
+            "_Reader.read": ("self._at < len(self._text) is true",),
+            "_Reader._unexpected": ("entered", "found is"),
+            "_Reader._checked": ("0 <= value <= VALUE_MAX is false", "value < 0 is"),
+            "_Reader._product": ("operand is false",),
+            "_Reader._operand": (
+                "self._depth > DEPTH_MAX is true",
+                "self._take(')') is false",
+                "has_digits is false",
+            ),
+        },
+        f"{_STORAGE}/data_folder.py": {
+            "DataFolder.open": (
+                "fs.exists(directory.parent) is false",
+                "fs.exists(directory / POSTGRESQL_MARK) is true",
+            ),
+        },
+        f"{_PROPOSER}/apply_rule.py": {
+            "parse_apply_rule": (
+                "isinstance(written, str) is false",
+                "_is_number(tokens[1]) (2) is false",
+                "names is false",
+                "names (3) is",
+                "rest[0] != ('mark', '(') is true",
+                "rest[-1] != ('mark', ')') is true",
+                "count < 1 is true",
+                "count > len(names) is true",
+            ),
+            "_tokens": ("match is None is true",),
+            "_names": (
+                "kind != 'mark' is false",
+                "len(names) != len(tokens[::2]) is true",
+                "len(tokens) % 2 == 0 is true",
+                "any((t != ('mark', ',') for t in tokens[1::2])) is true",
+                "names.count(name) > 1 is true",
+                "twice is not None is true",
+            ),
+            "_is_number": (
+                "token[0] == 'word' is false",
+                "token[1].isascii() is false",
+                "token[1].isdecimal() is false",
+            ),
+        },
+        f"{_PROPOSER}/member_change.py": {"refusal_of": ("wanted.members is false", "problem is true")},
+    },
+    _SIZES: {
+        f"{_CONSENSUS}/membership.py": {
+            "quorum_problem": ("count > MEMBERS_MAX is true", "sizes != QuorumSizes() is"),
+        },
+        f"{_PROPOSER}/campaign.py": {"Campaign._ask_for_votes": ("highest_term >= TERM_MAX is true",)},
+        f"{_PROPOSER}/election.py": {
+            "check_vote": ("size > VOTE_BYTES_MAX is true",),
+            "collect_tli_histories": ("room < 0 is true", "kept is"),
+        },
+    },
+    _RELEASE: {
+        f"{_ACCEPTOR}/acceptor_log.py": {"AcceptorLog._finish_adoption": ("control.set_aside_as is false",)},
+        f"{_STORAGE}/control_file.py": {
+            "StateFile._checked_payload": ("self._version_min <= version <= self._version is false",),
+        },
+        f"{_STORAGE}/data_folder.py": {
+            "DataFolder._load": (
+                "FORMAT_VERSION_MIN <= control.format_version <= FORMAT_VERSION is false",
+                "except RemoteProtocolError",
+            ),
+        },
+    },
+    _DAMAGE: {
+        f"{_STORAGE}/control_file.py": {
+            "StateFile.load": ("except msgspec.DecodeError",),
+            "StateFile._checked_payload": (
+                "len(content) < _HEADER.size + _CRC.size is true",
+                "magic != self._magic is true",
+                "google_crc32c.value(content[:-_CRC.size]) != _CRC.unpack(content[-_CRC.size:])[0] is true",
+                "length != len(content) - _HEADER.size - _CRC.size is true",
+            ),
+        },
+        f"{_STORAGE}/data_folder.py": {"DataFolder._load": ("self._fs.listdir(self._wal_directory) is true",)},
+        f"{_STORAGE}/recovery.py": {
+            "list_segments": (
+                "len(name) == _SEGMENT_NAME_LENGTH is true",
+                "name.strip('0123456789ABCDEF') is",
+                "low.begin_lsn == high.begin_lsn is true",
+                "high.begin_lsn != low.begin_lsn + segment_size is true",
+            ),
+            "inspect": (
+                "except StorageFailed",
+                "parsed is not None is false",
+                "(low.valid_end_lsn or 0) < high.begin_lsn is true",
+                "low.valid_end_lsn is false",
+            ),
+            "end_of_chain": ("segment.begin_lsn != end_lsn is true", "segment.valid_end_lsn is None is true"),
+            "_walk": ("_holds_wal(facts) is true",),
+            "_slot_of": ("file.size() != segment_size + FOOTER_BYTES is true", "slot is None is true"),
+            "_inspect_file": (
+                "file.size() != segment_size + FOOTER_BYTES is true",
+                "except StorageFailed",
+                "valid is None is true",
+                "valid is false",
+            ),
+            "_holds_wal": ("facts.valid_end_lsn is not None is false",),
+        },
+        f"{_STORAGE}/segment_file.py": {
+            "read_slots": ("begin_lsn <= slot.begin_lsn <= slot.end_lsn <= end_lsn is false",),
+            "read_exactly": ("len(data) != length is true",),
+            "open_segment": ("slots is false", "except (StorageFailed, StorageFull)"),
+        },
+    },
+    _LOST: {
+        f"{_ACCEPTOR}/acceptor_log.py": {"AcceptorLog._refusal_of_undo": ("lost is true",)},
+        f"{_STORAGE}/data_folder.py": {
+            "missing_wal": (
+                "flush_lsn < needed_lsn is true",
+                "flush_lsn is",
+                "begin_lsn > control.wal_begin_lsn is true",
+            ),
+            "DataFolder._check_wal": ("lost is not None is true",),
+            "DataFolder._inspect_set_aside": ("lost is None is false",),
+        },
+    },
+    _SECTOR: {
+        f"{_STORAGE}/segment_file.py": {
+            "Slot.decode": (
+                "len(data) < _SLOT.size + _CRC.size is true",
+                "magic != _MAGIC is true",
+                "_CRC.unpack_from(data, _SLOT.size)[0] != google_crc32c.value(body) is true",
+            ),
+            "read_slots": ("slot is false",),
+            "newest_valid_slot": ("slot is not None is false",),
+            "open_segment": ("slot is not None is false",),
+        },
+        f"{_STORAGE}/recovery.py": {"_inspect_file": ("slot is false",)},
+    },
+    _REAL_FILES: {
+        f"{_STORAGE}/data_folder.py": {"DataFolder._move_files": ("except StorageFull",)},
+        f"{_STORAGE}/filesystem.py": {"sync_names": ("except StorageFull",)},
+        f"{_STORAGE}/wal_log.py": {
+            "WalStorage.append": ("tail.file.system_pwrite(data, offset) != size is true", "except OSError"),
+            "WalStorage.flush_now": (
+                "file.system_pwrite(slot, offset) != SLOT_BYTES is true",
+                "except OSError",
+            ),
+            "WalStorage.reset": ("except ResourceShortage",),
+        },
+    },
+    _COPY: {
+        f"{_PROPOSER}/roster.py": {
+            "Roster.on_greeting": ("twin is not None is true",),
+            "twin_of": ("peer.greeting.incarnation == incarnation is true",),
+        },
+        f"{_PROPOSER}/proposer.py": {
+            # A greeting has just ended every refusal but that of a copy.
+            "Proposer._on_greeting": (
+                "self.peers[safekeeper_id].refused is true",
+                "self.peers[safekeeper_id].refused (2) is true",
+                "self.peers[safekeeper_id].refused (3) is true",
+            ),
+        },
+    },
+    _ONE_SERVER: {
+        f"{_STORAGE}/data_folder.py": {
+            "DataFolder._storage_for_reset": (
+                "self._segment_size == self.control.segment_size is false",
+                "self.storage is not None (2) is true",
+            ),
+        },
+        f"{_PROPOSER}/roster.py": {
+            "foreign_reason": ("theirs != ours is true",),
+            "majority_against": (
+                "peer.refused_code is RefusalCode.OTHER_SYSTEM is true",
+                "len(reasons) <= len(peers) // 2 is false",
+            ),
+            "Roster.refuse_foreigners": ("reason is true",),
+            "Roster.forgive_foreigners": ("",),
+        },
+        f"{_PROPOSER}/proposer.py": {
+            "Proposer.primary_identified": ("self._refuse_foreigners(primary, now) is true",),
+            "Proposer._try_to_begin": ("self._refuse_foreigners(primary, now) is true",),
+            "Proposer._refuse_foreigners": ("reason is true", "bool(reason) is true"),
+        },
+        f"{_PROPOSER}/verification.py": {
+            "refusal_in_term": (
+                "(primary.system_id, primary.segment_size) != (elected.system_id, elected.segment_size) is true",
+            ),
+        },
+    },
+    _ONE_ADDRESS: {
+        f"{_PROPOSER}/roster.py": {
+            "Roster.dial": ("member.address in peer.addresses is false", "peer is None is false"),
+            "Roster.redirect": (
+                "len(peer.addresses) < 2 is false",
+                "now - peer.redirected_at < ",
+                "greeting ",
+                "greeting.",
+            ),
+        },
+        f"{_PROPOSER}/proposer.py": {
+            "Proposer.tick": ("any((len(peer.addresses) > 1 for peer in self.peers.values())) is true",),
+            "Proposer._on_greeting": ("self.peers[safekeeper_id].greeting is None is true",),
+        },
+    },
+    _ONE_ARCHIVE: {
+        f"{_PROPOSER}/archiving.py": {
+            "Archiving.on_report": ("self._has_other_archive(report) is true", "candidate.other_archive.is_new("),
+            "Archiving.choose": ("self._has_other_archive(c.report) is true",),
+            "Archiving._has_other_archive": (
+                "bool(report.archive_id and self.archive_id and (report.archive_id != self.archive_id)) is true",
+            ),
+        },
+        f"{_PROPOSER}/leadership.py": {"Leadership.on_archive_report": ("stranger is true",)},
+    },
+    _OPTION: {
+        f"{_PROPOSER}/leadership.py": {
+            "Leadership.refusal_of_change": ("force is true",),
+            "Leadership.begin_change": ("wanted != self.wanted is false",),
+        },
+        f"{_PROPOSER}/member_change.py": {"next_membership": ("facts.forced is true",)},
+        f"{_PROPOSER}/proposer.py": {
+            "Proposer.tick": ("self.config.replace_lost is true",),
+            "Proposer._try_to_begin": ("self.config.bootstrap is true",),
+        },
+    },
+    _ONE_CHANGE: {
+        f"{_PROPOSER}/member_change.py": {
+            "describe_change": ("membership.members == membership.new_members is false",),
+            "target_of": ("sizes is None is true", "half.members == wanted is", "present is"),
+        },
+    },
+    _NAMES: {
+        f"{_PROPOSER}/apply_rule.py": {
+            "fold_name": ("letter.isascii() is false",),
+            "parse_apply_rule": (
+                "_is_word(tokens[0], 'first') is true",
+                "len(tokens) > 1 is",
+                "len(tokens) > 1 (2) is false",
+                "_is_number(tokens[1]) is",
+            ),
+        },
+        f"{_PROPOSER}/standbys.py": {
+            "Standbys.oldest_xmins": ("standby.xmin is true", "standby.catalog_xmin is true"),
+        },
+    },
+    _RECORDS: {
+        f"{_STORAGE}/data_folder.py": {
+            "DataFolder.perform": (
+                "case FindRecord",
+                "case FindTimedRecord",
+                "search is None",
+                "search.lsn != lsn",
+            ),
+        },
+    },
+    _NODE: {f"{_STORAGE}/data_folder.py": {"DataFolder.perform": ("case WriteWal",)}},
+    _SHELL: {f"{_STORAGE}/event_file.py": {"EventFile.load": ("self._fs.exists(path) is true",)}},
+}
 
 EXPLAINED = (
     *(
@@ -58,5 +516,11 @@ EXPLAINED = (
         for path, functions in files.items()
         for function in functions
     ),
-    *(Explained(f"{_STORAGE}/data_folder.py", "DataFolder.perform", what, _RECORDS) for what in _OF_RECORDS),
+    *(
+        Explained(path, function, what, why)
+        for why, files in _CONDITIONS.items()
+        for path, functions in files.items()
+        for function, texts in functions.items()
+        for what in texts
+    ),
 )

@@ -16,12 +16,14 @@ and all but the last part of other `and` and `or`. Assertions, and conditions of
 InvariantViolation or LocalProtocolError, are no points: a run that gets there has failed.
 
 The points come from the syntax trees of the sources, and a point is its module, its function and the text of its
-condition: an edit elsewhere changes none. Nothing of this is in the product. `watching` compiles the changed trees, and
+condition, with a number where a function has the same one again: `CONDITION (2) is true`. An edit elsewhere changes
+none. Nothing of this is in the product. `watching` compiles the changed trees, and
 gives the code of each function in them to the function that was imported; afterwards each has its own again. A run is
 then a third slower.
 
 Some points cannot be reached by the simulator, for instance what refuses a peer's wrong messages. They are in
-`EXPLAINED` (never.py) with the reason; an explanation of nothing fails a test.
+`EXPLAINED` (never.py) with the reason. An explanation of nothing fails a test; one of a point that a seed has reached
+is an error of the report, and the command then fails.
 """
 
 import ast
@@ -59,7 +61,10 @@ class Point(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """Points that no run reaches, and why: all of a file whose function and text begin so."""
+    """Points that no run reaches, and why: those of a function whose text begins with `what`.
+
+    Without `what`, all of the functions of the file whose names begin with `function`.
+    """
 
     path: str
     function: str
@@ -68,7 +73,8 @@ class Explained(NamedTuple):
 
     def matches(self, point: Point) -> bool:
         """Return whether a point is one of them."""
-        return point.path == self.path and point.function.startswith(self.function) and point.what.startswith(self.what)
+        is_of_function = point.function == self.function if self.what else point.function.startswith(self.function)
+        return point.path == self.path and is_of_function and point.what.startswith(self.what)
 
 
 class Points:
@@ -175,13 +181,16 @@ def report(points: Sequence[Point], seeds: Counter[int], total: int, explained: 
         f"the others are explained, {len(open_points)} are not:"
     )
     lines += [f"  never: {point}" for point in open_points]
-    for each in explained:
-        there = [point for index, point in enumerate(points) if each.matches(point) and seeds[index]]
-        if there:
-            lines.append(f"  reached, but explained as impossible ({len(there)}): {there[0]}")
     rarest = sorted((count, index) for index, count in seeds.items() if count)[:_RAREST]
     lines += [f"  in {count} seeds: {points[index]}" for count, index in rarest]
+    lines += [f"error: reached, but explained as impossible: {each}" for each in refuted(points, seeds, explained)]
     return "\n".join(lines)
+
+
+def refuted(points: Sequence[Point], seeds: Counter[int], explained: Sequence[Explained]) -> list[Point]:
+    """Return the points that were reached although there is a reason why they cannot be."""
+    there = (point for index, point in enumerate(points) if seeds[index])
+    return [point for point in there if any(each.matches(point) for each in explained)]
 
 
 _Located = ast.stmt | ast.expr | ast.pattern | ast.excepthandler
@@ -194,6 +203,7 @@ class _Probes(ast.NodeTransformer):
         self._path = path
         self._points = points
         self._names: list[str] = []
+        self._texts: Counter[tuple[str, str]] = Counter()
         self._returns_bool = False
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
@@ -288,7 +298,7 @@ class _Probes(ast.NodeTransformer):
         if isinstance(node, ast.Constant):
             return node
         text = ast.unparse(node)
-        text = text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}..."
+        text = self._numbered(text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}...")
         index = len(self._points)
         self._add(f"{text} is true", node)
         self._add(f"{text} is false", node)
@@ -298,8 +308,14 @@ class _Probes(ast.NodeTransformer):
     def _hit(self, what: str, node: _Located, at: ast.stmt) -> ast.stmt:
         """Return a statement that counts a point, to stand before `at`."""
         place = ast.Subscript(ast.Name(_HITS, ast.Load()), ast.Constant(len(self._points)), ast.Store())
-        self._add(what, node)
+        self._add(self._numbered(what), node)
         return ast.copy_location(ast.Assign([place], ast.Constant(1)), at)
+
+    def _numbered(self, text: str) -> str:
+        """Return the text of a point, with a number from the second time on."""
+        key = ".".join(self._names), text
+        self._texts[key] += 1
+        return text if self._texts[key] == 1 else f"{text} ({self._texts[key]})"
 
     def _add(self, what: str, node: _Located) -> None:
         self._points.append(Point(self._path, ".".join(self._names), what, node.lineno))

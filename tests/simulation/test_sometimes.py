@@ -13,7 +13,7 @@ from tests.simulation import __main__ as command
 from tests.simulation.never import EXPLAINED
 from tests.simulation.runner import Outcome, Task, attempt
 from tests.simulation.situations import Situation
-from tests.simulation.sometimes import WATCHED, Explained, Point, Points, report, take, watched_points
+from tests.simulation.sometimes import WATCHED, Explained, Point, Points, refuted, report, take, watched_points
 from walproxy.proposer.proposer import Proposer
 
 SOURCE = '''
@@ -41,6 +41,9 @@ class Gate:
                     return int(word)
                 except ValueError:
                     return "low" if self.height < 2 else None
+
+    def is_high(self) -> bool:
+        return self.height > 9 or (self.height > 5 and not self.locked) or (self.height > 5 and self.width > 5)
 '''
 
 
@@ -91,7 +94,7 @@ def test_each_part_of_a_condition_is_a_point(gate: tuple[ModuleType, Points]) ->
 def test_what_must_never_happen_is_no_point(gate: tuple[ModuleType, Points]) -> None:
     _, points = gate
     assert not any("self.height < 0" in point.what for point in points.points)
-    assert len(points.points) == len({(point.function, point.what) for point in points.points}) == 18
+    assert len(points.points) == len({(point.function, point.what) for point in points.points}) == 29
 
 
 def test_a_point_that_was_not_reached_is_listed_unless_it_is_explained(gate: tuple[ModuleType, Points]) -> None:
@@ -109,8 +112,26 @@ def test_a_point_that_was_not_reached_is_listed_unless_it_is_explained(gate: tup
     ]
     explained = report(points.points, seeds, 1, why)
     assert "except ValueError" not in explained
-    assert "  reached, but explained as impossible (1): gate.py:8 Gate.is_open: entered" in explained
+    assert explained.endswith("\nerror: reached, but explained as impossible: gate.py:8 Gate.is_open: entered")
+    assert [point.what for point in refuted(points.points, seeds, why)] == ["entered"]
+    assert refuted(points.points, seeds, why[:1]) == []
     assert len(everything.splitlines()) == len(explained.splitlines())
+
+
+def test_a_condition_that_a_function_has_again_is_another_point(gate: tuple[ModuleType, Points]) -> None:
+    module, points = gate
+    with points.watching():
+        assert module.Gate(6, locked=False).is_high() is True
+        assert reached(points) >= {"Gate.is_high: self.height > 5 is true", "Gate.is_high: self.height > 9 is false"}
+        assert module.Gate(4, locked=False).is_high() is False
+        assert reached(points) >= {
+            "Gate.is_high: self.height > 5 is false",
+            "Gate.is_high: self.height > 5 (2) is false",
+        }
+    second = [
+        each for each in points.points if Explained("gate.py", "Gate.is_high", "self.height > 5 (2)", "").matches(each)
+    ]
+    assert [point.what for point in second] == ["self.height > 5 (2) is true", "self.height > 5 (2) is false"]
 
 
 def test_a_situation_is_a_point_of_the_calls_in_which_it_holds(gate: tuple[ModuleType, Points]) -> None:
@@ -144,6 +165,7 @@ def test_a_few_seeds_reach_a_part_and_change_nothing() -> None:
 
 def test_every_explanation_is_of_a_point_that_exists() -> None:
     points = watched_points().points
+    assert len({point[:3] for point in points}) == len(points)
     assert [each for each in EXPLAINED if not any(map(each.matches, points))] == []
     assert all(each.path.startswith(("situations", *WATCHED)) and each.why for each in EXPLAINED)
 
@@ -154,8 +176,24 @@ def test_an_edit_elsewhere_changes_no_point() -> None:
     assert not Explained("gate.py", "Gate.passes", "except KeyError", "").matches(before)
 
 
+def test_an_explanation_of_a_condition_is_of_one_function() -> None:
+    point = Point("gate.py", "Gate.passes_twice", "except ValueError", 24)
+    assert not Explained("gate.py", "Gate.passes", "except ValueError", "").matches(point)
+    assert Explained("gate.py", "Gate.passes", "", "").matches(point)
+
+
 def test_the_command_prints_what_was_not_reached(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--seeds", "1", "--first", "3", "--sometimes"]) == 0
     printed = capsys.readouterr().out
     assert "\n  never: safekeeper/acceptor/" in printed
     assert "\n1 seeds reached " in printed
+
+
+def test_the_command_fails_if_a_seed_refutes_a_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = Explained("safekeeper/acceptor/acceptor.py", "Acceptor._vote", "entered", "safekeepers never vote")
+    monkeypatch.setattr(command, "EXPLAINED", (wrong,))
+    assert command.main(["--seeds", "1", "--first", "3", "--sometimes"]) == 1
+    printed = capsys.readouterr().out
+    assert "\nerror: reached, but explained as impossible: safekeeper/acceptor/acceptor.py:" in printed
