@@ -15,7 +15,7 @@ operator must correct it, ObjectMissing. None of them contains credentials.
 import logging
 import threading
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -223,11 +223,16 @@ class ObjectStore:
                 if meta["path"] > after  # Some stores ignore the start.
             )
 
-    def folders(self) -> Sequence[str]:
-        """Return the names of the folders that are directly below this one and have objects, sorted."""
-        with self._translating(f"list {self._name('')}"):
-            found = obstore.list_with_delimiter(self._client)["common_prefixes"]
-            return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found)
+    def entries(self, folder: str = "") -> tuple[set[str], set[str]]:
+        """Return the names of the folders and of the objects directly in `folder`; none if it does not exist."""
+        with self._translating(f"list {self._name(folder)}"):
+            if self._folder is not None:
+                return self._folder.entries(folder)
+            listed = obstore.list_with_delimiter(self._client, folder or None)
+            return (
+                {prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"]},
+                {meta["path"].rpartition("/")[2] for meta in listed["objects"]},
+            )
 
     def get_tagged(self, key: str) -> tuple[bytes, ObjectTag]:
         """Return the content of a small object of a remote store, and the tag of this version for `replace`.

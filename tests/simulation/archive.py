@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LOOK_EVERY_S = 0.1
+ARCHIVE_ID = "a" * 32
 
 
 class ArchiveKey(NamedTuple):
@@ -41,11 +42,13 @@ class ModelArchive:
     """What all safekeepers upload to.
 
     Attributes:
+        archive_id: its id, empty if it has none.
         objects: what has a receipt.
         torn: keys of uploads that did not finish: nobody believes them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, archive_id: str = "") -> None:
+        self.archive_id = archive_id
         self.objects: dict[ArchiveKey, bytes] = {}
         self.torn: set[ArchiveKey] = set()
 
@@ -118,6 +121,7 @@ class SimArchiver:
         self._known: set[ArchiveKey] = set()
         self._has_looked = False
         self._is_uploading = False
+        self._archive_id = ""
 
     def start(self) -> None:
         """Look after it from now on."""
@@ -129,11 +133,14 @@ class SimArchiver:
             if self._life != safekeeper.life:
                 self._life = safekeeper.life
                 self._known, self._has_looked, self._is_uploading = set(), False, False
+                self._archive_id = ""
             if not self.world.is_healing and not self.is_lucky and self.rng.random() < 0.01:
                 self.problem = "the archive does not answer"
             elif self.world.is_healing or self.rng.random() < 0.05:
                 self.problem = ""
             self._look(acceptor)
+            if not self.problem and acceptor.leader is not None:
+                self._archive_id = self.archive.archive_id
             self._report(acceptor)
         self.world.clock.after(LOOK_EVERY_S * (0.5 + self.rng.random()), self._tick)
 
@@ -187,4 +194,4 @@ class SimArchiver:
         archived_lsn = 0
         if self._has_looked and control.wal_begin_lsn:
             archived_lsn = chain(control.history, control.wal_begin_lsn, self._known)
-        self.safekeeper.archive_reported(archived_lsn, self.problem)
+        self.safekeeper.archive_reported(archived_lsn, self.problem, self._archive_id)

@@ -55,6 +55,8 @@ class Bends:
         checkpoint_s: the interval at which safekeepers write down lazily written positions.
         trim_s: the interval at which they remove old WAL.
         trim_segments: so many segments at once.
+        digest_bytes: a safekeeper returns checksums of so much WAL at once, a multiple of a page.
+        refused_wait_s: a primary whose bytes were refused is not elected for again for so long at first.
     """
 
     append_bytes: float = 2000.0
@@ -85,6 +87,8 @@ class Bends:
     checkpoint_s: float = 1.0
     trim_s: float = 0.3
     trim_segments: float = 16.0
+    digest_bytes: float = float(1 << 30)
+    refused_wait_s: float = 1.5
 
     def timing(self, timing: Timing) -> Timing:
         """Return the timing of a proposer, bent."""
@@ -95,6 +99,7 @@ class Bends:
             vote_timeout_s=self.vote_s,
             vote_grace_s=self.vote_grace_s,
             retry_interval_s=self.retry_s,
+            refused_wait_min_s=self.refused_wait_s,
             catchup_bytes_per_s=int(self.catchup_bytes_per_s),
         )
 
@@ -112,8 +117,10 @@ class Bends:
             (proposer_module, "BACKOFF_DOUBLINGS_MAX", int(self.backoff_doublings)),
             (campaign_module, "VERIFIED_BYTES_PER_S", int(self.verify_bytes_per_s)),
             (acceptor_module, "READ_BYTES_MAX", int(self.read_bytes)),
+            (acceptor_module, "DIGEST_RANGE_BYTES_MAX", int(self.digest_bytes)),
             (trimming_module, "SEGMENTS_PER_TRIM_MAX", int(self.trim_segments)),
             (reference_reads, "READ_BYTES_MAX", int(self.read_bytes)),
+            (reference_reads, "DIGEST_BYTES_MAX", int(self.digest_bytes)),
             (reference_log, "TRIMMED_SEGMENTS_MAX", int(self.trim_segments)),
             (reference_term, "APPEND_BYTES_MAX", int(self.append_bytes)),
             (reference_term, "IN_FLIGHT_BYTES_MAX", int(self.in_flight_bytes)),

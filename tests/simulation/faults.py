@@ -187,7 +187,10 @@ class Faults(OperatorFaults):
             options = quorums.halves(membership)
         else:
             others = _other_members(membership.members, proxy.known_folders())
-            options = [(members, membership.quorum_sizes) for members in others]
+            sizes = membership.quorum_sizes
+            if self.world.changes_both and self.rng.random() < 0.5:
+                sizes = self.rng.choice(self.world.quorum_choices)
+            options = [(members, sizes) for members in others]
         self._change_to(proxy, options)
 
     def rebootstrap(self) -> None:

@@ -61,11 +61,11 @@ _SECTOR = "a slot is in one sector, which the virtual disks write as a whole: un
 _REAL_FILES = "the virtual file system has no such error: unit tests of the module, with injected ones"
 _COPY = "no two safekeepers have one data folder: the storage refuses a copy under another id"
 # What the simulator does not have.
-_ONE_SERVER = "all primaries of the simulator have one system identifier and one segment size"
+_ONE_SIZE = "all servers of the simulator have one segment size"
 _ONE_ADDRESS = "a safekeeper of the simulator has one address, the same in the membership and in each list"
 _ONE_ARCHIVE = "the archive of the simulator is the same for all safekeepers"
 _OPTION = "an option that no proxy of the simulator has: unit tests of the module"
-_ONE_CHANGE = "operators of the simulator change the members or the sizes of the quorums, and always name both"
+_BOTH_NAMED = "operators of the simulator always name the sizes of the quorums with the members"
 _NAMES = "standbys of the simulator have ASCII names, none of them a keyword, and send no hot standby feedback"
 # Real safekeepers have synthetic records, too.
 _RECORDS = "decodes WAL, and the records of the simulator are synthetic: unit tests of the module"
@@ -412,30 +412,11 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     },
-    _ONE_SERVER: {
+    _ONE_SIZE: {
         f"{_STORAGE}/data_folder.py": {
             "DataFolder._storage_for_reset": (
                 "self._segment_size == self.control.segment_size is false",
                 "self.storage is not None (2) is true",
-            ),
-        },
-        f"{_PROPOSER}/roster.py": {
-            "foreign_reason": ("theirs != ours is true",),
-            "majority_against": (
-                "peer.refused_code is RefusalCode.OTHER_SYSTEM is true",
-                "len(reasons) <= len(peers) // 2 is false",
-            ),
-            "Roster.refuse_foreigners": ("reason is true",),
-            "Roster.forgive_foreigners": ("",),
-        },
-        f"{_PROPOSER}/proposer.py": {
-            "Proposer.primary_identified": ("self._refuse_foreigners(primary, now) is true",),
-            "Proposer._try_to_begin": ("self._refuse_foreigners(primary, now) is true",),
-            "Proposer._refuse_foreigners": ("reason is true", "bool(reason) is true"),
-        },
-        f"{_PROPOSER}/verification.py": {
-            "refusal_in_term": (
-                "(primary.system_id, primary.segment_size) != (elected.system_id, elected.segment_size) is true",
             ),
         },
     },
@@ -475,9 +456,8 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "Proposer._try_to_begin": ("self.config.bootstrap is true",),
         },
     },
-    _ONE_CHANGE: {
+    _BOTH_NAMED: {
         f"{_PROPOSER}/member_change.py": {
-            "describe_change": ("membership.members == membership.new_members is false",),
             "target_of": ("sizes is None is true", "half.members == wanted is", "present is"),
         },
     },

@@ -20,6 +20,7 @@ from tests.simulation.synthetic_wal import (
     make_record,
     records,
 )
+from tests.simulation.violation import Violation
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
 
 if TYPE_CHECKING:
@@ -47,8 +48,11 @@ class VirtualPrimary:
         walsender: the proxy that streams from it, one at most: there is one slot.
         has_slot: whether a real proxy has created its slot; a simulated one has no need of it.
         life: grows at every crash.
+        system_id: of its PostgreSQL cluster.
         repeated: sizes of records that it writes instead of what it is asked for, and whether they bear a time.
     """
+
+    system_id = SYSTEM_ID
 
     def __init__(self, world: "World", name: str, tli: int, ancestors: tuple[Ancestor, ...], wal: bytes) -> None:
         self.world = world
@@ -80,7 +84,7 @@ class VirtualPrimary:
         ancestors = self.ancestors
         tlis = [*(ancestor.tli for ancestor in ancestors[1:]), *([self.tli] if ancestors else [])]
         return PrimaryIdentity(
-            system_id=SYSTEM_ID,
+            system_id=self.system_id,
             tli=self.tli,
             flush_lsn=self.flush_lsn,
             segment_size=SEGMENT_SIZE,
@@ -217,3 +221,13 @@ class VirtualPrimary:
                 is_timed = is_timed_at(self.wal, start_lsn - FIRST_LSN)
                 primary.repeated.append((record_end_lsn - start_lsn, is_timed))
         return primary
+
+
+class Stranger(VirtualPrimary):
+    """A server of another PostgreSQL cluster, which must be refused (S10)."""
+
+    system_id = SYSTEM_ID + 1
+
+    def told(self, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
+        """A proxy has streamed its WAL."""
+        raise Violation("LogMatching", f"{self.name}, of another PostgreSQL cluster, is told {flush_lsn} (S10)")

@@ -38,6 +38,11 @@ class Profile:
         minority: probability that commits must go through again while a minority is still out of reach.
         upgrades: probability that an older release has run before: half of the real safekeepers have folders that it
             has begun, and the first proxy is of the release before until it has won a term.
+        other_spellings: probability that the operator writes quorum sizes and the rule for remote_apply with
+            parentheses, products and quotes, for the same meaning.
+        both_changes: probability that a change of the members changes the sizes of their quorums, too.
+        archive_ids: probability that the archive has an id, which each safekeeper reports once it has read it.
+        strangers: probability that the operator sometimes points a proxy at another PostgreSQL cluster's server.
         bends: which way the product's choices are taken.
     """
 
@@ -66,6 +71,10 @@ class Profile:
     torn_by_page: float = 0.5
     minority: float = 0.2
     upgrades: float = 0.0
+    other_spellings: float = 0.0
+    both_changes: float = 0.0
+    archive_ids: float = 0.0
+    strangers: float = 0.0
     bends: Bends = field(default_factory=Bends)
 
     def describe(self) -> str:

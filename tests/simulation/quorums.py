@@ -15,6 +15,9 @@ _SIZES: dict[str, Callable[[int], int]] = {
     "1": lambda n: 1,
     "N": lambda n: n,
     "(N+2)/3": lambda n: (n + 2) // 3,
+    "(N/3)+1": lambda n: n // 3 + 1,
+    "N-1*(N/3)": lambda n: n - n // 3,
+    "((N+1)+1)/2": lambda n: n // 2 + 1,
 }
 # Quick commits and slow elections, the reverse, and both slow: of five members 2 and 4, 4 and 3, 4 and 4, 1 and 5.
 CHOICES = (
@@ -25,6 +28,8 @@ CHOICES = (
     QuorumSizes("1", "N"),
     QuorumSizes("N", "N/2+1"),
 )
+# Some of them in other words.
+OTHER_SPELLINGS = (QuorumSizes("(N/3)+1", "N-1*(N/3)"), QuorumSizes("N-N/4", "((N+1)+1)/2"))
 # What the code refuses: of three, five, six and seven members both together are N; or less than half can elect.
 WITHOUT_OVERLAP = (QuorumSizes("(N+2)/3", "N/2+1"),)
 SMALL_ELECTIONS = (QuorumSizes("N", "N/3+1"),)

@@ -312,10 +312,10 @@ class RealSafekeeper(SimSafekeeper):
         if self.node is not None:
             self.loop.call_soon(self.node.checkpoint)
 
-    def archive_reported(self, archived_lsn: Lsn, problem: str) -> None:
+    def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str) -> None:
         """Its archiver has news."""
         if self.node is not None:
-            self.loop.call_soon(self.node.archive_reported, archived_lsn, problem)
+            self.loop.call_soon(self.node.archive_reported, archived_lsn, problem, archive_id)
 
     def trim(self, request: TrimRequest) -> None:
         """It is time to remove what is not needed any more."""

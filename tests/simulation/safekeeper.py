@@ -240,10 +240,10 @@ class SimSafekeeper:
             self._inbox.append(("checkpoint", None, None))
             self._pump()
 
-    def archive_reported(self, archived_lsn: Lsn, problem: str) -> None:
+    def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str) -> None:
         """Its archiver has news."""
         if self.acceptor is not None:
-            self._inbox.append(("archive", None, (archived_lsn, problem)))
+            self._inbox.append(("archive", None, (archived_lsn, problem, archive_id)))
             self._pump()
 
     def trim(self, request: TrimRequest) -> None:
@@ -301,7 +301,7 @@ class SimSafekeeper:
             elif kind == "checkpoint":
                 self._run(acceptor.checkpoint(), "checkpoint")
             elif kind == "archive":
-                self._run(acceptor.archive_reported(*content), "archive_reported", *content, "")
+                self._run(acceptor.archive_reported(*content), "archive_reported", *content)
             elif kind == "trim":
                 self._run(acceptor.trim(content), "trim", content)
             elif kind == "pulled":

@@ -14,6 +14,8 @@ from tests.simulation.profiles import SWARM, Profile
 from tests.simulation.schedule import Schedule
 
 WEIGHTS = (1, 2, 4, 8, 16, 32, 64)
+# Few errors hit a disk while it matters: seeds with such disks have many.
+FAILING_DISKS = 128
 # How large a part of the kinds takes part; and of the choices that are bent.
 PARTS = (0.15, 0.3, 0.5, 0.8)
 _TIMES_S: dict[str, tuple[float, ...]] = {
@@ -53,6 +55,9 @@ _BENDS: dict[str, tuple[float, ...]] = {
     "trim_s": (0.15, 1.0),
     "trim_segments": (1.0, 2.0),
 }
+# What was added later is drawn from a source of its own, so that a seed draws all else as before.
+_LATER_RATES = ("other_spellings", "both_changes", "archive_ids", "strangers")
+_LATER_BENDS: dict[str, tuple[float, ...]] = {"digest_bytes": (8192.0, 16384.0), "refused_wait_s": (3.0, 6.0)}
 
 
 def drawn(seed: int) -> Profile:
@@ -61,17 +66,25 @@ def drawn(seed: int) -> Profile:
     part = rng.choice(PARTS)
     kinds = [kind for kind in SWARM.weights if rng.random() < part] or ["crash_safekeeper"]
     weights = {kind: rng.choice(WEIGHTS) for kind in kinds}
+    if "fail_disk" in weights and random.Random(f"{seed} swarm failing disks").random() < 0.5:
+        weights["fail_disk"] = FAILING_DISKS
     # The other rates are probabilities; a third of them is 0, a sixth 1.
     rates = {
         f.name: rng.choice((0.0, 0.0, rng.random(), rng.random(), rng.random(), 1.0))
         for f in fields(Profile)
-        if f.name not in _TIMES_S and f.name not in ("weights", "bends")
+        if f.name not in _TIMES_S and f.name not in ("weights", "bends", *_LATER_RATES)
     }
     # A disk that is slower than what is asked of it by timers does nothing else.
     rates["slow_effect"] *= 0.5
     times = {name: rng.choice(choices) for name, choices in _TIMES_S.items()}
     bent = rng.choice((0.0, *PARTS))
     bends = {name: rng.choice(choices) for name, choices in _BENDS.items() if rng.random() < bent}
+    for name in _LATER_RATES:
+        rates[name] = random.Random(f"{seed} swarm {name}").choice((0.0, 0.0, 0.5, 1.0))
+    for name, choices in _LATER_BENDS.items():
+        later = random.Random(f"{seed} swarm {name}")
+        if later.random() < bent:
+            bends[name] = later.choice(choices)
     profile = Profile(weights=weights, **rates, **times, bends=Bends(**bends))
     # A standby may have read from the archive what was given up: the checkers do not know of that.
     return replace(profile, archive=0.0) if "lose_data" in weights else profile

@@ -2,16 +2,24 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from safekeeper.consensus.membership import Member
+from safekeeper.consensus.quorum_expression import MEMBERS_MAX, size_of
+from tests.simulation import quorums
 from tests.simulation.__main__ import main
 from tests.simulation.bends import BEND_NAMES, Bends
-from tests.simulation.profiles import SWARM
-from tests.simulation.runner import Task, plan
+from tests.simulation.primary import Stranger
+from tests.simulation.profiles import SWARM, Profile
+from tests.simulation.runner import APPLY_RULES, Task, plan
 from tests.simulation.schedule import parse
-from tests.simulation.swarm import drawn
+from tests.simulation.swarm import FAILING_DISKS, drawn
+from tests.simulation.violation import Violation
+from tests.simulation.world import World, spelled_otherwise
 from walproxy.proposer import replication
+from walproxy.proposer.apply_rule import parse_apply_rule
 
 SEEDS = range(400)
 
@@ -32,6 +40,43 @@ def test_every_choice_is_bent_by_some_seeds_and_none_by_some() -> None:
     bent = [drawn(seed).bends.bent() for seed in SEEDS]
     assert {name for each in bent for name in each} == BEND_NAMES
     assert sum(not each for each in bent) > len(SEEDS) // 10
+
+
+def test_what_was_added_later_is_drawn_by_some_seeds() -> None:
+    profiles = [drawn(seed) for seed in SEEDS]
+    for name in ("other_spellings", "both_changes", "archive_ids", "strangers"):
+        assert len(SEEDS) // 4 < sum(getattr(profile, name) > 0 for profile in profiles) < len(SEEDS) * 3 // 4, name
+    assert any(profile.weights.get("fail_disk") == FAILING_DISKS for profile in profiles)
+
+
+def test_other_spellings_have_the_same_meaning() -> None:
+    for rule in {each for rules in APPLY_RULES for each in rules}:
+        written, other = parse_apply_rule(rule), parse_apply_rule(spelled_otherwise(rule))
+        assert (other.count, other.names) == (written.count, written.names)
+    assert spelled_otherwise("ANY 1 (R1, r2)") == 'any 1 ("R1", "r2")'
+    for sizes in (*quorums.CHOICES, *quorums.OTHER_SPELLINGS):
+        for count in range(1, MEMBERS_MAX + 1):
+            members = tuple(Member(number, f"folder-{number}") for number in range(count))
+            assert quorums.commit_size(members, sizes) == size_of(sizes.commit, count)
+            assert quorums.elect_size(members, sizes) == size_of(sizes.elect, count)
+
+
+def test_a_stranger_is_named_once_there_is_a_cluster_and_must_be_refused() -> None:
+    world = World(1, Profile(strangers=1.0))
+    proxy = world.add_proxy()
+    for _ in range(50):
+        world.point(proxy, world.current)
+    assert proxy.hosts == (world.current,)
+    world.checker.won[1] = SimpleNamespace()  # type: ignore[assignment]
+    named = []
+    for _ in range(50):
+        world.point(proxy, world.current)
+        named += proxy.hosts
+    strangers = {host for host in named if isinstance(host, Stranger)}
+    (stranger,) = strangers
+    assert stranger.identity().system_id != world.current.identity().system_id
+    with pytest.raises(Violation, match="another PostgreSQL cluster"):
+        stranger.told(1, 1)
 
 
 def test_the_cluster_has_a_shape_of_its_own() -> None:

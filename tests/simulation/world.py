@@ -5,6 +5,7 @@ primary, proxies that point at it, all safekeepers up. Then everything must conv
 """
 
 import random
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,7 +23,7 @@ from safekeeper.consensus.messages import PROTOCOL_VERSION
 from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
 from tests.simulation import quorums
-from tests.simulation.archive import ModelArchive, SimArchiver
+from tests.simulation.archive import ARCHIVE_ID, ModelArchive, SimArchiver
 from tests.simulation.bends import Bends
 from tests.simulation.checkers import Checker
 from tests.simulation.clock import Clock, MachineClock
@@ -33,7 +34,7 @@ from tests.simulation.failover import FailoverOperator, Servers
 from tests.simulation.failover_shell import REPLACED
 from tests.simulation.network import Network
 from tests.simulation.newest_log import NewestLog
-from tests.simulation.primary import FIRST_LSN, VirtualPrimary
+from tests.simulation.primary import FIRST_LSN, Stranger, VirtualPrimary
 from tests.simulation.profiles import Profile
 from tests.simulation.proposer_reference import ballots as reference_ballots
 from tests.simulation.proposer_reference import term as reference_term
@@ -119,6 +120,7 @@ class World:
         has_reference: whether acceptors and proposers are compared with their references: not where bugs are planted.
         watches_proposers: whether proposers are: not in each seed.
         quorum_choices: the sizes that an operator chooses from.
+        changes_both: whether a change of the members may change the sizes as well.
     """
 
     acceptor_class: type[Acceptor] = Acceptor
@@ -178,7 +180,14 @@ class World:
         has_direct = random.Random(f"{seed} direct").random() < profile.direct or not standby_count
         self.directs = direct_standbys_of(self, int(profile.direct > 0 and has_direct))
         self.servers = Servers(self)
-        self.apply_rule = parse_apply_rule(apply_rule)
+        spells_otherwise = random.Random(f"{seed} spellings").random() < profile.other_spellings
+        self.apply_rule = parse_apply_rule(spelled_otherwise(apply_rule) if spells_otherwise else apply_rule)
+        if spells_otherwise and self.quorum_choices is quorums.CHOICES:
+            self.quorum_choices = (*quorums.CHOICES, *quorums.OTHER_SPELLINGS)
+        self.changes_both = random.Random(f"{seed} both changes").random() < profile.both_changes
+        self._stranger_chance = random.Random(f"{seed} strangers")
+        has_stranger = self._stranger_chance.random() < profile.strangers
+        self._stranger = Stranger(self, "stranger", 1, (), b"") if has_stranger else None
         self.archiver_named = 0
         self.retention = SimRetention(self, seed)
         self.operator = Operator(self)
@@ -210,7 +219,8 @@ class World:
 
     def begin_archive(self, seed: int, is_lucky: bool = False) -> None:
         """Let every safekeeper be one that could archive, from now on."""
-        self.archive = ModelArchive()
+        has_id = random.Random(f"{seed} archive id").random() < self.profile.archive_ids
+        self.archive = ModelArchive(ARCHIVE_ID if has_id else "")
         for safekeeper in self.safekeepers.values():
             archiver = SimArchiver(self, self.archive, safekeeper, seed)
             archiver.is_lucky = is_lucky
@@ -308,8 +318,20 @@ class World:
             others = [other for other in self.primaries if other is not primary]
             hosts += self.rng.sample(others, min(len(others), 2))
             self.rng.shuffle(hosts)
+        self._mistake(hosts)
         proxy.primary, *others = hosts
         proxy.others = tuple(others)
+
+    def _mistake(self, hosts: list[VirtualPrimary]) -> None:
+        """Let the operator name a server of another PostgreSQL cluster, alone or beside the others.
+
+        By then there is a cluster: a bootstrap with that server would begin one of its own.
+        """
+        if self._stranger is None or self.is_healing or not self.checker.won or self._stranger_chance.random() < 0.8:
+            return
+        if len(hosts) == 1:
+            hosts.clear()
+        hosts.insert(self._stranger_chance.randint(0, len(hosts)), self._stranger)
 
     def _point_for_good(self, proxy: SimProxy) -> None:
         """Configure a proxy for the primary that was settled on. Whichever host it takes has clients."""
@@ -686,6 +708,11 @@ class World:
         """Return a proxy that leads a term, the one of the highest term."""
         leading = [p for p in self.proxies if p.proposer is not None and p.proposer.phase is Phase.LEADING]
         return max(leading, key=lambda proxy: proxy.proposer.term if proxy.proposer else 0, default=None)
+
+
+def spelled_otherwise(rule: str) -> str:
+    """Return a rule for remote_apply with its names in quotes, and its keyword in lower case."""
+    return re.sub(r"\b([Rr]\d)\b", r'"\1"', rule).replace("ANY", "any")
 
 
 def history_entries_max(seed: int) -> int:

@@ -296,6 +296,16 @@ def test_folder_lists_strange_names_but_no_unfinished_files(tmp_path: Path) -> N
         key.encode()
 
 
+def test_the_entries_of_a_folder_are_listed_without_what_is_below(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path))
+    for key in ("wal/a/1", "wal/b/c/2", "wal/3", "other"):
+        store.put(key, b"", absent=False)
+    (tmp_path / "link").symlink_to("wal")  # `list` does not follow it either.
+    assert store.entries() == ({"wal"}, {"other", "link"})
+    assert store.entries("wal") == ({"a", "b"}, {"3"})
+    assert store.entries("nothing") == (set(), set())
+
+
 def test_leftovers_of_killed_writers_are_removed_when_nobody_can_be_writing_them(tmp_path: Path) -> None:
     store = ObjectStore.open(str(tmp_path))
     store.put("wal/a/key", b"1", absent=True)

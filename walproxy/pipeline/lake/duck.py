@@ -27,7 +27,7 @@ class LakeTables(NamedTuple):
         return None
 
     def names(self) -> list[str]:
-        return [name for name in self.location.store().folders() if not name.startswith("_")]
+        return [name for name in sorted(self.location.store().entries()[0]) if not name.startswith("_")]
 
     def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
         table = DeltaLake.open(self.location.below(name))
