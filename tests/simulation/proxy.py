@@ -129,6 +129,12 @@ class SimProxy:
 
     # ------------------------------------------------------------------ life and death
 
+    def new_proposer(self, kind: type[Proposer], config: ProposerConfig) -> Proposer:
+        """Return the proposer of a run, with the reference beside it if the seed has drawn that."""
+        if self.world.has_reference and self.world.watches_proposers:
+            return watched_proposer(kind, config, self.name, self.world.counts)
+        return kind(config)
+
     def start(self) -> None:
         """Start a run, unless one is alive or the proxy was taken out."""
         if self.proposer is not None or not self.may_start:
@@ -138,11 +144,7 @@ class SimProxy:
         self._backlog = None
         run = self.world.new_run()
         self.world.note(self.name, "starts", f"run {run[:8]} on {' '.join(p.name for p in self.hosts)}")
-        world, config = self.world, self.config(run)
-        if world.has_reference and world.watches_proposers:
-            self.proposer = watched_proposer(world.proposer_class, config, self.name, world.counts)
-        else:
-            self.proposer = world.proposer_class(config)
+        self.proposer = self.new_proposer(self.world.proposer_class, self.config(run))
         self.allow_data_loss = False
         self.proposer.refusals = CountedRefusals(self.world)
         self.told_commit_lsn: dict[int, Lsn] = {}

@@ -159,7 +159,7 @@ def observed_proposer(config: Any) -> Proposer:
             shell.stepped(self, actions)
             return actions
 
-    return Observed(shell.as_configured(config))
+    return shell.new_proposer(Observed, shell.as_configured(config))
 
 
 def _with_tail(action: Action) -> Action:

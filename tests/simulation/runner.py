@@ -28,8 +28,8 @@ WIRE_ONE_IN = 12
 REAL_SHELLS = 0.25
 # And its own proxies in this part (real_proxy.py).
 REAL_PROXIES = 0.25
-# The reference of the proposer looks on at simulated proxies in this part of their seeds, in the other seeds at a
-# proposer that is alone: both cost a twentieth of a seed or more.
+# The reference of the proposer looks on at the cluster in this part of the seeds, in the others at a proposer that is
+# alone: both in each seed would cost a fifth of it.
 WATCHED_PROPOSERS = 0.5
 # Four to seven safekeepers, in one seed of seven.
 MANY = 4
@@ -131,7 +131,7 @@ def run_seed(
             world.digest = hashlib.sha256()
         if bug is None:
             world.counts.update(lone_acceptor.drive(seed))
-            world.watches_proposers = not world.has_real_proxies and _draws_reference(seed)
+            world.watches_proposers = _draws_reference(seed)
             if not world.watches_proposers:
                 world.counts.update(lone_proposer.drive(seed))
         return run_world(world)

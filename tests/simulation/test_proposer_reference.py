@@ -27,7 +27,6 @@ from walproxy.proposer.standbys import Standbys
 
 SEEDS = 12
 RANDOM_SEEDS = 100
-SEED_OF_SIMULATED_PROXIES = next(seed for seed in range(100) if not has_real_proxies(Task(seed)))
 # What a command, an agent or a member sends, and no proposer.
 SENT_BY_OTHERS = {"AgentExchange", "EventExchange", "PeerRead", "ChangeMembers"}
 
@@ -75,13 +74,17 @@ def test_a_wrong_decision_is_found_by_random_answers(
             lone_proposer.drive(seed)
 
 
-def test_a_seed_does_the_same_whether_the_reference_looks_on_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("real", [False, True])
+def test_a_seed_does_the_same_whether_the_reference_looks_on_or_not(
+    real: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = next(seed for seed in range(100) if has_real_proxies(Task(seed)) == real)
     monkeypatch.setattr(lone_acceptor, "drive", lambda seed: Counts())
     monkeypatch.setattr(lone_proposer, "drive", lambda seed: Counts())
     outcomes = []
     for share in (0.0, 1.0):
         monkeypatch.setattr(runner, "WATCHED_PROPOSERS", share)
-        outcomes.append(run_seed(SEED_OF_SIMULATED_PROXIES, digested=True))
+        outcomes.append(run_seed(seed, digested=True))
     assert [outcome.counts["proposers' events compared"] > 0 for outcome in outcomes] == [False, True]
     assert outcomes[0].digest == outcomes[1].digest
 

@@ -3,8 +3,18 @@
 Part of the reference of the proposer (proposer.py).
 """
 
+from dataclasses import replace
+
 from safekeeper.consensus.messages import MembersAnswer, ProposerGreeting
-from walproxy.proposer.actions import Action, Disconnect, Note, RefusePrimary, SendMessage, StopReplication
+from walproxy.proposer.actions import (
+    Action,
+    Disconnect,
+    Note,
+    RefusePrimary,
+    SendMessage,
+    StartReplication,
+    StopReplication,
+)
 
 
 class Differs(Exception):
@@ -36,13 +46,15 @@ def is_greeting(action: Action) -> bool:
 
 
 def worded(action: Action) -> Action:
-    """Return an action without its wording, which is not compared."""
+    """Return an action without its wording and the tail of the log, which are not compared."""
     if isinstance(action, Disconnect):
         return Disconnect(action.safekeeper_id, "")
     if isinstance(action, StopReplication):
         return StopReplication("")
     if isinstance(action, RefusePrimary):
         return RefusePrimary("")
+    if isinstance(action, StartReplication) and action.log_tail is not None:
+        return replace(action, log_tail=None)
     if isinstance(action, SendMessage) and isinstance(action.message, MembersAnswer):
         answer = action.message
         return SendMessage(action.safekeeper_id, MembersAnswer(answer.request_id, "no" if answer.refusal else ""))

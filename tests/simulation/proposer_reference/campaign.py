@@ -322,7 +322,6 @@ class ReferenceCampaign:
             lsn,
             tli,
             previous_record_lsn=previous.last_record_lsn if previous is not None else None,
-            log_tail=previous.log_tail if previous is not None else None,
         )
         self._expected.append(action)
         self._stream.start(action)

@@ -1,4 +1,4 @@
-"""Runs the reference of the proposer beside the one of a simulated proxy, and compares (Reference).
+"""Runs the reference of the proposer beside the one of a proxy, and compares (Reference).
 
 Theory of operation. A proposer made by `watched_proposer` handles each event as it is; then the reference takes the
 event together with the actions that were returned (proposer.py), and the positions of both are compared. An end of the
@@ -68,7 +68,7 @@ def watched_proposer(kind: type[Proposer], config: ProposerConfig, name: str, co
     return proposer
 
 
-@lru_cache
+@lru_cache(maxsize=1)  # The class of a real proxy's proposer is another one in each run, and holds a whole cluster.
 def _watched(kind: type[Proposer]) -> Any:
     """Return a class whose events are compared. Methods set in an instance would make each access to it slow."""
     events = {event: _compared(kind, event) for event in EVENTS}

@@ -46,6 +46,7 @@ NOT_MODELLED = {
     "pull_sources": "6.6, which sources come first",
     "replace_lost": "10.12",
     "cluster_id": "0.3, the digest of a bootstrap",
+    "log_tail": "4.7, the tail of the log: synthetic WAL has none",
     "invalid": "messages that break the protocol: the shell closes that connection",
 }
 

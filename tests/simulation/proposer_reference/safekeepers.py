@@ -14,14 +14,17 @@ from safekeeper.consensus.messages import (
     ArchiveReport,
     Bootstrapped,
     ChangeMembers,
+    DigestResponse,
     FolderIsOlder,
     FolderStates,
+    PreVoteResponse,
     PullEnded,
     ReadResponse,
     Reconfigured,
     Refusal,
     RefusalCode,
     StandbyFeedback,
+    TailResponse,
     VoteResponse,
 )
 from tests.simulation.proposer_reference.changes import MemberChanges
@@ -31,6 +34,8 @@ from walproxy.proposer.actions import SendMessage
 
 # These come by themselves, or answer other requests than those of the leader of a term.
 _NO_ANSWERS = (FolderStates, StandbyFeedback, ArchiveReport, ChangeMembers, ReadResponse, Refusal)
+# Once the term is won, these are no answers to its leader.
+_OF_ATTEMPTS = (PreVoteResponse, VoteResponse, DigestResponse, TailResponse)
 
 
 class SafekeeperEvents(MemberChanges):
@@ -61,9 +66,10 @@ class SafekeeperEvents(MemberChanges):
         peer = self.roster.peers[safekeeper_id]
         if not peer.is_connected or self.is_finished:
             return
-        if not isinstance(message, _NO_ANSWERS):
-            peer.answered_at = now
         term = self.term
+        is_late = term is not None and isinstance(message, _OF_ATTEMPTS)
+        if not is_late and not isinstance(message, _NO_ANSWERS):
+            peer.answered_at = now
         if isinstance(message, FolderStates):
             peer.reported = message.cluster_id, message.folders[0]
             self.roster.learn(message.cluster_id, message.folders)
