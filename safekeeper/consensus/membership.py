@@ -95,8 +95,11 @@ class Membership(msgspec.Struct, frozen=True):
 
     def is_voter(self, safekeeper_id: int, incarnation: str) -> bool:
         """Return whether this data folder votes and counts."""
-        identity = (safekeeper_id, incarnation)
-        return any(member.identity == identity for half in self.halves() for member in half)
+        for half in self.halves():
+            for member in half:
+                if member.id == safekeeper_id and member.incarnation == incarnation:
+                    return True
+        return False
 
     def is_same(self, other: "Membership | None") -> bool:
         """Return whether both are the same membership: addresses and the author make no difference."""
@@ -121,6 +124,8 @@ class Membership(msgspec.Struct, frozen=True):
 
     def elect_sizes(self) -> tuple[int, ...]:
         """Return the number of members in an elect quorum of each half."""
+        if not self.new_members:
+            return (size_of(self.quorum_sizes.elect, len(self.members)),)
         pairs = zip(self.halves(), self.half_sizes(), strict=True)
         return tuple(size_of(sizes.elect, len(half)) for half, sizes in pairs)
 
@@ -138,10 +143,10 @@ class Membership(msgspec.Struct, frozen=True):
 
     def _has(self, sizes: tuple[int, ...], identities: Iterable[Identity]) -> bool:
         present = frozenset(identities)
-        return all(
-            sum(member.identity in present for member in half) >= size
-            for half, size in zip(self.halves(), sizes, strict=True)
-        )
+        for half, size in zip(self.halves(), sizes, strict=True):
+            if len([member for member in half if (member.id, member.incarnation) in present]) < size:
+                return False
+        return True
 
 
 def check_quorum_sizes(membership: Membership) -> None:

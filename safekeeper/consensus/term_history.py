@@ -124,9 +124,9 @@ def last_term(history: TermHistory) -> int:
 
 def tli_at(history: TermHistory, lsn: Lsn) -> int:
     """Return the timeline of the byte at `lsn`; of the first entry if `lsn` is below it; 0 if empty."""
-    entries = cut_history(history, lsn)
-    if entries:
-        return entries[-1].tli
+    for entry in reversed(history):
+        if entry.start_lsn <= lsn:
+            return entry.tli
     return history[0].tli if history else 0
 
 

@@ -28,7 +28,7 @@ Pure: no I/O, no clock. Bytes from a peer raise only RemoteProtocolError.
 import re
 import struct
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -690,23 +690,29 @@ _RANDOM_ID = re.compile(r"[0-9a-f]{32}")
 def _check_control(message: Any) -> None:
     if type(message) is StandbyFeedback and _is_usual_feedback(message):
         return
-    name = type(message).__name__
-    for field in message.__struct_fields__:
-        value = getattr(message, field)
-        check = _CHECKS.get(field)
+    kind = type(message)
+    for (field, check, may_be_empty), value in zip(_plan_of(kind), msgspec.structs.astuple(message), strict=True):
         try:
             if value is not None:
-                _check_numbers(value)
+                if type(value) is not str:
+                    _check_numbers(value)
                 if check is not None:
                     check(value)
-            if not value and field in _NEVER_EMPTY.get(type(message), ()):
+            if not value and not may_be_empty:
                 raise RemoteProtocolError("it cannot be empty")
         except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"{name}.{field}: {error}") from error
-    if isinstance(message, ReadRequest | DigestRequest | PeerRead) and message.begin_lsn > message.end_lsn:
-        raise RemoteProtocolError(f"{name} of a range that ends before it begins")
-    if isinstance(message, AgentExchange) and bool(message.name) != bool(message.report):
-        raise RemoteProtocolError(f"{name} with a name or a report alone")
+            raise RemoteProtocolError(f"{kind.__name__}.{field}: {error}") from error
+    if kind in _WITH_RANGES and message.begin_lsn > message.end_lsn:
+        raise RemoteProtocolError(f"{kind.__name__} of a range that ends before it begins")
+    if kind is AgentExchange and bool(message.name) != bool(message.report):
+        raise RemoteProtocolError(f"{kind.__name__} with a name or a report alone")
+
+
+@cache
+def _plan_of(kind: Any) -> tuple[tuple[str, Callable[[Any], None] | None, bool], ...]:
+    """Return the fields of a kind of message: name, check, and whether it may be empty."""
+    never_empty = _NEVER_EMPTY.get(kind, ())
+    return tuple((field, _CHECKS.get(field), field not in never_empty) for field in kind.__struct_fields__)
 
 
 def _is_usual_feedback(message: StandbyFeedback) -> bool:
@@ -730,10 +736,10 @@ def _check_numbers(value: Any) -> None:
             raise RemoteProtocolError(f"{value} is out of range")
     elif isinstance(value, tuple):
         for each in value:
-            _check_numbers(each)
+            if type(each) is not str:
+                _check_numbers(each)
     elif isinstance(value, msgspec.Struct):
-        for each in msgspec.structs.astuple(value):
-            _check_numbers(each)
+        _check_numbers(msgspec.structs.astuple(value))
 
 
 def _check_word(value: str) -> None:
@@ -931,6 +937,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "settings": _check_agent_settings,
     "events": _check_events,
 }
+_WITH_RANGES = (ReadRequest, DigestRequest, PeerRead)
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
     AgentExchange: ("cluster_id",),
     AgentView: ("cluster_id",),

@@ -47,12 +47,14 @@ class Source:
         server.execute(f"CREATE DATABASE {self.name} {options}")
         self.conninfo = server.conninfo(dbname=self.name)
         self.connection = connect(self.conninfo)
+        self.asking = connect(self.conninfo)
         self.publication = "my pub"
         self.begin_lsn = 0
 
     def close(self) -> None:
         """Leave nothing behind."""
         self.connection.close()
+        self.asking.close()
         for (slot,) in self.server.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", self.name):
             self.server.execute("SELECT pg_drop_replication_slot(%s)", slot)
         self.server.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
@@ -81,7 +83,7 @@ class Source:
 
     def changes(self, **options: Any) -> list[Change]:
         """Return all changes since the slot was made."""
-        return list(self.reader(**options).read(self.connection, self.begin_lsn, self.end_lsn()))
+        return list(self.reader(**options).read(self.connection, self.asking, self.begin_lsn, self.end_lsn()))
 
 
 def places(changes: Sequence[Change]) -> list[tuple[int, int]]:

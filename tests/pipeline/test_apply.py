@@ -26,9 +26,11 @@ from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, opened_job, run_apply
 from walproxy.pipeline.cdc.apply.job_file import only_job
+from walproxy.pipeline.cdc.change_feed import ChangeFeed
 from walproxy.pipeline.cdc.publication import TableName, parse_table
-from walproxy.pipeline.cdc.server import SourceRefused, connect
-from walproxy.pipeline.cdc.slot import advance, drop_slot, usable_slot
+from walproxy.pipeline.cdc.safe_lsn import SafeLsn
+from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect
+from walproxy.pipeline.cdc.slot import drop_slot, usable_slot
 from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
 
 SETUP = (
@@ -169,10 +171,45 @@ def test_a_crash_at_any_point_of_a_step_loses_nothing_and_repeats_nothing(
             # The first note is that of the start.
             patched.setattr(job_module, "write_job", crash_once(job_module.write_job, 2, after=what == "noted"))
         else:
-            patched.setattr(job_module, "advance", crash_once(advance, after=what == "moved"))
+            patched.setattr(ChangeFeed, "confirm", crash_once(ChangeFeed.confirm, after=what == "moved"))
         with pytest.raises(Crash):
             run_apply(options, once=True)
     source.run("UPDATE t SET v = 'after'", "INSERT INTO log VALUES (7, 'after')")
+    run_apply(options, once=True)
+    compare(source, options.folder, "delta", *TABLES)
+
+
+MIDDLES = {
+    "too much to be held": ("INSERT INTO log SELECT i, 'l' FROM generate_series(1, 1000) i",),
+    "another layout": (
+        "BEGIN; INSERT INTO log VALUES (8, 'before'); ALTER TABLE log ADD z int; INSERT INTO log VALUES (8, 'z'); "
+        "COMMIT",
+    ),
+}
+
+
+@pytest.mark.parametrize("middle", MIDDLES)
+def test_no_part_of_a_transaction_is_shown_before_the_quorum_has_all_of_its_commit_record(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, middle: str
+) -> None:
+    options = options_of(source, tmp_path, memory_bytes=5000 if middle == "too much to be held" else 1 << 20)
+    run_apply(options, once=True)
+    source.begin_lsn = usable_slot(source.connection, source.slot)[1]
+    source.run("INSERT INTO log VALUES (7, 'whole')", *MIDDLES[middle])
+    commit_lsn = source.changes()[-1].transaction.commit_lsn
+    quorum_lsn = commit_lsn + 8
+
+    def wait_for(self: SafeLsn, connection: Connection, lsn: int, timeout_s: float) -> None:
+        if lsn > quorum_lsn:
+            raise SourceUnavailable("the quorum has the beginning of the record only")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SafeLsn, "read", lambda self, connection: quorum_lsn)
+        patched.setattr(SafeLsn, "wait_for", wait_for)
+        with pytest.raises(SourceUnavailable, match="the beginning of the record only"):
+            run_apply(options, once=True)
+    shown = rows_here(options.folder, "delta", TableName("public", "log")).to_pylist()
+    assert {row["y"] for row in shown} <= {"copied", "whole"}
     run_apply(options, once=True)
     compare(source, options.folder, "delta", *TABLES)
 

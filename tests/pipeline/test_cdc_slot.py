@@ -148,7 +148,7 @@ def test_ranges_cut_anywhere_have_each_transaction_once(source: Source) -> None:
         cuts = sorted(chance.randrange(source.begin_lsn, end_lsn) for _ in range(40))
         found, begin_lsn = [], source.begin_lsn
         for cut_lsn in [*cuts, end_lsn]:
-            found += places(list(source.reader().read(source.connection, begin_lsn, cut_lsn)))
+            found += places(list(source.reader().read(source.connection, source.asking, begin_lsn, cut_lsn)))
             begin_lsn = cut_lsn
             if moves:
                 advance(source.connection, source.slot, cut_lsn)
@@ -233,17 +233,18 @@ class SafeUpTo(SafeLsn):
         self.waited_for.append(lsn)
 
 
-def test_a_range_that_ends_within_a_commit_record_is_done_when_the_quorum_has_the_record(source: Source) -> None:
+def test_a_range_that_ends_within_a_commit_record_waits_until_the_quorum_has_the_record(source: Source) -> None:
     source.run("CREATE TABLE t (id int PRIMARY KEY)")
     source.publish("t")
     source.run("INSERT INTO t VALUES (1)")
     commit_lsn = source.changes()[0].transaction.commit_lsn
     safe = SafeUpTo()
-    found = list(source.reader(safe).read(source.connection, source.begin_lsn, commit_lsn + 8))
-    assert len(found) == 1
+    found = source.reader(safe).read(source.connection, source.asking, source.begin_lsn, commit_lsn + 8)
+    next(found)
     [waited_lsn] = safe.waited_for
+    assert list(found) == []
     assert commit_lsn + 8 < waited_lsn <= source.end_lsn()
-    assert list(source.reader(safe).read(source.connection, source.begin_lsn, commit_lsn)) == []
+    assert list(source.reader(safe).read(source.connection, source.asking, source.begin_lsn, commit_lsn)) == []
 
 
 class Refusal(NamedTuple):
@@ -295,7 +296,7 @@ def test_a_slot_whose_wal_was_removed_is_refused(source: Source) -> None:
         with pytest.raises(SourceRefused, match=r"is lost \(.*\): changes are missing"):
             usable_slot(source.connection, source.slot)
         with pytest.raises(SourceRefused, match="is lost"):
-            list(source.reader().read(source.connection, source.begin_lsn, source.end_lsn()))
+            list(source.reader().read(source.connection, source.asking, source.begin_lsn, source.end_lsn()))
     finally:
         source.run("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
 
@@ -394,7 +395,8 @@ def test_a_role_with_the_right_to_replicate_is_enough(source: Source) -> None:
     source.run("INSERT INTO t VALUES (1)")
     try:
         with closing(connect(source.server.conninfo(user="reader", dbname=source.name))) as weak:
-            found = list(source.reader(SafeLsn(None)).read(weak, source.begin_lsn, SafeLsn(None).read(weak)))
+            end_lsn = SafeLsn(None).read(weak)
+            found = list(source.reader(SafeLsn(None)).read(weak, source.asking, source.begin_lsn, end_lsn))
             assert len(found) == 1
             advance(weak, source.slot, source.end_lsn())
     finally:
@@ -430,14 +432,15 @@ def test_only_what_is_on_the_quorum_is_safe(source: Source, walproxy_receiver: s
     end_lsn = source.end_lsn()
     reached_lsn = safe.read(source.connection)
     assert reached_lsn < end_lsn
-    assert list(source.reader(safe).read(source.connection, source.begin_lsn, reached_lsn)) == []
+    assert list(source.reader(safe).read(source.connection, source.asking, source.begin_lsn, reached_lsn)) == []
     with pytest.raises(SourceUnavailable, match=r"the quorum has not reached .*`walproxy status`"):
         safe.wait_for(source.connection, end_lsn, 0.01)
     assert SafeLsn("none").read(source.connection) >= end_lsn
     assert SafeLsn("standby:elsewhere").read(source.connection) == 0
     walproxy_receiver.send_signal(signal.SIGCONT)
     safe.wait_for(source.connection, end_lsn, 20)
-    assert len(list(source.reader(safe).read(source.connection, source.begin_lsn, safe.read(source.connection)))) == 1
+    reached_lsn = safe.read(source.connection)
+    assert len(list(source.reader(safe).read(source.connection, source.asking, source.begin_lsn, reached_lsn))) == 1
 
 
 def test_nothing_is_safe_while_a_walproxy_is_known_and_away(source: Source) -> None:
@@ -472,7 +475,13 @@ def test_the_proxy_itself_can_say_what_is_safe(source: Source) -> None:
         thread = threading.Thread(target=listener.serve_forever)
         thread.start()
         try:
-            assert SafeLsn(f"http://127.0.0.1:{listener.server_port}").read(source.connection) == lsn
+            safe = SafeLsn(f"http://127.0.0.1:{listener.server_port}")
+            assert safe.read(source.connection) == lsn
+            status["tli"] = 1
+            assert safe.read(source.connection) == lsn
+            status["tli"] = 2  # the server is one that was replaced, and its WAL beyond the fork was discarded
+            with pytest.raises(SourceUnavailable, match="leads timeline 2, the server is on timeline 1"):
+                safe.read(source.connection)
         finally:
             listener.shutdown()
             thread.join()

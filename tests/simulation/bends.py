@@ -13,7 +13,10 @@ from types import ModuleType
 from safekeeper.acceptor import acceptor as acceptor_module
 from safekeeper.acceptor import trimming as trimming_module
 from safekeeper.node import node as node_module
-from tests.simulation import reference_acceptor, reference_log
+from tests.simulation import reference_log, reference_reads
+from tests.simulation.proposer_reference import primary as reference_primary
+from tests.simulation.proposer_reference import run as reference_run
+from tests.simulation.proposer_reference import term as reference_term
 from walproxy.proposer import campaign as campaign_module
 from walproxy.proposer import proposer as proposer_module
 from walproxy.proposer import pulling as pulling_module
@@ -116,9 +119,14 @@ class Bends:
             (acceptor_module, "READ_BYTES_MAX", int(self.read_bytes)),
             (acceptor_module, "DIGEST_RANGE_BYTES_MAX", int(self.digest_bytes)),
             (trimming_module, "SEGMENTS_PER_TRIM_MAX", int(self.trim_segments)),
-            (reference_acceptor, "READ_BYTES_MAX", int(self.read_bytes)),
-            (reference_acceptor, "DIGEST_BYTES_MAX", int(self.digest_bytes)),
+            (reference_reads, "READ_BYTES_MAX", int(self.read_bytes)),
+            (reference_reads, "DIGEST_BYTES_MAX", int(self.digest_bytes)),
             (reference_log, "TRIMMED_SEGMENTS_MAX", int(self.trim_segments)),
+            (reference_term, "APPEND_BYTES_MAX", int(self.append_bytes)),
+            (reference_term, "IN_FLIGHT_BYTES_MAX", int(self.in_flight_bytes)),
+            (reference_term, "PULL_BYTES_MIN", int(self.pull_bytes)),
+            (reference_primary, "GREETING_FRESH_S", self.greeting_fresh_s),
+            (reference_run, "BACKOFF_DOUBLINGS_MAX", int(self.backoff_doublings)),
             (node_module, "QUICK_FLUSH_S", self.quick_flush_s),
             (node_module, "REPORT_WRITE_AFTER_S", self.report_write_s),
         )

@@ -104,7 +104,11 @@ def swapped(swaps: Swaps) -> Iterator[None]:
     """Put other things in the place of some while the block runs."""
     with ExitStack() as stack:
         for holder, name, value in swaps:
-            stack.callback(setattr, holder, name, getattr(holder, name))
+            own = vars(holder)
+            if name in own:
+                stack.callback(setattr, holder, name, own[name])
+            else:
+                stack.callback(delattr, holder, name)  # It is inherited.
             setattr(holder, name, value)
         yield
 

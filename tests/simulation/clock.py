@@ -1,7 +1,7 @@
 """Virtual time: a heap of what is to happen, in an order that depends on nothing but the seed."""
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 
@@ -22,11 +22,16 @@ class Clock:
     def after(self, delay_s: float, event: Callable[..., None], *args: Any) -> None:
         """Run `event(*args)` in `delay_s` seconds."""
         self._scheduled += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._scheduled, event, args))
+        heappush(self._heap, (self.now + delay_s, self._scheduled, event, args))
+
+    def soon(self, event: Callable[..., None], *args: Any) -> None:
+        """Run `event(*args)` at this instant, after what was scheduled for it before."""
+        self._scheduled += 1
+        heappush(self._heap, (self.now, self._scheduled, event, args))
 
     def run(self, until_s: float, events: int | None = None) -> None:
         """Let time pass up to `until_s`, or until so many events have been run."""
-        heap, pop = self._heap, heapq.heappop
+        heap, pop = self._heap, heappop
         last_step = self.steps + events if events is not None else -1
         while heap and heap[0][0] <= until_s:
             if self.steps == last_step:
@@ -43,10 +48,12 @@ class MachineClock:
     Attributes:
         rate: its seconds in a second.
         ahead_s: how far it has leapt, as that of a virtual machine may that was suspended.
+        soon: as that of time itself.
     """
 
     def __init__(self, time: Clock, rate: float) -> None:
         self._time = time
+        self.soon = time.soon
         self.rate = rate
         self.ahead_s = 0.0
 

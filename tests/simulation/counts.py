@@ -126,6 +126,7 @@ REACHED = (
     "folders begun by older releases",
     "runs of real safekeepers",
     "events compared with the reference",
+    "proposers' events compared",
     "effects beyond the reference",
     "runs of real proxies",
     "proxies that drained",

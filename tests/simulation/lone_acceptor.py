@@ -14,6 +14,7 @@ The bytes are those of `ModelDisk`, the time is drawn, and one seed decides ever
 """
 
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -104,7 +105,7 @@ def drive(seed: int, events: int = EVENTS) -> Counts:
         try:
             lone.run(events)
         except Exception as error:
-            raise SimulationFailed(error, lone.trace) from error
+            raise SimulationFailed(error, lone.trace()) from error
     return lone.counts
 
 
@@ -116,7 +117,6 @@ class LoneAcceptor:
     """An acceptor, its disk, and the events that happen to it.
 
     Attributes:
-        trace: what happened, a line each.
         counts: how many events were compared.
         requested: the effects that the acceptor has requested: their names, and the codes of refusals.
     """
@@ -124,7 +124,7 @@ class LoneAcceptor:
     def __init__(self, seed: int, history_entries_max: int) -> None:
         self.rng = random.Random(f"{seed} lone acceptor")
         self.counts = Counts()
-        self.trace: list[str] = []
+        self._trace: deque[tuple[Any, ...]] = deque(maxlen=TRACE_LINES)
         self.requested: set[str] = set()
         self._entries_max = history_entries_max
         self._disk = ModelDisk(self.rng)
@@ -179,6 +179,10 @@ class LoneAcceptor:
                 self._greet(well=True)
             kind()
 
+    def trace(self) -> list[str]:
+        """Return what happened last, a line each."""
+        return [" ".join(map(shown, happened)) for happened in self._trace]
+
     # ------------------------------------------------------------------ the process
 
     def _start(self) -> None:
@@ -194,8 +198,7 @@ class LoneAcceptor:
 
     def _run(self, effects: Effects, event: str, *arguments: Any) -> None:
         """Execute the effects of an event; the process may die on the way, and is then started again."""
-        self.trace.append(f"{event} {' '.join(map(shown, arguments))}")
-        del self.trace[:-TRACE_LINES]
+        self._trace.append((event, *arguments))
         watched = self._checker.watch(effects, event, *arguments)
         result: Any = None
         error: StorageFull | None = None
@@ -212,9 +215,9 @@ class LoneAcceptor:
         except StopIteration:
             self._acceptor.check()
         except StorageFull:
-            self.trace.append("the disk is full")
+            self._trace.append(("the disk is full",))
         except RemoteProtocolError as broken:
-            self.trace.append(f"broken: {broken}")
+            self._trace.append(("broken:", broken))
             self._close(arguments[0])
         except Died:
             self._crash()
@@ -226,7 +229,7 @@ class LoneAcceptor:
                 raise Died
 
     def _crash(self) -> None:
-        self.trace.append("the process ends")
+        self._trace.append(("the process ends",))
         self._disk.crash(power_cut=self.rng.random() < 0.5)
         self._disk.full = self._disk.full and self.rng.random() < 0.5
         self._start()

@@ -99,7 +99,7 @@ class Network:
         if self.uses_wire and message is not _END:
             message = self._through_wire(way, message)
         held = connection.held[way]
-        if held or self._is_held(connection, way):
+        if held or ((self.blocked or connection.is_let_go) and self._is_held(connection, way)):
             held.append(message)
             return
         now, last_at = self._clock.now, connection.last_at
@@ -114,7 +114,7 @@ class Network:
     def _is_held(self, connection: Connection, way: int) -> bool:
         if connection.is_let_go and way == TO_SAFEKEEPER:
             return True
-        return bool(self.blocked) and (connection.proxy.name, connection.safekeeper.id, way) in self.blocked
+        return (connection.proxy.name, connection.safekeeper.id, way) in self.blocked
 
     def _through_wire(self, way: int, message: Any) -> Any:
         frame = b"".join(bytes(buffer) for buffer in encode(message))
@@ -172,7 +172,7 @@ class Network:
     def _arrive(self, connection: Connection, way: int, message: Any) -> None:
         if connection.broken:
             return
-        if self._is_held(connection, way):
+        if (self.blocked or connection.is_let_go) and self._is_held(connection, way):
             connection.held[way].append(message)
             return
         if message is _END:

@@ -25,6 +25,7 @@ from safekeeper.consensus.messages import (
 from tests.simulation import other_release
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
+from tests.simulation.proposer_reference.checker import watched_proposer
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_timed_record, previous_link, slot_lsn
 from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
 from walproxy.proposer.actions import (
@@ -137,7 +138,11 @@ class SimProxy:
         self._backlog = None
         run = self.world.new_run()
         self.world.note(self.name, "starts", f"run {run[:8]} on {' '.join(p.name for p in self.hosts)}")
-        self.proposer = self.world.proposer_class(self.config(run))
+        world, config = self.world, self.config(run)
+        if world.has_reference and world.watches_proposers:
+            self.proposer = watched_proposer(world.proposer_class, config, self.name, world.counts)
+        else:
+            self.proposer = world.proposer_class(config)
         self.allow_data_loss = False
         self.proposer.refusals = CountedRefusals(self.world)
         self.told_commit_lsn: dict[int, Lsn] = {}

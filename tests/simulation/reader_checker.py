@@ -21,6 +21,7 @@ class Seen:
     begin_lsn: Lsn
     data: bytearray = field(default_factory=bytearray)
     tli: int = 0
+    visible_lsn: Lsn = 0
     history: TermHistory = ()
 
     @property
@@ -56,10 +57,13 @@ class ReaderChecker:
         if visible_lsn != seen_lsn and self._truth.base_lsn:
             self._check_visible(safekeeper, seen, visible_lsn)
         if visible_lsn > safekeeper.disk.begin_lsn:
-            tli, history = acceptor.readable_tli, control.history
+            history = control.history
+            if visible_lsn == seen.visible_lsn and history is seen.history:
+                return  # The timeline is a function of these.
+            tli = acceptor.readable_tli
             if tli != seen.tli or history is not seen.history:
-                seen.tli, seen.history = tli, history
                 self._on_shown_tli(safekeeper, tli, history)
+            seen.tli, seen.visible_lsn, seen.history = tli, visible_lsn, history
 
     def _on_shown_tli(self, safekeeper: "SimSafekeeper", tli: int, history: TermHistory) -> None:
         """A timeline that readers were told of is in every later log, from the same fork on (S7)."""

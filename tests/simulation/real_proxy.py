@@ -9,6 +9,7 @@ proxy that ends because of a bug (`Proxy.run` raises) fails the run.
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from safekeeper.base import settings
@@ -63,6 +64,7 @@ class RealProxy(SimProxy):
         self.chance = random.Random(f"{world.seed} proxy {name}")
         self.loop = ProxyLoop(self)
         self.loop.end()
+        self._watched = Watched(self)
         self.process: ObservedProxy | None = None
         self.proposer_id = ""
         self.transports: dict[int, LinkTransport] = {}
@@ -118,9 +120,10 @@ class RealProxy(SimProxy):
             "drain_timeout": DRAIN_S,
             "slow_commit": NEVER_S,
         }
-        config = settings.load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=given, environment={}, file=None)
         return replace(
-            config, window_size=int(self.world.profile.bends.window_bytes), remote_apply_standbys=self.world.apply_rule
+            _loaded(tuple(given.items())),
+            window_size=int(self.world.profile.bends.window_bytes),
+            remote_apply_standbys=self.world.apply_rule,
         )
 
     def as_configured(self, config: ProposerConfig) -> ProposerConfig:
@@ -321,7 +324,7 @@ class RealProxy(SimProxy):
     def handles(self, safekeeper_id: int, message: Any) -> None:
         """The proposer handles a message."""
         if self.reading is not None and self.reading.is_closing():
-            with self._watched():
+            with self._watched:
                 raise Violation(
                     "NothingAfterClose",
                     f"{self.name} handles {message} of a connection to safekeeper {safekeeper_id} that it has closed",
@@ -332,24 +335,24 @@ class RealProxy(SimProxy):
         if self.proposer is not proposer:
             return
         for action in actions:
-            if not isinstance(action, SendAppend | SendMessage):
+            if type(action) is not SendAppend and type(action) is not SendMessage:
                 self.world.note(self.name, "does", action)
         if proposer.leadership is not None:
-            with self._watched():
+            with self._watched:
                 self._truth = self.world.truths.of(proposer.leadership.elected.cluster_id)
                 self._truth.on_proposer_stepped(self, proposer)
 
     def acted(self) -> None:
         """All actions of an event are done."""
         if self.proposer is not None and self.world.standbys:
-            with self._watched():
+            with self._watched:
                 self._truth.on_actions_done(self, self.proposer)
 
     def is_allowed_to_say(self, message: Any, connection: Connection) -> bool:
         """Check a message that is written to a socket."""
         if self.proposer is None:
             return False
-        with self._watched():
+        with self._watched:
             if isinstance(message, AppendRequest | Elected):
                 self._truth.on_commit_said(self, message.leader_id, message.commit_lsn)
                 self.told_commit_lsn[connection.safekeeper.id] = message.commit_lsn
@@ -363,11 +366,14 @@ class RealProxy(SimProxy):
         """The primary is reported positions."""
         if self.proposer is not None and sender.holds_slot:
             self.world.note(self.name, "reports", status)
-            with self._watched():
+            with self._watched:
                 self._truth.on_status(self, sender.primary, status)
 
-    def _watched(self) -> Watched:
-        return Watched(self.loop)
+
+@lru_cache
+def _loaded(given: tuple[tuple[str, str], ...]) -> ProxyConfig:
+    """Return the configuration of a proxy with these options."""
+    return settings.load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=dict(given), environment={}, file=None)
 
 
 def _yes_or_no(value: bool) -> str:

@@ -139,6 +139,7 @@ class RealSafekeeper(SimSafekeeper):
         self.chance = random.Random(f"{world.seed} shell of {safekeeper_id}")
         self.loop = ShellLoop(world.clock, self.chance, 0.0, self)
         self.loop.end()
+        self._watched = Watched(self)
         self.node: Node | None = None
         self._transports: dict[int, VirtualTransport] = {}
         self._flush_takes_s = 0.0  # On the loop's thread, in this life so far.
@@ -349,7 +350,7 @@ class RealSafekeeper(SimSafekeeper):
         self._remember_leader()
         self._handled, self._refuses = (connection or 0, message, now), False
         if connection not in self._listener._connections:
-            with self._watched():
+            with self._watched:
                 raise Violation(
                     "NothingAfterClose", f"{self.name} handles {message} of a connection that it has closed"
                 )
@@ -360,7 +361,7 @@ class RealSafekeeper(SimSafekeeper):
             return
         self._remember_leader()
         self.puller.wake()
-        with self._watched():
+        with self._watched:
             truth = self.world.truths.of_folder(self)
             truth.readers.on_handled(self)
             truth.truncate.on_handled(self)
@@ -379,7 +380,7 @@ class RealSafekeeper(SimSafekeeper):
             return False
         self._count_said(message)
         self._refuses = self._refuses or isinstance(message, Refusal)
-        with self._watched():
+        with self._watched:
             truth = self.world.truths.of_folder(self)
             handled = self._handled[1] if self._handled is not None else None
             if isinstance(handled, TailPreVoteRequest) and isinstance(message, PreVoteResponse) and message.granted:
@@ -404,7 +405,7 @@ class RealSafekeeper(SimSafekeeper):
             payload = bytes(data)
             self.world.note(self.name, "writes", begin_lsn, payload)
             self.disk.writing(payload, partial(append, begin_lsn, payload))
-            with self._watched():
+            with self._watched:
                 self.world.truths.of_folder(self).on_write(self, begin_lsn, payload)
 
         def observed_forget_below(lsn: Lsn) -> Removal | None:
@@ -455,7 +456,7 @@ class RealSafekeeper(SimSafekeeper):
             self._storage = None
             restored_lsn = perform()
             disk.restored(effect.label, self._storage)
-            with self._watched():
+            with self._watched:
                 world.truths.on_cut(self)
             return restored_lsn
         # Records are those of synthetic_wal.py.
@@ -468,7 +469,7 @@ class RealSafekeeper(SimSafekeeper):
         else:
             world.counts.count("reads from peers", int(isinstance(effect, ReadWal)))
             return perform()
-        with self._watched():
+        with self._watched:
             world.truths.on_cut(self)
         return None
 
@@ -476,7 +477,7 @@ class RealSafekeeper(SimSafekeeper):
         """Another control state is durable."""
         control = self.disk.reported = self.disk.control
         assert control is not None
-        with self._watched():
+        with self._watched:
             if before is not None and before.incarnation != control.incarnation:
                 self.world.checker.on_new_incarnation(self, before.incarnation)
             if control.base_lsn is not None and before is not None and before.wal_begin_lsn:
@@ -506,9 +507,6 @@ class RealSafekeeper(SimSafekeeper):
     def monotonic(self) -> float:
         """Return the time that has passed for the node."""
         return self.world.clock.now + self._flush_takes_s
-
-    def _watched(self) -> Watched:
-        return Watched(self.loop)
 
 
 def _monotonic() -> float:

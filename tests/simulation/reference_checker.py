@@ -64,6 +64,7 @@ POSITIONS = (
     "heard_healthy_at",
 )
 _positions_of = attrgetter(*POSITIONS)
+_READABLE_LSN = POSITIONS.index("readable_lsn")
 
 
 class ModelWal:
@@ -171,7 +172,7 @@ class ReferenceChecker:
         if actual != expected:
             pairs = zip(POSITIONS, actual, expected, strict=True)
             self._require(event, arguments, "; ".join(filter(None, (fields_that_differ(*pair) for pair in pairs))))
-        readable_lsn, controls = acceptor.readable_lsn, (acceptor.control, reference.control)
+        readable_lsn, controls = actual[_READABLE_LSN], (acceptor.control, reference.control)
         is_new = controls[0] is not self._same_controls[0] or controls[1] is not self._same_controls[1]
         if is_new or readable_lsn != self._same_readable_lsn:
             self._same_readable_lsn = readable_lsn

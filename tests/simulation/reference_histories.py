@@ -6,7 +6,8 @@ fast.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -116,9 +117,10 @@ def key(membership: Membership) -> tuple[int, int]:
     return membership.author, membership.generation
 
 
-def folders_of(membership: Membership) -> set[Identity]:
+@lru_cache
+def folders_of(membership: Membership) -> frozenset[Identity]:
     """The data folders of all members, of both halves."""
-    return {(member.id, member.incarnation) for member in (*membership.members, *membership.new_members)}
+    return frozenset((member.id, member.incarnation) for member in (*membership.members, *membership.new_members))
 
 
 def is_same(one: Membership, other: Membership | None) -> bool:
@@ -132,7 +134,7 @@ def _facts(membership: Membership) -> tuple[object, ...]:
     return membership.generation, members, membership.quorum_sizes, membership.new_quorum_sizes
 
 
-def latest_states(states: Iterable[FolderState], wanted: set[Identity]) -> tuple[FolderState, ...]:
+def latest_states(states: Iterable[FolderState], wanted: Set[Identity]) -> tuple[FolderState, ...]:
     """11.1: of each wanted folder the higher starts, and the higher (term, flush_lsn), in the order of the folders."""
     by_folder: dict[Identity, list[FolderState]] = {}
     for state in states:

@@ -114,9 +114,10 @@ class ReferenceLog:
 
     def _counting(self, end_lsn: int) -> int:
         """A5: WAL that is to be dropped or cut is not claimed."""
-        if self.is_misplaced:
-            return 0
-        return end_lsn if self.control.truncate_to is None else min(end_lsn, self.control.truncate_to)
+        control = self.control
+        if control.set_aside or control.restore_from != "" or control.base_lsn is not None:
+            return 0  # It is misplaced.
+        return end_lsn if control.truncate_to is None else min(end_lsn, control.truncate_to)
 
     @property
     def write_lsn(self) -> int:

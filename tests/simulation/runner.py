@@ -1,15 +1,16 @@
 """One seed, one run: faults first, then convergence. Many seeds, on as many cores as there are."""
 
+import gc
 import hashlib
 import multiprocessing
 import random
 import time
-from collections.abc import Generator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tests.simulation import lone_acceptor, sometimes, swarm
+from tests.simulation import lone_acceptor, lone_proposer, sometimes, swarm
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
 from tests.simulation.disk import StorageDisk
@@ -27,10 +28,14 @@ WIRE_ONE_IN = 12
 REAL_SHELLS = 0.25
 # And its own proxies in this part (real_proxy.py).
 REAL_PROXIES = 0.25
+# The reference of the proposer looks on at simulated proxies in this part of their seeds, in the other seeds at a
+# proposer that is alone: both cost a twentieth of a seed or more.
+WATCHED_PROPOSERS = 0.5
 # Four to seven safekeepers, in one seed of seven.
 MANY = 4
 SEEDS_FOR_ALL_CORES = 100
 SEEDS_PER_TASK = 8
+OBJECTS_PER_COLLECTION = 100_000
 # By the number of standbys, which are called R1 and R2: whom remote_apply waits for.
 APPLY_RULES = (("",), ("", "R1", "ANY 1"), ("", "r1", "R1, R2", "ANY 1 (R1, R2)", "ANY 2 (*)"))
 
@@ -126,7 +131,15 @@ def run_seed(
             world.digest = hashlib.sha256()
         if bug is None:
             world.counts.update(lone_acceptor.drive(seed))
+            world.watches_proposers = not world.has_real_proxies and _draws_reference(seed)
+            if not world.watches_proposers:
+                world.counts.update(lone_proposer.drive(seed))
         return run_world(world)
+
+
+def _draws_reference(seed: int) -> bool:
+    """Return whether the reference of the proposer looks on at the cluster, and not at a proposer that is alone."""
+    return random.Random(f"{seed} reference of the proposer").random() < WATCHED_PROPOSERS
 
 
 def planting(bug: str | None) -> AbstractContextManager[None]:
@@ -259,10 +272,22 @@ def attempt(task: Task) -> Outcome | Failure:
     try:
         sometimes.take()
         began_at_s = time.process_time()
-        outcome = run_seed(task.seed, task.profile, task.bug, task.fault_seconds, digested=task.digested)
+        with _seldom_collected():
+            outcome = run_seed(task.seed, task.profile, task.bug, task.fault_seconds, digested=task.digested)
         return replace(outcome, cpu_s=time.process_time() - began_at_s, reached=sometimes.take())
     except SimulationFailed as failed:
         return Failure(task, failed.invariant, str(failed), failed.trace)
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Let the garbage of a seed lie: with Python's own thresholds its collection takes a twentieth of the time."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(OBJECTS_PER_COLLECTION, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def attempt_all(tasks: list[Task], processes: int | None = None) -> Generator[Outcome | Failure, None, None]:

@@ -300,15 +300,15 @@ class VirtualTransport(asyncio.Transport):
 class Watched:
     """Makes the run fail with what a checker raises, whatever the shell does with it."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
+    def __init__(self, shell: SocketOwner) -> None:
+        self._shell = shell
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if error is not None and self._loop.failure is None:
-            self._loop.failure = error
+        if error is not None and self._shell.loop.failure is None:
+            self._shell.loop.failure = error
 
 
 class NoLock:

@@ -159,8 +159,9 @@ def _next_start(wal: bytes | bytearray, position: int) -> int:
 
 def _length(wal: bytes | bytearray, position: int) -> int:
     """Return the announced length of the record at `position`, 0 if it cannot be seen."""
-    digits = wal[position + 1 : position + 4]
-    return _number(digits) if len(digits) == 3 else 0
+    if position + 4 > len(wal):
+        return 0
+    return wal[position + 1] << 14 | wal[position + 2] << 7 | wal[position + 3]
 
 
 def _number(digits: bytes | bytearray) -> int:

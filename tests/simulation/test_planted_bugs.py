@@ -3,7 +3,7 @@
 import pytest
 
 from tests.simulation.__main__ import main
-from tests.simulation.bugs import BUGS, Bug
+from tests.simulation.bugs import BUGS, Bug, planted
 from tests.simulation.hunt import BugMisfit, failure_in, find
 from tests.simulation.runner import Failure, Task, attempt
 from walproxy.proposer.proposer import Proposer
@@ -98,3 +98,12 @@ def test_a_failure_names_its_seed_and_how_to_run_it_again(capsys: pytest.Capture
     assert printed.startswith("seeds 0..19")
     assert "CommittedNotOverwritten" in printed
     assert 'run_seed(0, bug="ack_before_flush")' in printed
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_nothing_of_a_planted_bug_remains(name: str) -> None:
+    holders = [holder for holder, _, _ in BUGS[name].swaps]
+    before = [dict(vars(holder)) for holder in holders]
+    with planted(BUGS[name]):
+        pass
+    assert [dict(vars(holder)) for holder in holders] == before

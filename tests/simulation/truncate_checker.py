@@ -36,10 +36,10 @@ class TruncateChecker:
     def on_handled(self, safekeeper: "SimSafekeeper") -> None:
         """An acceptor has handled an event: what it believes is true of its own log."""
         acceptor = safekeeper.acceptor
-        if acceptor is None or self._truth.is_foreign(acceptor.control):
+        if acceptor is None:
             return
         believed = acceptor.truncate_lsn, acceptor.control.history
-        if self._believed.get(safekeeper.id) != believed:
+        if self._believed.get(safekeeper.id) != believed and not self._truth.is_foreign(acceptor.control):
             self._believed[safekeeper.id] = believed
             self._require(safekeeper.name, *believed, acceptor.control.membership)
 

@@ -53,7 +53,9 @@ class Truths:
     def of_folder(self, safekeeper: "SimSafekeeper") -> Checker:
         """Return the truth of the cluster that a safekeeper's folder belongs to; the current one if to none."""
         control = safekeeper.disk.control
-        return self.of(control.cluster_id if control is not None else "")
+        if control is None or not control.cluster_id:
+            return self.current
+        return self._begun.get(control.cluster_id, self._first)
 
     def on_order(self, order: Bootstrap) -> None:
         """An operator begins a cluster, or brings one back."""

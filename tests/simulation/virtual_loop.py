@@ -18,6 +18,28 @@ from safekeeper.base.errors import WalproxyError
 from tests.simulation.clock import Clock, MachineClock
 
 
+class _Handle(events.TimerHandle):
+    """What asyncio makes of a callback, without its means of debugging: there is one for most events of a run."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: "VirtualLoop",
+        context: contextvars.Context | None,
+    ) -> None:
+        self._when, self._callback, self._args, self._loop = when, callback, args, loop
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled = self._scheduled = False
+        self._repr = self._source_traceback = None
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
 class VirtualLoop(asyncio.AbstractEventLoop):
     """The loop of one process.
 
@@ -116,12 +138,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> events.Handle:
-        handle = events.Handle(callback, args, self, context)
+        handle = _Handle(0.0, callback, args, self, context)
         if self._dying is not None:
             self._dying.append(handle)
         else:
             self._soon[handle] = None
-            self._clock.after(0.0, self._run, handle)
+            self._clock.soon(self._run, handle)
         return handle
 
     def call_soon_threadsafe(  # type: ignore[override]
@@ -137,7 +159,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> events.TimerHandle:
-        handle = events.TimerHandle(when, callback, args, self, context)
+        handle = _Handle(when, callback, args, self, context)
         self._clock.after(max(0.0, when - self._clock.now), self._run, handle)
         return handle
 
@@ -152,7 +174,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _work(self, future: "asyncio.Future[Any]", func: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if self._backlog is not None and self._rng.random() < 0.5:
             # Its thread has not sent the statement before the process was stopped.
-            self._backlog.append(events.Handle(self._work, (future, func, args), self))
+            self._backlog.append(_Handle(0.0, self._work, (future, func, args), self, None))
             return
         result, error = None, None
         try:
@@ -173,7 +195,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------------ running
 
     def _run(self, handle: events.Handle) -> None:
-        if self._is_closed or handle.cancelled():
+        if self._is_closed or handle._cancelled:
             return
         if self._backlog is not None:
             self._backlog.append(handle)

@@ -8,7 +8,7 @@ import random
 import re
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,8 @@ from tests.simulation.network import Network
 from tests.simulation.newest_log import NewestLog
 from tests.simulation.primary import FIRST_LSN, Stranger, VirtualPrimary
 from tests.simulation.profiles import Profile
+from tests.simulation.proposer_reference import ballots as reference_ballots
+from tests.simulation.proposer_reference import term as reference_term
 from tests.simulation.proxy import SimProxy
 from tests.simulation.proxy_seams import REPLACED_IN_PROXIES
 from tests.simulation.real_proxy import RealProxy
@@ -115,7 +117,8 @@ class World:
         has_real_shells: whether the safekeepers are real ones.
         has_real_proxies: whether the proxies are real ones.
         acceptor_class, proposer_class, model_disk_class, wiped_keeps_incarnation: where bugs are planted.
-        has_reference: whether the acceptors are compared with the reference: not those that bugs are planted in.
+        has_reference: whether acceptors and proposers are compared with their references: not where bugs are planted.
+        watches_proposers: whether proposers are: not in each seed.
         quorum_choices: the sizes that an operator chooses from.
         changes_both: whether a change of the members may change the sizes as well.
     """
@@ -125,6 +128,7 @@ class World:
     model_disk_class: type[ModelDisk] = ModelDisk
     wiped_keeps_incarnation = False
     has_reference = True
+    watches_proposers = True
     quorum_choices = quorums.CHOICES
 
     def __init__(
@@ -160,6 +164,7 @@ class World:
         self.digest: Any = None
         self._trace: deque[tuple[float, str, str, tuple[Any, ...]]] = deque(maxlen=TRACE_LINES)
         self._runs = 0
+        self._has_replaced = False
         self._disk_class = StorageDisk if real_storage else self.model_disk_class
         kind = SimSafekeeper
         if real_shells:
@@ -284,7 +289,9 @@ class World:
     def later_answer_s(self) -> float:
         """Return how much later than usual an answer of a safekeeper leaves."""
         bends = self.profile.bends
-        return bends.late_s * self.bend_chance.random() if self.is_bent(bends.answer_late) else 0.0
+        if bends.answer_late and self.is_bent(bends.answer_late):
+            return bends.late_s * self.bend_chance.random()
+        return 0.0
 
     def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
         """It is restarted by its supervisor, sooner or later."""
@@ -669,7 +676,16 @@ class World:
 
     def replaced(self) -> AbstractContextManager[None]:
         """Put other things in the places of what the product uses while the block runs."""
-        return small_frames(self.history_entries_max, self.profile.bends)
+        return nullcontext() if self._has_replaced else self._replacing()
+
+    @contextmanager
+    def _replacing(self) -> Iterator[None]:
+        with small_frames(self.history_entries_max, self.profile.bends):
+            self._has_replaced = True
+            try:
+                yield
+            finally:
+                self._has_replaced = False
 
     def abandon(self) -> None:
         """End the processes that have coroutines."""
@@ -717,7 +733,13 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         *REPLACED_IN_PROXIES,
         *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
+        (reference_ballots, "ENTRIES_MAX", history_entries_max),
+        (reference_term, "ARCHIVER_AWAITED_S", 0.2),
+        (reference_term, "ARCHIVER_GONE_S", 0.5),
+        (reference_term, "ARCHIVER_PROBLEM_S", 0.5),
+        (reference_term, "ARCHIVER_STALL_S", 2.0),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
+        (wire_module, "_BUFFER_BYTES", 32 << 10),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
         (archiving_module, "GONE_GRACE_S", 0.5),
         (archiving_module, "PROBLEM_GRACE_S", 0.5),

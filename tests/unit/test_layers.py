@@ -80,7 +80,7 @@ PURE = sorted(
         ROOT / "walproxy" / "proxy" / "state_events.py",
         *(
             ROOT / "walproxy" / "pipeline" / "cdc" / name
-            for name in ("messages.py", "pgoutput.py", "transactions.py", "changes.py")
+            for name in ("messages.py", "pgoutput.py", "transactions.py", "changes.py", "quorum_gate.py")
         ),
         *(ROOT / "walproxy" / "pipeline" / "cdc" / "apply" / name for name in ("net_changes.py", "fingerprint.py")),
     ]

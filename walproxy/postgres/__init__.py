@@ -3,6 +3,7 @@
 walreceiver            the replication connection of the proxy: identify, checksum, stream
 command_connection     replication commands on the event loop, one at a time
 replication_protocol   commands, the stream and its end, without waiting
+logical_replication    the same for the changes that a logical slot sends
 waiting                the two ways to wait for them: on the event loop, and blocking
 replication            replication messages as bytes
 hosts                  several hosts of one conninfo

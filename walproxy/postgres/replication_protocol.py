@@ -41,7 +41,7 @@ _Answer = TypeVar("_Answer")
 
 # OpenSSL may hold the rest of a record that the socket no longer shows. Two passes in a row that completed no
 # message have read it: libpq leaves a rest only when its buffer is full, and then makes room for the whole message.
-_IDLE_PASSES_TLS = 2
+IDLE_PASSES_TLS = 2
 
 
 class Wait(Enum):
@@ -232,7 +232,7 @@ class WalStream:
         if self._is_tls:
             is_idle = server_end_lsn is None
             self._idle_passes = (0 if has_waited else self._idle_passes) + 1 if is_idle else 0
-            is_drained = self._idle_passes >= _IDLE_PASSES_TLS
+            is_drained = self._idle_passes >= IDLE_PASSES_TLS
         return Arrived(chunks, expected_lsn, server_end_lsn, sent_lsn, reply_requested, size == -1, broken, is_drained)
 
 

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.postgres.conninfo import parse_conninfo
+from walproxy.postgres.logical_replication import WAITING_READER
 from walproxy.postgres.problems import (
     LogicalSubscribers,
     PrimaryProblem,
@@ -100,17 +101,18 @@ async def count_waiting_sessions(conninfo: str, *, timeout_s: float = 10.0) -> i
 
 
 async def read_logical_subscribers(conninfo: str, *, timeout_s: float = 10.0) -> LogicalSubscribers:
-    """Return the permanent logical slots from which walsenders stream now.
+    """Return the permanent logical slots from which walsenders stream now, but for readers that wait for the quorum.
 
     Raises:
         PrimaryProblem: no connection or no answer.
     """
     async with short_connection(conninfo, "read the slots of logical subscribers", timeout_s) as connection:
-        # Column and setting exist from PostgreSQL 17 on. Any role sees the pid of a walsender.
+        # Column and setting exist from PostgreSQL 17 on. Any role sees the pid and the name of a walsender.
         cursor = await connection.execute(
             "SELECT slot_name, coalesce((to_jsonb(s) ->> 'failover')::boolean, false) FROM pg_replication_slots s "
-            "WHERE slot_type = 'logical' AND NOT temporary AND active_pid IN (SELECT pid FROM pg_stat_replication) "
-            "ORDER BY slot_name"
+            "WHERE slot_type = 'logical' AND NOT temporary AND active_pid IN (SELECT pid FROM pg_stat_replication "
+            "WHERE application_name IS DISTINCT FROM %s) ORDER BY slot_name",
+            (WAITING_READER,),
         )
         slots = await cursor.fetchall()
         cursor = await connection.execute("SELECT current_setting('synchronized_standby_slots', true)")

@@ -332,11 +332,17 @@ def find_cluster(peers: Peers) -> Cluster | None:
 
 def voters_of(peers: Peers, cluster: Cluster) -> dict[int, Identity]:
     """Return the greeted voters of a cluster, by id; one that has not received its membership yet counts, too."""
-    return {
-        safekeeper_id: (safekeeper_id, greeting.incarnation)
-        for safekeeper_id, greeting in greetings_of(peers).items()
-        if greeting.cluster_id in ("", cluster.id) and cluster.membership.is_voter(safekeeper_id, greeting.incarnation)
-    }
+    voters = {}
+    for safekeeper_id, peer in peers.items():
+        greeting = peer.greeting
+        if (
+            greeting is not None
+            and not peer.refused
+            and greeting.cluster_id in ("", cluster.id)
+            and cluster.membership.is_voter(safekeeper_id, greeting.incarnation)
+        ):
+            voters[safekeeper_id] = (safekeeper_id, greeting.incarnation)
+    return voters
 
 
 def has_unknown_tail(peers: Peers, cluster: Cluster) -> bool:

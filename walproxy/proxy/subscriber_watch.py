@@ -3,7 +3,8 @@
 A logical walsender sends a transaction as soon as the primary has flushed its commit, while the commit still waits for
 the quorum. From PostgreSQL 17 on it waits for the slots in `synchronized_standby_slots`, if its own slot has the
 property `failover`; in earlier versions it never waits. The check is a query, so with a role that may only replicate it
-is skipped. Slots that are read over SQL are not counted: `walproxy pipeline` reads them, and never beyond the quorum.
+is skipped. Slots that are read over SQL, and those of `walproxy pipeline apply`, are not counted: `walproxy pipeline`
+shows nothing before the quorum has it.
 Source: https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-SYNCHRONIZED-STANDBY-SLOTS
 """
 

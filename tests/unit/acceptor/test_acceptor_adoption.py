@@ -725,6 +725,19 @@ def test_checksums_are_answered_for_a_bounded_range() -> None:
     assert isinstance(sent, Send) and sent.message.end_lsn == BASE + DIGEST_RANGE_BYTES_MAX  # type: ignore[union-attr]
 
 
+def test_the_range_of_checksums_is_bounded_from_where_it_begins_and_not_from_where_it_was_asked_for() -> None:
+    size = DIGEST_RANGE_BYTES_MAX + 2 * SEGMENT
+    bench = Bench(following().control, BASE + size)
+    bench.greet()
+    asked = DigestRequest(P1, 6, BASE + 2 * SEGMENT, BASE + size, back_to_timed=True)
+    effects = bench.acceptor.receive(1, asked, bench.now)
+    assert next(effects) == FindTimedRecord(BASE, BASE + size)
+    timed_lsn = BASE + SEGMENT + 5
+    begin_lsn, end_lsn = BASE + SEGMENT, BASE + SEGMENT + DIGEST_RANGE_BYTES_MAX
+    assert effects.send(timed_lsn) == DigestWal(begin_lsn, end_lsn)
+    assert effects.send([3]) == Send(1, DigestResponse(6, begin_lsn, end_lsn, (3,), timed_lsn))
+
+
 # Events.
 
 

@@ -89,6 +89,7 @@ def test_each_half_of_a_joint_membership_counts_by_its_own_size() -> None:
     positions = of({1: 500, 2: 400, 3: 300, 4: 200, 5: 100})
     rule = QuorumRule(joint, 1)
     assert (rule.lsn(positions), rule.possible_lsn(positions), rule.members_needed) == (100, 400, 5)
+    assert rule.time({identity: float(lsn) for identity, lsn in positions.items()}) == 100
 
 
 def membership_with(sizes: QuorumSizes) -> Membership:

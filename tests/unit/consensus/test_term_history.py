@@ -153,6 +153,23 @@ def test_too_many_terms_are_forgotten_from_the_oldest_on_as_far_as_they_are_comm
     assert bound_history(long[:HISTORY_ENTRIES_MAX], 0, LSN_MAX) == (long[:HISTORY_ENTRIES_MAX], 0)
 
 
+@pytest.mark.parametrize("count", [1, 2, HISTORY_ENTRIES_MAX - 1, HISTORY_ENTRIES_MAX, HISTORY_ENTRIES_MAX + 1])
+def test_a_history_that_fits_is_not_shortened(count: int) -> None:
+    long = history(*((term, 1000 + term, 1) for term in range(1, count + 1)))
+    bounded, forgotten_term = bound_history(long, 0, LSN_MAX)
+    # Of one entry too many the first one would go, which stays as the first one of its timeline.
+    assert (bounded, forgotten_term) == (long, 0)
+
+
+@pytest.mark.parametrize(("above", "kept_from"), [(0, 49), (1, 50), (2, 51), (51, 100), (52, 100)])
+def test_the_oldest_entry_that_stays_begins_below_what_is_committed(above: int, kept_from: int) -> None:
+    long = history(*((term, 1000 + term, 1) for term in range(1, HISTORY_ENTRIES_MAX + 101)))
+    bounded, forgotten_term = bound_history(long, 7, long[50].start_lsn + above)
+    assert bounded == (long[0], *long[kept_from:]) and forgotten_term == kept_from
+    # What was forgotten before stays so.
+    assert bound_history(long, 90, long[50].start_lsn + above)[1] == max(90, kept_from)
+
+
 def test_terms_that_are_forgotten_say_nothing_of_where_two_logs_part() -> None:
     shorter, forgotten_term = forget_front(LONG, 0, 420)
     assert divergence(LONG, 600, shorter, forgotten_term) == Divergence(600)
@@ -193,3 +210,5 @@ def test_a_log_that_goes_on_behind_a_forgotten_term_may_give_wal_up() -> None:
     given_up = (HistoryEntry(1, 100, 1), HistoryEntry(5, 250, 2, gives_up=True))
     own = history((1, 100, 1), (3, 200, 1))
     assert divergence_at_forgotten_term(own, 0, given_up, 3) == Divergence(250, gives_up=True)
+    # What the own log has given up since is no entry of the other one.
+    assert divergence_at_forgotten_term(given_up, 3, own, 0) == Divergence(250, gives_up=False)

@@ -18,6 +18,7 @@ from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
+    PROTOCOL_VERSION_MIN,
     AcceptorGreeting,
     AcceptorMessage,
     AppendRequest,
@@ -511,6 +512,50 @@ async def test_a_proxy_is_known_by_its_secret_while_the_disk_is_busy(tmp_path: P
         await until(lambda: there.listener.admission.proven == 2)
         there.fs.release()
         assert isinstance(await late.receive(), AcceptorGreeting)
+
+
+@pytest.mark.parametrize(
+    ("version", "safekeeper_id", "is_known"),
+    [
+        (PROTOCOL_VERSION, 1, True),
+        (PROTOCOL_VERSION_MIN, 1, True),
+        (PROTOCOL_VERSION, 2, False),
+        (PROTOCOL_VERSION_MIN - 1, 1, False),
+        (PROTOCOL_VERSION + 1, 1, False),
+    ],
+)
+@on_the_loop
+async def test_while_the_disk_is_busy_a_proxy_is_known_by_a_greeting_that_fits(
+    tmp_path: Path, version: int, safekeeper_id: int, is_known: bool
+) -> None:
+    async with house(tmp_path) as there:
+        leader = await there.client()
+        await leader.lead()
+        there.fs.hold()
+        leader.send(VoteRequest(LeaderId(2, "run2"), 1))
+        await until(lambda: not there.node.ready)
+        late = await there.client()
+        late.send(ProposerGreeting(version, "run1", safekeeper_id))
+        if is_known:
+            await until(lambda: there.listener.admission.proven == 2)
+            there.fs.release()
+            assert isinstance(await late.receive(), AcceptorGreeting)
+        else:
+            assert await late.receive() is None
+            assert there.listener.admission.proven == 1 and not there.node.ready
+
+
+@on_the_loop
+async def test_while_the_disk_is_busy_nothing_but_a_greeting_makes_a_proxy_known(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        leader = await there.client()
+        await leader.lead()
+        there.fs.hold()
+        leader.send(VoteRequest(LeaderId(2, "run2"), 1))
+        await until(lambda: not there.node.ready)
+        late = await there.client()
+        late.send(PreVoteRequest("run1"))
+        assert await late.receive() is None and there.listener.admission.proven == 1
 
 
 @on_the_loop

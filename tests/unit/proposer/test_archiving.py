@@ -278,3 +278,63 @@ def test_one_that_lacks_what_is_to_be_archived_next_is_not_named_if_another_has_
     assert table.looks() == 1
     table.archiving.disconnected(1, table.now)
     assert table.looks(GONE_GRACE_S) == 3
+
+
+def test_one_whose_wal_begins_exactly_where_the_archive_ends_can_go_on() -> None:
+    for begin_lsn, named in ((BEGIN + SEGMENT, 2), (BEGIN + SEGMENT + 1, 3)):
+        table = Table()
+        table.hears(1, is_archiver=True, archived_lsn=BEGIN + SEGMENT)
+        table.hears(2, wal_begin_lsn=begin_lsn)
+        table.hears(3)
+        assert table.looks() == 1
+        table.archiving.disconnected(1, table.now)
+        assert table.looks(GONE_GRACE_S) == named
+
+
+def test_one_that_lacks_the_next_wal_is_named_rather_than_nobody() -> None:
+    table = Table()
+    table.hears(1, is_archiver=True, archived_lsn=BEGIN + SEGMENT)
+    table.hears(2, wal_begin_lsn=BEGIN + 2 * SEGMENT)
+    assert table.looks() == 1
+    table.archiving.disconnected(1, table.now)
+    assert table.looks(GONE_GRACE_S) == 2
+
+
+def test_a_problem_weighs_more_than_where_the_wal_begins() -> None:
+    table = Table()
+    table.hears(1, problem="no key")
+    table.hears(2, wal_begin_lsn=BEGIN + SEGMENT)
+    table.hears(3, has_archive=False)
+    assert table.looks(INCUMBENT_GRACE_S) == 2
+
+
+def test_one_that_is_gone_is_replaced_by_one_with_a_problem_if_all_others_have_one() -> None:
+    table = Table()
+    table.names(count=2)
+    table.hears(2, problem="no key")
+    table.archiving.disconnected(1, table.now)
+    assert table.looks(GONE_GRACE_S) == 2
+    table = Table()
+    table.names()
+    table.hears(2, problem="no key")
+    table.archiving.disconnected(1, table.now)
+    assert table.looks(GONE_GRACE_S) == 3
+
+
+def test_the_archive_of_one_that_is_named_later_is_known_if_it_has_archived_before() -> None:
+    table = Table()
+    table.hears(1, problem="no key", is_archiver=True, archived_lsn=BEGIN + 1)
+    assert table.looks() == 1 and table.archiving.archived_lsn == BEGIN + 1
+    table.hears(2, is_archiver=True, archived_lsn=BEGIN + 9)
+    assert table.archiving.archived_lsn == BEGIN + 1
+    assert table.looks(PROBLEM_GRACE_S) == 2 and table.archiving.archived_lsn == BEGIN + 9
+
+
+def test_no_progress_is_counted_since_one_was_named_and_not_since_it_was_heard_first() -> None:
+    table = Table()
+    table.hears(1)
+    table.hears(2)
+    table.now += STALL_S
+    assert table.looks() == 1
+    assert table.looks(STALL_S - 1.0) == 1
+    assert table.looks(1.0) == 2

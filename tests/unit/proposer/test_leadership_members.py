@@ -8,6 +8,7 @@ import pytest
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
+from safekeeper.consensus.membership import QuorumSizes
 from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
@@ -20,6 +21,7 @@ from safekeeper.consensus.messages import (
 from tests.unit.proposer.test_leadership import MEMBERS, NODE_ID, START, Table
 from walproxy.proposer.actions import Disconnect, SendAppend, SendMessage
 from walproxy.proposer.liveness import Timing
+from walproxy.proposer.member_change import Target
 from walproxy.proposer.progress import Progress, State
 from walproxy.proposer.replication import APPEND_BYTES_MAX, IN_FLIGHT_BYTES_MAX, READ_AHEAD_S
 
@@ -442,6 +444,37 @@ def test_members_answer_until_the_heartbeat_timeout(after_s: float) -> None:
     assert table.leadership.taking_part(now) == ({1} if is_in_time else set())
     in_state(table, 2, refusal="", is_doubted=True)
     assert table.leadership.taking_part(now) == ({1} if is_in_time else set())
+
+
+@pytest.mark.parametrize("event", ["none", "disconnected", "greeted again"])
+def test_a_quorum_that_has_answered_counts_no_longer_as_soon_as_it_is_none(event: str) -> None:
+    """Otherwise a leader would claim for up to a heartbeat timeout that it is healthy, and keep others away."""
+    table = Table()
+    leadership = table.leadership
+    table.now += 5.0
+    table.leadership.disconnected(3, table.now)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START)
+    assert leadership.answers(table.now)
+    now = table.now + TIMING.heartbeat_timeout_s / 2
+    if event == "disconnected":
+        leadership.disconnected(2, now)
+    elif event == "greeted again":
+        leadership.on_greeting((2, "2" * 32), now)
+    assert leadership.answers(now) is (event == "none")
+
+
+def test_appends_after_a_change_of_the_members_have_its_generation_also_at_the_same_moment() -> None:
+    table = Table()
+    table.leadership.probe(table.now)
+    table.take()
+    two = Target(MEMBERS.members[:2], QuorumSizes())
+    table.leadership.begin_change(two, force=False, now=table.now)
+    assert table.leadership.membership.generation == 2
+    table.leadership.sequence -= 1  # Each probe has its own.
+    table.leadership.probe(table.now)
+    table.take()
+    assert {a.header.generation for a in table.said if isinstance(a, SendAppend)} == {2}
 
 
 # Bytes in flight, and commits for readers.

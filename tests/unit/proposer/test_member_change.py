@@ -277,3 +277,28 @@ def test_the_line_of_a_change_names_the_sizes(membership: Membership, line: str)
 def test_the_log_says_which_quorums_the_operator_wants() -> None:
     line = "the quorums of the members 1, 2, 3 are to become commit 2, elect N"
     assert describe_wish(PRESENT, OLD, QuorumSizes("2", "N")) == line
+
+
+def test_a_lost_member_is_replaced_under_the_present_sizes() -> None:
+    assert replacement_of_lost(OF_QUICK, [NEW.identity]) == Target(REPLACED, QUICK)
+    stored = msgspec.structs.replace(PRESENT, members=(ONE, TWO, msgspec.structs.replace(THREE, address="three:3")))
+    target = replacement_of_lost(stored, [NEW.identity])
+    assert target is not None and target.members[2] == msgspec.structs.replace(NEW, address="three:3")
+
+
+def test_two_members_are_neither_added_nor_removed_at_once() -> None:
+    five = Member(5, "f" * 32)
+    assert refusal_of(PRESENT, (*OLD, FOUR, five)) == "one member is changed at a time, not 2"
+    assert refusal_of(PRESENT, (ONE,)) == "one member is changed at a time, not 2"
+    # A joint membership goes on to either half, whatever their difference.
+    joint = Membership(6, OLD, (*OLD, FOUR, five), author=7)
+    assert refusal_of(joint, OLD) == refusal_of(joint, (*OLD, FOUR, five)) == ""
+
+
+def test_the_members_that_stay_are_counted_in_both_halves_before_a_change() -> None:
+    """Of four members three follow: that is a commit quorum of four, and two of the three that stay are one, too."""
+    four = Membership(5, (*OLD, FOUR), author=7)
+    assert absence_reason(four, OLD, facts(following=folders(ONE, TWO, FOUR))) == ""
+    assert absence_reason(four, OLD, facts(following=folders(ONE, TWO))).startswith(
+        "of the members 1, 2, 3, 4 only 2 would follow, and commits need 3"
+    )

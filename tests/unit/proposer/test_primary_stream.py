@@ -1,10 +1,14 @@
 """The primary's COPY as the consensus sees it."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.consensus.term_history import HistoryEntry
 from walproxy.proposer.actions import StartReplication
+from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proposer.primary_stream import CheckRange, PrimaryStream, check_range
 
 ONE_THEN_TWO = (HistoryEntry(1, 1024, 1), HistoryEntry(2, 2048, 2))
@@ -35,3 +39,46 @@ def test_what_comes_from_a_primary_that_is_not_to_be_streamed_is_our_own_mistake
     stream.disconnected()
     with pytest.raises(InvariantViolation):
         stream.require_open()
+
+
+def test_a_stream_compares_if_it_begins_below_the_first_byte_that_the_log_lacks() -> None:
+    stream = PrimaryStream(ended_lsn=7)
+    for check_begin_lsn, compares in ((1024, False), (1023, True)):
+        action = StartReplication(check_begin_lsn, 1, 1024, 2)
+        assert stream.start(action) is action
+        assert (stream.compares, stream.tli, stream.ended_lsn) == (compares, 2, None)
+        assert stream.received_lsn == stream.window_begin_lsn == 1024
+
+
+HISTORY = (HistoryEntry(3, 4096, 1), HistoryEntry(4, 6144, 2))
+PRIMARY = PrimaryIdentity(system_id=7, tli=1, flush_lsn=9000, segment_size=1024, server_version=150000)
+
+
+def leadership(received_lsn: int, tli: int = 2) -> Any:
+    return SimpleNamespace(received_lsn=received_lsn, tli=tli, elected=SimpleNamespace(history=HISTORY))
+
+
+def test_a_stream_continues_with_a_comparison_back_to_where_its_own_checksums_begin() -> None:
+    stream = PrimaryStream(own_begin_lsn=5120, own_page_crcs=(1, 2))
+    action = stream.resume(leadership(7000), PRIMARY)
+    assert action == StartReplication(5120, 1, 7000, 2, resumes=True)
+    assert (stream.is_open, stream.tli, stream.compares, stream.is_checked) == (True, 2, True, False)
+
+
+def test_a_stream_cannot_continue_without_checksums_of_what_was_received() -> None:
+    stream = PrimaryStream(own_begin_lsn=5120, is_checked=True)
+    assert stream.resume(leadership(7000), PRIMARY) is None
+    assert not stream.is_open
+
+
+def test_a_stream_continues_at_the_very_base_of_the_log_without_a_comparison() -> None:
+    stream = PrimaryStream()
+    action = stream.resume(leadership(4096), PRIMARY)
+    assert action == StartReplication(4096, 2, 4096, 2, resumes=True)
+    assert (stream.compares, stream.is_checked, stream.is_open) == (False, True, True)
+
+
+def test_the_end_of_the_connection_ends_what_was_expected_of_it_and_not_what_was_verified() -> None:
+    stream = PrimaryStream(is_open=True, awaits_link=True, is_checked=True, ended_lsn=9, received_lsn=7)
+    stream.disconnected()
+    assert (stream.is_open, stream.awaits_link, stream.ended_lsn, stream.received_lsn) == (False, False, None, 7)

@@ -168,3 +168,27 @@ def test_each_position_above_a_cut_is_cut_alone(positions: tuple[int, int, int],
     ((standby, *_),) = standbys.rows()
     assert (standby.write_lsn, standby.flush_lsn, standby.apply_lsn) == cut
     assert standbys.apply_lsn(1000) == cut[2]
+
+
+def test_a_standby_that_two_safekeepers_have_reported_counts_by_the_one_that_is_connected() -> None:
+    standbys = table("a")
+    standbys.on_report(1, (at("a", 40),))
+    standbys.on_report(2, (at("a", 50),))
+    assert standbys.apply_lsn(100) == 40
+    standbys.disconnected(1)
+    assert standbys.apply_lsn(100) == 40
+    # The same standbys as before, at new positions: no usual report, since another safekeeper is gone.
+    standbys.on_report(2, (at("a", 60),))
+    assert standbys.apply_lsn(100) == 60 and shown(standbys) == [("a", 60, 2, True, True)]
+
+
+def test_standbys_that_are_gone_and_not_designated_are_forgotten_from_the_oldest_on() -> None:
+    standbys = table("a")
+    for number in range(GONE_MAX + 1):
+        standbys.on_report(1, (at(f"backup {number}", 5),))
+    standbys.on_report(1, ())
+    assert len(standbys._gone) == GONE_MAX
+    assert "backup 0" not in standbys._gone and f"backup {GONE_MAX}" in standbys._gone
+    standbys.on_report(1, (at("a", 10),))
+    standbys.on_report(1, ())
+    assert len(standbys._gone) == GONE_MAX and "a" in standbys._gone

@@ -199,7 +199,10 @@ def test_a_damaged_file_is_refused_with_its_path(position: str) -> None:
             b"SAFEKEEP\x04\0\0\0\0\0\0\0",
             "format version 4, this release reads versions 1 to 3: use the release",
         ),
+        (b"SAFEKEEP\0\0\0\0\0\0\0\0", "format version 0, this release reads versions 1 to 3"),
         (b"SAFEKEEP\x01\0\0\0\x05\0\0\0", "not the number in its header"),
+        (b"SAFEKEEP\x01\0\0\0\0\0\0\0\x80", "has 21 bytes, not the number in its header"),
+        (b"SAFEKEEP\x01\0\0\0\0\0\0", "truncated to 19 bytes"),
         (b"SAFEKEEP\x01\0\0\0\x01\0\0\0\xc1", "is not a valid State: .*replace the disk"),
     ],
 )

@@ -28,7 +28,14 @@ from safekeeper.acceptor.effects import (
     TruncateWal,
     WriteWal,
 )
-from safekeeper.base.errors import ConfigurationError, DiskLost, LocalProtocolError, StorageFailed, StorageFull
+from safekeeper.base.errors import (
+    ConfigurationError,
+    DiskLost,
+    LocalProtocolError,
+    ResourceShortage,
+    StorageFailed,
+    StorageFull,
+)
 from safekeeper.base.lsn import segment_name
 from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
@@ -294,6 +301,58 @@ def test_a_folder_whose_control_file_is_gone_is_lost_only_if_it_has_wal(tmp_path
         DataFolder.open(RealFileSystem(), directory, 1, "b" * 32)
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ResourceShortage("too many open files"), ResourceShortage, "could not start in .*: raise the limit of open"),
+        (StorageFull("no space left"), StorageFailed, "not enough disk space to start in .*: free some space"),
+        (StorageFailed("input/output error"), StorageFailed, "input/output error"),
+    ],
+    ids=["descriptors", "space", "disk"],
+)
+def test_a_start_that_fails_names_what_is_lacking_and_leaves_the_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], message: str
+) -> None:
+    def fails(path: Path) -> None:
+        raise error
+
+    fs = RealFileSystem()
+    monkeypatch.setattr(fs, "create", fails)
+    with pytest.raises(kind, match=message) as raised:
+        DataFolder.open(fs, tmp_path / "sk", 1, "a" * 32)
+    assert type(raised.value) is kind
+    DataFolder.open(RealFileSystem(), tmp_path / "sk", 1, "a" * 32).close()
+
+
+@pytest.mark.parametrize("pending", [{"set_aside": True}, {"restore_from": "old"}])
+def test_wal_that_is_being_moved_is_not_looked_at_by_a_start(tmp_path: Path, pending: dict[str, Any]) -> None:
+    """Part of it is in another folder: what is left may begin anywhere, and must not be rewritten."""
+    control = ControlState(safekeeper_id=1, incarnation="a" * 32, segment_size=MIB, wal_begin_lsn=MIB)
+    ControlFile(RealFileSystem(), tmp_path).store(msgspec.structs.replace(control, **pending))
+    (tmp_path / "wal").mkdir()
+    half = tmp_path / "wal" / segment_name(1, 5 * MIB, MIB)
+    half.write_bytes(b"not to be touched")
+    folder = DataFolder.open(RealFileSystem(), tmp_path, 1, "b" * 32)
+    assert folder.storage is None and half.read_bytes() == b"not to be touched"
+    folder.close()
+    ControlFile(RealFileSystem(), tmp_path).store(control)
+    with pytest.raises(StorageFailed, match="has 17 bytes"):
+        DataFolder.open(RealFileSystem(), tmp_path, 1, "b" * 32)
+
+
+def test_records_are_searched_from_where_the_log_begins(folder: DataFolder) -> None:
+    wal = WalBuilder()
+    first = wal.add(b"r" * 100)
+    while wal.position < 2 * MIB + 20_000:
+        wal.add(b"r" * 8000)
+    write(folder, wal, wal.begin_lsn)
+    later = next(record for record in wal.records if record.start_lsn > 2 * MIB)
+    assert folder.perform(FindRecords(later.start_lsn))[1] > first.start_lsn
+    folder.perform(TrimWal(2 * MIB))
+    assert folder.perform(FindRecords(later.start_lsn))[1] == 0, "the record before it is not retained"
+    assert folder.perform(FindRecords(later.end_lsn))[1] == later.start_lsn
+
+
 # A log that is set aside.
 
 
@@ -372,6 +431,15 @@ def test_a_timed_record_is_found_in_the_range_only(folder: DataFolder) -> None:
         wal.add(b"r" * 100)
     write(folder, wal, wal.begin_lsn)
     assert folder.perform(FindTimedRecord(wal.begin_lsn, wal.position)) == 0
+    end_lsn = wal.position
+    timed = wal.add(b"time", rmid=1)
+    wal.add(b"r" * 2 * MIB)
+    later = wal.add(b"time", rmid=1)
+    write(folder, wal, end_lsn)
+    assert folder.perform(FindTimedRecord(wal.begin_lsn, wal.position)) == later.start_lsn
+    assert folder.perform(FindTimedRecord(wal.begin_lsn, later.start_lsn)) == timed.start_lsn
+    assert folder.perform(FindTimedRecord(wal.begin_lsn, timed.start_lsn)) == 0
+    assert folder.perform(FindTimedRecord(2 * MIB, later.start_lsn)) == 0
 
 
 OLD, NEW = "c" * 32, "d" * 32

@@ -18,7 +18,7 @@ from safekeeper.storage.recovery import (
     names_below,
     recover,
 )
-from safekeeper.storage.segment_file import FOOTER_BYTES, create_segment
+from safekeeper.storage.segment_file import FOOTER_BYTES, create_segment, open_segment
 from tests.simulation.virtual_disk import VirtualFileSystem
 
 DIRECTORY = Path("/data/wal")
@@ -160,3 +160,92 @@ def test_inspection_sorts_files_of_one_segment_by_timeline_and_reports_leftovers
     assert [each.name for each in found] == [name(0), name(0, tli=2), name(1)]
     assert problems[0] == f"{name(2)}{TEMPORARY_SUFFIX} is left over from an interrupted step"
     assert "two files of one segment" in problems[1]
+
+
+# Damage, and a disk that is nearly full.
+
+
+def damage_footer(fs: VirtualFileSystem, number: int) -> None:
+    fs.damage(DIRECTORY / name(number), SIZE, bytes(FOOTER_BYTES))
+
+
+@pytest.mark.parametrize(("first", "is_lost"), [(SIZE, True), (SIZE - 1, False)])
+def test_a_damaged_segment_is_a_lost_disk_where_the_log_may_go_on_in_it(first: int, is_lost: bool) -> None:
+    """After a segment that is not complete there was only a prepared one: it is removed."""
+    fs = disk(first, 5)
+    damage_footer(fs, 1)
+    if is_lost:
+        with pytest.raises(DiskLost, match=f"{name(1)}: both slots of its footer have a wrong checksum"):
+            recover(fs, DIRECTORY, SIZE)
+        assert sorted(fs.listdir(DIRECTORY)) == [name(0), name(1)]
+    else:
+        log = recover(fs, DIRECTORY, SIZE)
+        assert log.tail is not None and log.tail.write_lsn == BASE + first and fs.listdir(DIRECTORY) == [name(0)]
+
+
+def test_what_was_prepared_or_is_old_makes_room_for_the_copy_of_the_last_segment() -> None:
+    fs = disk(100, 0)
+    fs.capacity_bytes = fs.used_bytes()
+    log = recover(fs, DIRECTORY, SIZE)
+    assert log.tail is not None and log.tail.write_lsn == BASE + 100
+    fs = disk(SIZE, 100)
+    fs.capacity_bytes = fs.used_bytes()
+    log = recover(fs, DIRECTORY, SIZE, BASE + SIZE)
+    assert log.tail is not None and log.tail.write_lsn == BASE + SIZE + 100
+
+
+@pytest.mark.parametrize(("begin_lsn", "first"), [(BASE + SIZE - 1, 0), (BASE + SIZE, 1), (BASE + 2 * SIZE, 2)])
+def test_segments_that_were_being_removed_are_removed_and_are_no_part_of_the_log(begin_lsn: int, first: int) -> None:
+    fs = disk(SIZE, SIZE, 7)
+    damaged = range(first)
+    for number in damaged:
+        damage_footer(fs, number)
+    log = recover(fs, DIRECTORY, SIZE, begin_lsn)
+    assert log.segments == [NamedSegment(BASE + number * SIZE, 1) for number in range(first, 3)]
+    assert sorted(fs.listdir(DIRECTORY)) == [name(number) for number in range(first, 3)]
+    assert log.tail is not None and log.tail.write_lsn == BASE + 2 * SIZE + 7
+
+
+def test_all_segments_may_be_old() -> None:
+    fs = disk(SIZE, 100)
+    log = recover(fs, DIRECTORY, SIZE, BASE + 2 * SIZE)
+    assert log.segments == [] and log.tail is None and fs.listdir(DIRECTORY) == []
+
+
+def test_names_are_durable_before_anything_is_removed() -> None:
+    """Otherwise a crash could restore a file that was removed before, above one whose removal is durable."""
+    fs = disk(SIZE, 5, 0)
+    fs.fail_in(1, only="sync folder")
+    with pytest.raises(StorageFailed, match="input/output error"):
+        recover(fs, DIRECTORY, SIZE)
+    assert sorted(fs.listdir(DIRECTORY)) == [name(0), name(1), name(2)]
+
+
+def test_inspection_ignores_segments_that_were_being_removed() -> None:
+    fs = disk(SIZE, SIZE, 7)
+    damage_footer(fs, 0)
+    found, problems = inspect(fs, DIRECTORY, SIZE, BASE + SIZE)
+    assert [each.name for each in found] == [name(1), name(2)] and problems == []
+    found, _ = inspect(fs, DIRECTORY, SIZE, BASE + SIZE - 1)
+    assert [each.valid_end_lsn for each in found] == [None, BASE + 2 * SIZE, BASE + 2 * SIZE + 7]
+
+
+def test_inspection_reports_a_flush_that_was_interrupted_and_no_other_slot() -> None:
+    fs = disk(0)
+    segment = open_segment(fs, DIRECTORY, tli=1, begin_lsn=BASE, segment_size=SIZE)
+    for _ in range(2):
+        segment.append(b"x" * 700)
+        slot = segment.take_slot()
+        assert slot is not None
+        segment.write_slot(slot)
+        segment.sync()
+    (found,), _ = inspect(fs, DIRECTORY, SIZE)
+    assert found.problems == () and found.valid_end_lsn == BASE + 1400
+    fs.damage(DIRECTORY / name(0), 1000, b"?")
+    (found,), _ = inspect(fs, DIRECTORY, SIZE)
+    assert found.valid_end_lsn == BASE + 700
+    assert found.problems == ("the WAL does not match the checksum of the newest slot: the last flush was interrupted",)
+    fs.damage(DIRECTORY / name(0), 1000, b"x")
+    fs.damage(DIRECTORY / name(0), 100, b"?")
+    (found,), _ = inspect(fs, DIRECTORY, SIZE)
+    assert found.problems == () and found.valid_end_lsn == BASE + 1400, "only the newest slot is in doubt"

@@ -400,6 +400,23 @@ def test_a_cut_where_the_log_begins_after_a_removal_leaves_an_empty_segment(
         again.truncate(BASE + 2 * SIZE - 1, 3)
 
 
+def test_segments_that_were_read_before_a_cut_are_not_read_again_after_it(tmp_path: Path) -> None:
+    storage = WalStorage.open(RealFileSystem(), tmp_path / "wal", segment_size=SIZE, tli=1)
+    storage.reset(BASE, 1)
+    write(storage, 4 * SIZE)
+    for number in range(4):
+        assert storage.read(BASE + number * SIZE, BASE + number * SIZE + 10) == BYTES[number * SIZE :][:10]
+    storage.truncate(BASE + SIZE + 100, 2)
+    storage.append(storage.write_lsn, b"N" * 3 * SIZE)
+    storage.flush_now()
+    assert storage.read(BASE, storage.write_lsn) == BYTES[: SIZE + 100] + b"N" * 3 * SIZE
+    storage.reset(BASE, 3)
+    storage.append(BASE, b"M" * 2 * SIZE + b"end")
+    storage.flush_now()
+    assert storage.read(BASE, storage.write_lsn) == b"M" * 2 * SIZE + b"end"
+    storage.close()
+
+
 @pytest.mark.parametrize("lsn", [BASE - 1, BASE + 101])
 def test_a_cut_outside_the_log_is_refused(storage: WalStorage, lsn: int) -> None:
     write(storage, 100)

@@ -7,7 +7,6 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.messages import (
     Begin,
-    Commit,
     Delete,
     Insert,
     LogicalMessage,
@@ -52,43 +51,44 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Iterates over the changes of committed transactions, as `committed` yields them.
+    """Turns what `committed` yields into changes: by iteration over all of it, or with `take`, one after the other.
 
     The server describes the ancestor and then the partition before it sends the first row of a partition as one of the
     ancestor.
-
-    Attributes:
-        end_lsn: where the last commit record that was read ends.
-        transactions: number of them that were read.
     """
 
-    def __init__(self, stream: Iterable[Sent]) -> None:
+    def __init__(self, stream: Iterable[Sent] = ()) -> None:
         self._stream = stream
         self._relations: dict[int, Relation] = {}
-        self.end_lsn: Lsn = 0
-        self.transactions = 0
+        self._transaction: Begin | None = None
+        self._sequence = 0
+        self._described: list[Relation] = []  # since the last change
 
     def __iter__(self) -> Iterator[Change]:
-        transaction: Begin | None = None
-        sequence = 0
-        described: list[Relation] = []  # since the last change
-        for lsn, message, size in self._stream:
-            if isinstance(message, Begin):
-                transaction, sequence = message, 0
-            elif isinstance(message, Relation):
-                self._relations[message.oid] = message
-                described.append(message)
-            elif isinstance(message, Commit):
-                self.end_lsn = max(self.end_lsn, message.end_lsn)
-                self.transactions += 1
-            elif transaction is not None:
-                found = self._changes(transaction, sequence, lsn, message, size)
-                if found and described:
-                    if not isinstance(message, Truncate):
-                        found = [found[0]._replace(partition=_partition_of(found[0].relation, described))]
-                    described = []
-                yield from found
-                sequence += len(found)
+        for sent in self._stream:
+            yield from self.take(sent)
+
+    def take(self, sent: Sent) -> Sequence[Change]:
+        """Return the changes of the next message.
+
+        Raises:
+            RemoteProtocolError: they cannot be.
+        """
+        lsn, message, size = sent
+        if isinstance(message, Begin):
+            self._transaction, self._sequence = message, 0
+        elif isinstance(message, Relation):
+            self._relations[message.oid] = message
+            self._described.append(message)
+        elif self._transaction is not None:
+            found = self._changes(self._transaction, self._sequence, lsn, message, size)
+            if found and self._described:
+                if not isinstance(message, Truncate):
+                    found = [found[0]._replace(partition=_partition_of(found[0].relation, self._described))]
+                self._described = []
+            self._sequence += len(found)
+            return found
+        return ()
 
     def _changes(self, transaction: Begin, sequence: int, lsn: Lsn, message: Message, size: int) -> Sequence[Change]:
         if isinstance(message, Insert):
@@ -112,7 +112,7 @@ class Changes:
             ]
         if isinstance(message, LogicalMessage):
             return (Change(transaction, sequence, lsn, "message", None, message=message, size=size),)
-        return ()  # where the transaction came from, and names of types
+        return ()  # its end, where it came from, and names of types
 
     def _relation(self, oid: int, lsn: Lsn, values: Tuple | None) -> Relation:
         relation = self._relations.get(oid)

@@ -26,6 +26,7 @@ from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.cdc.server import (
     Connection,
     SourceRefused,
+    SourceUnavailable,
     one_line_errors,
     one_value,
     patiently,
@@ -39,6 +40,7 @@ _LSN: Final = struct.Struct(">Q")
 _OLD_VERSIONS: Final = {13: 1, 14: 2, 15: 3}
 _NEWEST_VERSION: Final = 4
 _FIRST_WITH_MESSAGES: Final = 14
+_FIRST_WITH_FAILOVER: Final = 17
 
 
 def protocol_version(major: int) -> int:
@@ -145,12 +147,14 @@ def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
 def create_slot(connection: Connection, name: str) -> Lsn:
     """Make a slot and return its confirmed position: changes of transactions that commit from there on are in it.
 
-    The server waits for the end of every transaction in progress.
+    The server waits for the end of every transaction in progress. From PostgreSQL 17 on, standbys with
+    sync_replication_slots take the slot over, so that it can be read after a promotion.
 
     Raises:
         SourceUnavailable, SourceRefused.
     """
-    query = "SELECT lsn::text FROM pg_create_logical_replication_slot(%(name)s, 'pgoutput')"
+    failover = ", failover => true" if server_major(connection) >= _FIRST_WITH_FAILOVER else ""
+    query = f"SELECT lsn::text FROM pg_create_logical_replication_slot(%(name)s, 'pgoutput'{failover})"
     return parse_lsn(one_value(connection, query, {"name": name}, doing=f"create slot {name!r}"))
 
 
@@ -162,6 +166,33 @@ def drop_slot(connection: Connection, name: str) -> None:
     """
     with one_line_errors(f"drop slot {name!r}"):
         patiently(lambda: connection.execute("SELECT pg_drop_replication_slot(%s)", (name,)))
+
+
+def plugin_options(major: int, publications: Sequence[str], *, stream: bool, messages: bool) -> dict[str, str]:
+    """Return the options of the plugin, for PostgreSQL `major`.
+
+    Args:
+        stream: send large transactions before they are committed (PostgreSQL 14 and newer).
+        messages: send what was written with pg_logical_emit_message (14 and newer).
+    """
+    version = protocol_version(major)
+    options = {"proto_version": str(version), "publication_names": ",".join(_quoted(each) for each in publications)}
+    if stream and version >= 2:
+        options["streaming"] = "on"
+    if messages and major >= _FIRST_WITH_MESSAGES:
+        options["messages"] = "true"
+    return options
+
+
+def slot_error(error: psycopg.Error, name: str) -> SourceUnavailable | SourceRefused:
+    """Return what an error means that ended the changes of a slot."""
+    found = source_error(error, f"read the changes of slot {name!r}")
+    if isinstance(error, psycopg.errors.UndefinedObject):
+        return SourceRefused(
+            f"{found}; a publication must be older than the slot: create the publication, then drop the slot and "
+            "create it again"
+        )
+    return found
 
 
 def peek(
@@ -186,17 +217,11 @@ def peek(
         SourceRefused: the server refuses.
         RemoteProtocolError: what it sends is no row of a peek.
     """
-    version = protocol_version(server_major(connection))
-    options = {"proto_version": str(version), "publication_names": ",".join(_quoted(each) for each in publications)}
-    if stream and version >= 2:
-        options["streaming"] = "on"
-    if messages and server_major(connection) >= _FIRST_WITH_MESSAGES:
-        options["messages"] = "true"
+    options = plugin_options(server_major(connection), publications, stream=stream, messages=messages)
     words = [word for option in options.items() for word in option]
     query = sql.SQL(
         "SELECT lsn, data FROM pg_logical_slot_peek_binary_changes({name}, {upto}::pg_lsn, NULL, VARIADIC {options})"
     ).format(name=sql.Literal(name), upto=sql.Literal(format_lsn(upto_lsn)), options=sql.Literal(words))
-    doing = f"read the changes of slot {name!r}"
     try:
         with _texts_as_stored(connection), connection.cursor() as cursor:
 
@@ -208,29 +233,29 @@ def peek(
 
             for row in patiently(begin):
                 yield _sent(row)
-    except psycopg.errors.UndefinedObject as error:
-        raise SourceRefused(
-            f"could not {doing}: {source_error(error, doing)}; a publication must be older than the slot: create the "
-            "publication, then drop the slot and create it again"
-        ) from error
     except psycopg.Error as error:
-        raise source_error(error, doing) from error
+        raise slot_error(error, name) from error
+
+
+def receive_texts_as_stored(connection: Connection) -> bool:
+    """Receive texts as they are stored, if the database does not know their encoding; return whether that is so.
+
+    The server would validate them, and end the whole read because of one that is not UTF-8.
+    """
+    is_unknown = connection.info.parameter_status("server_encoding") == "SQL_ASCII"
+    if is_unknown:
+        connection.execute("SET client_encoding = 'SQL_ASCII'")
+    return is_unknown
 
 
 @contextlib.contextmanager
 def _texts_as_stored(connection: Connection) -> Iterator[None]:
-    """Receive texts as they are stored while the block runs, if the database does not know their encoding.
-
-    The server would validate them, and end the whole read because of one that is not UTF-8.
-    """
-    if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
-        yield
-        return
-    connection.execute("SET client_encoding = 'SQL_ASCII'")
+    """Receive texts as they are stored while the block runs."""
+    is_changed = receive_texts_as_stored(connection)
     try:
         yield
     finally:
-        if not connection.closed:
+        if is_changed and not connection.closed:
             connection.execute("SET client_encoding = 'UTF8'")
 
 

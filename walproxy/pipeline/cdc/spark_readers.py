@@ -96,13 +96,14 @@ class _Reader:
             SafeLsn(options.status),
             options.stream,
             options.memory_bytes,
-            options.quorum_timeout_s,
+            quorum_timeout_s=options.quorum_timeout_s,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)  # by partitions() of both
-        with closing(connect(self._options.conninfo)) as connection:
-            changes = self._slot_reader().read(connection, partition.begin_lsn, partition.end_lsn)
+        conninfo = self._options.conninfo
+        with closing(connect(conninfo)) as connection, closing(connect(conninfo)) as asking:
+            changes = self._slot_reader().read(connection, asking, partition.begin_lsn, partition.end_lsn)
             if self._typed is None:
                 yield from change_batches(changes)
             else:

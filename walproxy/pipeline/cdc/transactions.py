@@ -101,7 +101,7 @@ def committed(
     Raises:
         RemoteProtocolError: a message is not understood, or comes where it cannot.
     """
-    assembler = _Assembler(shelves, version, begin_lsn, end_lsn)
+    assembler = Assembler(shelves, version, begin_lsn, end_lsn)
     try:
         for lsn, data in messages:
             yield from assembler.take(lsn, data)
@@ -110,10 +110,13 @@ def committed(
         assembler.forget()
 
 
-class _Assembler:
-    """The state between two messages: at most one of `open` (B), `piece` (S) and `preparing` (b) is set."""
+class Assembler:
+    """What `committed` does with one message after the other.
 
-    def __init__(self, shelves: Shelves, version: int, begin_lsn: Lsn, end_lsn: Lsn) -> None:
+    The state between two messages: at most one of `open` (B), `piece` (S) and `preparing` (b) is set.
+    """
+
+    def __init__(self, shelves: Shelves, version: int, begin_lsn: Lsn = 0, end_lsn: Lsn = LSN_MAX) -> None:
         self._shelves = shelves
         self._version = version
         self._begin_lsn = begin_lsn
@@ -126,7 +129,7 @@ class _Assembler:
         self._prepared: dict[int, _Waiting] = {}
 
     def take(self, lsn: Lsn, data: bytes) -> Iterable[Sent]:
-        """Return what the message completes."""
+        """Return what the message completes. Raises RemoteProtocolError."""
         if self._open is not None:
             return self._take_open(lsn, data)
         if self._piece is not None:

@@ -1,6 +1,6 @@
 """Tables that follow the tables of a PostgreSQL database: what `walproxy pipeline apply` does.
 
-job             the loop: read a range of the slot, merge it into the tables, note the position, move the slot
+job             the loop: take a range of the stream, merge it into the tables, note the position, confirm it
 tables          which tables follow, which are copied again, which are quarantined
 target          one table: which changes it takes, how it follows changes of its source's definition
 fingerprint     what of a source table must not change unnoticed, and what follows from a change; pure

@@ -1,9 +1,11 @@
 """The job: tables of a folder follow those of a database, through one slot.
 
-A step compares the catalogs with what is known of each table, reads a range of the slot, merges it into the tables,
-copies tables that need it, notes the position in the job's file, and moves the slot: in this order, so that a crash at
-any point leaves work to be done again, and nothing that is missing. What is held of a range is bounded: when there is
-too much of it, all tables take what they have, with a position in the middle of the range, even of a transaction.
+The slot is streamed in one session, as long as the job runs (change_feed.py). A step compares the catalogs with what is
+known of each table, takes a range of the stream, merges it into the tables, copies tables that need it, notes the
+position in the job's file, and confirms it to the server, which moves the slot: in this order, so that a crash at any
+point leaves work to be done again, and nothing that is missing. A session begins at the position of the job's file.
+What is held of a range is bounded: when there is too much of it, all tables take what they have, with a position in the
+middle of the range, even of a transaction.
 
 The catalogs are read after the end of the range was fixed. So what was altered below that end is seen, and what was
 altered beyond it is seen early, which costs a copy at worst.
@@ -30,12 +32,29 @@ from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Job, only_job, read_job, write_job
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
+from walproxy.pipeline.cdc.change_feed import ChangeFeed, server_start
 from walproxy.pipeline.cdc.publication import TableName, require_publications
-from walproxy.pipeline.cdc.reading import SlotReader
+from walproxy.pipeline.cdc.reading import HELD_BYTES_MAX, QUORUM_TIMEOUT_S, AskedQuorum, require_position
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
-from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect, system_id
-from walproxy.pipeline.cdc.slot import advance, create_slot, drop_slot, read_slot
+from walproxy.pipeline.cdc.server import (
+    Connection,
+    SourceRefused,
+    SourceUnavailable,
+    connect,
+    server_major,
+    system_id,
+)
+from walproxy.pipeline.cdc.slot import (
+    create_slot,
+    drop_slot,
+    have_flushed,
+    protocol_version,
+    read_slot,
+    usable_slot,
+)
+from walproxy.pipeline.cdc.slot_stream import SlotStream
 from walproxy.pipeline.choices import FollowingFormat, OnBadValue
+from walproxy.postgres.logical_replication import WAITING_READER
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
@@ -159,8 +178,7 @@ def opened_job(options: ApplyOptions, *, first: bool, ends: bool) -> Iterator["A
         ends: it ends when all tables are up to now; copies wait for open transactions as long as it takes.
     """
     with ExitStack() as stack:
-        reading = stack.enter_context(closing(connect(options.conninfo, application_name="walproxy apply")))
-        asking = stack.enter_context(closing(connect(options.conninfo, application_name="walproxy apply")))
+        asking = stack.enter_context(closing(connect(options.conninfo, application_name=WAITING_READER)))
         require_publications(asking, options.publications)
         job = _job_of(options, asking, start_over=options.start_over and first)
         if first and options.copy_again:
@@ -170,7 +188,14 @@ def opened_job(options: ApplyOptions, *, first: bool, ends: bool) -> Iterator["A
             tables = {name: known for name, known in job.tables.items() if name not in again}
             job = msgspec.structs.replace(job, tables=tables)
         write_job(options.folder, job)
-        yield stack.enter_context(closing(ApplyJob(options, job, reading, asking, ends=ends)))
+        feed = stack.enter_context(
+            closing(ChangeFeed(options.conninfo, options.slot, options.publications, job.position_lsn, beside=asking))
+        )
+        # The quorum's position is asked of one server, and holds for changes of that server only.
+        if feed.server_start != server_start(asking):
+            raise SourceUnavailable("two connections led to different servers, or the server was restarted meanwhile")
+        require_position(asking, options.slot, job.position_lsn)  # the session holds the slot: no other one moves it
+        yield stack.enter_context(closing(ApplyJob(options, job, feed, asking, ends=ends)))
 
 
 def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) -> Job:
@@ -188,7 +213,7 @@ def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) 
         if read_slot(connection, options.slot) is None:
             _log.info("creating slot %s: waiting for the transactions in progress", options.slot)
             create_slot(connection, options.slot)
-        position_lsn = _reader(options).check(connection)
+        position_lsn = usable_slot(connection, options.slot)[1]
         return Job(identity, database, options.slot, list(options.publications), options.format, position_lsn, {})
     asked: list[tuple[str, object, object]] = [
         ("the cluster", job.system_id, identity),
@@ -208,23 +233,27 @@ def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) 
             f"slot {options.slot!r} is missing: changes since {format_lsn(job.position_lsn)} may be lost; begin with a "
             "new slot and new copies: --start-over"
         )
+    usable_slot(connection, options.slot)
     return job
-
-
-def _reader(options: ApplyOptions) -> SlotReader:
-    return SlotReader(options.slot, options.publications, SafeLsn(options.status))
 
 
 class ApplyJob:
     """The tables, the position and the connections of a job that runs."""
 
-    def __init__(self, options: ApplyOptions, job: Job, reading: Connection, asking: Connection, *, ends: bool) -> None:
+    def __init__(self, options: ApplyOptions, job: Job, feed: ChangeFeed, asking: Connection, *, ends: bool) -> None:
         self._options = options
         self._job = job
-        self._reading = reading
+        self._feed = feed
         self._asking = asking
-        self._reader = _reader(options)
-        self._reader.check(reading)
+        self._safe_lsn = SafeLsn(options.status)
+        self._quorum = AskedQuorum(self._safe_lsn, asking, QUORUM_TIMEOUT_S)
+        self._stream = SlotStream(
+            feed,
+            self._quorum,
+            job.position_lsn,
+            version=protocol_version(server_major(asking)),
+            held_bytes_max=min(HELD_BYTES_MAX, options.memory_bytes),
+        )
         self._status = StatusFiles(options.folder)
         self._tidied_at: dict[TableName, float] = {}
         self.tables = Tables(options, asking, job, waits_for_copies=ends)
@@ -250,7 +279,7 @@ class ApplyJob:
 
     def follow_until_now(self, stop: threading.Event) -> None:
         """Read up to what is on the quorum now, and tidy the tables."""
-        self.follow_until(self._reader.safe_lsn.read(self._asking), stop)
+        self.follow_until(self._safe_lsn.read(self._asking), stop)
         for target in self.tables:
             self._tidy(target.table)
 
@@ -270,11 +299,12 @@ class ApplyJob:
         """Read and apply one range; return whether more is there to be read at once.
 
         Raises:
-            WalproxyError: nothing that was done is lost; the range is read again.
+            WalproxyError: nothing that was done is lost; another job reads the range again.
         """
+        self._feed.check()
         retained_bytes = self._check_slot()
         begin_lsn = self._job.position_lsn
-        safe_lsn = self._reader.safe_lsn.read(self._asking) if target_lsn is None else target_lsn
+        safe_lsn = self._safe_lsn.read(self._asking) if target_lsn is None else target_lsn
         end_lsn = min(safe_lsn, begin_lsn + self._options.max_bytes)
         if end_lsn <= begin_lsn:
             if self.tables.is_retry_due():
@@ -285,12 +315,12 @@ class ApplyJob:
         if self.tables.known() != self._job.tables:
             # After a crash the changes of this step must not count as older than what was followed just now.
             self._note(begin_lsn)
-        count = self._take(begin_lsn, end_lsn)
+        count = self._take(end_lsn)
         self._flush(Position(end_lsn, 0))
         self.tables.settle(is_current=end_lsn == safe_lsn)
         self._copy()
         self._note(end_lsn)
-        advance(self._asking, self._options.slot, end_lsn)
+        self._feed.confirm(end_lsn)
         self._status.write(self._job, self.tables, safe_lsn - end_lsn, retained_bytes)
         if count:
             _log.info("%d changes, up to %s", count, format_lsn(end_lsn))
@@ -310,11 +340,11 @@ class ApplyJob:
             )
         return retained_bytes
 
-    def _take(self, begin_lsn: Lsn, end_lsn: Lsn) -> int:
-        """Hold the changes of a range, as many as may be held; return their number."""
+    def _take(self, end_lsn: Lsn) -> int:
+        """Hold the changes of the range up to a position, as many as may be held; return their number."""
         count = held_bytes = 0
         relation, target = None, None
-        with closing(self._reader.read(self._reading, begin_lsn, end_lsn)) as changes:
+        with closing(self._stream.read(end_lsn, lambda: have_flushed(self._asking))) as changes:
             for change in changes:
                 if change.relation is not relation:
                     relation = change.relation
@@ -343,7 +373,7 @@ class ApplyJob:
 
     def wait_for_quorum(self, lsn: Lsn) -> None:
         """Return when a position is on the quorum. Raises SourceUnavailable."""
-        self._reader.safe_lsn.wait_for(self._asking, lsn, self._reader.quorum_timeout_s)
+        self._quorum.wait_for(lsn)
 
     def _copy(self) -> None:
         self.tables.copy(self.wait_for_quorum, lambda: self._note(self._job.position_lsn))

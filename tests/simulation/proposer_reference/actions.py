@@ -1,0 +1,58 @@
+"""How the actions of the proposer are compared: without notes, repeats and wording.
+
+Part of the reference of the proposer (proposer.py).
+"""
+
+from safekeeper.consensus.messages import MembersAnswer, ProposerGreeting
+from walproxy.proposer.actions import Action, Disconnect, Note, RefusePrimary, SendMessage, StopReplication
+
+
+class Differs(Exception):
+    """The proposer does something else than the protocol says."""
+
+
+def expect(holds: bool, problem: str, *values: object) -> None:
+    """Raise `Differs` unless it holds; only then `values` are put into the text."""
+    if not holds:
+        raise Differs(problem.format(*values))
+
+
+def without_repeats(actions: list[Action]) -> list[Action]:
+    """Return the actions without notes; a connection that is closed for two reasons is closed once."""
+    kept: list[Action] = []
+    closed: set[int] = set()
+    for action in actions:
+        if isinstance(action, Disconnect):
+            if action.safekeeper_id in closed:
+                continue
+            closed.add(action.safekeeper_id)
+        if not isinstance(action, Note):
+            kept.append(action)
+    return kept
+
+
+def is_greeting(action: Action) -> bool:
+    return isinstance(action, SendMessage) and isinstance(action.message, ProposerGreeting)
+
+
+def worded(action: Action) -> Action:
+    """Return an action without its wording, which is not compared."""
+    if isinstance(action, Disconnect):
+        return Disconnect(action.safekeeper_id, "")
+    if isinstance(action, StopReplication):
+        return StopReplication("")
+    if isinstance(action, RefusePrimary):
+        return RefusePrimary("")
+    if isinstance(action, SendMessage) and isinstance(action.message, MembersAnswer):
+        answer = action.message
+        return SendMessage(action.safekeeper_id, MembersAnswer(answer.request_id, "no" if answer.refusal else ""))
+    return action
+
+
+def alike(action: Action, others: list[Action]) -> Action | None:
+    """Return one of the same kind, for the message."""
+    kind = type(action.message) if isinstance(action, SendMessage) else None
+    for other in others:
+        if type(other) is type(action) and (not isinstance(other, SendMessage) or type(other.message) is kind):
+            return other
+    return None

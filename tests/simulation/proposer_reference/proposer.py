@@ -1,0 +1,242 @@
+"""A reference of the proposer, written from docs/design/protocol.md, that looks on at the real one in the simulator.
+
+Theory of operation. The other checkers detect what is wrong at the end of a chain of events. This reference states what
+a proposer has to do with each event, so a wrong decision is found when it is made (checker.py passes the
+events on). It is the protocol's text in the plainest form: formulas of the whole state, and it shares only types with
+walproxy/proposer. The numbers in the docstrings are those of the protocol. What it does not model is `NOT_MODELLED`.
+
+Each event of `Proposer` is a method with the same arguments. It changes the state, and collects in `_expected` the
+actions that the protocol fixes; the actual ones must be these, in any order. Where the protocol leaves a choice, the
+actual action decides: when an attempt begins, an append, a read, a pull, the archiver. Such an action is checked
+against what is permitted, and what must not be left out is checked at the end of the event (term.py).
+"""
+
+from typing import Any
+
+from safekeeper.consensus.membership import Membership
+from safekeeper.consensus.messages import (
+    AppendRequest,
+    AppendResponse,
+    ArchiveAssignment,
+    Elected,
+    FolderStates,
+    PullEnded,
+    PullWal,
+    ReadRequest,
+    Reconfigure,
+)
+from tests.simulation.proposer_reference.actions import Differs, alike, expect, without_repeats, worded
+from tests.simulation.proposer_reference.beginnings import Beginnings
+from tests.simulation.proposer_reference.primary import PrimaryEvents
+from tests.simulation.proposer_reference.safekeepers import SafekeeperEvents
+from tests.simulation.proposer_reference.term import ReferenceTerm
+from tests.simulation.reference_histories import folders_of
+from walproxy.proposer.actions import Action, Dial, Disconnect, ReportStatus, SendAppend, SendMessage
+from walproxy.proposer.apply_rule import ApplyRule
+from walproxy.proposer.phase import Phase
+
+FOLDERS_INTERVAL_S = 1.0
+
+NOT_MODELLED = {
+    "Note": "what is logged",
+    "error": "the wording of errors and of the reasons of actions; their kind is compared",
+    "due": "when an attempt begins, but for the least pause before it; when a heartbeat or a fetch is sent",
+    "archiver": "9.2, that an archiver is replaced, and by which one; why it may be, the first one and assignments are",
+    "redirect": "10.11, the addresses by which a member is dialled, and which of two is tried next",
+    "pull_sources": "6.6, which sources come first",
+    "replace_lost": "10.12",
+    "cluster_id": "0.3, the digest of a bootstrap",
+    "invalid": "messages that break the protocol: the shell closes that connection",
+}
+
+# Which argument of an event is its time.
+_NOW = {
+    "connected": 1,
+    "disconnected": 1,
+    "message": 2,
+    "primary_identified": 1,
+    "primary_segment_removed": 0,
+    "primary_lost": 0,
+    "primary_checked": 3,
+    "primary_refused": 1,
+    "timeline_ended": 2,
+    "wal_received": 1,
+    "tick": 0,
+    "change_members": 1,
+}
+
+
+class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
+    """What a proposer does with each event."""
+
+    def after(
+        self,
+        event: str,
+        arguments: tuple[Any, ...],
+        actions: list[Action],
+        phase: Phase = Phase.GATHERING,
+        membership: Membership | None = None,
+    ) -> None:
+        """Take an event, and check the actions that the proposer has returned for it.
+
+        Args:
+            event, arguments: as the proposer was called.
+            phase, membership: of the proposer after the event: whether it has given up an attempt, and whether it has
+                decided for a membership, shows there. The second one is None without a term.
+
+        Raises:
+            Differs: they are not what the protocol says.
+        """
+        self._actions = without_repeats(actions) if actions else actions
+        self._expected.clear()
+        self._acting = self.term
+        self._welcomed = {}
+        self._is_tick = event == "tick"
+        self._ended = False
+        self._phase_after, self._membership_after = phase, membership
+        if event in _NOW:
+            self._now = arguments[_NOW[event]]
+        for action in self._actions:
+            if isinstance(action, SendAppend) and self.term is not None:
+                self.term.begin_event()
+            elif isinstance(action, Dial):
+                self._dialled(action)
+        getattr(self, event)(*arguments)
+        if self._actions:
+            self._may_begin()
+        if self._actions or self._expected:
+            self._explain()
+        if self._removed:
+            self._forget_removed()
+        if self._actions or self._ended or self.term is not None:
+            self._require(event, arguments)
+        if self._actions or event in ("message", "change_members"):
+            self._learn_of_term()
+
+    def tick(self, now: float, jitter: float) -> None:
+        """12.5, the waits, and what is due."""
+        term = self.term
+        if term is not None and term.is_tail and self.primary is not None:
+            self._end_term()
+            return
+        if term is not None:
+            if self.config.seal is not None and term.commit_lsn:
+                self.known.was_elected = True  # 13.1: a takeover holds until the seal is committed.
+            term.truncate_lsn = term.truncate_limit()
+            self._decide()
+            self._hang_up(term)
+            self._follow_term(now)
+        elif self.campaign is not None:
+            self.campaign.tick(now, self._phase_after is Phase.GATHERING)
+            self._follow_campaign(now)
+        if self.primary is not None:
+            self._without_primary_since = None
+        elif self._without_primary_since is None:
+            self._without_primary_since = now
+
+    def set_apply_rule(self, rule: ApplyRule) -> None:
+        """7.14."""
+        self._standbys.rule = rule
+
+    def forget_refusals(self) -> None:
+        """4.10."""
+        self._refusals.forget()
+
+    def _explain(self) -> None:
+        """Compare the actions that the protocol fixes, and check the others against what is permitted."""
+        fixed: list[Action] = []
+        for action in self._actions:
+            if isinstance(action, SendAppend):
+                self._leading().sent_append(action.safekeeper_ids, action.header, action.end_lsn, self._now)
+            elif not self._is_left_open(action):
+                fixed.append(action)
+        missing = without_repeats([worded(action) for action in self._expected])
+        for action in fixed:
+            plain = worded(action)
+            if plain not in missing:
+                raise Differs(f"does {action}, reference {alike(plain, missing)}")
+            missing.remove(plain)
+        if missing:
+            raise Differs(f"does not {missing[0]}")
+
+    def _leading(self) -> ReferenceTerm:
+        if self._acting is None:
+            raise Differs("sends what only the leader of a term sends")
+        return self._acting
+
+    def _is_left_open(self, action: Action) -> bool:
+        """Check an action that the protocol does not fix, or that is compared elsewhere; return whether it is one."""
+        if isinstance(action, Disconnect):
+            return self._is_silent(action)
+        if not isinstance(action, SendMessage):
+            return isinstance(action, ReportStatus)
+        safekeeper_id, message = action.safekeeper_id, action.message
+        if isinstance(message, Elected):
+            if safekeeper_id not in self._welcomed:
+                self._leading().sent_elected(safekeeper_id, None, message)
+        elif isinstance(message, AppendRequest):
+            self._leading().sent_fetched(safekeeper_id, message, self._now)
+        elif isinstance(message, ReadRequest):
+            self._leading().sent_read(safekeeper_id, message)
+        elif isinstance(message, PullWal):
+            self._leading().sent_pull(safekeeper_id, message)
+        elif isinstance(message, ArchiveAssignment):
+            self._leading().sent_assignment(safekeeper_id, message, self._now, self._is_tick)
+        elif isinstance(message, FolderStates):
+            self._told_folders(safekeeper_id, message)
+        elif isinstance(message, Reconfigure):
+            expect(message.membership == self._leading().membership, "10.4: a membership that is not decided for")
+        else:
+            return False
+        return True
+
+    def _told_folders(self, safekeeper_id: int, message: FolderStates) -> None:
+        """11.3."""
+        term = self._leading()
+        expect(self._is_tick and term.members[safekeeper_id].follows, "11.3: folders are told at the wrong time")
+        last = self._told_folders_at
+        is_due = last is None or last == self._now or self._now >= last + FOLDERS_INTERVAL_S
+        expect(is_due, "11.3: folders are told too often")
+        self._told_folders_at = self._now
+        self._learn_of_term()
+        known = self.roster.folders.get(term.elected.cluster_id, {})
+        states = tuple(known[folder] for folder in sorted(folders_of(term.membership)) if folder in known)
+        expected = FolderStates(term.elected.cluster_id, states)
+        expect(message == expected, "11.3: tells {}, reference {}", message, expected)
+
+    def _is_silent(self, action: Disconnect) -> bool:
+        """The waits: a safekeeper that does not answer."""
+        if action in self._expected or not self._is_tick:
+            return False
+        if any(isinstance(a, Disconnect) and a.safekeeper_id == action.safekeeper_id for a in self._expected):
+            return False
+        member = self.term.members.get(action.safekeeper_id) if self.term is not None else None
+        if member is not None and member.pull is not None and not member.pull.sources:
+            return True  # The end of a pull is not confirmed.
+        peer = self.roster.peers[action.safekeeper_id]
+        return self._now - peer.answered_at > self.config.timing.response_timeout_s
+
+    def _require(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """What must have been done at the end of the event."""
+        reports = [action for action in self._actions if type(action) is ReportStatus]
+        term = self.term
+        if self._ended:
+            expect(reports[-1:] == [ReportStatus(0, 0, 0)], "8.1: a term ends, and PostgreSQL is not told (0, 0, 0)")
+            return
+        if term is None:
+            expect(all(report == ReportStatus(0, 0, 0) for report in reports), "7.6: positions without a term")
+            return
+        status, told = term.status(), term.reported or ReportStatus(0, 0, 0)
+        if reports:
+            expect(reports[-1] == status, "7.6: reports {}, reference {}", reports[-1], status)
+            term.reported = reports[-1]
+        elif status != told:
+            is_lower = (status.flush_lsn, status.apply_lsn) == (told.flush_lsn, told.apply_lsn)
+            is_lower = is_lower and status.write_lsn < told.write_lsn
+            expect(is_lower, "7.6: does not report {} after {}", status, told)
+        term.require_told()
+        if event in ("wal_received", "tick"):
+            gone = {a.safekeeper_id for a in self._actions if isinstance(a, Disconnect)}
+            term.require_wal(term.members.keys() - gone)
+        elif event == "message" and isinstance(arguments[1], AppendResponse | PullEnded):
+            term.require_wal([arguments[0]])

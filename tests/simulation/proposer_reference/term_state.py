@@ -1,0 +1,389 @@
+"""The state of a term that is led, as docs/design/protocol.md states it (steps 5 to 7, 9 to 11).
+
+Part of the reference of the proposer (proposer.py).
+
+Theory of operation. The state is what each member was sent and has answered. commit_lsn and everything that is
+reported follow from it by the formulas of the protocol, computed anew at each event.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+import msgspec
+
+from safekeeper.consensus.folder_state import FolderState
+from safekeeper.consensus.membership import Identity, Membership
+from safekeeper.consensus.messages import (
+    AppendResponse,
+    ArchiveAssignment,
+    ArchiveReport,
+    Elected,
+    PullEnded,
+    PullWal,
+    ReadRequest,
+)
+from tests.simulation.proposer_reference.ballots import can_commit, can_elect, committed, halves
+from tests.simulation.proposer_reference.members import ReferenceMembers
+from tests.simulation.proposer_reference.standbys import ReferenceStandbys
+from tests.simulation.reference_histories import folders_of
+from walproxy.proposer.actions import ReportStatus
+from walproxy.proposer.liveness import Timing
+
+
+@dataclass
+class Member:
+    """What a safekeeper was sent in this term, and has answered.
+
+    Attributes:
+        folder: its data folder.
+        is_connected: whether `Elected` was sent on a connection that is open.
+        follows: whether it has answered the last `Elected` (5.8).
+        has_adopted: whether it has adopted the term, on this connection or before (7.7).
+        sent_lsn, write_lsn, flush_lsn: see 7.5, 7.7.
+        last_begin_lsn: where the last append with WAL of the window begins.
+        adopted_end_lsn: the end of its log when it adopted the term.
+        wal_begin_lsn: where its WAL begins, as reported on this connection; 0 before.
+        skips_to_lsn: the base_lsn of the `Elected` by which it skips WAL, 0 if it does not.
+        told_commit_lsn, told_sequence: of the last message to it.
+        answered_at, answered_sequence: of its last answer.
+        generation, told_generation: the membership that it has on disk, and that of the last `Elected`.
+        has_readers: as it has answered last.
+        refuses: it has refused WAL, or `Elected`, and no append has succeeded since.
+        is_doubted: its connection was closed with WAL in flight, and no append has succeeded since.
+        pull: the last `PullWal` that it has not answered.
+        told_archive: the last `ArchiveAssignment` on this connection.
+    """
+
+    folder: Identity
+    is_connected: bool = True
+    follows: bool = False
+    has_adopted: bool = False
+    sent_lsn: int = 0
+    write_lsn: int = 0
+    flush_lsn: int = 0
+    last_begin_lsn: int = 0
+    adopted_end_lsn: int = 0
+    wal_begin_lsn: int = 0
+    skips_to_lsn: int = 0
+    told_commit_lsn: int = 0
+    told_sequence: int = 0
+    answered_at: float = -inf
+    answered_sequence: int = -1
+    generation: int = 0
+    told_generation: int = 0
+    has_readers: bool = False
+    refuses: bool = False
+    is_doubted: bool = False
+    pull: PullWal | None = None
+    told_archive: ArchiveAssignment | None = None
+
+
+@dataclass
+class Archive:
+    """9.2.
+
+    Attributes:
+        archiver, archived_lsn, archive_id: the archiver, and the progress that it has reported.
+        reports: the last ones of the safekeepers that are connected.
+        gone_at, problem_since, moved_at: when each one was disconnected last, since when it reports a problem, and when
+            it has reported another archived_lsn or was named.
+    """
+
+    archiver: int = 0
+    archived_lsn: int = 0
+    archive_id: str = ""
+    reports: dict[int, ArchiveReport] = field(default_factory=dict)
+    gone_at: dict[int, float] = field(default_factory=dict)
+    problem_since: dict[int, float] = field(default_factory=dict)
+    moved_at: dict[int, float] = field(default_factory=dict)
+
+
+class TermState:
+    """The leader of one term.
+
+    Attributes:
+        elected: the first `Elected` of the term, which each later one repeats but for what 5.2 states.
+        donor: the safekeeper whose log was chosen.
+        is_tail: whether it has no primary (step 12).
+        membership: the one that counts now (10.2).
+        members: what each safekeeper was sent.
+        received_lsn: the end of the primary's WAL, or of the donor's log.
+        window_begin_lsn: what the window still holds.
+        commit_lsn, truncate_lsn: 7.5, 7.9; the second one is the least that is permitted.
+        streams: whether the primary streams, and was checked (7.6).
+        reported: the last positions that PostgreSQL was told.
+        learnt: the acknowledged positions that the roster has learnt from this term.
+    """
+
+    def __init__(
+        self, elected: Elected, donor: int, is_tail: bool, standbys: ReferenceStandbys, timing: Timing, now: float
+    ) -> None:
+        self.elected = elected
+        self.leader_id = elected.leader_id
+        self.start_lsn = elected.history[-1].start_lsn
+        self.tli = elected.history[-1].tli
+        self.donor = donor
+        self.is_tail = is_tail
+        self.membership = elected.membership
+        self.change = ReferenceMembers(elected.membership)
+        self.members: dict[int, Member] = {}
+        self.received_lsn = self.window_begin_lsn = self.start_lsn
+        self.commit_lsn = 0
+        self.truncate_lsn = 0
+        self.streams = False
+        self.reported: ReportStatus | None = None
+        self.archive = Archive()
+        self.reads: dict[int, tuple[int, ReadRequest]] = {}
+        self._standbys = standbys
+        self._timing = timing
+        self._began_at = now
+        self._adopters: dict[Identity, Member] | None = None
+        self._before: dict[int, tuple[int, int]] = {}
+        self.learnt: dict[Identity, int] = {}
+
+    def voters(self) -> dict[Identity, Member]:
+        """The members of the present membership, by data folder, as far as they have greeted in this term."""
+        folders = folders_of(self.membership)
+        return {member.folder: member for member in self.members.values() if member.folder in folders}
+
+    def _adopted(self) -> dict[Identity, Member]:
+        """The voters that have adopted the term: computed again after `_regroup`."""
+        if self._adopters is None:
+            self._adopters = {folder: member for folder, member in self.voters().items() if member.has_adopted}
+        return self._adopters
+
+    def _regroup(self) -> None:
+        """The members are others, or one of them has adopted the term."""
+        self._adopters = None
+
+    def counted_lsn(self) -> int:
+        """7.5: what a commit quorum has on disk now."""
+        return committed(self.membership, self.acknowledged(), self.start_lsn)
+
+    def write_lsn(self) -> int:
+        """7.5."""
+        if not self.commit_lsn:
+            return 0
+        lsns = {folder: member.write_lsn for folder, member in self._adopted().items()}
+        return max(self.commit_lsn, committed(self.membership, lsns, self.start_lsn))
+
+    def truncate_limit(self) -> int:
+        """7.9, 10.8: the lowest flush_lsn of all members, once all have adopted the term."""
+        adopted = self._adopted()
+        if folders_of(self.membership) != adopted.keys():
+            return self.truncate_lsn
+        return max(self.truncate_lsn, min(self.commit_lsn, *[member.flush_lsn for member in adopted.values()]))
+
+    def status(self) -> ReportStatus:
+        """7.6."""
+        if not self.streams:
+            return ReportStatus(0, 0, 0)
+        return ReportStatus(self.write_lsn(), self.commit_lsn, self._standbys.apply_lsn(self.commit_lsn))
+
+    def is_healthy(self, now: float) -> bool:
+        """2.3: the primary streams, and a commit quorum of each half has answered within the timeout."""
+        times = {folder: member.answered_at for folder, member in self.voters().items() if member.is_connected}
+        answered_at = min(
+            sorted([times.get(folder, -inf) for folder in half.folders])[len(half.folders) - half.commit]
+            for half in halves(self.membership)
+        )
+        return self.streams and now - max(answered_at, self._began_at) < self._timing.heartbeat_timeout_s
+
+    def is_confirmed(self, sequence: int) -> bool:
+        """7.12: a commit quorum that follows has answered a message of this number or a later one."""
+        answered = [f for f, m in self.voters().items() if m.follows and m.answered_sequence >= sequence]
+        return can_commit(self.membership, answered)
+
+    def has_lost_its_start(self) -> bool:
+        """6.4."""
+        if self.commit_lsn:
+            return False
+        donor = self.members.get(self.donor)
+        holders = [
+            member
+            for member in self.members.values()
+            if member.is_connected and member.has_adopted and member.flush_lsn >= self.start_lsn
+        ]
+        return not holders and not (donor is not None and donor.is_connected)
+
+    def base_for(self, safekeeper_id: int) -> int:
+        """5.2: where another member's WAL begins that can serve this one, 0 if none has reported it."""
+        sent_lsn = self.members[safekeeper_id].sent_lsn if safekeeper_id in self.members else 0
+        begins = [
+            other.wal_begin_lsn
+            for other_id, other in self.members.items()
+            if other_id != safekeeper_id and other.follows and other.wal_begin_lsn and other.flush_lsn > sent_lsn
+        ]
+        return min(begins, default=0)
+
+    def elected_for(self, safekeeper_id: int) -> Elected:
+        """5.2: `Elected` for a safekeeper."""
+        base_lsn = self.base_for(safekeeper_id)
+        return msgspec.structs.replace(
+            self.elected,
+            membership=self.membership,
+            base_lsn=base_lsn or self.elected.base_lsn,
+            commit_lsn=self.commit_lsn,
+            settled_lsn=max(base_lsn, self.elected.settled_lsn),
+        )
+
+    def is_waited_for(self, safekeeper_id: int) -> bool:
+        """6.3: whether commits wait for this very member."""
+        voters = self.voters()
+        if self.members[safekeeper_id].folder not in voters:
+            return False
+        others = [
+            folder
+            for folder, member in voters.items()
+            if member.follows and member.sent_lsn >= self.window_begin_lsn
+            if member is not self.members[safekeeper_id]
+        ]
+        return not self.commit_lsn or not can_commit(self.membership, others)
+
+    def sources_for(self, safekeeper_id: int, lsn: int) -> dict[int, Member]:
+        """6.1: the other members that have adopted the term and retain that byte."""
+        return {
+            other_id: other
+            for other_id, other in self.members.items()
+            if other_id != safekeeper_id and other.follows and other.wal_begin_lsn <= lsn < other.flush_lsn
+        }
+
+    def folder_states(self) -> Iterator[FolderState]:
+        """11.3: the states of its own term."""
+        for (safekeeper_id, incarnation), flush_lsn in self.acknowledged().items():
+            yield FolderState(safekeeper_id, incarnation, term=self.leader_id.term, flush_lsn=flush_lsn)
+
+    def acknowledged(self) -> dict[Identity, int]:
+        """The flush_lsn of each member that has adopted the term."""
+        return {folder: member.flush_lsn for folder, member in self._adopted().items()}
+
+    def taking_part(self) -> set[Identity]:
+        """The data folders that follow and accept WAL (10.5)."""
+        return {m.folder for m in self.members.values() if m.follows and not (m.refuses or m.is_doubted)}
+
+    def begin_event(self) -> None:
+        """Keep what was in flight before the event, by which 7.10 decides."""
+        self._before = {i: (m.last_begin_lsn, m.sent_lsn) for i, m in self.members.items()}
+
+    def advance(self) -> None:
+        """7.5: recompute commit_lsn, which never goes back."""
+        self.commit_lsn = max(self.commit_lsn, self.counted_lsn())
+
+    def answered(self, safekeeper_id: int, answer: AppendResponse, now: float) -> bool:
+        """An `AppendResponse`; return whether it counts, and is no answer from before the member skipped WAL (6.1)."""
+        member = self.members.get(safekeeper_id)
+        if member is None or not member.is_connected or answer.leader_id != self.leader_id:
+            return False
+        is_first = not member.follows
+        if is_first:
+            if answer.write_lsn < member.skips_to_lsn:
+                return False
+            member.follows = member.has_adopted = True
+            self._regroup()
+            member.skips_to_lsn = 0
+            member.adopted_end_lsn = answer.write_lsn
+            member.generation = max(member.generation, member.told_generation)
+        member.sent_lsn = max(member.sent_lsn, answer.write_lsn)
+        member.write_lsn, member.flush_lsn = answer.write_lsn, answer.flush_lsn
+        member.answered_at, member.answered_sequence = now, answer.sequence
+        member.has_readers = answer.has_readers
+        if answer.write_lsn > member.adopted_end_lsn or answer.write_lsn >= self.received_lsn:
+            member.refuses = member.is_doubted = False
+        if is_first and not answer.has_readers:
+            self._standbys.report(safekeeper_id, ())
+        self.advance()
+        return True
+
+    def disconnected(self, safekeeper_id: int, now: float) -> None:
+        """7.7."""
+        member = self.members.get(safekeeper_id)
+        if member is None:
+            return
+        if member.follows and member.write_lsn < member.sent_lsn:
+            member.is_doubted = True
+        member.is_connected = member.follows = False
+        member.write_lsn = member.flush_lsn
+        member.skips_to_lsn = 0
+        member.pull = None
+        if self.archive.reports.pop(safekeeper_id, None) is not None:
+            self.archive.gone_at[safekeeper_id] = now
+        self.reads = {number: read for number, read in self.reads.items() if read[0] != safekeeper_id}
+
+    def pull_ended(self, safekeeper_id: int, message: PullEnded) -> bool:
+        """6.6, 6.9."""
+        member = self.members.get(safekeeper_id)
+        if member is None or member.pull is None or message.request_id != member.pull.request_id:
+            return False
+        member.pull = None
+        member.sent_lsn = member.write_lsn = message.write_lsn
+        return True
+
+    def archive_reported(self, safekeeper_id: int, report: ArchiveReport, now: float) -> None:
+        """9.1, 9.2."""
+        member = self.members.get(safekeeper_id)
+        if member is None or not member.follows:
+            return
+        member.wal_begin_lsn = report.wal_begin_lsn
+        archive = self.archive
+        before = archive.reports.get(safekeeper_id)
+        if before is None:
+            archive.moved_at.setdefault(safekeeper_id, now)
+        elif before.archived_lsn != report.archived_lsn:
+            archive.moved_at[safekeeper_id] = now
+        if report.problem:
+            archive.problem_since.setdefault(safekeeper_id, now)
+        else:
+            archive.problem_since.pop(safekeeper_id, None)
+        archive.reports[safekeeper_id] = report
+        self._take_progress(safekeeper_id)
+
+    def _take_progress(self, safekeeper_id: int) -> None:
+        archive = self.archive
+        report = archive.reports.get(safekeeper_id)
+        if safekeeper_id != archive.archiver or report is None or not report.is_archiver:
+            return
+        if report.archive_id and report.archive_id != archive.archive_id:
+            archive.archive_id, archive.archived_lsn = report.archive_id, 0
+        archive.archived_lsn = report.archived_lsn or archive.archived_lsn
+
+    def removed(self, safekeeper_id: int, now: float) -> None:
+        """10.11."""
+        self.disconnected(safekeeper_id, now)
+        self.members.pop(safekeeper_id, None)
+        self._regroup()
+
+    def range_refused(self, safekeeper_id: int) -> None:
+        """A member lacks what it was asked for, or does not adopt the term."""
+        member = self.members.get(safekeeper_id)
+        if member is not None and not member.follows:
+            member.refuses = True
+        self.reads = {number: read for number, read in self.reads.items() if read[0] != safekeeper_id}
+
+    def next_membership(self, truncate_lsn: int) -> Membership | None:
+        """10.4 to 10.6: the membership to decide for now, None as long as the present one stays."""
+        following = self.change.next(self.membership)
+        if following is None or not self.commit_lsn:
+            return None
+        folders = {m.folder: m for m in self.members.values()}
+        taking = {f for f, m in folders.items() if m.follows and not (m.refuses or m.is_doubted)}
+        on_disk = {f for f, m in folders.items() if m.generation == self.membership.generation}
+        fed = {
+            f for f in taking if folders[f].sent_lsn >= self.window_begin_lsn and folders[f].flush_lsn >= truncate_lsn
+        }
+        if not can_commit(self.membership, on_disk):
+            return None
+        if self.membership.new_members:
+            return following if self.counted_lsn() >= self.commit_lsn else None
+        if not self.change.newcomers(self.membership) <= fed:
+            return None
+        is_ready = can_commit(following, taking) and (
+            can_elect(following, taking) or not can_elect(self.membership, taking)
+        )
+        return following if is_ready or self.change.is_forced else None
+
+    def decide(self, following: Membership) -> None:
+        """10.2."""
+        self.membership = following
+        self._regroup()
+        self.advance()

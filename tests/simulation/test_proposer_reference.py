@@ -1,0 +1,120 @@
+"""The reference agrees with the proposer, and finds wrong decisions in the event in which they are made."""
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from safekeeper.consensus.messages import ProposerMessage
+from tests.simulation import lone_acceptor, lone_proposer, proposer_reference, runner
+from tests.simulation.bends import Bends
+from tests.simulation.counts import Counts
+from tests.simulation.lone_proposer import LoneProposer
+from tests.simulation.proposer_reference.checker import EVENTS
+from tests.simulation.proposer_reference.proposer import NOT_MODELLED, ReferenceProposer
+from tests.simulation.runner import Failure, Task, attempt, has_real_proxies, run_seed
+from tests.simulation.world import SimulationFailed, small_frames
+from walproxy.proposer import actions as actions_module
+from walproxy.proposer import campaign as campaign_module
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.phase import Phase
+from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.standbys import Standbys
+
+SEEDS = 12
+RANDOM_SEEDS = 100
+SEED_OF_SIMULATED_PROXIES = next(seed for seed in range(100) if not has_real_proxies(Task(seed)))
+# What a command, an agent or a member sends, and no proposer.
+SENT_BY_OTHERS = {"AgentExchange", "EventExchange", "PeerRead", "ChangeMembers"}
+
+
+def _most_wal(votes: Any) -> Any:
+    return max(votes, key=lambda voter: votes[voter].flush_lsn)
+
+
+def _reports_what_it_has(standbys: Standbys, commit_lsn: int) -> int:
+    return commit_lsn
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "wrong"),
+    [
+        (Leadership, "_oldest_wal", lambda *arguments: 0),
+        (Leadership, "answers", lambda term, now: True),
+    ],
+)
+def test_a_wrong_decision_is_found_in_a_cluster(
+    holder: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lone_acceptor, "drive", lambda seed: Counts())
+    monkeypatch.setattr(lone_proposer, "drive", lambda seed: Counts())
+    monkeypatch.setattr(runner, "WATCHED_PROPOSERS", 1.0)
+    monkeypatch.setattr(holder, name, wrong)
+    found = (outcome for seed in range(SEEDS) if isinstance(outcome := attempt(Task(seed)), Failure))
+    assert any(failure.invariant == "Reference" for failure in found)
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "wrong"),
+    [
+        (campaign_module, "choose_donor", _most_wal),
+        (campaign_module, "highest_possible_commit", lambda votes, donor, *others: votes[donor].flush_lsn),
+        (Standbys, "apply_lsn", _reports_what_it_has),
+    ],
+)
+def test_a_wrong_decision_is_found_by_random_answers(
+    holder: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holder, name, wrong)
+    with pytest.raises(SimulationFailed, match="Reference"):
+        for seed in range(200):
+            lone_proposer.drive(seed)
+
+
+def test_a_seed_does_the_same_whether_the_reference_looks_on_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lone_acceptor, "drive", lambda seed: Counts())
+    monkeypatch.setattr(lone_proposer, "drive", lambda seed: Counts())
+    outcomes = []
+    for share in (0.0, 1.0):
+        monkeypatch.setattr(runner, "WATCHED_PROPOSERS", share)
+        outcomes.append(run_seed(SEED_OF_SIMULATED_PROXIES, digested=True))
+    assert [outcome.counts["proposers' events compared"] > 0 for outcome in outcomes] == [False, True]
+    assert outcomes[0].digest == outcomes[1].digest
+
+
+def test_random_answers_reach_each_action_and_each_phase() -> None:
+    done: set[str] = set()
+    with small_frames(10_000, Bends()):
+        for seed in range(RANDOM_SEEDS):
+            lone = LoneProposer(seed)
+            lone.run(200)
+            done |= lone.done
+    actions = {each.__name__ for each in typing.get_args(actions_module.Action)} - {"Note"}
+    messages = {each.__name__ for each in typing.get_args(ProposerMessage)} - SENT_BY_OTHERS
+    assert actions | messages | {phase.value for phase in Phase} == done
+
+
+def _public(kind: type) -> Iterable[str]:
+    return (name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_"))
+
+
+def test_each_event_is_modelled() -> None:
+    no_events = {"check", "committed_lsns", "hot_standby_feedback"}
+    assert set(EVENTS) == set(_public(Proposer)) - no_events
+    assert set(EVENTS) <= set(_public(ReferenceProposer))
+    assert set(NOT_MODELLED) >= {"due", "archiver"}
+
+
+def test_the_reference_shares_no_code_with_the_proposer() -> None:
+    shared = ("walproxy.proposer", "safekeeper.consensus")
+    names = [each.name for each in pkgutil.iter_modules(proposer_reference.__path__) if each.name != "checker"]
+    modules = [importlib.import_module(f"{proposer_reference.__name__}.{name}") for name in names]
+    assert inspect.getmodule(ReferenceProposer) in modules
+    for module in modules:
+        for name, value in vars(module).items():
+            is_shared = inspect.isfunction(value) and value.__module__.startswith(shared)
+            assert not is_shared, f"{name} of {value.__module__}"

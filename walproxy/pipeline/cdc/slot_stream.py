@@ -1,0 +1,106 @@
+"""Ranges of a slot, one after the other, out of one session: what `SlotReader.read` gives, without beginning again.
+
+A range [begin_lsn, end_lsn) holds the transactions whose commit record begins in it (transactions.py). It is over when
+the server has sent a transaction that begins beyond it, or reports a position at or beyond its end. Such a transaction
+waits here for the next range. Pure but for waiting: `feed` and `quorum` do what can block.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Final, Protocol
+
+from safekeeper.base.lsn import Lsn
+from walproxy.pipeline.cdc.changes import Change, Changes
+from walproxy.pipeline.cdc.messages import Begin, Commit
+from walproxy.pipeline.cdc.quorum_gate import Quorum, on_quorum
+from walproxy.pipeline.cdc.spool import Spool
+from walproxy.pipeline.cdc.transactions import Assembler, Sent
+from walproxy.postgres.logical_replication import Item
+
+_ASK_S: Final = 1.0
+
+
+class Feed(Protocol):
+    """The used part of `ChangeFeed`."""
+
+    def take(self, timeout_s: float) -> list[Item]: ...
+
+    def ask(self) -> None: ...
+
+
+class SlotStream:
+    """The changes of a slot from `begin_lsn` on.
+
+    Args:
+        version: of the plugin's protocol.
+        held_bytes_max: how much of a transaction waits for its Commit.
+    """
+
+    def __init__(self, feed: Feed, quorum: Quorum, begin_lsn: Lsn, *, version: int, held_bytes_max: int) -> None:
+        self._feed = feed
+        self._quorum = quorum
+        self._held_bytes_max = held_bytes_max
+        self._assembler = Assembler(Spool(), version, begin_lsn)
+        self._changes = Changes()
+        self._items: deque[Item] = deque()
+        self._ahead: Sent | None = None  # the Begin of a transaction beyond the last range
+        self._is_open = False  # a transaction has begun, and not ended
+        self._is_reading = False
+        self._complete_lsn = begin_lsn  # all transactions whose commit record begins below it have arrived
+
+    def has(self, end_lsn: Lsn) -> bool:
+        """Return whether a range up to `end_lsn` is known to be here, so that the server need not send more."""
+        return self._complete_lsn >= end_lsn
+
+    def read(self, end_lsn: Lsn, flush: Callable[[], None]) -> Generator[Change, None, None]:
+        """Yield the changes from the end of the last range on, up to `end_lsn`, in commit order.
+
+        The quorum has the whole commit record of each change that is yielded. After a generator was left before its
+        end, changes are missing: the stream is of no use then.
+
+        Args:
+            end_lsn: a position that the quorum has.
+            flush: has the server flush the WAL that it has not; called if it must send more.
+
+        Raises:
+            SourceRefused, SourceUnavailable, RemoteProtocolError.
+        """
+        assert not self._is_reading, "the last range was left early"
+        self._is_reading = True
+        if not self.has(end_lsn):
+            flush()
+            self._feed.ask()
+        for sent in on_quorum(
+            self._below(end_lsn), self._quorum, known_lsn=end_lsn, held_bytes_max=self._held_bytes_max
+        ):
+            yield from self._changes.take(sent)
+        self._is_reading = False
+
+    def _below(self, end_lsn: Lsn) -> Generator[Sent, None, None]:
+        if self._ahead is not None:
+            assert isinstance(self._ahead.message, Begin)
+            if self._ahead.message.commit_lsn >= end_lsn:
+                return
+            sent, self._ahead, self._is_open = self._ahead, None, True
+            yield sent
+        while self._is_open or self._complete_lsn < end_lsn:
+            if not self._items:
+                self._items.extend(self._feed.take(_ASK_S))
+                if not self._items:
+                    self._feed.ask()
+                    continue
+            lsn, data = self._items.popleft()
+            if not data:
+                self._complete_lsn = max(self._complete_lsn, lsn)
+                continue
+            for sent in self._assembler.take(lsn, data):
+                if isinstance(sent.message, Begin):
+                    self._complete_lsn = max(self._complete_lsn, sent.message.commit_lsn)
+                    if sent.message.commit_lsn >= end_lsn:
+                        self._ahead = sent
+                        return
+                    self._is_open = True
+                elif isinstance(sent.message, Commit):
+                    self._complete_lsn = max(self._complete_lsn, sent.message.end_lsn)
+                    self._is_open = False
+                yield sent
