@@ -7,105 +7,93 @@ failure ends the process (S12), and the handler never continues.
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import AcceptorMessage, AgentExchange, EventExchange, PeerRead
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send `message` on `connection`; dropped if that is closed."""
 
     connection: int
     message: AcceptorMessage
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """Close `connection` once everything sent on it is written; `reason` is for the log."""
 
     connection: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WriteWal:
+class WriteWal(msgspec.Struct, frozen=True):
     """Write WAL at the write position to the operating system. May throw `StorageFull`: then nothing was written."""
 
     begin_lsn: Lsn
     payload: bytes | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class FlushWal:
+class FlushWal(msgspec.Struct, frozen=True):
     """Flush all WAL that was written, and return only then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(msgspec.Struct, frozen=True):
     """Replace the control file. May throw `StorageFull`: then the old one is unchanged."""
 
     control: ControlState
 
 
-@dataclass(frozen=True, slots=True)
-class TruncateWal:
+class TruncateWal(msgspec.Struct, frozen=True):
     """Cut the WAL at `lsn`; what follows belongs to timeline `tli`. Repeatable."""
 
     lsn: Lsn
     tli: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResetWal:
+class ResetWal(msgspec.Struct, frozen=True):
     """Remove all WAL and begin again at `base_lsn`, a segment start. Repeatable."""
 
     base_lsn: Lsn
     tli: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrimWal:
+class TrimWal(msgspec.Struct, frozen=True):
     """Remove the segments that end at or below `lsn`, a segment start. Repeatable."""
 
     lsn: Lsn
 
 
-@dataclass(frozen=True, slots=True)
-class SetWalAside:
+class SetWalAside(msgspec.Struct, frozen=True):
     """Rename the folder's WAL so that it is kept for the operator. Repeatable."""
 
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class InspectSetAside:
+class InspectSetAside(msgspec.Struct, frozen=True):
     """Return what is lost of the WAL of `control` that was set aside under `label`, empty if nothing is."""
 
     label: str
     control: ControlState
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreWal:
+class RestoreWal(msgspec.Struct, frozen=True):
     """Move the WAL that was set aside under `label` back, and return its end, 0 if there is none. Repeatable."""
 
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadWal:
+class ReadWal(msgspec.Struct, frozen=True):
     """Return the bytes [begin_lsn, end_lsn)."""
 
     begin_lsn: Lsn
     end_lsn: Lsn
 
 
-@dataclass(frozen=True, slots=True)
-class ServeRead:
+class ServeRead(msgspec.Struct, frozen=True):
     """Read the range of `request`, while other events continue, and answer it on `connection` (`ReadResponse`).
 
     Only if the acceptor still `serves` the request after the read: otherwise the bytes may be those of another log. The
@@ -116,32 +104,28 @@ class ServeRead:
     request: PeerRead
 
 
-@dataclass(frozen=True, slots=True)
-class ServeAgent:
+class ServeAgent(msgspec.Struct, frozen=True):
     """Answer an agent on `connection` (`AgentView`), while other events continue. Changes nothing of the acceptor."""
 
     connection: int
     exchange: AgentExchange
 
 
-@dataclass(frozen=True, slots=True)
-class ServeEvents:
+class ServeEvents(msgspec.Struct, frozen=True):
     """Keep the events of `connection`'s peer and answer it (`EventPage`). Changes nothing of the acceptor."""
 
     connection: int
     exchange: EventExchange
 
 
-@dataclass(frozen=True, slots=True)
-class DigestWal:
+class DigestWal(msgspec.Struct, frozen=True):
     """Return the CRC-32C of each page of [begin_lsn, end_lsn), as a tuple of int."""
 
     begin_lsn: Lsn
     end_lsn: Lsn
 
 
-@dataclass(frozen=True, slots=True)
-class FindRecords:
+class FindRecords(msgspec.Struct, frozen=True):
     """Return (end of the record that begins at `lsn`, start of the last record below `lsn`, LogTail or None).
 
     0 stands for unknown. The tail is that of the log cut at `lsn`, a segment's start; None for any other position.
@@ -150,8 +134,7 @@ class FindRecords:
     lsn: Lsn
 
 
-@dataclass(frozen=True, slots=True)
-class FindRecordEnd:
+class FindRecordEnd(msgspec.Struct, frozen=True):
     """Return the end of the first complete record after `lsn`, 0 if the log does not yet contain all of it.
 
     `lsn` is a fork, or a segment's start: a record that continues there from before counts.
@@ -161,8 +144,7 @@ class FindRecordEnd:
     lsn: Lsn
 
 
-@dataclass(frozen=True, slots=True)
-class FindTimedRecord:
+class FindTimedRecord(msgspec.Struct, frozen=True):
     """Return the start of a timed record in [begin_lsn, end_lsn), in the newest segment there that has one.
 
     0 if there is none. `begin_lsn` is a segment's start.

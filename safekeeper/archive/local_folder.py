@@ -122,6 +122,18 @@ class LocalFolder:
                 found.append(ObjectInfo(key, status.st_size, status.st_mtime))
         return sorted(found)
 
+    def entries(self, folder: str) -> tuple[set[str], set[str]]:
+        """Return the names of the folders and of the files directly in `folder`, as `list` shows them."""
+        found: tuple[set[str], set[str]] = set(), set()
+        try:
+            with os.scandir(self._root / folder) as entries:
+                for entry in entries:
+                    name = os.fsencode(entry.name).decode(errors="backslashreplace")
+                    found[0 if entry.is_dir(follow_symlinks=False) else 1].add(name)
+        except FileNotFoundError:
+            pass
+        return found
+
     def remove_leftovers(self, older_than_s: float) -> int:
         """Remove the files that killed writers of an archive left, and return their number.
 

@@ -116,7 +116,7 @@ def _open_remote(url: str, options: Mapping[str, str], timeout_s: float, retries
         "connect_timeout": timedelta(seconds=min(timeout_s, 5)),
         "read_timeout": timedelta(seconds=timeout_s),
         "timeout": timedelta(seconds=timeout_s * _WHOLE_ANSWER_FACTOR),
-        "allow_http": _endpoint_is_plain(options),
+        "allow_http": endpoint_is_plain(options),
     }
     config: dict[str, str] = {}
     for name, value in options.items():
@@ -124,7 +124,7 @@ def _open_remote(url: str, options: Mapping[str, str], timeout_s: float, retries
         if key in _CLIENT_KEYS:
             client_options[key] = _client_value(url, key, value)
         elif _CLIENT_KEYS_REFUSED.fullmatch(key):
-            raise ConfigurationError(f"the archive {url} has no option {name!r}")
+            raise ConfigurationError(f"the store {url} has no option {name!r}")
         else:
             config[key] = value
     try:
@@ -134,14 +134,14 @@ def _open_remote(url: str, options: Mapping[str, str], timeout_s: float, retries
     except UnknownConfigurationKeyError as error:
         key_named = re.search(r"[Kk]ey: '([^']*)'", str(error))
         name = key_named[1] if key_named else ", ".join(options)
-        raise ConfigurationError(f"the archive {url} has no option {name!r}") from error
+        raise ConfigurationError(f"the store {url} has no option {name!r}") from error
     except (BaseError, ValueError, TypeError) as error:
         secrets = [value for value in options.values() if value]
-        raise ConfigurationError(f"cannot use {url} as an archive: {reason_of(error, secrets)}") from error
+        raise ConfigurationError(f"cannot use {url}: {reason_of(error, secrets)}") from error
     return Location(url, client, None)
 
 
-def _endpoint_is_plain(options: Mapping[str, str]) -> bool:
+def endpoint_is_plain(options: Mapping[str, str]) -> bool:
     """Return whether the operator gave an endpoint without TLS, which obstore allows only explicitly."""
     named = [value for name, value in options.items() if "endpoint" in name.lower()]
     named += [os.environ.get(name, "") for name in _ENDPOINT_VARIABLES]
@@ -151,11 +151,11 @@ def _endpoint_is_plain(options: Mapping[str, str]) -> bool:
 def _client_value(url: str, key: str, value: str) -> bool | str:
     if key in _CLIENT_FLAGS:
         if value.lower() not in ("true", "false"):
-            raise ConfigurationError(f"the archive {url}: option {key!r} must be true or false")
+            raise ConfigurationError(f"the store {url}: option {key!r} must be true or false")
         return value.lower() == "true"
     if key == "root_certificate":
         try:
             return Path(value).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"the archive {url}: cannot read the root certificate {value}: {error}") from error
+            raise ConfigurationError(f"the store {url}: cannot read the root certificate {value}: {error}") from error
     return value

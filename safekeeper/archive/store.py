@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -25,8 +25,11 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from safekeeper.archive.local_folder import LocalFolder
 from safekeeper.archive.location import REQUEST_RETRIES, Location, open_location
 from safekeeper.archive.objects import NO_OPTIONS, PROBE_FOLDER, ObjectInfo
-from safekeeper.archive.store_errors import ConditionsNotSupported, translated
+from safekeeper.archive.store_errors import ConditionsNotSupported, secrets_of, translated
 from safekeeper.base.errors import ArchiveError, ArchiveRefused, ObjectMissing
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion  # It exists in the stubs only.
 
 WHOLE_MAX_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
@@ -45,6 +48,22 @@ _log = logging.getLogger(__name__)
 
 class _RangesNotSupported(Exception):
     """The store sends whole objects only."""
+
+
+class ObjectTag(NamedTuple):
+    """The identity of one version of an object; which of the two a store has depends on its kind."""
+
+    e_tag: str | None
+    version: str | None
+
+
+def _version_of(tag: ObjectTag) -> "UpdateVersion":
+    version: UpdateVersion = {}
+    if tag.e_tag is not None:
+        version["e_tag"] = tag.e_tag
+    if tag.version is not None:
+        version["version"] = tag.version
+    return version
 
 
 class ObjectStore:
@@ -88,11 +107,8 @@ class ObjectStore:
         Raises:
             ConfigurationError: the URL or an option is not valid, or the local folder does not exist.
         """
-        secrets = [
-            value for name, value in options.items() if value and "endpoint" not in name and "region" not in name
-        ]
         location = open_location(url, options, timeout_s, retries, makes_folder=makes_folder)
-        return cls(location, (secret for secret in secrets if len(secret) > 4))
+        return cls(location, secrets_of(options))
 
     def probe(self) -> bool:
         """Return whether the store refuses to overwrite if asked to. Tested once, remembered afterwards."""
@@ -206,6 +222,40 @@ class ObjectStore:
                 for meta in page
                 if meta["path"] > after  # Some stores ignore the start.
             )
+
+    def entries(self, folder: str = "") -> tuple[set[str], set[str]]:
+        """Return the names of the folders and of the objects directly in `folder`; none if it does not exist."""
+        with self._translating(f"list {self._name(folder)}"):
+            if self._folder is not None:
+                return self._folder.entries(folder)
+            listed = obstore.list_with_delimiter(self._client, folder or None)
+            return (
+                {prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"]},
+                {meta["path"].rpartition("/")[2] for meta in listed["objects"]},
+            )
+
+    def get_tagged(self, key: str) -> tuple[bytes, ObjectTag]:
+        """Return the content of a small object of a remote store, and the tag of this version for `replace`.
+
+        Raises:
+            ObjectMissing: it does not exist.
+        """
+        with self._translating(f"get {self._name(key)}"):
+            result = obstore.get(self._client, key)
+            return bytes(result.bytes()), ObjectTag(result.meta["e_tag"], result.meta["version"])
+
+    def replace(self, key: str, data: bytes, tag: ObjectTag) -> ObjectTag | None:
+        """Store a small object of a remote store in the place of the version that has this tag.
+
+        Returns:
+            the tag of the new version; None if the object has another version now, or none.
+        """
+        with self._translating(f"put {self._name(key)}"):
+            try:
+                put = obstore.put(self._client, key, data, use_multipart=False, mode=_version_of(tag))
+                return ObjectTag(put["e_tag"], put["version"])
+            except PreconditionError:
+                return None
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects, one after the other in the given order; those that do not exist are ignored."""

@@ -5,9 +5,9 @@ store's own XML. One line of that is kept: the code and the message, or the oper
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
 from safekeeper.base.errors import ArchiveError, ArchiveRefused, ArchiveUnavailable, ObjectMissing
 
@@ -32,8 +32,8 @@ _REFUSALS = {
     "ExpiredToken": "the credentials have expired: renew them",
     "InvalidAccessKeyId": "correct the credentials",
     "InvalidToken": "renew the credentials",
-    "NoSuchBucket": "make the bucket, or correct the archive's URL",
-    "ContainerNotFound": "make the container, or correct the archive's URL",
+    "NoSuchBucket": "make the bucket, or correct its name in the URL",
+    "ContainerNotFound": "make the container, or correct its name in the URL",
     "PermanentRedirect": "correct the region or the endpoint",
     "RequestTimeTooSkewed": "set the clock of this machine",
     "SignatureDoesNotMatch": "correct the credentials",
@@ -51,6 +51,12 @@ _OTHER_REFUSALS = (
 
 class ConditionsNotSupported(ArchiveUnavailable):
     """The store does not support a put that must not overwrite."""
+
+
+def secrets_of(options: Mapping[str, str]) -> list[str]:
+    """Return the values of a store's options that no message may contain."""
+    values = [value for name, value in options.items() if "endpoint" not in name and "region" not in name]
+    return [value for value in values if len(value) > 4]
 
 
 def reason_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
@@ -82,8 +88,8 @@ def reason_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
     return text[:REASON_MAX_CHARACTERS] or type(error).__name__
 
 
-def translated(error: BaseError | OSError, action: str, secrets: Iterable[str] = ()) -> ArchiveError:
-    """Return the error that stands for `error` in this program.
+def translated(error: Exception, action: str, secrets: Iterable[str] = ()) -> ArchiveError:
+    """Return the error that stands for `error`, of obstore or the operating system, in this program.
 
     Args:
         action: the failed action, with URL and key.

@@ -690,7 +690,7 @@ _RANDOM_ID = re.compile(r"[0-9a-f]{32}")
 def _check_control(message: Any) -> None:
     if type(message) is StandbyFeedback and _is_usual_feedback(message):
         return
-    kind = type(message)
+    kind: Any = type(message)
     for (field, check, may_be_empty), value in zip(_plan_of(kind), msgspec.structs.astuple(message), strict=True):
         try:
             if value is not None:

@@ -176,15 +176,36 @@ def _path(prefix: str, key: str) -> str:
     return urllib.parse.quote(f"/{prefix}/{key}")
 
 
+_MOTO_WITH_ATOMIC_PUTS = """
+import sys, threading
+from moto import server
+from moto.s3.responses import S3Response
+
+put, lock = S3Response.put_object, threading.Lock()
+
+def put_object(self):
+    with lock:
+        return put(self)
+
+S3Response.put_object = put_object
+server.main(sys.argv[1:])
+"""
+
+
 class MotoServer(Server):
-    """moto's S3: objects in memory, no signature is checked."""
+    """moto's S3: objects in memory, no signature is checked.
+
+    moto checks the condition of a put, and then puts: of two at once both can succeed, as they cannot in AWS S3. Here
+    one follows the other.
+    """
 
     name = "moto"
     conditional_puts = True
 
     def __init__(self) -> None:
         self._program = _Program(
-            *(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"), says=r"Running on (http://[\d.]+:\d+)"
+            *(sys.executable, "-c", _MOTO_WITH_ATOMIC_PUTS, "-H", "127.0.0.1", "-p", "0"),
+            says=r"Running on (http://[\d.]+:\d+)",
         )
         self.endpoint = self._program.endpoint
         self._ask("PUT", "")

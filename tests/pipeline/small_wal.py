@@ -1,7 +1,10 @@
 """A folder of WAL that every view has rows of, and those rows as the decoder gives them, without Spark."""
 
+import copy
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,6 +15,7 @@ from tests.unit.wal_places import write_segments
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
+from walproxy.pipeline.jobs.table_files import FILES_SCHEMA
 from walproxy.pipeline.schemas import arrow_schema
 
 HEAP = 10
@@ -56,3 +60,32 @@ def decoded_rows(folder: str, view: str, begin_lsn: int | None = None, end_lsn: 
         for piece in plan_pieces(path, wal_input.extents(path), begin_lsn, end_lsn)
     ]
     return pa.Table.from_batches(batches, arrow_schema(view))
+
+
+class Pieces:
+    """The rows of one batch, as Spark gives them to a task; the task runs here."""
+
+    def __init__(self, folder: str, begin_lsn: int | None, end_lsn: int | None) -> None:
+        wal_input = open_input(folder)
+        path = wal_input.log_path()
+        planned = plan_pieces(path, wal_input.extents(path), begin_lsn, end_lsn)
+        self._rows = [{**piece._asdict(), "tli": path.tli} for piece in planned]
+
+    @property
+    def end_lsn(self) -> int:
+        """The end of the last piece."""
+        return int(self._rows[-1]["end_lsn"])
+
+    def one_by_one(self) -> Iterator["Pieces"]:
+        """Yield a batch for each piece, which is a segment."""
+        for row in self._rows:
+            one = copy.copy(self)
+            one._rows = [row]
+            yield one
+
+    def mapInArrow(self, task: Any, _schema: str) -> "Pieces":
+        self._task = task
+        return self
+
+    def toArrow(self) -> pa.Table:
+        return pa.Table.from_batches(self._task(iter([pa.RecordBatch.from_pylist(self._rows)])), FILES_SCHEMA)

@@ -32,7 +32,8 @@ def harm(options: ApplyOptions, name: str, **columns: pa.Array) -> None:
     with closing(following_table(options.folder, options.format, parse_table(name))) as table:
         position = table.position()
         assert position is not None
-        table.merge(Merge(False, table.schema().empty_table(), pa.table(columns)), list(columns), Position(*position))
+        gone = Merge(False, table.schema().empty_table(), pa.table(columns))
+        table.merge(gone, list(columns), Position(*position), expected=Position(*position))
 
 
 @pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)

@@ -5,14 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from safekeeper.base.errors import ArchiveRefused, ConfigurationError
 from tests.integration.archive_fixtures import Archive, credentials
 from tests.integration.object_stores import SERVERS, Server
+from tests.unit.pipeline.foreign_archives import TOOLS, whole_log
 from tests.unit.wal_builder import MIB
 from tests.unit.wal_places import ArchiveMaker, extend, make_log
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces, safe_end
 from walproxy.pipeline.input.wal_input import WalInput
-from walproxy.wal_sources.source import Extent, LogPath, SourceUnavailable, WalMissing
+from walproxy.wal_sources.source import Extent, LogPath, SourceCorrupt, SourceUnavailable, WalMissing
 
 PATH = LogPath(1, (), MIB)
 
@@ -76,6 +78,35 @@ def test_what_is_missing_is_named(archive: Archive) -> None:
         plan_pieces(PATH, wal_input.extents(PATH))
     with pytest.raises(WalMissing, match="has no 000000010000000000000002 with the WAL from 0/200000 to 0/200010"):
         wal_input.read(PATH, 2 * MIB, 2 * MIB + 16)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_an_archive_of_another_tool_is_found_by_its_names(archive: Archive, tool: str) -> None:
+    wal = whole_log()
+    for key, content in TOOLS[tool].objects(wal, "gz"):
+        archive.write(key, content)
+    for below in ("", *TOOLS[tool].ancestors[-1:]):
+        wal_input = open_input("/".join(filter(None, (archive.place.url, below))), archive.place.options)
+        assert wal_input.log_path() == PATH
+        assert wal_input.extents(PATH) == [Extent(MIB, 4 * MIB)]
+        assert starts(wal_input, wal_input.extents(PATH)) == [record.start_lsn for record in wal.records]
+    key, content = next(TOOLS[tool].objects(wal, "gz"))
+    archive.write(key, content[:-8])
+    with pytest.raises(SourceCorrupt, match=f"{archive.place.url}/{key} cannot be decompressed"):
+        opened(archive).read(PATH, MIB, MIB + 16)
+
+
+def test_plain_segments_in_a_store_are_an_archive_too(archive: Archive) -> None:
+    wal = whole_log()
+    for key, content in TOOLS["walg"].objects(wal, ""):
+        archive.write(key.removeprefix("wal_005/"), content)
+    assert starts(opened(archive), [Extent(MIB, 4 * MIB)]) == [record.start_lsn for record in wal.records]
+
+
+def test_a_place_without_an_archive_is_refused(archive: Archive) -> None:
+    archive.write("x/y", b"z")
+    with pytest.raises((ArchiveRefused, ConfigurationError), match=r"has (no|neither a) manifest\.json"):
+        opened(archive).log_path()
 
 
 def test_a_store_that_is_gone_is_unavailable_and_not_empty() -> None:

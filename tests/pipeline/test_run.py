@@ -20,13 +20,14 @@ from pyspark.sql import SparkSession
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.pipeline.small_wal import add_transactions, decoded_rows, small_wal, write_wal
+from tests.pipeline.small_wal import Pieces, add_transactions, decoded_rows, small_wal, write_wal
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.pipeline.jobs import run_folder
 from walproxy.pipeline.jobs.run import BatchDone, Finished, RunConfig, Waiting, _Job, run
 from walproxy.pipeline.jobs.run_folder import RunFolder
+from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.schemas import VIEWS
-from walproxy.pipeline.tables import open_table
+from walproxy.pipeline.tables import FORMATS, TableFormat, TableMoved, open_table
 
 Event = BatchDone | Waiting | Finished
 START_TIMEOUT_S = 120.0
@@ -45,7 +46,7 @@ def folder(wal: WalBuilder, tmp_path: Path) -> str:
 def once(folder: str, tables: Path, *names: str, **further: object) -> list[Event]:
     """Run until everything is in the tables."""
     events: list[Event] = []
-    config = RunConfig(folder, tables, "parquet", names or VIEWS, once=True, **further)  # type: ignore[arg-type]
+    config = RunConfig(folder, LakeLocation.parse(tables), None, names or VIEWS, once=True, **further)  # type: ignore[arg-type]
     run(config, events.append, threading.Event())
     return events
 
@@ -131,7 +132,7 @@ def test_a_session_leaves_the_handler_of_sigint_to_the_program(spark: SparkSessi
 
 
 @contextlib.contextmanager
-def process(folder: str, tables: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def process(folder: str, tables: Path | str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """The command as a process, with a process group of its own; its output is that of --json."""
     command = [sys.executable, "-m", "walproxy", "pipeline", "run", folder, "--to", str(tables), "--json", *options]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
@@ -197,10 +198,33 @@ def test_a_batch_that_is_called_for_while_the_stream_is_stopped_does_not_block_t
     folder: str, tmp_path: Path
 ) -> None:
     stop = threading.Event()
-    job = _Job(RunConfig(folder, tmp_path, "parquet"), RunFolder(tmp_path), lambda event: None, stop)
+    place = LakeLocation.parse(tmp_path)
+    job = _Job(RunConfig(folder, place, None), RunFolder(place), lambda event: None, stop)
     query: Any = QueryInABatch(job, stop)
     job._wait(query)
     assert query.is_stopped
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_of_two_runs_without_a_lock_the_slower_one_ends_and_each_record_is_there_once(
+    folder: str, wal: WalBuilder, tmp_path: Path, table_format: TableFormat
+) -> None:
+    tables = tmp_path / "tables"
+    config = RunConfig(folder, LakeLocation.parse(tables), table_format, ("records",))
+    (tables / "_run").mkdir(parents=True)
+    jobs: list[Any] = [
+        _Job(config, RunFolder(config.tables_at), lambda event: None, threading.Event()) for _ in range(2)
+    ]
+    for job in jobs:
+        job.open()
+    middle_lsn = wal.records[len(wal.records) // 2].start_lsn
+    jobs[0]._batch(Pieces(folder, None, middle_lsn), 0)
+    with pytest.raises(TableMoved, match=r"records is at position [0-9A-F]+/[0-9A-F]+, not none: another job writes"):
+        jobs[1]._batch(Pieces(folder, None, None), 0)
+    jobs[0]._batch(Pieces(folder, jobs[0].lsn, None), 1)
+    for job in jobs:
+        job.close()
+    assert lsns_of(tables, "records") == decoded_rows(folder, "records")["lsn"].to_pylist()
 
 
 @pytest.mark.nightly

@@ -236,15 +236,15 @@ class _Steps:
 
 def difference(actual: Effect | None, expected: Effect | None) -> str:
     """Return how an effect differs from that of the reference, empty if it does not; None: the handler has ended."""
+    if actual == expected:
+        return ""
     if type(actual) is not type(expected):
         return f"requests {_shown(actual)}, reference {_shown(expected)}"
-    if actual is None or expected is None:
-        return ""
     name = type(actual).__name__
     if isinstance(actual, Close) and isinstance(expected, Close):
         return fields_that_differ("Close.connection", actual.connection, expected.connection)
     if not (isinstance(actual, Send) and isinstance(expected, Send)):
-        return "" if actual == expected else fields_that_differ(name, actual, expected)
+        return fields_that_differ(name, actual, expected)
     if actual.connection != expected.connection or type(actual.message) is not type(expected.message):
         return f"requests {_shown(actual)}, reference {_shown(expected)}"
     name = type(actual.message).__name__

@@ -77,6 +77,7 @@ class ReferenceLog:
         control: A1, as it is on disk.
         commit_lsn, truncate_lsn, archived_lsn, archive_id, folders: A2, in memory.
         written_end, durable_end: ends of the WAL that is stored; what of it counts are `write_lsn` and `flush_lsn`.
+        claimed_end: what lies above it is not claimed, `NO_END` if all is (A5).
         leader_commit_lsn: the highest commit_lsn received in this adoption.
         open_fork_lsn: the first fork that is open, `NO_END` if none is (7.15).
         named_lsn: the segments have the right names for the timeline changes up to here (6.5).
@@ -84,7 +85,7 @@ class ReferenceLog:
     """
 
     def __init__(self, control: ControlState, wal_end_lsn: int, wal: Wal, entries_max: int) -> None:
-        self.control = control
+        self._take(control)
         self.wal = wal
         self.entries_max = entries_max
         self.written_end = self.durable_end = wal_end_lsn
@@ -112,22 +113,21 @@ class ReferenceLog:
         """Whether no cut, no new beginning and no moving is unfinished."""
         return not self.is_misplaced and self.control.truncate_to is None
 
-    def _counting(self, end_lsn: int) -> int:
+    def _take(self, control: ControlState) -> None:
         """A5: WAL that is to be dropped or cut is not claimed."""
-        control = self.control
-        if control.set_aside or control.restore_from != "" or control.base_lsn is not None:
-            return 0  # It is misplaced.
-        return end_lsn if control.truncate_to is None else min(end_lsn, control.truncate_to)
+        self.control = control
+        cut = NO_END if control.truncate_to is None else control.truncate_to
+        self.claimed_end = 0 if self.is_misplaced else cut
 
     @property
     def write_lsn(self) -> int:
         """The end of the WAL that was written."""
-        return self._counting(self.written_end)
+        return min(self.written_end, self.claimed_end)
 
     @property
     def flush_lsn(self) -> int:
         """The end of the WAL that is on disk."""
-        return self._counting(self.durable_end)
+        return min(self.durable_end, self.claimed_end)
 
     @property
     def readable_lsn(self) -> int:
@@ -188,7 +188,7 @@ class ReferenceLog:
         }
         control = msgspec.structs.replace(self.control, **{**lazy, **changes})
         yield Persist(control)
-        self.control = control
+        self._take(control)
         self.commit_lsn, self.truncate_lsn = control.commit_lsn, control.truncate_lsn
         self.archived_lsn, self.archive_id = control.archived_lsn, control.archive_id
         self.folders = control.folders

@@ -221,24 +221,25 @@ def run_world(world: World) -> Outcome:
 
 def run_phases(world: World, faults: Faults, ends_at_s: float, heals: bool) -> None:
     """Let faults happen up to then, and see that everything holds; heal it and see that it converges."""
-    try:
-        world.start()
-        world.start_workload(world.current)
-        world.add_proxy()
-        if world.rng.random() < world.profile.spare:
+    with world.replaced():  # once for all parts of the run
+        try:
+            world.start()
+            world.start_workload(world.current)
             world.add_proxy()
-        faults.begin(ends_at_s)
-        world.run(ends_at_s)
-        world.check_all()
-        world.counts.count("failovers completed amid faults", world.servers.completed)
-        if heals:
-            minority = Minority(world)
-            world.heal(minority.missing)
-            minority.is_not_missed()
-            world.converge()
+            if world.rng.random() < world.profile.spare:
+                world.add_proxy()
+            faults.begin(ends_at_s)
+            world.run(ends_at_s)
             world.check_all()
-    finally:
-        world.abandon()
+            world.counts.count("failovers completed amid faults", world.servers.completed)
+            if heals:
+                minority = Minority(world)
+                world.heal(minority.missing)
+                minority.is_not_missed()
+                world.converge()
+                world.check_all()
+        finally:
+            world.abandon()
 
 
 def _outcome(world: World) -> Outcome:

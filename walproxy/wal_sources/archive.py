@@ -8,25 +8,23 @@ there, so an object that is gone is looked for once more.
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from safekeeper.archive.fetch import ArchiveReader, conflict
 from safekeeper.archive.location import REQUEST_RETRIES
 from safekeeper.archive.objects import HISTORY_FOLDER, MANIFEST_KEY, NO_OPTIONS, ArchivedObject, parse_keys
 from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import (
-    ArchiveConflict,
     ArchiveCorrupt,
     ArchiveRefused,
     ArchiveUnavailable,
     ObjectMissing,
     RemoteProtocolError,
-    WalproxyError,
 )
 from safekeeper.base.lsn import Lsn, format_lsn, segment_start
 from safekeeper.base.timelines import Lineage, parse_timeline_history, timeline_history_name
 from walproxy.wal_sources.archive_listing import ArchiveListing
 from walproxy.wal_sources.archived_bytes import read_object
+from walproxy.wal_sources.asking import ask
 from walproxy.wal_sources.ranges import by_segment, check_first_page, extents_along, later_of, missing
 from walproxy.wal_sources.source import (
     Extent,
@@ -39,7 +37,6 @@ from walproxy.wal_sources.source import (
 )
 
 _ATTEMPTS = 3
-_Result = TypeVar("_Result")
 
 
 class ArchiveSource:
@@ -76,7 +73,7 @@ class ArchiveSource:
         """See WalSource. It does not change, so one answer is enough."""
         with self._lock:
             if self._known_origin is None:
-                manifest = _ask(self._reader.manifest, ArchiveRefused)
+                manifest = ask(self._reader.manifest, ArchiveRefused)
                 if manifest is None:
                     raise ArchiveRefused(
                         f"{self.name} has no {MANIFEST_KEY}: nothing was ever archived there; correct the URL"
@@ -88,7 +85,7 @@ class ArchiveSource:
         """See WalSource."""
         listing = self._listing()
         known_end_lsn = self._known_ends.get(path, 0)
-        extents = extents_along(path, _ask(lambda: listing.extents(path, known_end_lsn)))
+        extents = extents_along(path, ask(lambda: listing.extents(path, known_end_lsn)))
         if extents:
             self._known_ends[path] = extents[-1].end_lsn
         return extents
@@ -98,21 +95,21 @@ class ArchiveSource:
     def offers(self, tli: int, begin_lsn: Lsn) -> list[Offer]:
         """See SegmentSource."""
         self.origin()
-        found = _ask(lambda: self._reader.candidates(tli, begin_lsn))
+        found = ask(lambda: self._reader.candidates(tli, begin_lsn))
         return [Offer(self.name, begin_lsn, each.file.end_lsn, each.file.end_lsn, self._writer(each)) for each in found]
 
     def history(self, tli: int) -> bytes | None:
         """See SegmentSource."""
         self.origin()
-        return _ask(lambda: self._reader.history(tli))
+        return ask(lambda: self._reader.history(tli))
 
     def has_later(self, tli: int, begin_lsn: Lsn) -> str | None:
         """See SegmentSource."""
         listing = self._listing()
-        return later_of(_ask(listing.segments), tli, begin_lsn, self.origin().segment_size)
+        return later_of(ask(listing.segments), tli, begin_lsn, self.origin().segment_size)
 
     def _writer(self, archived: ArchivedObject) -> Callable[[Path], None]:
-        return lambda path: _ask(lambda: self._reader.fetch(archived, path))
+        return lambda path: ask(lambda: self._reader.fetch(archived, path))
 
     # Bytes.
 
@@ -121,8 +118,8 @@ class ArchiveSource:
         segment_size = self.origin().segment_size
         listing = self._listing()
         # In this order: a timeline's history file is archived before anything of it.
-        timelines = _ask(listing.timelines)
-        archived = _ask(lambda: parse_keys(self.store.list(HISTORY_FOLDER), segment_size)).objects
+        timelines = ask(listing.timelines)
+        archived = ask(lambda: parse_keys(self.store.list(HISTORY_FOLDER), segment_size)).objects
         files = {each.file.tli: each for each in archived}
         timelines |= files.keys()
         if not timelines:
@@ -152,7 +149,7 @@ class ArchiveSource:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 for tli, _ in path.names(segment_lsn):
-                    _ask(lambda tli=tli: self._listing().reload(tli, segment_lsn))  # type: ignore[misc]
+                    ask(lambda tli=tli: self._listing().reload(tli, segment_lsn))  # type: ignore[misc]
             for archived in self._holders(path, part):
                 try:
                     self._fill(archived, part, into)
@@ -173,7 +170,7 @@ class ArchiveSource:
             archived
             for tli, useful_end_lsn in path.names(segment_start(part.begin_lsn, path.segment_size))
             if part.end_lsn <= useful_end_lsn
-            for archived in _ask(lambda tli=tli: listing.find(tli, part.begin_lsn))  # type: ignore[misc]
+            for archived in ask(lambda tli=tli: listing.find(tli, part.begin_lsn))  # type: ignore[misc]
             if part.end_lsn <= archived.file.end_lsn
         ]
 
@@ -208,26 +205,9 @@ class ArchiveSource:
         """Return the ancestors that a history file lists. It never changes, so it is read once."""
         tli = archived.file.tli
         if tli not in self._histories:
-            content = _ask(lambda: self._reader.fetch_bytes(archived))
+            content = ask(lambda: self._reader.fetch_bytes(archived))
             try:
                 self._histories[tli] = parse_timeline_history(tli, content)
             except RemoteProtocolError as error:
                 raise SourceCorrupt(f"{self.name}: {error}") from error
         return self._histories[tli]
-
-
-def _ask(question: Callable[[], _Result], missing_error: type[WalproxyError] = WalMissing) -> _Result:
-    """Ask the archive; return its answer. Its failures are raised as what they mean to a reader.
-
-    Raises:
-        SourceUnavailable, SourceCorrupt
-        missing_error: an object is not there.
-    """
-    try:
-        return question()
-    except ArchiveUnavailable as error:
-        raise SourceUnavailable(str(error)) from error
-    except (ArchiveConflict, ArchiveCorrupt) as error:
-        raise SourceCorrupt(str(error)) from error
-    except ObjectMissing as error:
-        raise missing_error(str(error)) from error

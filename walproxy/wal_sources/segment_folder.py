@@ -27,7 +27,8 @@ from walproxy.wal_sources.segment_listing import (
     parse_first_page,
     unreadable,
 )
-from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt, SourceUnavailable, WalMissing
+from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceCorrupt
+from walproxy.wal_sources.timeline_choice import choose_path
 
 
 class ValidEnd(Protocol):
@@ -77,30 +78,13 @@ class SegmentFolder:
             return self._listing.origin()
 
     def log_path(self, tli: int | None = None) -> LogPath:
-        """See ByteSource. A timeline without its history file counts as one without ancestors, if it can be one.
-
-        A server that is promoted writes the first segment of its timeline before the history file.
-        """
+        """See ByteSource, and `choose_path`."""
         with self._lock:
             self._refresh()
             segment_size = self._listing.origin().segment_size
             histories = set(self._listing.histories)
-            timelines = {each for each, _ in self._listing.files} | histories
-        if not timelines:
-            raise WalMissing(f"{self.name} has no segments of WAL")
-        wanted = max(timelines) if tli is None else tli
-        if wanted in histories:
-            return LogPath(wanted, self._lineage(wanted), segment_size)
-        if tli is None and wanted > min(timelines):
-            raise SourceUnavailable(
-                f"{self.name} has WAL of timeline {wanted}, but no {timeline_history_name(wanted)} yet, which records "
-                "where it begins: put that file there, or name the timeline"
-            )
-        ancestors = {each for history in histories for each, _ in self._lineage(history)}
-        if wanted not in timelines | ancestors:
-            known = ", ".join(str(each) for each in sorted(timelines | ancestors))
-            raise WalMissing(f"{self.name} has no timeline {wanted}: it has {known}")
-        return LogPath(wanted, (), segment_size)
+            timelines = {each for each, _ in self._listing.files}
+        return choose_path(self.name, timelines, histories, self._lineage, tli, segment_size)
 
     def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
         """See WalSource."""

@@ -232,10 +232,10 @@ def test_reason_shows_no_secrets_and_is_short() -> None:
         ("file://host/path", {}, "has a remote host"),
         ("s3://bucket", {"nonsense": "word"}, "s3://bucket has no option 'nonsense'"),
         ("s3://bucket", {"Timeout": "1s"}, "has no option 'Timeout'"),
-        ("s3://bucket", {"virtual_hosted_style_request": "word?"}, "cannot use s3://bucket as an archive: failed"),
+        ("s3://bucket", {"virtual_hosted_style_request": "word?"}, "cannot use s3://bucket: failed"),
         ("s3://bucket", {"allow_http": "word"}, "'allow_http' must be true or false"),
         ("s3://bucket", {"root_certificate": "/no/such.pem"}, "cannot read the root certificate /no/such.pem"),
-        ("s3://bucket", {"root_certificate": "/dev/null", "proxy_url": "::"}, "cannot use s3://bucket as an archive"),
+        ("s3://bucket", {"root_certificate": "/dev/null", "proxy_url": "::"}, "cannot use s3://bucket: "),
         ("az://container", {}, "Account must be specified"),
         ("relative", {"region": "x"}, "has no options: remove region"),
     ],
@@ -294,6 +294,16 @@ def test_folder_lists_strange_names_but_no_unfinished_files(tmp_path: Path) -> N
     assert keys(store) == ["wal/a/\\xff\\xfe", "wal/a/a b%", "wal/a/key"]
     for key in keys(store):
         key.encode()
+
+
+def test_the_entries_of_a_folder_are_listed_without_what_is_below(tmp_path: Path) -> None:
+    store = ObjectStore.open(str(tmp_path))
+    for key in ("wal/a/1", "wal/b/c/2", "wal/3", "other"):
+        store.put(key, b"", absent=False)
+    (tmp_path / "link").symlink_to("wal")  # `list` does not follow it either.
+    assert store.entries() == ({"wal"}, {"other", "link"})
+    assert store.entries("wal") == ({"a", "b"}, {"3"})
+    assert store.entries("nothing") == (set(), set())
 
 
 def test_leftovers_of_killed_writers_are_removed_when_nobody_can_be_writing_them(tmp_path: Path) -> None:

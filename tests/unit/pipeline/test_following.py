@@ -1,6 +1,7 @@
 """Tables that follow, in both formats: rows and position change together, and merges are what they should be."""
 
 import random
+import shutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,7 @@ from walproxy.pipeline.cdc.apply.following import (
 from walproxy.pipeline.cdc.apply.job import following_table
 from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined, only_job, read_job, write_job
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.tables.position import TableMoved
 
 SCHEMA = pa.schema([pa.field("id", pa.int32()), pa.field("a b", pa.string()), pa.field("n", pa.decimal128(10, 2))])
 NAME = TableName("public", "t")
@@ -88,10 +90,10 @@ def test_a_copy_may_be_empty_and_may_be_made_again_with_other_columns(new_table:
 def test_a_merge_changes_rows_and_position_at_once(new_table: Any) -> None:
     table = new_table()
     table.replace(SCHEMA, rows_of(1, 2, 3).to_batches(), Position(1, 0))
-    table.merge(merge(rows_of(2, 9, a="y"), 3, 77), ["id"], Position(2, 5))
+    table.merge(merge(rows_of(2, 9, a="y"), 3, 77), ["id"], Position(2, 5), expected=Position(1, 0))
     assert content(table) == [*rows_of(1).to_pylist(), *rows_of(2, 9, a="y").to_pylist()]
     assert new_table().position() == Position(2, 5)
-    table.merge(merge(rows_of(), 1, 2, 9), ["id"], Position(3, 0))
+    table.merge(merge(rows_of(), 1, 2, 9), ["id"], Position(3, 0), expected=Position(2, 5))
     assert content(table) == []
     assert table.position() == Position(3, 0)
 
@@ -99,9 +101,9 @@ def test_a_merge_changes_rows_and_position_at_once(new_table: Any) -> None:
 def test_a_truncate_removes_all_rows_and_new_ones_stay(new_table: Any) -> None:
     table = new_table()
     table.replace(SCHEMA, rows_of(1, 2).to_batches(), Position(1, 0))
-    table.merge(merge(rows_of(5), truncated=True), ["id"], Position(2, 0))
+    table.merge(merge(rows_of(5), truncated=True), ["id"], Position(2, 0), expected=Position(1, 0))
     assert content(table) == rows_of(5).to_pylist()
-    table.merge(merge(rows_of(), truncated=True), ["id"], Position(3, 0))
+    table.merge(merge(rows_of(), truncated=True), ["id"], Position(3, 0), expected=Position(2, 0))
     assert content(table) == []
     assert table.position() == Position(3, 0)
 
@@ -110,7 +112,7 @@ def test_without_a_key_rows_are_added(new_table: Any) -> None:
     table = new_table()
     table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
     for lsn in (2, 3):
-        table.merge(Merge(False, rows_of(1), pa.table({})), [], Position(lsn, 0))
+        table.merge(Merge(False, rows_of(1), pa.table({})), [], Position(lsn, 0), expected=Position(lsn - 1, 0))
     assert content(table) == rows_of(1, 1, 1).to_pylist()
     assert table.position() == Position(3, 0)
 
@@ -122,7 +124,8 @@ def test_new_columns_are_null_in_old_rows_and_come_once(new_table: Any) -> None:
         table.add_columns([pa.field("new", pa.int64())])
     wider = pa.schema([*SCHEMA, pa.field("new", pa.int64())])
     assert table.schema().equals(wider)
-    table.merge(merge(pa.Table.from_pylist([{"id": 2, "new": 7}], wider)), ["id"], Position(2, 0))
+    row = pa.Table.from_pylist([{"id": 2, "new": 7}], wider)
+    table.merge(merge(row), ["id"], Position(2, 0), expected=Position(1, 0))
     assert [(row["id"], row["new"]) for row in content(table)] == [(1, None), (2, 7)]
     found = table.lookup(pa.table({"id": pa.array([1, 2], pa.int32())}), ["new"])
     assert sorted(zip(*found.to_pydict().values(), strict=True)) == [(1, None), (2, 7)]
@@ -131,7 +134,7 @@ def test_new_columns_are_null_in_old_rows_and_come_once(new_table: Any) -> None:
 def test_rows_are_looked_up_by_their_key(new_table: Any) -> None:
     table = new_table()
     table.replace(SCHEMA, rows_of(*range(100)).to_batches(), Position(1, 0))
-    table.merge(merge(rows_of(5, a="y")), ["id"], Position(2, 0))
+    table.merge(merge(rows_of(5, a="y")), ["id"], Position(2, 0), expected=Position(1, 0))
     found = table.lookup(pa.table({"id": pa.array([5, 6, 200], pa.int32())}), ["a b"])
     assert sorted(zip(*found.to_pydict().values(), strict=True)) == [(5, "y"), (6, "x")]
 
@@ -140,7 +143,9 @@ def test_two_writers_do_not_both_succeed(new_table: Any) -> None:
     first = new_table()
     first.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
     second = new_table()
-    beside = threading.Thread(target=lambda: second.merge(merge(rows_of(2)), ["id"], Position(2, 0)))
+    beside = threading.Thread(
+        target=lambda: second.merge(merge(rows_of(2)), ["id"], Position(2, 0), expected=Position(1, 0))
+    )
 
     def slowly() -> Iterator[pa.RecordBatch]:
         # While the first one writes, the second one commits.
@@ -151,6 +156,54 @@ def test_two_writers_do_not_both_succeed(new_table: Any) -> None:
     with pytest.raises(StorageFailed, match="could not write"):
         first.replace(SCHEMA, slowly(), Position(2, 0))
     assert content(new_table()) == rows_of(1, 2).to_pylist()
+
+
+MERGES = {
+    "merged": (merge(rows_of(7)), ["id"]),
+    "added": (Merge(False, rows_of(7), pa.table({})), []),
+    "truncated": (merge(rows_of(7), truncated=True), ["id"]),
+}
+
+
+@pytest.mark.parametrize("kind", MERGES)
+def test_a_merge_continues_the_position_that_its_job_believes_or_is_refused(new_table: Any, kind: str) -> None:
+    table, faster = new_table(), new_table()
+    table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
+    faster.merge(merge(rows_of(2)), ["id"], Position(2, 0), expected=Position(1, 0))
+    with pytest.raises(TableMoved, match="is at position 0/2/0, not 0/1/0: another job writes to it") as caught:
+        table.merge(*MERGES[kind], Position(3, 0), expected=Position(1, 0))
+    assert "\n" not in str(caught.value)
+    assert content(table) == rows_of(1, 2).to_pylist()
+    assert table.position() == Position(2, 0)
+
+
+@pytest.mark.parametrize("kind", MERGES)
+def test_a_merge_that_was_decided_by_an_older_position_is_not_committed(
+    new_table: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, faster = new_table(), new_table()
+    table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
+    module = sys.modules[type(table).__module__]
+    compare = module.require_position  # type: ignore[attr-defined]
+
+    def then_another_job_commits(*positions: Any) -> None:
+        compare(*positions)
+        monkeypatch.setattr(module, "require_position", compare)
+        faster.merge(merge(rows_of(2)), ["id"], Position(2, 0), expected=Position(1, 0))
+
+    monkeypatch.setattr(module, "require_position", then_another_job_commits)
+    with pytest.raises(TableMoved, match="is at position 0/2/0, not 0/1/0"):
+        table.merge(*MERGES[kind], Position(3, 0), expected=Position(1, 0))
+    assert content(new_table()) == rows_of(1, 2).to_pylist()
+    assert new_table().position() == Position(2, 0)
+
+
+def test_a_table_that_vanished_has_no_other_job(new_table: Any) -> None:
+    table = new_table()
+    table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
+    shutil.rmtree(table.folder)
+    with pytest.raises(StorageFailed):
+        table.merge(merge(rows_of(2)), ["id"], Position(2, 0), expected=Position(1, 0))
 
 
 def test_a_table_of_somebody_else_is_known_as_such(new_table: Any, tmp_path: Path) -> None:
@@ -175,7 +228,7 @@ def test_small_files_and_old_versions_do_not_pile_up(new_table: Any, monkeypatch
     monkeypatch.setattr(sys.modules[type(table).__module__], "SMALL_FILES_MAX", most)
     table.replace(SCHEMA, [], Position(1, 0))
     for number in range(merges):
-        table.merge(merge(rows_of(number)), ["id"], Position(2 + number, 0))
+        table.merge(merge(rows_of(number)), ["id"], Position(2 + number, 0), expected=Position(1 + number, 0))
     table.tidy(timedelta(0))
     left = [path for path in table.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
     assert 0 < len(left) <= most
@@ -232,6 +285,7 @@ def test_merges_leave_the_rows_that_they_should(new_table: Any, kind: str) -> No
             Merge(False, as_table(upserts.values(), WIDE), as_table(deleted.values(), key_schema)),
             key,
             Position(number, 0),
+            expected=Position(number - 1, 0),
         )
         model = {at: row for at, row in {**model, **upserts}.items() if at not in deleted}
         found = {tuple(row[name] for name in key): row for row in table.to_arrow().to_pylist()}

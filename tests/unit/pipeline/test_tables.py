@@ -15,8 +15,8 @@ import pytest
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from tests.unit.table_rows import RECORDS, SMALL, any_row, lsns_of, records, small, tree, written
 from walproxy.pipeline.schemas import VIEWS, arrow_schema
-from walproxy.pipeline.tables import FORMATS, Table, TableFormat, find_tables, open_table
-from walproxy.pipeline.tables.table import Replacement
+from walproxy.pipeline.tables import FORMATS, After, Table, TableFormat, TableMoved, find_tables, open_table
+from walproxy.pipeline.tables.table import Batch, Replacement
 
 
 @pytest.fixture(params=FORMATS)
@@ -123,6 +123,54 @@ def test_of_two_processes_that_commit_the_same_batch_one_does(table: Table) -> N
         outcomes = list(pool.map(write, range(2)))
     assert sorted(outcomes) == [False, True]
     assert lsns_of(table) == [outcomes.index(True)]
+
+
+def test_a_batch_continues_the_position_that_its_writer_believes_or_is_refused(table: Table) -> None:
+    with again(table) as faster:
+        assert faster.commit("me", 150, [written(faster, range(5))], after=After(None))
+    for after in (After(None), After(100, hex)):
+        late = written(table, range(9))
+        there = "none" if after.batch is None else "0x64"
+        here = after.show(150)
+        with pytest.raises(TableMoved, match=rf"is at position {here}, not {there}: another job writes") as caught:
+            table.commit("me", 200, [late], after=after)
+        assert "\n" not in str(caught.value)
+        assert not Path(late.path).exists()
+    with pytest.raises(TableMoved, match="is at position 150, not 100"):
+        table.commit("me", 120, [], after=After(100))
+    assert not table.commit("me", 150, [written(table, range(5))], after=After(100)), "it is in already"
+    assert table.commit("me", 200, [written(table, [5])], after=After(150))
+    assert lsns_of(table) == list(range(6))
+
+
+def test_a_batch_that_was_decided_by_an_older_position_is_refused_in_the_last_moment_as_well(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.commit("me", 4, [written(table, [1])])
+    late = written(table, [1, 2])
+    monkeypatch.setattr(table, "_is_in", lambda batch: False)
+    with pytest.raises(TableMoved):
+        table.commit("me", 5, [late], after=After(3))
+    assert not Path(late.path).exists()
+    assert lsns_of(table) == [1]
+
+
+def test_jobs_that_race_for_one_table_add_each_row_once(table: Table) -> None:
+    end, moved = 24, []
+
+    def write(step: int) -> None:
+        with again(table) as mine:
+            while (last := mine.last_batch("me") or 0) < end:
+                until = min(last + step, end)
+                try:
+                    mine.commit("me", until, [written(mine, range(last, until))], after=After(last or None))
+                except TableMoved:
+                    moved.append(step)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write, (1, 2, 3)))
+    assert lsns_of(table) == list(range(end))
+    assert moved
 
 
 def test_a_task_gets_its_place_by_pickle_and_each_attempt_a_file_of_its_own(table: Table) -> None:
@@ -269,7 +317,7 @@ def test_a_table_that_is_missing_is_made_only_if_it_may_be(tmp_path: Path) -> No
     for path, table_format in [("50%", "delta"), ("what?", "iceberg")]:
         with pytest.raises(ConfigurationError, match="misinterpret: name another folder"):
             open_table(tmp_path / path, "rows", table_format, SMALL)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="not at s3://bucket/tables"):
+    with pytest.raises(ConfigurationError, match="is needed here, not s3://bucket/tables"):
         open_table("s3://bucket/tables", "rows", "parquet", SMALL)
     assert tree(tmp_path) == set()
 
@@ -396,7 +444,7 @@ def test_a_batch_that_another_process_commits_in_the_last_moment_is_recognised_a
 ) -> None:
     table.commit("me", 4, [written(table, [1])])
     late = written(table, [1])
-    monkeypatch.setattr(table, "_is_in", lambda writer, batch: False)
+    monkeypatch.setattr(table, "_is_in", lambda batch: False)
     assert not table.commit("me", 4, [late])
     assert not Path(late.path).exists()
     assert lsns_of(table) == [1]
@@ -414,7 +462,7 @@ def test_what_was_decided_by_an_older_state_of_the_table_is_not_committed(
         table.commit("you", 0, [written(table, [2])])
         monkeypatch.setattr(late, "_refreshed", lambda: known)
         files = [late._checked(written(late, [3]))] * rows
-        assert late._append("me", 1, files, {}) is None
+        assert late._append(Batch("me", 1), files, {}) is None
     assert lsns_of(table) == [1, 2]
     assert table.last_batch("me") == 0
 

@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from tests.unit.table_rows import RECORDS, SMALL, lsns_of, records, small, tree, written
-from walproxy.pipeline.tables import TableFormat, iceberg_table, open_table
+from walproxy.pipeline.tables import TableFormat, iceberg_table, open_table, parquet_files
 from walproxy.pipeline.tables.delta_table import DeltaLakeTable
 from walproxy.pipeline.tables.disk import Disk
 from walproxy.pipeline.tables.iceberg_table import CATALOG_NAME, NAMESPACE, IcebergTable
@@ -36,6 +37,41 @@ def test_the_library_of_delta_reads_the_table_and_knows_the_batch(tmp_path: Path
     assert compacted["walproxy.operation"] == "compact"
     assert (second["walproxy.writer"], second["walproxy.batch"], second["walproxy.end_lsn"]) == ("me", "1", "0/14")
     assert (first["walproxy.batch"], created["operation"]) == ("0", "CREATE TABLE")
+
+
+def test_the_library_of_delta_finds_rows_by_every_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that are missing in the log count there as limits that no value is within."""
+    monkeypatch.setattr(parquet_files, "ROW_GROUP_ROWS", 1)  # Parquet has limits of `huge` in the last group only.
+    long, time = "k" * 40, datetime(2026, 11, 21, 14, 16, 5, 999_999, UTC)
+    rows = pa.table(
+        {
+            "i": pa.array([1, 2, None], pa.int16()),
+            "text": ["a", long + "1", None],
+            "huge": ["h" * 5000, "h" * 5001, "h"],
+            "yes": [True, False, None],
+            "time": pa.array([time, time, None], pa.timestamp("us", "UTC")),
+            "day": pa.array([time.date(), None, None], pa.date32()),
+            "float": [1.5, -2.5, None],
+            "none": pa.array([None, None, None], pa.string()),
+        }
+    )
+    with open_table(tmp_path, "t", "delta", rows.schema) as table:
+        file = table.new_file().write(rows.to_batches())
+        assert file is not None
+        table.commit("me", 0, [file])
+    found = DeltaTable(str(tmp_path / "t")).to_pyarrow_dataset()
+    for matches in (
+        ds.field("i") == 2,
+        ds.field("text") == long + "1",
+        ds.field("huge") == "h" * 5001,
+        ds.field("yes") == True,  # noqa: E712
+        ds.field("day") == time.date(),
+        ds.field("float") < 0,
+    ):
+        assert found.count_rows(filter=matches) == 1, matches
+    assert found.count_rows(filter=ds.field("time") == time) == 2
+    assert found.count_rows(filter=ds.field("none").is_null()) == 3
+    assert found.count_rows(filter=ds.field("text") > "l") == 0
 
 
 def test_the_library_of_iceberg_reads_the_table_and_knows_the_batch(tmp_path: Path) -> None:

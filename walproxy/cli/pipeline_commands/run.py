@@ -17,14 +17,12 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source")
-@click.option("--to", required=True, metavar="DIR", help="The folder of the tables.")
+@click.option("--to", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
 @click.option(
     "--format",
     "table_format",
     type=click.Choice(TABLE_FORMATS),
-    default="parquet",
-    show_default=True,
-    help="Format of new tables.",
+    help="Format of new tables; by default parquet in a folder. In an object store all tables are Delta tables.",
 )
 @click.option(
     "--tables",
@@ -72,10 +70,16 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
     type=KEY_VALUES,
     help="Settings of the archive's store, by obstore's names, e.g. endpoint and region.",
 )
+@click.option(
+    "--lake-options",
+    default="",
+    type=KEY_VALUES,
+    help="Settings of the tables' store, by obstore's names, e.g. endpoint and region.",
+)
 def run(
     source: str,
     to: str,
-    table_format: TableFormat,
+    table_format: TableFormat | None,
     tables: tuple[str, ...],
     once: bool,
     interval: float,
@@ -89,6 +93,7 @@ def run(
     memory: str,
     as_json: bool,
     archive_options: Mapping[str, str],
+    lake_options: Mapping[str, str],
 ) -> None:
     """Write WAL into tables, and continue as it grows: every record exactly once, also after a crash.
 
@@ -99,10 +104,11 @@ def run(
     \b
     Examples:
       walproxy pipeline run s3://bucket/main --to tables --once
+      walproxy pipeline run s3://bucket/main --to s3://bucket/lake --lake-options region=eu-central-1
       walproxy pipeline run safekeeper://sk1:5462,sk2:5462 --to tables --format iceberg --interval 1s
       walproxy pipeline run /mnt/archive --to tables --tables transactions,relation_volume --start 5/40000000
     """
-    from walproxy.cli.pipeline_work.run import RunConfig, local_folder, run_and_report
+    from walproxy.cli.pipeline_work.run import LakeLocation, RunConfig, run_and_report
 
     logs.configure(lambda: "walproxy pipeline run", "warning")
     options = {f"archive.{name}": value for name, value in archive_options.items()}
@@ -112,7 +118,7 @@ def run(
         options["allowGaps"] = "true"
     config = RunConfig(
         source,
-        local_folder(to),
+        LakeLocation.parse(to, lake_options),
         table_format,
         tables,
         tuple(options.items()),

@@ -61,8 +61,8 @@ class _Waldump(click.Command):
 def waldump(path: str, **options: Any) -> None:
     """Show records of the WAL, as pg_waldump does, from an archive, from safekeepers, or from a folder of segments.
 
-    PATH is a URL of s3://, gs:// or az://, a folder, a segment in one, or safekeeper://HOST:PORT,HOST:PORT. All
-    conditions must hold.
+    PATH is a URL of s3://, gs:// or az://, a folder, a segment in one, or safekeeper://HOST:PORT,HOST:PORT. The archive
+    may be one of WAL-G, pgBackRest or Barman. All conditions must hold.
 
     \b
     Examples:
@@ -70,6 +70,7 @@ def waldump(path: str, **options: Any) -> None:
       walproxy pipeline waldump /mnt/archive --relation 1663/5/16384 --block 7
       walproxy pipeline waldump safekeeper://sk1:5462,sk2:5462 --follow --rmgr Transaction
       walproxy pipeline waldump /var/lib/postgresql/17/main/pg_wal --stats=record
+      walproxy pipeline waldump /var/lib/pgbackrest/archive/main --rmgr Transaction
     """
     from walproxy.cli.pipeline_work.waldump import print_records, rmgr_names
 

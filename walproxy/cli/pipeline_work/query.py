@@ -14,33 +14,43 @@ from rich.table import Table
 from rich.text import Text
 
 from safekeeper.base.lsn import format_lsn
-from walproxy.pipeline.jobs.query import is_small
-from walproxy.pipeline.jobs.query import query as run_query
-from walproxy.pipeline.spark_session import spark_session
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.pipeline.lake.location import LakeLocation
+
+__all__ = ["LakeLocation", "ask"]
 
 _SHOWN_MAX = 1000
 
 
-def ask(tables: str, statement: str, *, as_json: bool, as_csv: bool, master: str, memory: str) -> None:
-    """Query the tables in the folder `tables`, and print the result.
+def ask(location: LakeLocation, statement: str, *, as_json: bool, as_csv: bool, cores: int | None, memory: str) -> None:
+    """Query the tables of a location, and print the result.
 
     Args:
-        master, memory: Spark's.
+        cores, memory: of the engine: Spark for a folder, DuckDB for an object store.
     """
-    folder = local_folder(tables)
-    quick = is_small(folder)
+    if location.folder is None:
+        from walproxy.pipeline.lake.duck import query
+
+        _print(query(location, statement, cores=cores, memory=memory), as_json=as_json, as_csv=as_csv)
+        return
+    from walproxy.pipeline.jobs.query import is_small
+    from walproxy.pipeline.jobs.query import query as query_by_spark
+    from walproxy.pipeline.spark_session import spark_session
+
+    quick, master = is_small(location.folder), f"local[{cores or '*'}]"
     with spark_session("walproxy pipeline query", master=master, memory=memory, quick=quick) as spark:
-        result = run_query(spark, folder, statement)
-        if as_json:
-            for row in result.to_pylist():
-                sys.stdout.buffer.write(msgspec.json.encode(row) + b"\n")
-            sys.stdout.buffer.flush()
-        elif as_csv:
-            pyarrow.csv.write_csv(_flat(result), sys.stdout.buffer)
-            sys.stdout.buffer.flush()
-        else:
-            _show(result)
+        _print(query_by_spark(spark, location.folder, statement), as_json=as_json, as_csv=as_csv)
+
+
+def _print(result: pa.Table, *, as_json: bool, as_csv: bool) -> None:
+    if as_json:
+        for row in result.to_pylist():
+            sys.stdout.buffer.write(msgspec.json.encode(row) + b"\n")
+        sys.stdout.buffer.flush()
+    elif as_csv:
+        pyarrow.csv.write_csv(_flat(result), sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    else:
+        _show(result)
 
 
 def _flat(result: pa.Table) -> pa.Table:

@@ -13,9 +13,9 @@ from safekeeper.base.lsn import format_lsn
 from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
 from walproxy.pipeline.jobs.run import BatchDone, Finished, Report, RunConfig, Waiting
 from walproxy.pipeline.jobs.run import run as run_job
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.pipeline.lake.location import LakeLocation
 
-__all__ = ["RunConfig", "local_folder", "run_and_report"]
+__all__ = ["LakeLocation", "RunConfig", "run_and_report"]
 
 
 def run_and_report(config: RunConfig, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from safekeeper.base.lsn import (
     parse_segment_name,
 )
 from walproxy.cli.pipeline_work.waldump_options import Wanted
+from walproxy.pipeline.input.foreign.names import segment_of
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.jobs.waldump import Done, Scan, format_as_json
 from walproxy.pipeline.jobs.waldump_selection import (
@@ -75,7 +76,8 @@ def _segment(
 ) -> tuple[str, int | None, Lsn | None, Lsn | None]:
     """Return the folder of a segment, and its timeline and range as far as the options do not set them."""
     segment_size = open_input(str(path.parent)).origin().segment_size
-    named = parse_segment_name(path.name, segment_size)
+    file = segment_of(path.name)
+    named = parse_segment_name(file.name, segment_size) if file is not None else None
     if named is None:
         raise ConfigurationError(f"{path} is not a segment of WAL: name one, or its folder")
     tli, begin_lsn = named

@@ -44,6 +44,7 @@ def write_tables(wal: Path, tables: Path, names: Sequence[str] = ()) -> float:
     """
     from walproxy.pipeline.choices import DEFAULT_TABLES
     from walproxy.pipeline.jobs.run import BatchDone, RunConfig, run
+    from walproxy.pipeline.lake.location import LakeLocation
 
     batches: list[float] = []
 
@@ -52,7 +53,11 @@ def write_tables(wal: Path, tables: Path, names: Sequence[str] = ()) -> float:
             batches.append(event.seconds)
 
     try:
-        run(RunConfig(str(wal), tables, "parquet", tuple(names) or DEFAULT_TABLES, once=True), note, Event())
+        run(
+            RunConfig(str(wal), LakeLocation.parse(tables), "parquet", tuple(names) or DEFAULT_TABLES, once=True),
+            note,
+            Event(),
+        )
     finally:
         rmtree(tables, ignore_errors=True)
     return sum(batches)

@@ -1,7 +1,8 @@
 """Which input of WAL a path names.
 
-/dir, file:///dir           an archive if there is a manifest.json in it, a folder of segments otherwise
-s3://, gs://, az://         an archive; the options are those of its store, as in --archive-option
+/dir, file:///dir           an archive if there is a manifest.json in it; an archive of another tool if it has the
+                            names of one (walproxy/pipeline/input/foreign); a folder of segments otherwise
+s3://, gs://, az://         an archive, or one of another tool; the options are those of its store
 safekeeper://HOST:PORT[,HOST:PORT...][?user=..&password=..&sslmode=..]
                             replication listeners, of one cluster; PG* variables and .pgpass count as with libpq
 """
@@ -14,11 +15,16 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from safekeeper.archive.objects import MANIFEST_KEY
+from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.settings import address
+from walproxy.pipeline.input.foreign.archive import ForeignArchive
+from walproxy.pipeline.input.foreign.roots import find_root
+from walproxy.pipeline.input.remote import RemoteArchive
 from walproxy.pipeline.input.valid_end import DecodedEnd
 from walproxy.pipeline.input.wal_input import NO_OPTIONS, SAFEKEEPER_SCHEME, OpenedInput, WalInput
 from walproxy.wal_sources.archive import ArchiveSource
+from walproxy.wal_sources.asking import ask
 from walproxy.wal_sources.safekeeper_group import SafekeeperGroup
 from walproxy.wal_sources.segment_folder import SegmentFolder
 
@@ -47,7 +53,7 @@ def open_input(path: str, options: Mapping[str, str] = NO_OPTIONS) -> WalInput:
         raise ConfigurationError(
             f"{scheme}:// is not an input of WAL: give a folder, s3://, gs://, az:// or {SAFEKEEPER_SCHEME}://HOST:PORT"
         )
-    return OpenedInput(ArchiveSource, path, dict(options))
+    return OpenedInput(RemoteArchive, path, dict(options))
 
 
 def _open_folder(folder: Path, options: Mapping[str, str]) -> WalInput:
@@ -62,6 +68,9 @@ def _open_folder(folder: Path, options: Mapping[str, str]) -> WalInput:
         return OpenedInput(ArchiveSource, str(folder.absolute()), dict(options))
     if options:
         raise ConfigurationError(f"the folder {folder} takes no options: remove {', '.join(options)}")
+    root = ask(lambda: find_root(ObjectStore.open(str(folder))))
+    if root is not None and not root.is_plain:
+        return OpenedInput(ForeignArchive, str(folder.absolute()))
     return OpenedInput(SegmentFolder, folder.absolute(), DecodedEnd)
 
 

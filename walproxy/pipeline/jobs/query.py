@@ -23,12 +23,10 @@ from pyspark.sql import DataFrame, SparkSession
 from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.schemas import spark_ddl
 from walproxy.pipeline.spark_errors import spark_errors
+from walproxy.pipeline.statement import TRANSACTION_SIZES, needed_by
 from walproxy.pipeline.tables import find_tables, open_table
 
-TRANSACTION_SIZES: Final = "transaction_sizes"
-
 _SMALL_BYTES: Final = 256 << 20
-_SIZES_FROM: Final = ("transactions", "transaction_volume")
 _FUNCTIONS: Final = {
     "lsn": """lsn(text STRING) RETURNS BIGINT RETURN
         shiftleft(CAST(conv(split_part(text, '/', 1), 16, 10) AS BIGINT), 32)
@@ -64,12 +62,6 @@ sizes AS (
 SELECT finished.*, sizes.first_lsn, sizes.records, sizes.wal_bytes, sizes.image_bytes
 FROM finished JOIN sizes ON sizes.finish_lsn = finished.lsn
 """
-
-
-def named_in(statement: str, names: Iterable[str]) -> list[str]:
-    """Return those of `names` that a statement may refer to."""
-    words = {word.lower() for word in re.findall(r"\w+", statement)}
-    return [name for name in names if name.lower() in words]
 
 
 def register_tables(spark: SparkSession, folder: Path, names: Iterable[str] | None = None) -> list[str]:
@@ -136,14 +128,10 @@ def query(spark: SparkSession, folder: Path, statement: str) -> pa.Table:
         SparkFailed: it cannot be carried out.
     """
     found = [table.name for table in find_tables(folder)]
-    wanted = named_in(statement, [*found, TRANSACTION_SIZES])
-    tables = set(wanted or found) - {TRANSACTION_SIZES}
-    has_sizes = TRANSACTION_SIZES in wanted if wanted else set(_SIZES_FROM) <= set(found)
-    if has_sizes:
-        tables |= set(_SIZES_FROM)
-    register_tables(spark, folder, sorted(tables))
+    needed = needed_by(statement, found)
+    register_tables(spark, folder, needed.tables)
     with spark_errors():
-        if has_sizes:
+        if needed.has_sizes:
             spark.sql(_TRANSACTION_SIZES_QUERY).createOrReplaceTempView(TRANSACTION_SIZES)
         for name, definition in _FUNCTIONS.items():
             if re.search(rf"\b{name}\s*\(", statement, re.IGNORECASE):

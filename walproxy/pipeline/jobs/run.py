@@ -8,8 +8,9 @@ write one file for each table; the driver commits them to the tables, and WAL ne
 **Exactly once.** A table's commit holds, in the same atomic step as the rows, up to which LSN it has them: the number
 of a batch is the LSN at its end. That is all that a restart goes by. It begins at the lowest LSN of its tables, and a
 table is given no record before its own. So a batch can be repeated, cut differently, or be committed to some of the
-tables only when the process is killed: what is missing is added, and nothing twice. A table that is new is filled from
-the beginning, while the others wait. Spark's own checkpoint is created again at each start.
+tables only when the process is killed: what is missing is added, and nothing twice. Each commit names the position that
+the table is believed to have (rule X1): if another run has changed it, this one ends. A table that is new is filled
+from the beginning, while the others wait. Spark's own checkpoint is created again at each start.
 
 **Stop.** The batch that runs is finished, and no other one is begun. That takes `drain_timeout_s` at most, even if
 Spark does not respond: then its JVM is killed, the batch is dropped, and the next run repeats it.
@@ -33,17 +34,20 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from safekeeper.base.errors import ArchiveUnavailable, ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.pipeline.choices import DEFAULT_TABLES
+from walproxy.pipeline.choices import DEFAULT_TABLES, FOLDER_FORMAT, STORE_FORMAT, TableFormat
 from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.jobs.table_files import FILES_SCHEMA, TablePart, TaskPlan, write_pieces
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import AppendedTable, open_lake_table
+from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.schemas import arrow_schema, spark_ddl
 from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import PIECES, SourceOptions
 from walproxy.pipeline.source.tasks import input_of
 from walproxy.pipeline.spark_errors import SparkFailed, spark_errors
 from walproxy.pipeline.spark_session import check_java, spark_session
-from walproxy.pipeline.tables import DataFile, Table, TableFormat, open_table
+from walproxy.pipeline.tables import After, DataFile
 from walproxy.wal_sources.source import LogPath, SourceUnavailable
 
 _log = logging.getLogger(__name__)
@@ -58,7 +62,8 @@ class RunConfig(NamedTuple):
 
     Attributes:
         source: the input, as `open_input` takes it.
-        folder: where the tables are.
+        tables_at: where the tables are.
+        format: of new tables; None for the one that is usual there.
         options: further options of the source `pgwal`, such as `archive.endpoint`, `timeline` or `allowGaps`.
         once: end when what is there now is in the tables.
         interval_s: how often the input is checked for new WAL.
@@ -71,8 +76,8 @@ class RunConfig(NamedTuple):
     """
 
     source: str
-    folder: Path
-    format: TableFormat
+    tables_at: LakeLocation
+    format: TableFormat | None
     tables: tuple[str, ...] = DEFAULT_TABLES
     options: tuple[tuple[str, str], ...] = ()
     once: bool = False
@@ -142,13 +147,14 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
 
     Raises:
         ConfigurationError: the tables hold something else, another run is at work, or there is no Java.
+        TableMoved: another run has written to a table meanwhile.
         WalMissing, SourceCorrupt: the input does not have what comes next.
         SourceUnavailable, ArchiveUnavailable: with `once`, it does not answer.
     """
     check_java()
     for name in config.tables:
         arrow_schema(name)
-    folder = RunFolder(config.folder)
+    folder = RunFolder(config.tables_at)
     with folder.locked() as lock_fd, contextlib.ExitStack() as stack:
         job = _Job(config, folder, report, stop)
         stack.callback(job.close)
@@ -190,7 +196,8 @@ class _Job:
         self._stop = stop
         self._options = self._source_options(None)
         self._input: WalInput = input_of(self._options.path, self._options.archive_options)
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, AppendedTable] = {}
+        self._committed: dict[str, Lsn | None] = {}  # What each table has, None for nothing (rule X1).
         self._held: dict[str, Lsn] = {}
         self._committing = threading.Lock()
         self._moved_s = 0.0
@@ -215,18 +222,28 @@ class _Job:
     def open(self) -> None:
         """Open the tables, and see whether what they hold goes together with the input."""
         path = self._input.log_path(self._options.tli)
+        place = self.config.tables_at
+        is_remote = place.folder is None
+        if is_remote:
+            require_single_winner(place.store())
         self._folder.check(self._input, path)
+        table_format = self.config.format or (STORE_FORMAT if is_remote else FOLDER_FORMAT)
         for name in self.config.tables:
-            table = open_table(self.config.folder, name, self.config.format, arrow_schema(name))
-            self._tables[name] = table
-            self._held[name] = table.last_batch(self._writer) or self.config.start or 0
-        self.lsn = min(self._held.values())
+            self._tables[name] = open_lake_table(place, name, table_format, arrow_schema(name))
+        self._read_positions()
         if self.config.start is not None and self.lsn < self.config.start:
             raise ConfigurationError(
-                f"the tables in {self.config.folder} have the WAL up to {format_lsn(self.lsn)}: beginning at "
+                f"the tables in {self.config.tables_at} have the WAL up to {format_lsn(self.lsn)}: beginning at "
                 f"{format_lsn(self.config.start)} would leave a gap; leave --start out, or name another folder"
             )
         self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))
+
+    def _read_positions(self) -> None:
+        """Read what each table has: a commit whose reply was lost may be in."""
+        for name, table in self._tables.items():
+            self._committed[name] = table.last_batch(self._writer)
+            self._held[name] = self._committed[name] or self.config.start or 0
+        self.lsn = min(self._held.values())
 
     def close(self) -> None:
         """Close the tables."""
@@ -239,6 +256,7 @@ class _Job:
         while not self._stop.is_set():
             before_lsn = self.lsn
             try:
+                self._read_positions()
                 self._stream(spark)
                 return
             except (SourceUnavailable, ArchiveUnavailable) as error:
@@ -322,8 +340,10 @@ class _Job:
                 for row in written
                 if row["table"] == name and row["path"] is not None
             ]
-            table.commit(self._writer, end_lsn, files, {"begin_lsn": format_lsn(max(begin_lsn, self._held[name]))})
-            self._held[name] = end_lsn
+            properties = {"begin_lsn": format_lsn(max(begin_lsn, self._held[name]))}
+            after = After(self._committed[name], format_lsn)
+            table.commit(self._writer, end_lsn, files, properties, after)
+            self._committed[name] = self._held[name] = end_lsn
             rows[name] = sum(file.rows for file in files)
         self.lsn = min(self._held.values())
         self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))

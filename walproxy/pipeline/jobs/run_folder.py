@@ -1,19 +1,27 @@
-"""A run's files beside its tables, in `_run`: the system of their WAL, and the lock that lets one run write to them."""
+"""A run's files beside its tables, in `_run`: the system of their WAL, and the lock that lets one run write to them.
+
+An object store has no locks. There the lock is a file of this machine, which only reports a second run of the same user
+early. Two runs on two machines are told apart by the state, which is replaced by compare-and-set, and by the positions
+of the tables (rule X1): the slower one ends.
+"""
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.state import StateObject
 from walproxy.pipeline.source.offsets import Offset
-from walproxy.pipeline.tables.disk import Disk, replace_durably, storage_errors
+from walproxy.pipeline.spark_home import cache_folder
+from walproxy.pipeline.tables.disk import storage_errors
 from walproxy.wal_sources.source import LogPath
 
 _FOLDER: Final = "_run"
@@ -24,16 +32,19 @@ _POLL_S: Final = 0.1
 
 
 class RunFolder:
-    """The folder `_run` of a folder of tables.
+    """A run's folder on this machine, and its state beside the tables.
 
     Attributes:
-        folder: its path.
+        folder: `_run` in the folder of the tables; for tables in an object store, one in the cache of this user.
     """
 
-    def __init__(self, tables: Path) -> None:
-        self.folder = tables / _FOLDER
+    def __init__(self, tables: LakeLocation) -> None:
         self._tables = tables
-        self._state = self.folder / "run.json"
+        self._state = StateObject(tables, f"{_FOLDER}/run.json")
+        if tables.folder is not None:
+            self.folder = tables.folder / _FOLDER
+        else:
+            self.folder = cache_folder() / f"run-{hashlib.sha256(tables.url.encode()).hexdigest()[:16]}"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
@@ -68,26 +79,23 @@ class RunFolder:
             ConfigurationError: it is another one's.
             StorageFailed: what is kept here cannot be read.
         """
-        try:
-            content = self._state.read_bytes()
-        except FileNotFoundError:
+        content = self._state.read()
+        if content is None:
             return
-        except OSError as error:
-            raise StorageFailed(f"cannot read {self._state}: {error.strerror}") from error
         try:
             offset = Offset.parse(msgspec.json.decode(content))
         except (msgspec.DecodeError, ConfigurationError) as error:
-            raise StorageFailed(f"{self._state} is damaged: remove it, if the tables are of this input") from error
+            raise StorageFailed(f"{self._state.name} is damaged: remove it, if the tables are of this input") from error
         offset.check(wal_input, path, f"what the tables in {self._tables} hold")
 
     def remember(self, offset: Offset) -> None:
         """Keep where the tables stand.
 
         Raises:
-            StorageFull, StorageFailed.
+            TableMoved: another run, of another machine, has done so since.
+            StorageFull, StorageFailed, ArchiveError.
         """
-        with storage_errors(f"write {self._state}"):
-            replace_durably(Disk(), self._state, msgspec.json.encode(offset.content()))
+        self._state.write(msgspec.json.encode(offset.content()))
 
 
 def _try_lock(lock_fd: int) -> bool:

@@ -6,10 +6,9 @@ decodes the next piece meanwhile. The files are no part of a table until the dri
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
@@ -18,7 +17,7 @@ from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece
 from walproxy.pipeline.source.bounds import without_records_before
 from walproxy.pipeline.source.tasks import input_of, workspace
-from walproxy.pipeline.tables.parquet_files import DataFile, NewFile
+from walproxy.pipeline.tables.parquet_files import DataFile
 from walproxy.wal_sources.source import LogPath
 
 FILES_SCHEMA: Final = pa.schema(
@@ -34,6 +33,14 @@ FILES_SCHEMA: Final = pa.schema(
 """A task's report to the driver: a row for each table, without a path if it has no file, and the WAL that was read."""
 
 
+class RowsFile(Protocol):
+    """Where a task writes a file of a table, wherever that is stored. Can be pickled."""
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> DataFile | None: ...
+
+    def remove(self, file: DataFile) -> None: ...
+
+
 class TablePart(NamedTuple):
     """One table, for a task.
 
@@ -42,7 +49,7 @@ class TablePart(NamedTuple):
     """
 
     view: str
-    new_file: NewFile
+    new_file: RowsFile
     held_lsn: Lsn
 
 
@@ -129,14 +136,15 @@ class _GivenUp(Exception):
 class _Writer:
     """One file, written by a thread."""
 
-    def __init__(self, new_file: NewFile) -> None:
+    def __init__(self, new_file: RowsFile) -> None:
         self._batches: queue.Queue[pa.RecordBatch | _GivenUp | None] = queue.Queue(1)
         self._file: DataFile | None = None
         self._error: BaseException | None = None
+        self._new_file = new_file
         self._thread = threading.Thread(target=self._write, args=(new_file,), name="table file", daemon=True)
         self._thread.start()
 
-    def _write(self, new_file: NewFile) -> None:
+    def _write(self, new_file: RowsFile) -> None:
         try:
             self._file = new_file.write(self._taken())
         except _GivenUp:
@@ -170,4 +178,4 @@ class _Writer:
             self._batches.put(_GivenUp())
             self._thread.join()
         if self._file is not None:
-            Path(self._file.path).unlink(missing_ok=True)
+            self._new_file.remove(self._file)

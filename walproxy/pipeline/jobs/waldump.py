@@ -8,12 +8,10 @@ are read one by one, and none more than needed.
 """
 
 import functools
-import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
@@ -26,6 +24,7 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 from walproxy.pipeline.decoder.decode import Decoded, Workspace
 from walproxy.pipeline.decoder.views import Piece, view_batch
+from walproxy.pipeline.input.parallel import THREADS, cut, in_order
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_valid_part, plan_pieces
 from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.waldump_selection import Selection
@@ -34,9 +33,7 @@ from walproxy.wal_sources.source import Extent, LogPath, SourceCorrupt, SourceUn
 Result = TypeVar("Result")
 Work = Callable[[Decoded, Any], Result]
 
-_PIECE_BYTES: Final = 16 << 20
-_THREADS: Final = 2
-_UNDER_WAY: Final = 3
+_UNDER_WAY: Final = THREADS + 1
 _POLL_S: Final = 0.5
 
 _log = logging.getLogger(__name__)
@@ -122,12 +119,12 @@ class Scan:
             SourceUnavailable: the input does not answer.
         """
         left = self._limit
-        with ThreadPoolExecutor(_THREADS, "waldump") as pool:
+        with ThreadPoolExecutor(THREADS, "waldump") as pool:
             for path, pieces in self._rounds():
                 self.planned_bytes = sum(piece.end_lsn - piece.begin_lsn for piece in pieces)
                 read = functools.partial(self._read, path, replace(self._selection, begin_lsn=self._reached_lsn), work)
                 if left is None:
-                    results = _in_order(pool, read, pieces)
+                    results = in_order(pool, read, pieces, _UNDER_WAY)
                 else:
                     results = (read(piece, left) for piece in pieces)
                 for done in results:
@@ -149,14 +146,14 @@ class Scan:
             if end_lsn is not None and extents and not self._end_must_be_there:
                 end_lsn = min(end_lsn, extents[-1].end_lsn)
             pieces = plan_pieces(path, extents, self._reached_lsn or None, end_lsn, allow_gaps=self._allow_gaps)
-            yield path, _cut(pieces)
+            yield path, cut(pieces)
             return
         while True:
             path, extents = self._look(path)
             until_lsn = min(extents[-1].end_lsn, self._selection.end_lsn) if extents else 0
             if until_lsn > self._reached_lsn:
                 begin_lsn, before_lsn = self._reached_lsn or None, self._reached_lsn
-                yield path, _cut(plan_pieces(path, extents, begin_lsn, until_lsn, allow_gaps=self._allow_gaps))
+                yield path, cut(plan_pieces(path, extents, begin_lsn, until_lsn, allow_gaps=self._allow_gaps))
                 if self._reached_lsn >= self._selection.end_lsn:
                     return
                 if self._reached_lsn > before_lsn:
@@ -202,31 +199,6 @@ class Scan:
             work(decoded, selected),
             damage,
         )
-
-
-def _cut(pieces: Iterable[PlannedPiece]) -> list[PlannedPiece]:
-    """Cut pieces of large segments."""
-    return [
-        piece._replace(begin_lsn=begin_lsn, end_lsn=min(begin_lsn + _PIECE_BYTES, piece.end_lsn))
-        for piece in pieces
-        for begin_lsn in range(piece.begin_lsn, piece.end_lsn, _PIECE_BYTES)
-    ]
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, read: Callable[[PlannedPiece], Done[Result]], pieces: Iterable[PlannedPiece]
-) -> Iterator[Done[Result]]:
-    """Yield the results of tasks of a pool in the order of the pieces, a few of which are processed at once."""
-    waiting = iter(pieces)
-    under_way = deque(pool.submit(read, piece) for piece in itertools.islice(waiting, _UNDER_WAY))
-    try:
-        while under_way:
-            done = under_way.popleft().result()
-            under_way.extend(pool.submit(read, piece) for piece in itertools.islice(waiting, 1))
-            yield done
-    finally:
-        for future in under_way:
-            future.cancel()
 
 
 def format_as_json(decoded: Decoded, selected: Any) -> bytes:

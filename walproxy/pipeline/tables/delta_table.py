@@ -9,7 +9,6 @@ syncs nothing, so the log's files are synced here before a commit returns.
 """
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +22,10 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
+from walproxy.pipeline.tables.delta_statistics import statistics_of
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
-from walproxy.pipeline.tables.parquet_files import Footer, LiveFile, first_line, read_footer
-from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
+from walproxy.pipeline.tables.parquet_files import LiveFile, first_line, read_footer
+from walproxy.pipeline.tables.table import Batch, CheckedFile, Removal, Table, remove_files, unused_since
 
 _PREFIX: Final = "walproxy."
 _MILLISECONDS: Final = 1000
@@ -73,20 +73,20 @@ class DeltaLakeTable(Table):
     def last_batch(self, writer: str) -> int | None:
         return self._read(lambda table: table.transaction_version(writer))
 
-    def _append(
-        self, writer: str | None, batch: int | None, files: Sequence[CheckedFile], properties: dict[str, str]
-    ) -> bool | None:
-        table, last = self._read(lambda table: (table, table.transaction_version(writer) if writer else None))
-        if last is not None and batch is not None and last >= batch:
+    def _append(self, batch: Batch | None, files: Sequence[CheckedFile], properties: dict[str, str]) -> bool | None:
+        table, last = self._read(lambda table: (table, table.transaction_version(batch.writer) if batch else None))
+        if batch is not None and batch.is_in(last, self.folder):
             return False
         sync_folder(self.folder)
         now_ms = int(time.time() * _MILLISECONDS)
-        actions = [AddAction(path.name, footer.bytes, {}, now_ms, True, _statistics(footer)) for path, footer in files]
+        actions = [
+            AddAction(path.name, footer.bytes, {}, now_ms, True, statistics_of(footer)) for path, footer in files
+        ]
         metadata = {f"{_PREFIX}{name}": value for name, value in properties.items()}
         transactions = []
-        if writer is not None and batch is not None:
-            metadata |= {f"{_PREFIX}writer": writer, f"{_PREFIX}batch": str(batch)}
-            transactions.append(Transaction(writer, batch, now_ms))
+        if batch is not None:
+            metadata |= {f"{_PREFIX}writer": batch.writer, f"{_PREFIX}batch": str(batch.number)}
+            transactions.append(Transaction(batch.writer, batch.number, now_ms))
         return self._commit_actions(table, actions, CommitProperties(metadata, 0, transactions))
 
     def _commit_actions(self, table: DeltaTable, actions: list[Any], properties: CommitProperties) -> bool | None:
@@ -121,7 +121,7 @@ class DeltaLakeTable(Table):
         sync_folder(self.folder)
         now_ms = int(time.time() * _MILLISECONDS)
         removed = [RemoveAction(Path(file.path).name, False, now_ms, file.bytes, {}) for file in old]
-        added = [AddAction(path.name, footer.bytes, {}, now_ms, False, _statistics(footer)) for path, footer in new]
+        added = [AddAction(path.name, footer.bytes, {}, now_ms, False, statistics_of(footer)) for path, footer in new]
         properties = CommitProperties({f"{_PREFIX}operation": "compact"}, 0)
         return self._commit_actions(table, [*removed, *added], properties) is True
 
@@ -189,7 +189,7 @@ class DeltaLakeTable(Table):
             path, rows = str(self.folder / action["path"]), action["num_records"]
             if rows is None:  # Another program added it.
                 rows = read_footer(path).rows
-            files.append(LiveFile(path, rows, action["size_bytes"], _bounds(action)))
+            files.append(LiveFile(path, rows, action["size_bytes"], bounds_of(action)))
         return files
 
     def _read(self, read: Callable[[DeltaTable], _Answer]) -> _Answer:
@@ -232,19 +232,7 @@ class DeltaLakeTable(Table):
         return StorageFailed(f"could not {verb} the table {self.folder}: {first_line(error)}")
 
 
-def _statistics(footer: Footer) -> str:
-    """Return a file's statistics as Delta's log has them."""
-    return json.dumps(
-        {
-            "numRecords": footer.rows,
-            "minValues": {name: low for name, (low, _) in footer.bounds.items()},
-            "maxValues": {name: high for name, (_, high) in footer.bounds.items()},
-            "nullCount": footer.nulls,
-        }
-    )
-
-
-def _bounds(action: dict[str, Any]) -> dict[str, tuple[int, int]]:
+def bounds_of(action: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Return the bounds of 64-bit integers that an add action states."""
     bounds = {}
     for key, low in action.items():

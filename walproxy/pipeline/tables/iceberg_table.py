@@ -47,7 +47,15 @@ from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.disk import storage_errors, sync_folder
 from walproxy.pipeline.tables.parquet_files import LiveFile, first_line
-from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, CheckedFile, Removal, Table, remove_files, unused_since
+from walproxy.pipeline.tables.table import (
+    COMMIT_ATTEMPTS,
+    Batch,
+    CheckedFile,
+    Removal,
+    Table,
+    remove_files,
+    unused_since,
+)
 
 CATALOG_FILE: Final = "iceberg.db"
 CATALOG_NAME: Final = "walproxy"
@@ -117,22 +125,19 @@ class IcebergTable(Table):
         with self._failures("read"):
             return _last_batch(self._refreshed(), writer)
 
-    def _append(
-        self, writer: str | None, batch: int | None, files: Sequence[CheckedFile], properties: dict[str, str]
-    ) -> bool | None:
+    def _append(self, batch: Batch | None, files: Sequence[CheckedFile], properties: dict[str, str]) -> bool | None:
         with self._failures("commit to"):
             table = self._refreshed()
             summary = {f"walproxy.{name}": value for name, value in properties.items()}
-            if writer is not None and batch is not None:
-                last = _last_batch(table, writer)
-                if last is not None and last >= batch:
+            if batch is not None:
+                if batch.is_in(_last_batch(table, batch.writer), self.folder):
                     return False
-                summary |= {"walproxy.writer": writer, "walproxy.batch": str(batch)}
+                summary |= {"walproxy.writer": batch.writer, "walproxy.batch": str(batch.number)}
             sync_folder(self._new_files)
             try:
-                with self._transaction(table) as transaction:
-                    if writer is not None:
-                        transaction.set_properties({f"{_BATCH_PROPERTY}{writer}": str(batch)})
+                with bound_transaction(table) as transaction:
+                    if batch is not None:
+                        transaction.set_properties({f"{_BATCH_PROPERTY}{batch.writer}": str(batch.number)})
                     if files:
                         transaction.add_files([str(file.path) for file in files], summary, check_duplicate_files=False)
             except CommitFailedException:
@@ -150,7 +155,7 @@ class IcebergTable(Table):
                 return False
             sync_folder(self._new_files)
             try:
-                with self._transaction(table) as transaction:
+                with bound_transaction(table) as transaction:
                     summary = {"walproxy.operation": "compact"}
                     with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
                         for file in old:
@@ -244,20 +249,6 @@ class IcebergTable(Table):
                     found.update((path, *self._manifests[path]))
         return found
 
-    @contextlib.contextmanager
-    def _transaction(self, table: PyIcebergTable) -> Iterator[Transaction]:
-        """Change the table in one step, provided that no snapshot was added since it was read.
-
-        Raises:
-            CommitFailedException: one was.
-        """
-        transaction = _Transaction(table)
-        snapshot = table.current_snapshot()
-        seen = AssertRefSnapshotId(ref="main", snapshot_id=snapshot.snapshot_id if snapshot else None)
-        transaction._stage((), (seen,))
-        yield transaction
-        transaction.commit_transaction()
-
     def close(self) -> None:
         catalog, self._catalog, self._loaded = self._catalog, None, None
         if catalog is not None:
@@ -300,6 +291,21 @@ class _Transaction(Transaction):
             copy = super().table_metadata
             self._copied = self._table.metadata, self._updates, copy
         return copy
+
+
+@contextlib.contextmanager
+def bound_transaction(table: PyIcebergTable) -> Iterator[Transaction]:
+    """Change the table in one step, provided that no snapshot was added since it was read.
+
+    Raises:
+        CommitFailedException: one was.
+    """
+    transaction = _Transaction(table)
+    snapshot = table.current_snapshot()
+    seen = AssertRefSnapshotId(ref="main", snapshot_id=snapshot.snapshot_id if snapshot else None)
+    transaction._stage((), (seen,))
+    yield transaction
+    transaction.commit_transaction()
 
 
 _PROPERTIES: Final[dict[str, str]] = {

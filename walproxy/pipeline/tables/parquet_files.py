@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -79,9 +79,13 @@ class NewFile(NamedTuple):
         """
         written = write_parquet(self.path(), batches, self.schema)
         if written.rows == 0:
-            Path(written.path).unlink()
+            self.remove(written)
             return None
         return written
+
+    def remove(self, file: DataFile) -> None:
+        """Remove a file that `write` has returned and that is not to be committed."""
+        Path(file.path).unlink(missing_ok=True)
 
 
 class Footer(NamedTuple):
@@ -90,6 +94,7 @@ class Footer(NamedTuple):
     Attributes:
         bounds: the least and the greatest value of each column of 64-bit integers that is not nested.
         nulls: how many values are null, of each column that is not nested.
+        limits: the least and the greatest value of each column that is not nested, where Parquet has them.
     """
 
     schema: pa.Schema
@@ -97,6 +102,7 @@ class Footer(NamedTuple):
     bytes: int
     bounds: dict[str, tuple[int, int]]
     nulls: dict[str, int]
+    limits: dict[str, tuple[Any, Any]]
 
 
 def write_parquet(path: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> DataFile:
@@ -106,13 +112,9 @@ def write_parquet(path: str, batches: Iterable[pa.RecordBatch], schema: pa.Schem
         ConfigurationError: a batch has other columns.
         StorageFull, StorageFailed.
     """
-    rows = 0
     try:
         with storage_errors(f"write {path}"), pa.OSFile(path, "wb") as file:
-            with pq.ParquetWriter(file, schema, **_writer_options(schema)) as writer:
-                for table in _row_groups(batches, schema):
-                    writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-                    rows += table.num_rows
+            rows = write_rows(file, batches, schema)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -120,6 +122,20 @@ def write_parquet(path: str, batches: Iterable[pa.RecordBatch], schema: pa.Schem
         Path(path).unlink(missing_ok=True)
         raise
     return DataFile(path, rows, size)
+
+
+def write_rows(file: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Write the batches as Parquet; return the number of rows.
+
+    Raises:
+        ConfigurationError: a batch has other columns.
+    """
+    rows = 0
+    with pq.ParquetWriter(file, schema, **_writer_options(schema)) as writer:
+        for table in _row_groups(batches, schema):
+            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+            rows += table.num_rows
+    return rows
 
 
 def _writer_options(schema: pa.Schema) -> dict[str, object]:
@@ -201,8 +217,14 @@ def read_footer(path: str) -> Footer:
         except pa.ArrowInvalid as error:
             raise ConfigurationError(f"{path} is not a Parquet file, or is truncated: {first_line(error)}") from error
         size = Path(path).stat().st_size
-    bounds: dict[str, tuple[int, int]] = {}
+    return footer_of(metadata, schema, size)
+
+
+def footer_of(metadata: pq.FileMetaData, schema: pa.Schema, size: int) -> Footer:
+    """Return the content of a footer that pyarrow has read."""
+    limits: dict[str, tuple[Any, Any]] = {}
     nulls: dict[str, int] = {}
+    unknown = set()
     flat = {field.name: field.type for field in schema if not pa.types.is_nested(field.type)}
     for group_number in range(metadata.num_row_groups):
         group = metadata.row_group(group_number)
@@ -210,14 +232,18 @@ def read_footer(path: str) -> Footer:
             column = group.column(column_number)
             name = column.path_in_schema
             statistics = column.statistics
-            if name not in flat or statistics is None:
+            if name not in flat:
                 continue
-            if statistics.has_null_count:
+            if statistics is not None and statistics.has_null_count:
                 nulls[name] = nulls.get(name, 0) + statistics.null_count
-            if flat[name] == pa.int64() and statistics.has_min_max:
-                low, high = bounds.get(name, (statistics.min, statistics.max))
-                bounds[name] = min(low, statistics.min), max(high, statistics.max)
-    return Footer(schema.remove_metadata(), metadata.num_rows, size, bounds, nulls)
+            if statistics is not None and statistics.has_min_max:
+                low, high = limits.get(name, (statistics.min, statistics.max))
+                limits[name] = min(low, statistics.min), max(high, statistics.max)
+            elif statistics is None or not statistics.has_null_count or statistics.null_count < group.num_rows:
+                unknown.add(name)  # There are values, of which nothing is known.
+    limits = {name: both for name, both in limits.items() if name not in unknown}
+    bounds = {name: both for name, both in limits.items() if flat[name] == pa.int64()}
+    return Footer(schema.remove_metadata(), metadata.num_rows, size, bounds, nulls, limits)
 
 
 def normal_schema(schema: pa.Schema) -> pa.Schema:

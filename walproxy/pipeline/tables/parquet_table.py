@@ -35,7 +35,7 @@ from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.commit_log import CommitLog, Entry, LoggedFile
 from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, Disk, storage_errors
 from walproxy.pipeline.tables.parquet_files import LiveFile, first_line
-from walproxy.pipeline.tables.table import CheckedFile, Removal, Table, remove_files, unused_since
+from walproxy.pipeline.tables.table import Batch, CheckedFile, Removal, Table, remove_files, unused_since
 from walproxy.pipeline.tables.table_folder import LOCK_FILE, OWN_FOLDER
 
 DATA_LINK: Final = "data"
@@ -91,12 +91,10 @@ class ParquetTable(Table):
             self._log.refresh()
         return self._log.state.batches.get(writer)
 
-    def _append(
-        self, writer: str | None, batch: int | None, files: Sequence[CheckedFile], properties: dict[str, str]
-    ) -> bool | None:
+    def _append(self, batch: Batch | None, files: Sequence[CheckedFile], properties: dict[str, str]) -> bool | None:
         with self._exclusively():
             state = self._log.state
-            if writer is not None and batch is not None and state.batches.get(writer, -1) >= batch:
+            if batch is not None and batch.is_in(state.batches.get(batch.writer), self.folder):
                 return False
             if files:
                 self._disk.sync_folder(self._new_files)
@@ -107,8 +105,8 @@ class ParquetTable(Table):
                 operation="append",
                 generation=state.generation,
                 add=[_logged(file) for file in files],
-                writer=writer,
-                batch=batch,
+                writer=batch.writer if batch is not None else None,
+                batch=batch.number if batch is not None else None,
                 properties=properties,
             )
             return True if self._write(entry) else None

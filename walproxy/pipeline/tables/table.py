@@ -3,7 +3,8 @@
 Tasks write files into a place that no reader looks at, or that readers pass over until the files are committed; one
 process commits them. `commit` is atomic and durable when it returns. It takes the name of the `writer` and the number
 of the batch; a writer's numbers rise. What was committed last is part of the table itself, in the same atomic step as
-the rows, so that a batch which comes again after a crash is recognised.
+the rows, so that a batch which comes again after a crash is recognised. A writer whose batches continue each other
+names the last one too (`After`): two processes that write under one name cannot add the same rows twice.
 
 Writers of different names may commit to one table at once, from several processes or machines.
 """
@@ -26,6 +27,7 @@ from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction, merge, order_column, plan
 from walproxy.pipeline.tables.disk import storage_errors
 from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, NewFile, read_footer, schema_difference
+from walproxy.pipeline.tables.position import TableMoved, require_position
 
 COMMIT_ATTEMPTS: Final = 50
 """Attempts of a commit, if other writers are faster each time."""
@@ -40,6 +42,45 @@ class CheckedFile(NamedTuple):
 
     path: Path
     footer: Footer
+
+
+class After(NamedTuple):
+    """What a writer believes to be its last batch in a table.
+
+    Attributes:
+        batch: its number; None if the table has none of this writer.
+        show: how a message prints a number.
+    """
+
+    batch: int | None
+    show: Callable[[int], str] = str
+
+
+class Batch(NamedTuple):
+    """A batch that is to be committed.
+
+    Attributes:
+        after: the batch that it continues; None if that does not matter.
+    """
+
+    writer: str
+    number: int
+    after: After | None = None
+
+    def is_in(self, last: int | None, table: object) -> bool:
+        """Return whether a table has this batch, by the number of the writer's last batch in it.
+
+        Raises:
+            TableMoved: it has not, and another process has committed a batch that this one does not know.
+        """
+        if last == self.number or (self.after is None and last is not None and last > self.number):
+            return True
+        if self.after is not None:
+            expected, found = (
+                self.after.show(number) if number is not None else None for number in (self.after.batch, last)
+            )
+            require_position(table, expected, found)
+        return False
 
 
 class Removal(NamedTuple):
@@ -121,6 +162,7 @@ class Table(ABC):
         batch: int | None,
         files: Sequence[DataFile],
         properties: Mapping[str, str] | None = None,
+        after: After | None = None,
     ) -> bool:
         """Add the rows of the files to the table, all or none, durably.
 
@@ -129,34 +171,43 @@ class Table(ABC):
             batch: the number of the batch; the writer's numbers rise. None exactly if there is no writer.
             files: from `new_file` of this table. A batch may have none.
             properties: kept in the table's log with the batch.
+            after: the writer's last batch, which this one continues; None for any one.
 
         Returns:
-            False: this batch of this writer is in already, or a later one. Then the files are removed.
+            False: this batch of this writer is in already, or, without `after`, a later one. Then the files are
+            removed.
 
         Raises:
             ConfigurationError: a file has other columns than the table. Nothing is written; the files stay.
+            TableMoved: the table has another last batch than `after`. Nothing is written; the files are removed.
             StorageFull, StorageFailed: see there. `last_batch` shows whether the batch is in.
         """
         if (writer is None) != (batch is None):
             raise ConfigurationError("a batch has a number exactly if it has a writer")
+        named = Batch(writer, batch, after) if writer is not None and batch is not None else None
         with storage_errors(f"commit to the table {self.folder}"):
-            if writer is not None and batch is not None and self._is_in(writer, batch):
-                return self._passed_over(files)
-            checked = [self._checked(file) for file in files]
-            for _ in range(COMMIT_ATTEMPTS):
-                outcome = self._append(writer, batch, checked, dict(properties or {}))
-                if outcome is not None:
-                    break
-            else:
-                raise StorageFailed(
-                    f"could not commit to the table {self.folder}: other writers were faster {COMMIT_ATTEMPTS} times; "
-                    "reduce their number"
-                )
-            return outcome or self._passed_over(files)
+            try:
+                done = self._committed(named, files, dict(properties or {}))
+            except TableMoved:
+                self.discard(files)
+                raise
+            return done or self._passed_over(files)
 
-    def _is_in(self, writer: str, batch: int) -> bool:
-        last = self.last_batch(writer)
-        return last is not None and batch <= last
+    def _committed(self, batch: Batch | None, files: Sequence[DataFile], properties: dict[str, str]) -> bool:
+        if batch is not None and self._is_in(batch):
+            return False
+        checked = [self._checked(file) for file in files]
+        for _ in range(COMMIT_ATTEMPTS):
+            outcome = self._append(batch, checked, properties)
+            if outcome is not None:
+                return outcome
+        raise StorageFailed(
+            f"could not commit to the table {self.folder}: other writers were faster {COMMIT_ATTEMPTS} times; reduce "
+            "their number"
+        )
+
+    def _is_in(self, batch: Batch) -> bool:
+        return batch.is_in(self.last_batch(batch.writer), self.folder)
 
     def _passed_over(self, files: Sequence[DataFile]) -> bool:
         self._settle()
@@ -168,10 +219,12 @@ class Table(ABC):
         """Put on disk what was committed by a process that may have been killed before it did so."""
 
     @abstractmethod
-    def _append(
-        self, writer: str | None, batch: int | None, files: Sequence[CheckedFile], properties: dict[str, str]
-    ) -> bool | None:
-        """Try to commit: True if it is done, False if the batch was in already, None if another commit was faster."""
+    def _append(self, batch: Batch | None, files: Sequence[CheckedFile], properties: dict[str, str]) -> bool | None:
+        """Try to commit: True if it is done, False if the batch was in already, None if another commit was faster.
+
+        Raises:
+            TableMoved: see `Batch.is_in`.
+        """
 
     def _checked(self, file: DataFile) -> CheckedFile:
         path = Path(file.path)
@@ -213,15 +266,7 @@ class Table(ABC):
 
     def dataset(self) -> ds.Dataset:
         """Return the table as it is now. A filter on columns with bounds opens only the files that can match."""
-        files = self.live_files()
-        never_null = {field.name for field in self.schema if not field.nullable}
-        return ds.FileSystemDataset.from_paths(
-            [file.path for file in files],
-            schema=self.schema,
-            format=ds.ParquetFileFormat(),
-            filesystem=pyarrow.fs.LocalFileSystem(),
-            partitions=[_guarantee(file, never_null) for file in files],
-        )
+        return dataset_of(self.live_files(), self.schema, pyarrow.fs.LocalFileSystem())
 
     def to_arrow(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
         """Return rows of the table as it is now, in no order."""
@@ -353,6 +398,18 @@ def unused_since(path: Path, age_s: float) -> bool:
         return path.stat().st_mtime < time.time() - age_s
     except FileNotFoundError:
         return False
+
+
+def dataset_of(files: Sequence[LiveFile], schema: pa.Schema, filesystem: pyarrow.fs.FileSystem) -> ds.Dataset:
+    """Return files of a table as a dataset that opens only those that can match a filter, by their bounds."""
+    never_null = {field.name for field in schema if not field.nullable}
+    return ds.FileSystemDataset.from_paths(
+        [file.path for file in files],
+        schema=schema,
+        format=ds.ParquetFileFormat(),
+        filesystem=filesystem,
+        partitions=[_guarantee(file, never_null) for file in files],
+    )
 
 
 def _guarantee(file: LiveFile, never_null: set[str]) -> ds.Expression:

@@ -60,12 +60,17 @@ def folder_of(url_or_folder: str | Path, name: str) -> Path:
     Raises:
         ConfigurationError: the folder is none of a file system, or the name cannot be that of a table.
     """
+    check_table_name(name)
+    return local_folder(url_or_folder) / name
+
+
+def check_table_name(name: str) -> None:
+    """Verify that a table can have this name. Raises ConfigurationError."""
     if _NAME.fullmatch(name) is None:
         raise ConfigurationError(
             f"{name!r} cannot be the name of a table: use letters, digits, '_', '-' and '.', and begin with one of the "
             "first two"
         )
-    return local_folder(url_or_folder) / name
 
 
 def local_folder(url_or_folder: str | Path) -> Path:
@@ -78,7 +83,10 @@ def local_folder(url_or_folder: str | Path) -> Path:
     if "://" in text:
         parts = urlsplit(text)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(f"tables are stored in a folder of this machine or a shared one, not at {text}")
+            raise ConfigurationError(
+                f"a folder of this machine or a shared one is needed here, not {text}: only `run` and `query` use "
+                "object stores"
+            )
         text = unquote(parts.path)
     if not text:
         raise ConfigurationError("the folder of the tables has no name")

@@ -30,6 +30,7 @@ from walproxy.pipeline.cdc.apply.following import (
 )
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
+from walproxy.pipeline.tables.position import require_position
 
 _LSN_APPLICATION: Final = "walproxy.apply.lsn"
 _SEQUENCE_APPLICATION: Final = "walproxy.apply.sequence"
@@ -49,10 +50,7 @@ class DeltaFollowing(FollowingTable):
         with self._failures("read"):
             if not DeltaTable.is_deltatable(str(self.folder)):
                 return None
-            table = self._refreshed()
-            lsn = table.transaction_version(_LSN_APPLICATION)
-            sequence = table.transaction_version(_SEQUENCE_APPLICATION)
-        return None if lsn is None or sequence is None else Position(lsn, sequence)
+            return _position_of(self._refreshed())
 
     def is_foreign(self) -> bool:
         with self._failures("read"):
@@ -80,11 +78,11 @@ class DeltaFollowing(FollowingTable):
             with self._commit("add columns to"):
                 self._refreshed().alter.add_columns(new)
 
-    def merge(self, merge: Merge, key: Sequence[str], position: Position) -> None:
+    def _merge(self, merge: Merge, key: Sequence[str], position: Position, expected: Position) -> None:
         if merge.truncated or not key:
             with self._commit("write"):
                 write_deltalake(
-                    self._refreshed(),
+                    self._at(expected),
                     merge.upserts,
                     mode="overwrite" if merge.truncated else "append",
                     commit_properties=_properties(position),
@@ -98,7 +96,7 @@ class DeltaFollowing(FollowingTable):
             promote_options="default",
         )
         with self._commit("merge into"):
-            merger = self._refreshed().merge(
+            merger = self._at(expected).merge(
                 source,
                 " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in key),
                 source_alias="s",
@@ -146,6 +144,16 @@ class DeltaFollowing(FollowingTable):
     def to_arrow(self) -> pa.Table:
         with self._failures("read"):
             return self._refreshed().to_pyarrow_table()
+
+    def _at(self, expected: Position) -> DeltaTable:
+        """Return the table as it is now: what is committed against it fails if another commit was faster.
+
+        Raises:
+            TableMoved: it has another position.
+        """
+        table = self._refreshed()
+        require_position(self.folder, expected, _position_of(table))
+        return table
 
     def _refreshed(self) -> DeltaTable:
         if self._opened is None:
@@ -209,6 +217,12 @@ def _first_of(failures: list[WalproxyError]) -> Iterator[None]:
         if failures:
             raise failures[0] from None
         raise
+
+
+def _position_of(table: DeltaTable) -> Position | None:
+    lsn = table.transaction_version(_LSN_APPLICATION)
+    sequence = table.transaction_version(_SEQUENCE_APPLICATION)
+    return None if lsn is None or sequence is None else Position(lsn, sequence)
 
 
 def _properties(position: Position) -> CommitProperties:

@@ -2,6 +2,9 @@
 
 Every change of it is one commit that holds rows and position, on disk when the call returns. Readers see the table as
 it was at some position. Rows are identified by the columns of the key, which are never null.
+
+A second process that writes it does no harm: a merge names the position that it continues (rule X1), and is committed
+only to a table that has it.
 """
 
 import contextlib
@@ -19,6 +22,7 @@ from safekeeper.base.errors import StorageFailed, StorageFull, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.tables.parquet_files import first_line
+from walproxy.pipeline.tables.position import require_position
 
 SMALL_FILE_BYTES: Final = 16 << 20
 SMALL_FILES_MAX: Final = 16
@@ -91,9 +95,27 @@ class FollowingTable(ABC):
         """Give a column a type that holds every value of the present one; False if the format cannot."""
         return False
 
+    def merge(self, merge: Merge, key: Sequence[str], position: Position, *, expected: Position) -> None:
+        """Put changes in.
+
+        Args:
+            expected: the table's position so far.
+
+        Raises:
+            TableMoved: it has another one: another job writes to it.
+        """
+        try:
+            self._merge(merge, key, position, expected)
+        except StorageFailed:
+            # What a library reports of a commit that was faster differs; the position does not.
+            found = self.position()
+            if found not in (None, position):
+                require_position(self.folder, expected, found)
+            raise
+
     @abstractmethod
-    def merge(self, merge: Merge, key: Sequence[str], position: Position) -> None:
-        """Put changes in."""
+    def _merge(self, merge: Merge, key: Sequence[str], position: Position, expected: Position) -> None:
+        """Put changes in, provided that the table has the expected position when they are committed."""
 
     @abstractmethod
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:

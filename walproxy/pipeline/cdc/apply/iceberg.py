@@ -40,8 +40,9 @@ from walproxy.pipeline.cdc.apply.following import (
 )
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.tables.disk import storage_errors, sync_folder
-from walproxy.pipeline.tables.iceberg_table import open_catalog
+from walproxy.pipeline.tables.iceberg_table import bound_transaction, open_catalog
 from walproxy.pipeline.tables.parquet_files import write_parquet
+from walproxy.pipeline.tables.position import require_position
 
 _POSITION: Final = "walproxy.apply.position"
 _OURS: Final = "walproxy.apply.table"
@@ -69,11 +70,7 @@ class IcebergFollowing(FollowingTable):
     def position(self) -> Position | None:
         with self._failures("read"):
             table = self._loaded()
-        value = table.properties.get(_POSITION) if table is not None else None
-        if value is None:
-            return None
-        lsn, _, sequence = value.partition("/")
-        return Position(int(lsn), int(sequence))
+        return _position_of(table) if table is not None else None
 
     def is_foreign(self) -> bool:
         with self._failures("read"):
@@ -93,7 +90,7 @@ class IcebergFollowing(FollowingTable):
                 table = None
             if table is None:
                 table = self._make(schema)
-            with table.transaction() as transaction:
+            with bound_transaction(table) as transaction:
                 with transaction.update_schema(allow_incompatible_changes=True) as update:
                     for name in set(_arrow_schema(table).names) - set(schema.names):
                         update.delete_column((name,))
@@ -115,9 +112,10 @@ class IcebergFollowing(FollowingTable):
             update.update_column((name,), DecimalType(data_type.precision, data_type.scale))
         return True
 
-    def merge(self, merge: Merge, key: Sequence[str], position: Position) -> None:
+    def _merge(self, merge: Merge, key: Sequence[str], position: Position, expected: Position) -> None:
         with self._failures("merge into"):
             table = self._existing()
+            require_position(self.folder, expected, _position_of(table))
             tasks = list(table.scan().plan_files())
             kept: Iterable[pa.RecordBatch] = ()
             if merge.truncated:
@@ -132,7 +130,7 @@ class IcebergFollowing(FollowingTable):
             else:
                 touched = []
             rows = _chain(kept, merge.upserts.to_batches())
-            with table.transaction() as transaction:
+            with bound_transaction(table) as transaction:
                 self._exchange(transaction, table, [task.file for task in touched], rows, position)
 
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -245,6 +243,14 @@ class IcebergFollowing(FollowingTable):
         """Tell what pyiceberg and SQLite refuse as one line."""
         with library_errors(f"{verb} the Iceberg table {self.folder}", self.folder):
             yield
+
+
+def _position_of(table: PyIcebergTable) -> Position | None:
+    value = table.properties.get(_POSITION)
+    if value is None:
+        return None
+    lsn, _, sequence = value.partition("/")
+    return Position(int(lsn), int(sequence))
 
 
 def _small(data_type: pa.DataType) -> pa.DataType:

@@ -217,11 +217,12 @@ class Target:
             RemoteProtocolError: a value that was not sent is not in the table either.
             BadValue: a value cannot be one of its column's type.
             SourceRefused: a label of an enum was renamed since.
+            TableMoved: another job writes to the table.
             StorageFailed, StorageFull.
         """
         if not self._net or self.copy_reason is not None:
             return False
-        self.following.merge(self._merge(), self.known.key, position)
+        self.following.merge(self._merge(), self.known.key, position, expected=self.position)
         self.position = position
         self._begin_anew()
         return True

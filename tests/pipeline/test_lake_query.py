@@ -1,0 +1,143 @@
+"""The tables of an object store, asked with SQL by DuckDB."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import click.testing
+import pyarrow as pa
+import pytest
+
+from safekeeper.base.errors import ArchiveRefused, ConfigurationError
+from tests.integration.archive_fixtures import credentials
+from tests.integration.faulty_relay import FaultyRelay, answer
+from tests.integration.object_stores import MotoServer, Place, Server
+from tests.pipeline.test_query import TIME, end, volume
+from walproxy.cli.pipeline_commands.query import query as command
+from walproxy.pipeline.lake.duck import query
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import open_lake_table
+from walproxy.pipeline.schemas import arrow_schema
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Server]:
+    with credentials(), MotoServer() as made:
+        yield made
+
+
+@pytest.fixture
+def place(moto: Server, request: pytest.FixtureRequest) -> Place:
+    return moto.place("query/" + re.sub(r"\W+", "-", request.node.name))
+
+
+@pytest.fixture
+def location(place: Place) -> LakeLocation:
+    return LakeLocation.parse(place.url, place.options)
+
+
+def write(location: LakeLocation, view: str, *rows: dict[str, Any]) -> None:
+    schema = arrow_schema(view)
+    with open_lake_table(location, view, None, schema) as table:
+        file = table.new_file().write([pa.RecordBatch.from_pylist(list(rows), schema)])
+        table.commit(None, None, [file] if file is not None else [])
+
+
+def test_the_wal_of_a_transaction_is_that_of_its_subtransactions_up_to_its_end(location: LakeLocation) -> None:
+    write(
+        location,
+        "transactions",
+        end(100, 7, 8, 9),
+        end(150, 20, outcome="abort"),  # a subtransaction that was rolled back to a savepoint
+        end(200, 19),
+        end(300, 30, outcome="prepare"),
+        end(400, 30, 31, outcome="commit_prepared"),
+        end(900, 7, 9),  # four billion transactions later
+    )
+    write(
+        location,
+        "transaction_volume",
+        volume(7, 10, 40, 1),
+        volume(7, 60, 100, 2),  # its commit is the last of its records
+        volume(8, 20, 30, 4),
+        volume(9, 35, 90, 8),
+        volume(19, 110, 200, 16),
+        volume(20, 120, 150, 32),
+        volume(30, 210, 300, 64),
+        volume(31, 220, 230, 128),
+        volume(7, 850, 900, 256),
+        volume(9, 860, 870, 512),
+        volume(9, 950, 960, 1024),  # goes on
+        volume(0, 1, 990, 2048),  # of no transaction
+    )
+    found = query(location, "SELECT * FROM transaction_sizes ORDER BY lsn").to_pylist()
+    columns = ("lsn", "xid", "first_lsn", "records", "wal_bytes")
+    assert [tuple(row[name] for name in columns) for row in found] == [
+        (100, 7, 10, 4, 1 + 2 + 4 + 8),
+        (150, 20, 120, 1, 32),
+        (200, 19, 110, 1, 16),
+        (400, 30, 210, 2, 64 + 128),
+        (900, 7, 850, 2, 256 + 512),
+    ]
+
+
+def test_lsns_are_converted_and_sums_are_plain_numbers(location: LakeLocation) -> None:
+    lsn = 0x1_0000_2000
+    write(location, "transactions", end(lsn, 1), end(lsn + 1, 2))
+    write(location, "tuple_stats")  # without a row
+    statement = """
+        SELECT lsn_text(lsn) AS text, lsn('FFFF/FFFFFFFF') AS high, time, (SELECT count(*) FROM tuple_stats) AS others,
+            (SELECT sum(xid) FROM transactions) AS sum,
+            (SELECT sum(lsn('FFFF/FFFFFFFF') << 15) FROM transactions) AS large
+        FROM transactions WHERE lsn < lsn('1/2001')
+    """
+    (row,) = query(location, statement, cores=1, memory="1g").to_pylist()
+    assert row.pop("large") == 2 * (0xFFFF_FFFF_FFFF << 15), "it does not fit in 64 bits"
+    assert row == {"text": "1/2000", "high": 0xFFFF_FFFF_FFFF, "time": TIME, "others": 0, "sum": 3}
+    assert type(row["sum"]) is int
+    assert {each["name"] for each in query(location, "SHOW TABLES").to_pylist()} >= {"transactions", "tuple_stats"}
+
+
+def test_the_command_prints_json(location: LakeLocation, place: Place) -> None:
+    write(location, "transactions", end(0x5_0000_0000, 1, 2, 3), end(0x5_0000_0010, 4))
+    options = ",".join(f"{name}={value}" for name, value in place.options.items())
+    ask = ["SELECT lsn, xid, subxids FROM transactions ORDER BY lsn;", "--tables", place.url, "--lake-options", options]
+    result = click.testing.CliRunner().invoke(command, [*ask, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"lsn": 0x5_0000_0000, "xid": 1, "subxids": [2, 3]},
+        {"lsn": 0x5_0000_0010, "xid": 4, "subxids": []},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statement", "complaint"),
+    [
+        ("SELEC 1", 'Parser Error: syntax error at or near "SELEC"'),
+        ("SELECT * FROM nothing", "Table with name nothing does not exist"),
+        ("SELECT nothing FROM transactions", "nothing"),
+        ("SELECT * FROM read_csv('/etc/passwd')", "file system operations are disabled"),
+        ("COPY transactions TO '/tmp/copy.csv'", "file system operations are disabled"),
+        ("SET enable_external_access = true", "Cannot"),
+    ],
+)
+def test_a_statement_that_is_wrong_or_reaches_out_is_one_line(
+    location: LakeLocation, statement: str, complaint: str
+) -> None:
+    write(location, "transactions", end(1, 1))
+    with pytest.raises(ConfigurationError, match=complaint) as caught:
+        query(location, statement)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_place_without_tables_and_a_store_that_refuses_are_one_line(moto: Server, location: LakeLocation) -> None:
+    with pytest.raises(ConfigurationError, match=f"{location} has no tables: walproxy pipeline run writes some"):
+        query(location, "SELECT 1")
+    write(location, "transactions", end(1, 1))
+    with FaultyRelay(moto.endpoint) as relay:
+        through = LakeLocation.parse(location.url, {**dict(location.options), "endpoint": relay.endpoint})
+        relay.when("GET", r"\.parquet", answer(403, "AccessDenied"))
+        with pytest.raises(ArchiveRefused, match="AccessDenied") as caught:
+            query(through, "SELECT count(DISTINCT xid) FROM transactions")
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,195 @@
+"""The two primitives of a table in Delta Lake's format, by delta-rs.
+
+    NAME/*.parquet       data files, those of tasks that were killed included
+    NAME/_delta_log/     the log: the table's truth
+
+A version is an entry of the log; delta-rs creates it by a put that must not replace anything (If-None-Match), so that
+one of two commits fails. In a folder it is a link; delta-rs syncs nothing there, so that is done here.
+
+The table's description marks it as ours: delta-rs takes no property of its own for a new table.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction
+
+from safekeeper.archive.store import ObjectStore
+from safekeeper.base.errors import ConfigurationError
+from walproxy.pipeline.choices import TableFormat
+from walproxy.pipeline.lake.errors import lake_error, lake_errors
+from walproxy.pipeline.lake.files import read_footer_of
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
+from walproxy.pipeline.tables.delta_statistics import statistics_of
+from walproxy.pipeline.tables.delta_table import bounds_of
+from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
+from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, first_line, normal_schema
+from walproxy.pipeline.tables.table import Batch, dataset_of
+
+_OURS: Final = "WAL as tables, written by walproxy"
+_PREFIX: Final = "walproxy."
+
+
+class DeltaVersion(Version):
+    """A version of a Delta table, until the table is loaded again.
+
+    Attributes:
+        table: delta-rs's.
+        number: of the version.
+    """
+
+    def __init__(self, table: DeltaTable, store: ObjectStore) -> None:
+        self.table = table
+        self.number = table.version()
+        self._store = store
+
+    def last_batch(self, writer: str) -> int | None:
+        return self.table.transaction_version(writer)
+
+    def live_files(self) -> list[LiveFile]:
+        files = []
+        for action in pa.table(self.table.get_add_actions(flatten=True)).to_pylist():
+            path, rows, size = action["path"], action["num_records"], action["size_bytes"]
+            if rows is None:  # Another program added it.
+                rows = read_footer_of(self._store, DataFile(path, 0, size)).rows
+            files.append(LiveFile(path, rows, size, bounds_of(action)))
+        return files
+
+
+class DeltaLake(LakeTable[DeltaVersion]):
+    """A table in Delta Lake's format. Made by `open`."""
+
+    format: ClassVar[TableFormat] = "delta"
+
+    def __init__(self, location: LakeLocation, schema: pa.Schema, opened: DeltaTable) -> None:
+        super().__init__(location, schema)
+        self._opened: DeltaTable | None = opened
+
+    @classmethod
+    def open(cls, location: LakeLocation, schema: pa.Schema | None = None) -> "DeltaLake | None":
+        """Return the table of a location, None if it has none.
+
+        Args:
+            schema: make the table if it is not there, with these columns.
+
+        Raises:
+            ConfigurationError: Delta has no type for a column.
+            ArchiveError, StorageFailed: see LakeTable.
+        """
+        found = _found(location)
+        is_new = found is None and schema is not None
+        if is_new:
+            found = _made(location, schema)
+        if found is None:
+            return None
+        table = cls(location, normal_schema(pa.schema(found.schema().to_arrow())), found)
+        if is_new:
+            table._sync(0)
+        return table
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether walproxy has made the table."""
+        return self._load().table.metadata().description == _OURS
+
+    def _load(self) -> DeltaVersion:
+        opened, self._opened = self._opened, None
+        with lake_errors(f"read the table {self.location}", self.location):
+            if opened is not None:
+                try:
+                    opened.update_incremental()
+                except (DeltaError, OSError):
+                    opened = None  # The log may have been shortened: it is opened again.
+            if opened is None:
+                opened = DeltaTable(self.location.url, storage_options=self.location.delta_options())
+            self._opened = opened
+            return DeltaVersion(opened, self.location.store())
+
+    def _commit(
+        self, version: DeltaVersion, batch: Batch | None, files: Sequence[StoredFile], properties: Mapping[str, str]
+    ) -> bool:
+        now_ms = round(time.time() * 1000)
+        actions = [
+            AddAction(file.key, file.footer.bytes, {}, now_ms, True, statistics_of(file.footer)) for file in files
+        ]
+        metadata = {f"{_PREFIX}{name}": value for name, value in properties.items()}
+        transactions = []
+        if batch is not None:
+            metadata |= {f"{_PREFIX}writer": batch.writer, f"{_PREFIX}batch": str(batch.number)}
+            transactions.append(Transaction(batch.writer, batch.number, now_ms))
+        try:
+            version.table.create_write_transaction(
+                actions,
+                "append",
+                Schema.from_arrow(self.schema),
+                commit_properties=CommitProperties(metadata, 0, transactions),
+                # Two processes that remove the same old entries disturb each other.
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+            )
+        except (CommitFailedError, DeltaError, OSError) as error:
+            self._opened = None
+            if self._load().number == version.number:
+                raise lake_error(error, f"commit to the table {self.location}", self.location) from error
+            return False
+        self._sync(version.number + 1)
+        return True
+
+    def _sync(self, number: int) -> None:
+        """Put on disk what a commit of this version may have written, if the table is in a folder."""
+        if self.location.folder is None:
+            return
+        log = self.location.folder / "_delta_log"
+        with storage_errors(f"sync the table {self.location}"):
+            for path in (
+                log / f"{number:020d}.json",
+                log / f"{number:020d}.checkpoint.parquet",
+                log / "_last_checkpoint",
+            ):
+                if path.exists():
+                    sync_file(path)
+            sync_folder(log)
+            sync_folder(self.location.folder)
+
+    def dataset(self) -> ds.Dataset:
+        # delta-rs' own dataset would pass over files of other programs whose log lacks limits of a column.
+        files = self.live_files()
+        sizes = {file.path: file.bytes for file in files}
+        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
+        return dataset_of(files, self.schema, pyarrow.fs.PyFileSystem(handler))
+
+
+def _found(location: LakeLocation) -> DeltaTable | None:
+    with lake_errors(f"open the table {location}", location):
+        try:
+            return DeltaTable(location.url, storage_options=location.delta_options())
+        except TableNotFoundError:
+            return None
+
+
+def _made(location: LakeLocation, schema: pa.Schema) -> DeltaTable:
+    try:
+        columns = Schema.from_arrow(normal_schema(schema))
+    except Exception as error:  # That is the class that delta-rs raises.
+        raise ConfigurationError(f"Delta cannot have such a column: {first_line(error)}") from error
+    try:
+        return DeltaTable.create(
+            location.url,
+            columns,
+            mode="error",
+            name=location.name,
+            description=_OURS,
+            storage_options=location.delta_options(),
+        )
+    except (DeltaError, OSError) as error:
+        found = _found(location)  # Another process may have made it at the same time.
+        if found is None:
+            raise lake_error(error, f"create the table {location}", location) from error
+        return found

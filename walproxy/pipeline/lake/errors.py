@@ -1,0 +1,46 @@
+"""Report what delta-rs raises about an object store as errors of this program, in one line.
+
+delta-rs prints the chain of causes over several lines, with arrows and colours; joined again it is the text that
+obstore has, since both use the same client library. `safekeeper/archive/store_errors.py` distinguishes what may pass
+from what an operator must correct.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from deltalake.exceptions import DeltaError
+
+from safekeeper.archive.store_errors import translated
+from safekeeper.base.errors import StorageFailed, WalproxyError
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.tables.parquet_files import first_line
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_ARROW: Final = re.compile(r"\s*(?:↳|->)\s*")
+
+
+@contextlib.contextmanager
+def lake_errors(doing: str, location: LakeLocation) -> Iterator[None]:
+    """Turn what delta-rs raises in the block into one line: "could not `doing`: reason".
+
+    Raises:
+        ArchiveUnavailable: the object store does not reply, or reports a temporary error.
+        ArchiveRefused: an operator must correct it.
+        StorageFailed: the table, or a local folder, cannot be read or written.
+    """
+    try:
+        yield
+    except WalproxyError:
+        raise
+    except (DeltaError, OSError) as error:
+        raise lake_error(error, doing, location) from error
+
+
+def lake_error(error: Exception, doing: str, location: LakeLocation) -> WalproxyError:
+    """Return the error that stands for one of delta-rs. See `lake_errors`."""
+    text = _ARROW.sub(": ", _COLOUR.sub("", str(error)))
+    if location.folder is None and ("Error performing" in text or "Generic S3 error" in text):
+        return translated(Exception(text), doing, location.secrets)
+    return StorageFailed(f"could not {doing}: {first_line(Exception(text)) or type(error).__name__}")

@@ -1,0 +1,97 @@
+"""Parquet files as objects of a store: written with one put, under a name that no object had.
+
+A file is written to memory, or to a temporary file if it is large, and then stored whole: an object appears complete or
+not at all. A file of a task that was killed is not part of the table, because no commit names it.
+"""
+
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import IO, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from safekeeper.archive.store import WHOLE_MAX_BYTES, ObjectStore
+from safekeeper.base.errors import ConfigurationError, ObjectMissing
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.tables.parquet_files import DataFile, Footer, first_line, footer_of, write_rows
+
+_PIECE_BYTES: Final = 1 << 20
+_TAIL_BYTES: Final = 64 << 10
+"""What is read of the end of a file at first: nearly all footers are shorter."""
+
+_MAGIC_BYTES: Final = 8
+
+
+class NewLakeFile(NamedTuple):
+    """Where a task writes a file. Can be pickled. Every attempt of a task gets a file of its own.
+
+    Attributes:
+        location: of the table.
+        stem: how the file's name begins.
+        schema: the table's.
+    """
+
+    location: LakeLocation
+    stem: str
+    schema: pa.Schema
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> DataFile | None:
+        """Store the batches as a new object, durably; None, and no object, if there are no rows.
+
+        Returns:
+            the file; its path is the key within the table.
+
+        Raises:
+            ConfigurationError: a batch has other columns than the table.
+            ArchiveError: the store.
+        """
+        key = f"{self.stem}-{uuid.uuid4().hex}.parquet"
+        with tempfile.SpooledTemporaryFile(max_size=WHOLE_MAX_BYTES) as file:
+            rows = write_rows(pa.PythonFile(file, "w"), batches, self.schema)
+            if rows == 0:
+                return None
+            size = file.tell()
+            file.seek(0)
+            # No other object has this name, so that no condition is needed.
+            self.location.store().put(key, file.read() if size <= WHOLE_MAX_BYTES else _pieces(file), absent=False)
+        return DataFile(key, rows, size)
+
+    def remove(self, file: DataFile) -> None:
+        """Remove a file that `write` has returned and that is not to be committed. Raises ArchiveError."""
+        self.location.store().delete([file.path])
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(_PIECE_BYTES):
+        yield piece
+
+
+def read_footer_of(store: ObjectStore, file: DataFile) -> Footer:
+    """Return the content of the footer of a stored file, whose size must be the given one.
+
+    Raises:
+        ConfigurationError: it is not there, has another size, or is not a Parquet file.
+        ArchiveError: the store.
+    """
+    name = f"{store.url}/{file.path}"
+    tail = _tail(store, file, min(file.bytes, _TAIL_BYTES))
+    length = int.from_bytes(tail[-_MAGIC_BYTES : -_MAGIC_BYTES // 2], "little") + _MAGIC_BYTES
+    if len(tail) < length <= file.bytes:
+        tail = _tail(store, file, length)
+    try:
+        with pq.ParquetFile(pa.BufferReader(tail)) as parquet:
+            return footer_of(parquet.metadata, parquet.schema_arrow, file.bytes)
+    except pa.ArrowInvalid as error:
+        raise ConfigurationError(f"{name} is not a Parquet file, or is truncated: {first_line(error)}") from error
+
+
+def _tail(store: ObjectStore, file: DataFile, length: int) -> bytes:
+    try:
+        found = store.part(file.path, file.bytes - length, file.bytes + 1)
+    except ObjectMissing as error:
+        raise ConfigurationError(f"{store.url}/{file.path} is missing: write it again") from error
+    if len(found) != length:
+        raise ConfigurationError(f"{store.url}/{file.path} does not have {file.bytes} bytes: write it again")
+    return found

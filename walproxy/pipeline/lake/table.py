@@ -1,0 +1,187 @@
+"""The interface of a table that may be in an object store, written once for every format.
+
+A format has two primitives: `_load` returns one version of the table, and `_commit` makes the next one from it, or does
+nothing if anything else was committed meanwhile. What a version says and what is committed against it belong together,
+so that no lock is needed:
+
+- A commit names the position that its writer believes the table has (rule X1, `tables/position.py`).
+- After a commit whose outcome is unclear (no reply, or a refusal of a repeated request) the table is read again, and
+  its position decides.
+- Files are stored before the commit that names them, under names that no file had, and removed only if no version names
+  them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from safekeeper.base.errors import ConfigurationError, StorageFailed
+from walproxy.pipeline.choices import TableFormat
+from walproxy.pipeline.lake.files import NewLakeFile, read_footer_of
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, schema_difference
+from walproxy.pipeline.tables.position import TableMoved
+from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, After, Batch
+
+_NAME_PARTS: Final = "/\\"
+
+
+class StoredFile(NamedTuple):
+    """A file that is about to be committed, with its footer's content.
+
+    Attributes:
+        key: within the table.
+    """
+
+    key: str
+    footer: Footer
+
+
+class Version(ABC):
+    """One version of a table."""
+
+    @abstractmethod
+    def last_batch(self, writer: str) -> int | None:
+        """Return the number of the writer's last batch, None if there is none."""
+
+    @abstractmethod
+    def live_files(self) -> list[LiveFile]:
+        """Return the files that make up the table; their paths are keys within it."""
+
+
+VersionT = TypeVar("VersionT", bound=Version)
+
+
+class LakeTable(ABC, Generic[VersionT]):
+    """One table. Not thread-safe; any number of processes on any number of machines may open it.
+
+    Every method may raise ArchiveUnavailable if the object store does not reply, ArchiveRefused if an operator must
+    correct something there, and StorageFailed if the table cannot be read or written.
+
+    Attributes:
+        location: of the table.
+        name: the last part of that.
+        schema: of its rows.
+    """
+
+    format: ClassVar[TableFormat]
+
+    def __init__(self, location: LakeLocation, schema: pa.Schema) -> None:
+        self.location = location
+        self.name = location.name
+        self.schema = schema
+
+    @abstractmethod
+    def _load(self) -> VersionT:
+        """Return the newest version."""
+
+    @abstractmethod
+    def _commit(
+        self, version: VersionT, batch: Batch | None, files: Sequence[StoredFile], properties: Mapping[str, str]
+    ) -> bool:
+        """Make the next version: `version` with these files and this batch; it is durable.
+
+        Returns:
+            False: there is a newer version by now, which may even be this one.
+        """
+
+    @abstractmethod
+    def dataset(self) -> ds.Dataset:
+        """Return the newest version. A filter on columns with bounds opens only the files that can match."""
+
+    def new_file(self, stem: str = "part") -> NewLakeFile:
+        """Return where a task writes a file; it can be sent to the task."""
+        return NewLakeFile(self.location, stem, self.schema)
+
+    def last_batch(self, writer: str) -> int | None:
+        """Return the number of the writer's last batch that is in the table, None if there is none."""
+        return self._load().last_batch(writer)
+
+    def live_files(self) -> list[LiveFile]:
+        """Return the files that make up the newest version."""
+        return self._load().live_files()
+
+    def to_arrow(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
+        """Return rows of the newest version, in no order."""
+        names = list(columns) if columns is not None else self.schema.names
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return self.dataset().to_table(columns=names, filter=filter).cast(schema)
+
+    def commit(
+        self,
+        writer: str | None,
+        batch: int | None,
+        files: Sequence[DataFile],
+        properties: Mapping[str, str] | None = None,
+        after: After | None = None,
+    ) -> bool:
+        """Add the rows of the files to the table, all or none, durably. See `Table.commit`.
+
+        Args:
+            writer: who writes; None for rows that are added once and never again.
+            batch: the number of the batch; the writer's numbers rise. None exactly if there is no writer.
+            files: from `new_file` of this table. A batch may have none.
+            properties: kept in the table's log with the batch.
+            after: the writer's last batch, which this one continues; None for any one.
+
+        Returns:
+            False: this batch of this writer is in already, or, without `after`, a later one. Then the files are
+            removed.
+
+        Raises:
+            ConfigurationError: a file has other columns than the table. Nothing is written; the files stay.
+            TableMoved: the table has another last batch than `after`. Nothing is written; the files are removed.
+        """
+        if (writer is None) != (batch is None):
+            raise ConfigurationError("a batch has a number exactly if it has a writer")
+        named = Batch(writer, batch, after) if writer is not None and batch is not None else None
+        checked: list[StoredFile] | None = None
+        for _ in range(COMMIT_ATTEMPTS):
+            version = self._load()
+            try:
+                is_in = named is not None and named.is_in(version.last_batch(named.writer), self.location)
+            except TableMoved:
+                self.discard(files)
+                raise
+            if is_in:
+                self.discard(files)
+                return False
+            if checked is None:
+                checked = [self._checked(file) for file in files]
+            if self._commit(version, named, checked, properties or {}):
+                return True
+        raise StorageFailed(
+            f"could not commit to the table {self.location}: other writers were faster {COMMIT_ATTEMPTS} times; "
+            "reduce their number"
+        )
+
+    def _checked(self, file: DataFile) -> StoredFile:
+        if set(file.path) & set(_NAME_PARTS):
+            raise ConfigurationError(
+                f"{file.path} is not a new file of the table {self.location}: write to what new_file returns"
+            )
+        footer = read_footer_of(self.location.store(), file)
+        difference = schema_difference(self.schema, footer.schema)
+        if difference is not None:
+            raise ConfigurationError(f"{file.path} does not fit the table {self.location}: {difference}")
+        if footer.rows != file.rows:
+            raise ConfigurationError(f"{file.path} has {footer.rows} rows, its task wrote {file.rows}: write it again")
+        return StoredFile(file.path, footer)
+
+    def discard(self, files: Sequence[DataFile]) -> None:
+        """Remove files that are not to be committed; those that are part of the table are left."""
+        if files:
+            live = {file.path for file in self.live_files()}
+            self.location.store().delete(file.path for file in files if file.path not in live)
+
+    def close(self) -> None:
+        """Release what the table holds open. Closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
