@@ -15,7 +15,7 @@ operator must correct it, ObjectMissing. None of them contains credentials.
 import logging
 import threading
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Self
 

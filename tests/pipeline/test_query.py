@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,14 +13,15 @@ from typing import Any
 import click.testing
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
-from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
+from tests.pipeline.report_story import make_night, views_of, write_tables
 from walproxy.cli.pipeline_commands.query import query as command
-from walproxy.pipeline.jobs.query import is_small, query
+from walproxy.pipeline.duck import FolderTables, QueryFailed, query
 from walproxy.pipeline.schemas import COLUMNS, arrow_schema
 from walproxy.pipeline.tables import TableFormat, open_table
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "pipeline.md"
 TIME = datetime(2026, 11, 21, 14, 16, 5, 123456, tzinfo=UTC)
 EMPTY: dict[pa.DataType, Any] = {
     pa.int16(): 0,
@@ -35,8 +39,10 @@ def row(view: str, **values: Any) -> dict[str, Any]:
     return {**empty, **values}
 
 
-def write(folder: Path, view: str, *rows: dict[str, Any], table_format: TableFormat = "parquet") -> None:
-    with open_table(folder, view, table_format, arrow_schema(view)) as table:
+def write(
+    folder: Path, view: str, *rows: dict[str, Any], table_format: TableFormat = "parquet", name: str = ""
+) -> None:
+    with open_table(folder, name or view, table_format, arrow_schema(view)) as table:
         file = table.new_file().write([pa.RecordBatch.from_pylist(list(rows), arrow_schema(view))])
         table.commit(None, None, [file] if file is not None else [])
 
@@ -49,9 +55,12 @@ def volume(xid: int, first_lsn: int, last_lsn: int, wal_bytes: int) -> dict[str,
     return row("transaction_volume", xid=xid, first_lsn=first_lsn, last_lsn=last_lsn, records=1, wal_bytes=wal_bytes)
 
 
-def test_the_wal_of_a_transaction_is_that_of_its_subtransactions_up_to_its_end(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def rows_of(folder: Path, statement: str, **limits: int) -> list[dict[str, Any]]:
+    with query(FolderTables(folder), statement, **limits) as result:
+        return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+
+
+def test_the_wal_of_a_transaction_is_that_of_its_subtransactions_up_to_its_end(tmp_path: Path) -> None:
     write(
         tmp_path,
         "transactions",
@@ -78,7 +87,7 @@ def test_the_wal_of_a_transaction_is_that_of_its_subtransactions_up_to_its_end(
         volume(9, 950, 960, 1024),  # goes on
         volume(0, 1, 990, 2048),  # of no transaction
     )
-    found = query(spark, tmp_path, "SELECT * FROM transaction_sizes ORDER BY lsn").to_pylist()
+    found = rows_of(tmp_path, "SELECT * FROM transaction_sizes ORDER BY lsn")
     columns = ("lsn", "xid", "first_lsn", "records", "wal_bytes")
     assert [tuple(row[name] for name in columns) for row in found] == [
         (100, 7, 10, 4, 1 + 2 + 4 + 8),
@@ -89,10 +98,8 @@ def test_the_wal_of_a_transaction_is_that_of_its_subtransactions_up_to_its_end(
     ]
 
 
-@pytest.mark.parametrize("table_format", ["iceberg", "delta"])
-def test_tables_of_every_format_are_read_and_lsns_converted(
-    spark: SparkSession, tmp_path: Path, table_format: TableFormat
-) -> None:
+@pytest.mark.parametrize("table_format", ["parquet", "iceberg", "delta"])
+def test_tables_of_every_format_are_read_and_lsns_converted(tmp_path: Path, table_format: TableFormat) -> None:
     lsn = 0x1_0000_2000
     write(tmp_path, "transactions", end(lsn, 1), end(lsn + 1, 2), table_format=table_format)
     write(tmp_path, "tuple_stats", table_format=table_format)  # without a row
@@ -101,20 +108,55 @@ def test_tables_of_every_format_are_read_and_lsns_converted(
         FROM transactions WHERE lsn < lsn('1/2001')
     """
     high = 0xFFFF_FFFF_FFFF
-    assert query(spark, tmp_path, statement).to_pylist() == [
-        {"text": "1/2000", "high": high, "time": TIME, "others": 0}
+    assert rows_of(tmp_path, statement) == [{"text": "1/2000", "high": high, "time": TIME, "others": 0}]
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "iceberg", "delta"])
+def test_only_files_that_are_part_of_the_table_are_read(tmp_path: Path, table_format: TableFormat) -> None:
+    folder = tmp_path / "it's 100 [%]" if table_format == "parquet" else tmp_path / "it's [1]"
+    for lsn in (1, 2):
+        write(folder, "transactions", end(lsn, lsn), table_format=table_format)
+    with open_table(folder, "transactions", create=False) as table:
+        never_committed = table.new_file().write([pa.RecordBatch.from_pylist([end(3, 3)], table.schema)])
+        table.compact()
+        assert len(table.live_files()) == 1
+    assert never_committed is not None
+    replaced = [path for path in folder.rglob("*.parquet*") if path.is_file()]
+    assert len(replaced) >= 3
+    assert rows_of(folder, "SELECT count(*) AS number, max(lsn) AS last FROM transactions") == [
+        {"number": 2, "last": 2}
     ]
 
 
-def test_the_command_prints_for_people_and_for_programs(spark: SparkSession, tmp_path: Path) -> None:
+def test_blocks_are_the_references_of_records_unless_there_is_such_a_table(tmp_path: Path) -> None:
+    write_tables(tmp_path, {"records": make_night().records[:100]}, files=1)
+    expected = sum(len(record["blocks"]) for record in make_night().records[:100])
+    columns = [column.name for column in COLUMNS["blocks"]]
+    with query(FolderTables(tmp_path), "SELECT * FROM blocks") as result:
+        assert result.columns == columns
+        assert len(list(result.rows)) == expected
+    write(tmp_path, "blocks", row("blocks", block=7))
+    assert rows_of(tmp_path, "SELECT block FROM blocks") == [{"block": 7}]
+
+
+def test_the_questions_of_the_guide_have_answers(tmp_path: Path) -> None:
+    write_tables(tmp_path, views_of(make_night()))
+    section = GUIDE.read_text().partition("\n## Questions\n")[2].partition("\n## ")[0]
+    questions = [part.strip() for part in section.split("```")[1].partition("\n")[2].split(";") if part.strip()]
+    assert len(questions) >= 4
+    answers = [rows_of(tmp_path, question.replace("16384", "20001")) for question in questions]
+    assert [question for question, answer in zip(questions, answers, strict=True) if not answer] == []
+
+
+def printed(*arguments: str, text: str | None = None) -> str:
+    result = click.testing.CliRunner().invoke(command, arguments, input=text, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_command_prints_for_people_and_for_programs(tmp_path: Path) -> None:
     write(tmp_path, "transactions", end(0x5_0000_0000, 1, 2, 3), end(0x5_0000_0010, 4))
     ask = ["SELECT lsn, xid, time, subxids, gid FROM transactions ORDER BY lsn;", "--tables", str(tmp_path)]
-
-    def printed(*arguments: str, text: str | None = None) -> str:
-        result = click.testing.CliRunner().invoke(command, arguments, input=text, catch_exceptions=False)
-        assert result.exit_code == 0
-        return result.stdout
-
     shown = printed(*ask)
     assert "5/0" in shown
     assert "2026-11-21 14:16:05.123456+00:00" in shown
@@ -125,18 +167,93 @@ def test_the_command_prints_for_people_and_for_programs(spark: SparkSession, tmp
     assert (first[0], first[3], first[4]) == (str(0x5_0000_0000), "[2,3]", "")
 
 
-def test_a_wrong_question_is_one_line(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigurationError, match=r"^.* has no tables: walproxy pipeline run writes some$"):
-        is_small(tmp_path)
+def test_sums_are_numbers_and_every_type_is_printed(tmp_path: Path) -> None:
     write(tmp_path, "transactions", end(1, 1))
-    assert is_small(tmp_path)
+    statement = """
+        SELECT sum(lsn) AS sum, 1.50::DECIMAL(5, 2) AS price, true AS yes, 'a"b,c' AS text, 'ab'::BLOB AS bytes,
+            INTERVAL 1 DAY AS day, {'a': 1} AS pair, MAP {'k': [1]} AS map, NULL AS nothing FROM transactions
+    """
+    [line] = printed(statement, "--tables", str(tmp_path), "--json").splitlines()
+    assert json.loads(line)["sum"] == 1
+    assert json.loads(line)["map"] == {"k": [1]}
+    [_, values] = csv.reader(io.StringIO(printed(statement, "--tables", str(tmp_path), "--csv")))
+    assert values[:4] == ["1", "1.50", "true", 'a"b,c']
+    assert '{"a":1}' in printed(statement, "--tables", str(tmp_path))
+
+
+def test_a_limited_memory_suffices_for_a_sort_of_more(tmp_path: Path) -> None:
+    write(tmp_path, "transactions", end(1, 1))
+    statement = "SELECT max(md5) FROM (SELECT md5(range::text) AS md5 FROM range(1000000) ORDER BY md5 LIMIT 900000)"
+    assert rows_of(tmp_path, statement, memory_bytes=60 << 20, threads=1)
+    with pytest.raises(QueryFailed, match="set a larger --memory"):
+        rows_of(tmp_path, "SELECT len(list(md5(range::text))) FROM range(1000000)", memory_bytes=20 << 20, threads=1)
+
+
+def test_a_wrong_question_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"^.* has no tables: walproxy pipeline run writes some$"):
+        rows_of(tmp_path, "SELECT 1")
+    write(tmp_path, "transactions", end(1, 1))
+    write(tmp_path, "transactions", end(1, 1), name="a-b.c")
     for statement, problem in (
-        ("SELECT nothing FROM transactions", r"`nothing` cannot be resolved"),
-        ("SELECT * FROM records", r"`records` cannot be found"),
-        ("SELEC", r"Syntax error at or near 'SELEC'"),
+        ("SELECT nothing FROM transactions", r'"nothing" not found in FROM clause'),
+        ("SELECT * FROM records", r"has no table records, but a-b.c, transactions"),
+        ("SELEC", r'syntax error at or near "SELEC"'),
+        ("SELECT 1; SELECT 2", r"one SQL statement is needed, not 2"),
+        ("-- nothing", r"one SQL statement is needed, not 0"),
+        (
+            "SELECT CASE WHEN range = 99999 THEN 'x' ELSE '1' END::INT FROM range(100000)",
+            r"Could not convert string 'x'",
+        ),
     ):
         with pytest.raises(ConfigurationError, match=problem) as raised:
-            query(spark, tmp_path, statement)
+            rows_of(tmp_path, statement)
         assert "\n" not in str(raised.value)
-    assert "transactions" in query(spark, tmp_path, "SHOW TABLES")["tableName"].to_pylist()
+    assert {row["name"] for row in rows_of(tmp_path, "SHOW TABLES")} == {"a-b.c", "transactions"}
+    assert rows_of(tmp_path, 'SELECT count(*) AS n FROM "a-b.c"') == [{"n": 1}]
     assert capfd.readouterr().err == ""
+
+
+def test_a_statement_reads_and_writes_nothing_but_the_folder(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "tables", tmp_path / "outside"
+    write(folder, "transactions", end(1, 1))
+    outside.write_text("secret")
+    before = sorted(folder.rglob("*"))
+    for statement in (
+        f"SELECT * FROM read_text('{outside}')",
+        f"SELECT * FROM read_text('{folder}/../outside')",
+        "SELECT * FROM 's3://bucket/file.parquet'",
+        f"COPY transactions TO '{folder}/copy.csv'",
+        f"EXPLAIN ANALYZE COPY transactions TO '{folder}/copy.csv'",
+        f"EXPLAIN (ANALYZE, FORMAT json) COPY transactions TO '{folder}/copy.csv'",
+        f"EXPLAIN /* */ ANALYZE COPY transactions TO '{folder}/copy.csv'",
+        f"ATTACH '{folder}/other.db'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+        "CREATE TABLE t AS SELECT 1",
+    ):
+        with pytest.raises(WalproxyError, match=r"only queries are possible|disabled by configuration|Parser Error"):
+            rows_of(folder, statement)
+    assert sorted(folder.rglob("*")) == before
+    assert rows_of(folder, "EXPLAIN ANALYZE SELECT * FROM transactions")
+
+
+def test_a_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    write(tmp_path, "transactions", end(1, 1), table_format="delta")
+    for path in tmp_path.glob("transactions/*.parquet"):
+        path.unlink()
+    with pytest.raises(StorageFailed, match=re.escape(str(tmp_path))):
+        rows_of(tmp_path, "SELECT * FROM transactions")
+
+
+def test_query_and_report_import_neither_spark_nor_plotly() -> None:
+    code = "import sys; import walproxy.cli.pipeline_work.{}; print(*sys.modules)"
+    for command_name, too_slow in (
+        ("query", {"rich", "psycopg", "pyiceberg", "pandas", "obstore"}),
+        ("report", {"pyiceberg"}),
+    ):
+        found = subprocess.run(
+            [sys.executable, "-c", code.format(command_name)], capture_output=True, text=True, check=True
+        )
+        imported = {name.partition(".")[0] for name in found.stdout.split()}
+        assert "duckdb" in imported
+        assert imported & ({"pyspark", "py4j", "plotly"} | too_slow) == set()

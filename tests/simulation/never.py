@@ -12,7 +12,7 @@ _STORAGE, _CONSENSUS = "safekeeper/storage", "safekeeper/consensus"
 
 # Reasons for whole functions.
 _SHELL = "called by parts of the shells that the simulator replaces also in real safekeepers: unit tests of the module"
-_STATUS = "shown in the status, and decides nothing: unit tests of the module"
+_TESTS = "read by unit tests only"
 _COMMAND = "asked for by a command that the simulator does not have: unit tests of the module"
 
 # By the reason, the beginnings of functions of each file; "" for all of it.
@@ -34,7 +34,7 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         f"{_ACCEPTOR}/readable.py": ("",),
         f"{_ACCEPTOR}/pull_sources.py": ("",),
     },
-    _STATUS: {f"{_STORAGE}/wal_log.py": ("WalStorage.tli",)},
+    _TESTS: {f"{_STORAGE}/wal_log.py": ("WalStorage.tli",)},
     _COMMAND: {
         f"{_STORAGE}/inspection.py": ("",),
         f"{_CONSENSUS}/messages.py": ("AgentSettingsVersion.key",),
@@ -63,9 +63,7 @@ _COPY = "no two safekeepers have one data folder: the storage refuses a copy und
 # What the simulator does not have.
 _ONE_SIZE = "all servers of the simulator have one segment size"
 _ONE_ADDRESS = "a safekeeper of the simulator has one address, the same in the membership and in each list"
-_ONE_ARCHIVE = "the archive of the simulator is the same for all safekeepers"
 _OPTION = "an option that no proxy of the simulator has: unit tests of the module"
-_BOTH_NAMED = "operators of the simulator always name the sizes of the quorums with the members"
 _NAMES = "standbys of the simulator have ASCII names, none of them a keyword, and send no hot standby feedback"
 # Real safekeepers have synthetic records, too.
 _RECORDS = "decodes WAL, and the records of the simulator are synthetic: unit tests of the module"
@@ -150,12 +148,7 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "WalStorage.truncate": ("lsn > self.flush_lsn is true",),
         },
         f"{_PROPOSER}/campaign.py": {"Campaign.message": ("isinstance(message, TailResponse) is false",)},
-        f"{_PROPOSER}/election.py": {
-            # A donor without WAL has no records to report.
-            "highest_possible_commit": ("donor_term is false", "vote.history is false"),
-        },
         f"{_PROPOSER}/member_change.py": {"next_membership": ("is_settled(membership, wanted) is true",)},
-        f"{_PROPOSER}/primary.py": {"first_difference": ("len(ours) != len(theirs) is true",)},
         f"{_PROPOSER}/refusals.py": {"Refusals.reason": ("past is None is true",)},
         f"{_PROPOSER}/replication.py": {"Replication.__init__": ("addresses is not None is false",)},
     },
@@ -195,7 +188,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         f"{_PROPOSER}/leadership.py": {
             "Leadership.on_steady_answer": ("response.leader_id != self.leader_id is true",),
         },
-        f"{_PROPOSER}/replication.py": {"Replication.on_pull_ended": ("message.leader_id != self.leader_id is true",)},
     },
     _PEER: {
         f"{_CONSENSUS}/membership.py": {"check_quorum_sizes": ("problem is true",)},
@@ -215,17 +207,11 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
                 "cut_history(vote.history, vote.flush_lsn) != vote.history is true",
             ),
         },
-        f"{_PROPOSER}/leadership.py": {
-            "Leadership.on_append_response": (
-                "response.flush_lsn <= response.write_lsn <= max(self.received_lsn, self.term_start_lsn) is false",
-            ),
-        },
         f"{_PROPOSER}/replication.py": {
             "Replication.on_read_response": (
                 "response.begin_lsn != progress.sent_lsn is true",
                 "0 < size <= fetch.end_lsn - progress.sent_lsn is false",
             ),
-            "Replication.on_pull_ended": ("progress.sent_lsn <= message.write_lsn <= self.received_lsn is false",),
         },
         f"{_PROPOSER}/roster.py": {
             "Roster.on_greeting": (
@@ -250,7 +236,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "size_of": ("len(expression) > LENGTH_MAX is true", "except _Invalid"),
             "problem_of_sizes": (
                 "except ConfigurationError",
-                "1 <= size <= members is false",
                 "sum(sizes) <= members is true",
                 "2 * sizes[1] <= members is true",
             ),
@@ -296,7 +281,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
                 "token[1].isdecimal() is false",
             ),
         },
-        f"{_PROPOSER}/member_change.py": {"refusal_of": ("wanted.members is false", "problem is true")},
     },
     _SIZES: {
         f"{_CONSENSUS}/membership.py": {
@@ -435,30 +419,10 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "Proposer._on_greeting": ("self.peers[safekeeper_id].greeting is None is true",),
         },
     },
-    _ONE_ARCHIVE: {
-        f"{_PROPOSER}/archiving.py": {
-            "Archiving.on_report": ("self._has_other_archive(report) is true", "candidate.other_archive.is_new("),
-            "Archiving.choose": ("self._has_other_archive(c.report) is true",),
-            "Archiving._has_other_archive": (
-                "bool(report.archive_id and self.archive_id and (report.archive_id != self.archive_id)) is true",
-            ),
-        },
-        f"{_PROPOSER}/leadership.py": {"Leadership.on_archive_report": ("stranger is true",)},
-    },
     _OPTION: {
-        f"{_PROPOSER}/leadership.py": {
-            "Leadership.refusal_of_change": ("force is true",),
-            "Leadership.begin_change": ("wanted != self.wanted is false",),
-        },
-        f"{_PROPOSER}/member_change.py": {"next_membership": ("facts.forced is true",)},
         f"{_PROPOSER}/proposer.py": {
             "Proposer.tick": ("self.config.replace_lost is true",),
             "Proposer._try_to_begin": ("self.config.bootstrap is true",),
-        },
-    },
-    _BOTH_NAMED: {
-        f"{_PROPOSER}/member_change.py": {
-            "target_of": ("sizes is None is true", "half.members == wanted is", "present is"),
         },
     },
     _NAMES: {

@@ -243,7 +243,9 @@ def test_nothing_that_is_shipped_imports_a_test() -> None:
 
 def test_only_the_pipeline_imports_spark() -> None:
     pipeline = "walproxy.pipeline"
-    without_spark = [f"{pipeline}.{part}" for part in ("schemas", "decoder", "input", "tables", "cdc.apply")]
+    parts = ("schemas", "decoder", "input", "tables", "cdc.apply", "duck")
+    without_spark = [f"{pipeline}.{part}" for part in parts]
+    without_spark += [module for module in MODULES if module.startswith(f"{pipeline}.jobs.report")]
     may = {module for module in MODULES if is_within(module, [pipeline]) and not is_within(module, without_spark)}
     assert with_any({module: imported_of(module, "pyspark") for module in MODULES.keys() - may}) == {}
 

@@ -11,7 +11,7 @@ from safekeeper.base.errors import ConfigurationError
 MODULES: Final = {
     "lab": ("asyncpg", "docker", "jinja2", "markupsafe", "plotly", "testcontainers"),
     "pipeline": (
-        *("deltalake", "duckdb", "jinja2", "llvmlite", "markupsafe", "numba", "numpy", "pandas", "plotly", "py4j"),
+        *("deltalake", "duckdb", "jinja2", "llvmlite", "markupsafe", "numba", "numpy", "pandas", "py4j"),
         *("pyarrow", "pyiceberg", "pyspark", "sqlalchemy"),
     ),
 }

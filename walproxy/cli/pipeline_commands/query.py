@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.parameters import KEY_VALUES
+from walproxy.cli.pipeline_commands.tables_options import lake_options, limits
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -14,27 +14,21 @@ from walproxy.cli.parameters import KEY_VALUES
 @click.option("--tables", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
-@click.option("--memory", default="2g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM, or of DuckDB.")
-@click.option(
-    "--lake-options",
-    default="",
-    type=KEY_VALUES,
-    help="Settings of the tables' store, by obstore's names, e.g. endpoint and region.",
-)
+@limits
+@lake_options
 def query(
     sql: str | None,
     tables: str,
     as_json: bool,
     as_csv: bool,
     cores: int | None,
-    memory: str,
+    memory: int,
     lake_options: Mapping[str, str],
 ) -> None:
-    """Query the tables that `walproxy pipeline run` writes: with Spark's SQL in a folder, DuckDB's in an object store.
+    """Query the tables that `walproxy pipeline run` writes, in any format, with DuckDB's SQL.
 
-    Without SQL it is read from standard input. lsn('5/40000000') and lsn_text(lsn) convert LSNs, and transaction_sizes
-    has the WAL of each transaction.
+    Without SQL it is read from standard input. lsn('5/40000000') and lsn_text(lsn) convert LSNs, transaction_sizes has
+    the WAL of each transaction, and blocks the block references of each record.
 
     \b
     Examples:
@@ -50,7 +44,6 @@ def query(
     if not statement:
         raise click.UsageError("SQL is missing: give it as an argument or on standard input")
     logs.configure(lambda: "walproxy pipeline query", "warning")
-    from walproxy.cli.pipeline_work.query import LakeLocation, ask
+    from walproxy.cli.pipeline_work.query import ask
 
-    location = LakeLocation.parse(tables, lake_options)
-    ask(location, statement, as_json=as_json, as_csv=as_csv, cores=cores, memory=memory)
+    ask(tables, lake_options, statement, as_json=as_json, as_csv=as_csv, threads=cores, memory_bytes=memory)

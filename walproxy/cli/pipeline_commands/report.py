@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from safekeeper.base import logs
+from walproxy.cli.pipeline_commands.tables_options import limits
 from walproxy.pipeline.choices import REPORT_TOP
 
 
@@ -21,8 +22,7 @@ from walproxy.pipeline.choices import REPORT_TOP
 @click.option("--to", "end", metavar="TIME|LSN", help="End there.")
 @click.option("--top", default=REPORT_TOP, show_default=True, type=click.IntRange(1, 1000), help="Rows of each list.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
-@click.option("--memory", default="2g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
+@limits
 def report(
     tables: Path,
     output: Path | None,
@@ -33,12 +33,13 @@ def report(
     top: int,
     as_json: bool,
     cores: int | None,
-    memory: str,
+    memory: int,
 ) -> None:
-    """Report what wrote the WAL: which tables, which transactions, when, how much of it as full-page images.
+    """Report what wrote the WAL, why, and what to change so that less is written.
 
     The page is one file that needs no network. Its source is the tables that `walproxy pipeline run` writes; at its end
-    it lists the information that is missing in the tables or in the WAL.
+    it lists the information that is missing in the tables or in the WAL. Names come from names.json in the folder of
+    the tables, if `walproxy pipeline catalog` wrote it there, and from --catalog or --primary.
 
     \b
     Examples:
@@ -55,8 +56,7 @@ def report(
     from walproxy.cli.pipeline_work.report import report_tables
 
     place = catalog if catalog is not None else primary
-    master = f"local[{cores or '*'}]"
-    report_tables(tables, output, place, (begin, end), top, as_json=as_json, master=master, memory=memory)
+    report_tables(tables, output, place, (begin, end), top, as_json=as_json, threads=cores, memory_bytes=memory)
 
 
 def _is_from_environment(name: str) -> bool:

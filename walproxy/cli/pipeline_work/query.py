@@ -1,93 +1,95 @@
 """`walproxy pipeline query`: the result as JSON, as CSV, or as a table."""
 
+import csv
 import sys
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
-import pyarrow as pa
-import pyarrow.csv
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from safekeeper.base.lsn import format_lsn
-from walproxy.pipeline.lake.location import LakeLocation
+from safekeeper.base.lsn import LSN_MAX, format_lsn
+from walproxy.pipeline.duck import FolderTables, Result, Tables, query
+from walproxy.pipeline.tables.table_folder import local_folder
 
-__all__ = ["LakeLocation", "ask"]
-
-_SHOWN_MAX = 1000
+_SHOWN_MAX: Final = 1000
+_NUMBERS: Final = ("BIGINT", "DECIMAL", "DOUBLE", "FLOAT", "HUGEINT", "INTEGER", "SMALLINT", "TINYINT")
+_JSON: Final = msgspec.json.Encoder(decimal_format="number")
 
 
-def ask(location: LakeLocation, statement: str, *, as_json: bool, as_csv: bool, cores: int | None, memory: str) -> None:
-    """Query the tables of a location, and print the result.
+def ask(
+    place: str,
+    options: Mapping[str, str],
+    statement: str,
+    *,
+    as_json: bool,
+    as_csv: bool,
+    threads: int | None,
+    memory_bytes: int | None,
+) -> None:
+    """Query the tables of a folder or a URL, and print the result.
 
     Args:
-        cores, memory: of the engine: Spark for a folder, DuckDB for an object store.
+        options: of the object store.
+        threads, memory_bytes: DuckDB's limits.
     """
-    if location.folder is None:
-        from walproxy.pipeline.lake.duck import query
-
-        _print(query(location, statement, cores=cores, memory=memory), as_json=as_json, as_csv=as_csv)
-        return
-    from walproxy.pipeline.jobs.query import is_small
-    from walproxy.pipeline.jobs.query import query as query_by_spark
-    from walproxy.pipeline.spark_session import spark_session
-
-    quick, master = is_small(location.folder), f"local[{cores or '*'}]"
-    with spark_session("walproxy pipeline query", master=master, memory=memory, quick=quick) as spark:
-        _print(query_by_spark(spark, location.folder, statement), as_json=as_json, as_csv=as_csv)
-
-
-def _print(result: pa.Table, *, as_json: bool, as_csv: bool) -> None:
-    if as_json:
-        for row in result.to_pylist():
-            sys.stdout.buffer.write(msgspec.json.encode(row) + b"\n")
-        sys.stdout.buffer.flush()
-    elif as_csv:
-        pyarrow.csv.write_csv(_flat(result), sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-    else:
-        _show(result)
+    with query(_tables_in(place, options), statement, threads=threads, memory_bytes=memory_bytes) as result:
+        if as_json:
+            for row in result.rows:
+                sys.stdout.buffer.write(_JSON.encode(dict(zip(result.columns, row, strict=True))) + b"\n")
+            sys.stdout.buffer.flush()
+        elif as_csv:
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(result.columns)
+            writer.writerows([_text(value) for value in row] for row in result.rows)
+        else:
+            _show(result)
 
 
-def _flat(result: pa.Table) -> pa.Table:
-    """Return the rows with lists and structures as JSON: CSV has none."""
-    for index, field in enumerate(result.schema):
-        if pa.types.is_nested(field.type):
-            texts = [
-                None if value is None else msgspec.json.encode(value).decode()
-                for value in result.column(index).to_pylist()
-            ]
-            result = result.set_column(index, field.name, pa.array(texts, pa.string()))
-    return result
+def _tables_in(place: str, options: Mapping[str, str]) -> Tables:
+    if not options and ("://" not in place or place.lower().startswith("file://")):
+        return FolderTables(local_folder(place))
+    from walproxy.pipeline.lake.duck import LakeTables  # Its libraries take longer than a query of a folder.
+    from walproxy.pipeline.lake.location import LakeLocation
+
+    return LakeTables(LakeLocation.parse(place, options))
 
 
-def _show(result: pa.Table) -> None:
+def _show(result: Result) -> None:
     """Print a table, with LSNs as PostgreSQL writes them."""
+    from rich import box  # A program that reads JSON or CSV does not wait for its import.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     shown = Table(box=box.SIMPLE_HEAD)
-    for field in result.schema:
-        is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        shown.add_column(Text(field.name), justify="right" if is_number else "left", no_wrap=True)
-    for row in result.slice(0, _SHOWN_MAX).to_pylist():
-        shown.add_row(*(Text(_cell(name, value)) for name, value in row.items()))
+    for name, written_type in zip(result.columns, result.types, strict=True):
+        is_number = written_type.removeprefix("U").startswith(_NUMBERS) and not written_type.endswith("]")
+        shown.add_column(Text(name), justify="right" if is_number else "left", no_wrap=True)
+    number = 0
+    for number, row in enumerate(result.rows, start=1):
+        if number <= _SHOWN_MAX:
+            shown.add_row(*(Text(_cell(name, value)) for name, value in zip(result.columns, row, strict=True)))
     console = Console()
     if not console.is_terminal:
         console = Console(width=10_000)  # A pipe has no width.
     console.print(shown)
-    if result.num_rows > _SHOWN_MAX:
-        click.echo(f"{result.num_rows} rows, of which {_SHOWN_MAX} are shown: --json or --csv print all", err=True)
+    if number > _SHOWN_MAX:
+        click.echo(f"{number} rows, of which {_SHOWN_MAX} are shown: --json or --csv print all", err=True)
 
 
 def _cell(name: str, value: Any) -> str:
+    if type(value) is int and (name == "lsn" or name.endswith("_lsn")) and 0 <= value <= LSN_MAX:
+        return format_lsn(value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
     if value is None:
         return ""
-    if type(value) is int and (name == "lsn" or name.endswith("_lsn")):
-        return format_lsn(value)
     if isinstance(value, datetime):
         return value.isoformat(sep=" ")
-    if isinstance(value, list | dict):
-        return msgspec.json.encode(value).decode()
+    if isinstance(value, list | dict | bool | bytes):
+        return _JSON.encode(value).decode()
     return str(value)

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from walproxy.pipeline.jobs.catalog import RelationNames, open_names
+from walproxy.pipeline.jobs.catalog import names_of_folder
 from walproxy.pipeline.jobs.report import make_report
 from walproxy.pipeline.jobs.report_html import write_page
 from walproxy.pipeline.jobs.report_input import look_for_tables, parse_position
-from walproxy.pipeline.spark_session import spark_session
+from walproxy.pipeline.tables.table_folder import local_folder
 
 
 def report_tables(
@@ -20,26 +20,22 @@ def report_tables(
     top: int,
     *,
     as_json: bool,
-    master: str,
-    memory: str,
+    threads: int | None,
+    memory_bytes: int,
 ) -> None:
     """Make the report of the tables in a folder, and write or print it.
 
     Args:
-        place: where names of relations come from, a file or a connection string; None for none.
+        place: where names of relations come from, a file or a connection string, besides names.json of the folder.
         bounds: where the report begins and ends, as they were written.
-        master, memory: Spark's.
+        threads, memory_bytes: DuckDB's limits.
     """
     positions = [parse_position(text) if text is not None else None for text in bounds]
-    names = open_names(place) if place is not None else RelationNames()
-    folder = look_for_tables(tables.absolute())
-    with spark_session(
-        "walproxy pipeline report",
-        master=master,
-        memory=memory,
-        quick=folder.are_small,
-    ) as spark:
-        found = make_report(spark, folder, names, begin=positions[0], end=positions[1], top=top)
+    folder = look_for_tables(local_folder(tables))
+    names = names_of_folder(folder.folder, place)
+    found = make_report(
+        folder, names, begin=positions[0], end=positions[1], top=top, threads=threads, memory_bytes=memory_bytes
+    )
     if output is not None:
         write_page(found, output)
     if as_json:
@@ -47,4 +43,6 @@ def report_tables(
         return
     for sentence in found.findings:
         click.echo(sentence)
+    for advice in found.advice:
+        click.echo(f"{advice.cause} {advice.change}")
     click.echo(f"the report is in {output}")

@@ -18,10 +18,9 @@ from walproxy.proxy.status_table import format_bytes
 _SHOWN_RELATIONS = 3
 # A transfer is what puts a row into the table of transfers, and commits.
 _COMMITTED_TRANSFERS = """
-    SELECT count(DISTINCT xid) AS transfers FROM records JOIN transactions USING (xid)
-    WHERE records.lsn >= {lsn} AND records.rmgr = 'Heap' AND records.operation LIKE 'INSERT%'
-      AND exists(records.blocks, block -> block.relation = {relation})
-      AND transactions.outcome = 'commit' AND transactions.lsn > records.lsn
+    SELECT count(DISTINCT xid) AS transfers FROM blocks JOIN transactions USING (xid)
+    WHERE blocks.lsn >= {lsn} AND rmgr = 'Heap' AND operation LIKE 'INSERT%' AND relation = {relation}
+      AND outcome = 'commit' AND transactions.lsn > blocks.lsn
 """
 
 

@@ -6,7 +6,7 @@ Needs jinja2 and plotly, which come with the extra `testing`.
 from pathlib import Path
 from typing import Final
 
-from walproxy.html_page import page
+from walproxy.html_page import page, rendering
 from walproxy.html_page.units import duration_text
 from walproxy.lab.torture.growth import GROWTH_PERCENT_MAX, growth_of
 from walproxy.lab.torture.record import Run
@@ -40,4 +40,4 @@ def write_page(run: Run, path: Path) -> None:
     Raises:
         ConfigurationError: it cannot be written.
     """
-    page.write(render(run), path, "--report")
+    rendering.write(render(run), path, "--report")

@@ -22,6 +22,9 @@ from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.sql import sql_conninfo
 
+NAMES_FILE: Final = "names.json"
+"""Where a report expects the names, in the folder of the tables."""
+
 _FORMAT: Final = 1
 _CONNECT_TIMEOUT_S: Final = 10
 _STATEMENT_TIMEOUT_S: Final = 60
@@ -150,6 +153,24 @@ def open_names(place: str) -> RelationNames:
     """
     is_conninfo = "=" in place or "://" in place
     return RelationNames(take_snapshot(place) if is_conninfo and not Path(place).exists() else read_snapshot(place))
+
+
+def names_of_folder(folder: Path, place: str | None) -> RelationNames:
+    """Return the names that `place` has, and for numbers that it lacks those of the file in the folder of the tables.
+
+    Args:
+        folder: with the file NAMES_FILE, or without.
+        place: see `open_names`; None: only the file.
+
+    Raises:
+        ConfigurationError, CatalogFailed: see `open_names`, `merge`.
+    """
+    path = folder / NAMES_FILE
+    given = open_names(place) if place is not None else RelationNames()
+    if not path.exists():
+        return given
+    kept = read_snapshot(path)
+    return RelationNames(merge([kept, given.snapshot]) if given.snapshot is not None else kept)
 
 
 # Files.

@@ -1,27 +1,30 @@
 """A report on WAL: what wrote it, which tables and which transactions, when, and how much of it is full-page images.
 
 Its input is the tables that `walproxy pipeline run` writes; if some are missing, the report lists what it lacks
-without them. Spark adds up (`report_queries`, `report_transactions`), so the size of the tables does not
+without them. DuckDB adds up (`report_queries`, `report_transactions`), so the size of the tables does not
 matter: charts have at most 300 bins, lists a limited number of rows and the rest as one.
 """
 
 from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from duckdb import DuckDBPyConnection
 
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 from walproxy.html_page.units import bin_width_us
 from walproxy.pipeline.choices import REPORT_TOP
+from walproxy.pipeline.duck import FolderTables, connect
 from walproxy.pipeline.jobs import report_queries as queries
 from walproxy.pipeline.jobs import report_transactions as transaction_queries
 from walproxy.pipeline.jobs.catalog import RelationNames
+from walproxy.pipeline.jobs.report_advice import advice_on
 from walproxy.pipeline.jobs.report_data import (
     OTHER,
     Extent,
     GapRow,
     Headline,
+    IndexRow,
     PageRow,
     RelationRow,
     Report,
@@ -29,10 +32,9 @@ from walproxy.pipeline.jobs.report_data import (
     TransactionRow,
     Written,
 )
-from walproxy.pipeline.jobs.report_input import FoundTables, Position, empty_table, read_tables, suited_settings
+from walproxy.pipeline.jobs.report_input import FoundTables, Position, read_tables
 from walproxy.pipeline.jobs.report_sentences import findings_of, unknown_of
 from walproxy.pipeline.jobs.time_axis import Axis, lsn_axis, time_axis, time_text
-from walproxy.pipeline.spark_errors import spark_errors
 
 BINS_MAX: Final = 300
 _SERIES_MAX: Final = 8
@@ -41,17 +43,18 @@ _WRITTEN_MAX: Final = 5
 # Pieces are as large as segments. Where they are fewer than bins, `records` has finer times, if it is not too much.
 _FINE_BYTES_MAX: Final = 2 << 30
 _FAR_LSN: Final = LSN_MAX >> 1
-"""Above every LSN; Spark has no unsigned numbers."""
+"""Above every LSN; the tables have no unsigned numbers."""
 
 
 def make_report(
-    spark: SparkSession,
     tables: FoundTables,
     names: RelationNames,
     *,
     begin: Position | None = None,
     end: Position | None = None,
     top: int = REPORT_TOP,
+    threads: int | None = None,
+    memory_bytes: int | None = None,
 ) -> Report:
     """Return the report on these tables.
 
@@ -59,12 +62,14 @@ def make_report(
         names: of relations; where they are not known the report shows numbers.
         begin, end: look at this range only; pieces of WAL that reach into it count as a whole.
         top: how many rows the lists have.
+        threads, memory_bytes: limits of DuckDB, see `connect`.
 
     Raises:
-        SparkFailed: Spark cannot read the tables.
+        ConfigurationError: a table has other columns.
+        StorageFailed, QueryFailed: DuckDB cannot read the tables.
     """
-    with spark_errors(), suited_settings(spark, tables):
-        found = _Findings(spark, read_tables(spark, tables), names, top)
+    with connect(FolderTables(tables.folder), threads=threads, memory_bytes=memory_bytes) as connection:
+        found = _Findings(connection, read_tables(connection, tables), names, top)
         found.restrict(begin, end)
         return found.report()
 
@@ -72,13 +77,14 @@ def make_report(
 class _Findings:
     """One report in the making; each method asks for a part of it."""
 
-    def __init__(self, spark: SparkSession, frames: dict[str, DataFrame], names: RelationNames, top: int) -> None:
-        self.spark = spark
+    def __init__(self, connection: DuckDBPyConnection, frames: dict[str, str], names: RelationNames, top: int) -> None:
+        self.connection = connection
         self.frames = frames
         self.names = names
         self.top = top
         self.extent: Extent | None = None
-        self.names_frame = queries.names_frame(spark, names)
+        self.special: str | None = None
+        queries.add_names(connection, names)
 
     def restrict(self, begin: Position | None, end: Position | None) -> None:
         """See how far the pieces reach that are in the range, and leave out of all tables what is outside of that."""
@@ -90,24 +96,25 @@ class _Findings:
         wanted = self.frames
         if (begin_lsn, end_lsn) != (0, _FAR_LSN):
             wanted = queries.restrict(self.frames, begin_lsn, end_lsn)
-        self.extent = queries.extent(self.spark, wanted)
+        self.extent = queries.extent(self.connection, wanted)
         if self.extent is not None:
             wanted = queries.restrict(self.frames, self.extent.begin_lsn, self.extent.end_lsn)
         self.frames = wanted
 
     def _lsn_before(self, position: Position) -> Lsn:
         assert position.time_us is not None  # it has no LSN
-        return queries.lsn_before(self.spark, self.frames, position.time_us)
+        return queries.lsn_before(self.connection, self.frames, position.time_us)
 
     def _lsn_after(self, position: Position) -> Lsn:
         assert position.time_us is not None  # it has no LSN
-        return queries.lsn_after(self.spark, self.frames, position.time_us)
+        return queries.lsn_after(self.connection, self.frames, position.time_us)
 
     def report(self) -> Report:
         report = Report(made_at=datetime.now(UTC).isoformat(timespec="seconds"), headline=Headline())
         if self.extent is not None:
             self._fill(report, self.extent)
         report.findings = findings_of(report)
+        report.advice = advice_on(report)
         report.unknown = unknown_of(report, set(self.frames), self.extent, self.names)
         return report
 
@@ -121,33 +128,60 @@ class _Findings:
         volume = self._volume(extent, headline)
         if volume is not None:
             self._relations(report, volume, axis)
+            self._images_and_indexes(report, volume)
         if "records" in self.frames:
-            found = queries.checkpoints(self.spark, self.frames["records"], _CHECKPOINTS_MAX)
-            headline.checkpoints = len(found)
-            report.bins.checkpoints = [label for lsn in found if (label := axis.label_of(lsn)) is not None]
+            self._checkpoints(report, self.frames["records"], axis)
         if "transaction_volume" in self.frames:
             self._transactions(report)
         if "page_versions" in self.frames:
-            report.pages, pages = queries.hot_pages(self.spark, self.frames["page_versions"], self.top)
+            report.pages, pages = queries.hot_pages(self.connection, self.frames["page_versions"], self.top)
             for records, *relation, fork, block in pages:
                 name = self.names.name(*relation)
                 report.hot_pages.append(PageRow(relation=name, fork=fork, block=block, records=records))
 
+    def _checkpoints(self, report: Report, records: str, axis: Axis) -> None:
+        causes = report.causes
+        found = queries.checkpoints(self.connection, records, _CHECKPOINTS_MAX)
+        report.headline.checkpoints = len(found)
+        if len(found) >= 2:
+            causes.checkpoint_distance = (found[-1] - found[0]) // (len(found) - 1)
+        labels = [label for lsn in found if (label := axis.label_of(lsn)) is not None]
+        report.bins.checkpoints = labels
+        if axis.has_times and len(labels) >= 2:
+            first, last = (datetime.fromisoformat(labels[index]) for index in (0, -1))
+            causes.checkpoint_interval = round((last - first).total_seconds() * 1e6) // (len(labels) - 1)
+
+    def _images_and_indexes(self, report: Report, volume: str) -> None:
+        report.causes.imaged_pages = queries.imaged_pages(
+            self.connection, self.special, self.frames.get("page_versions")
+        )
+        report.causes.indexes = [
+            IndexRow(
+                name=self._shown(row.name),
+                table=row.table_name,
+                records=row.records,
+                wal_bytes=row.wal_bytes,
+                image_bytes=row.image_bytes,
+                splits=row.splits if self.special is not None else None,
+            )
+            for row in queries.indexes(self.connection, volume, self.special, self.top)
+        ]
+
     def _axis(self, extent: Extent) -> tuple[Axis, list[queries.BinOfCommits]]:
-        times = queries.time_range(self.spark, self.frames)
+        times = queries.time_range(self.connection, self.frames)
         if times is None or times[0] == times[1]:
             return lsn_axis(extent.begin_lsn, extent.end_lsn, BINS_MAX), []
         width_us = bin_width_us(*times, BINS_MAX)
         if "transactions" not in self.frames:
-            knots = queries.knots_of_pieces(self.spark, self.frames["relation_volume"], width_us)
+            knots = queries.knots_of_pieces(self.connection, self.frames["relation_volume"], width_us)
             return time_axis(knots, width_us), []
-        by_bin = queries.commits_by_bin(self.spark, self.frames["transactions"], width_us)
+        by_bin = queries.commits_by_bin(self.connection, self.frames["transactions"], width_us)
         return time_axis([knot for each in by_bin for knot in (each.first, each.last)], width_us), by_bin
 
     def _commits(self, report: Report, axis: Axis, by_bin: Sequence[queries.BinOfCommits]) -> None:
         headline, transactions = report.headline, self.frames["transactions"]
         if not axis.has_times:
-            by_bin = queries.commits_by_bin(self.spark, transactions, 1)
+            by_bin = queries.commits_by_bin(self.connection, transactions, 1)
         headline.commits = sum(each.commits for each in by_bin)
         headline.aborts = sum(each.aborts for each in by_bin)
         if by_bin:
@@ -160,7 +194,7 @@ class _Findings:
             ended = counts.get(each.begin)
             report.bins.commits.append(ended.commits if ended else 0)
             report.bins.aborts.append(ended.aborts if ended else 0)
-        gaps = transaction_queries.commit_gaps(self.spark, transactions, by_bin, axis.width, self.top)
+        gaps = transaction_queries.commit_gaps(self.connection, transactions, by_bin, axis.width, self.top)
         report.gaps = [
             GapRow(
                 begin_time=time_text(gap.begin.time_us),
@@ -174,19 +208,22 @@ class _Findings:
             if gap.duration_us > 0
         ]
 
-    def _volume(self, extent: Extent, headline: Headline) -> DataFrame | None:
+    def _volume(self, extent: Extent, headline: Headline) -> str | None:
         """Return the rows that all sums of bytes come from, None if there are none."""
         span = extent.end_lsn - extent.begin_lsn
         pieces = self.frames.get("relation_volume")
         is_coarse = extent.pieces < BINS_MAX and span <= _FINE_BYTES_MAX
         if "records" in self.frames and (pieces is None or is_coarse):
             headline.source = "records"
-            return queries.volume_of_records(self.spark, self.frames["records"], extent.begin_lsn, extent.end_lsn)
+            sums, self.special = queries.sums_of_records(
+                self.connection, self.frames["records"], extent.begin_lsn, extent.end_lsn
+            )
+            return queries.volume_of_records(self.connection, sums, self.special)
         headline.source = "relation_volume" if pieces is not None else ""
         return pieces
 
-    def _relations(self, report: Report, volume: DataFrame, axis: Axis) -> None:
-        sums = queries.sums_of(self.spark, volume, self.names_frame, self.top)
+    def _relations(self, report: Report, volume: str, axis: Axis) -> None:
+        sums = queries.sums_of(self.connection, volume, self.top)
         report.rmgrs, report.relations = _rows(sums.rmgrs), _rows(sums.relations)
         report.tables = _rows(sums.tables) if len(self.names) else []
         headline = report.headline
@@ -205,23 +242,19 @@ class _Findings:
 
     def _tuples(self, rows: list[RelationRow]) -> None:
         wanted = [row.name for row in rows]
-        counts = {
-            each.name: each for each in queries.tuples(self.spark, self.frames["tuple_stats"], self.names_frame, wanted)
-        }
+        counts = {each.name: each for each in queries.tuples(self.connection, self.frames["tuple_stats"], wanted)}
         for row in rows:
             found = counts.get(row.name)
             if found is not None:
                 row.inserts, row.updates = found.inserts, found.updates
                 row.hot_updates, row.deletes = found.hot_updates, found.deletes
 
-    def _series(
-        self, report: Report, volume: DataFrame, axis: Axis, relations: Sequence[str], rmgrs: Container[str]
-    ) -> None:
+    def _series(self, report: Report, volume: str, axis: Axis, relations: Sequence[str], rmgrs: Container[str]) -> None:
         """Fill in what each bin has, by relation and by manager."""
         relation_series: dict[str, list[float]] = {}
         rmgr_series: dict[str, list[float]] = {}
         wal_bytes, image_bytes = [0.0] * len(axis.bins), [0.0] * len(axis.bins)
-        for row in queries.series(self.spark, volume, self.names_frame, axis, relations):
+        for row in queries.series(self.connection, volume, axis, relations):
             rmgr = row.rmgr if row.rmgr in rmgrs else OTHER
             for series, name in ((relation_series, row.name), (rmgr_series, rmgr)):
                 series.setdefault(name, [0.0] * len(axis.bins))[row.bin] += row.wal_bytes
@@ -238,16 +271,16 @@ class _Findings:
         return [Series(self._shown(name), series[name]) for name in names]
 
     def _transactions(self, report: Report) -> None:
-        transactions = self.frames.get("transactions", empty_table(self.spark, "transactions"))
+        transactions = self.frames.get("transactions", transaction_queries.NO_TRANSACTIONS)
         number, without_end, rows = transaction_queries.biggest_transactions(
-            self.spark, self.frames["transaction_volume"], transactions, self.top
+            self.connection, self.frames["transaction_volume"], transactions, self.top
         )
         report.headline.transactions, report.headline.transactions_without_end = number, without_end
-        begins = transaction_queries.times_before(self.spark, transactions, [row.first_lsn for row in rows])
+        begins = transaction_queries.times_before(self.connection, transactions, [row.first_lsn for row in rows])
         written = None
         if "records" in self.frames:
             written = transaction_queries.relations_of_transactions(
-                self.spark, self.frames["records"], transactions, self.names_frame, rows, _WRITTEN_MAX
+                self.connection, self.frames["records"], transactions, rows, _WRITTEN_MAX
             )
         for row in rows:
             begin_us = begins.get(row.first_lsn)
@@ -276,6 +309,6 @@ class _Findings:
         return self.names.name(*map(int, name[1:].split("/")))
 
 
-def _rows(sums: Sequence[Row]) -> list[RelationRow]:
+def _rows(sums: Sequence[Any]) -> list[RelationRow]:
     names = ("name", "kind", "records", "wal_bytes", "image_count", "image_bytes")
-    return [RelationRow(**{name: row[name] for name in names}) for row in sums]
+    return [RelationRow(**{name: getattr(row, name) for name in names}) for row in sums]

@@ -1,161 +1,118 @@
 """The charts of a report on WAL. Pure."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from datetime import datetime
+from itertools import pairwise
+from typing import Final
 
-from walproxy.html_page.charts import OTHER_SLOT, Chart, label_of, rounded, scale_of
+from walproxy.html_page.bars import BarChart, Layer, top_of
+from walproxy.html_page.charts import OTHER_SLOT, scale_of
 from walproxy.html_page.units import duration_text, size_text
-from walproxy.pipeline.jobs.report_data import OTHER, Report, Series, TransactionRow
+from walproxy.pipeline.jobs.report_data import OTHER, Report, Series
 
 _IMAGES_SLOT: Final = "images"
-_CHECKPOINTS_MAX: Final = 150
+_MARKS_MAX: Final = 150
+_LABELS: Final = 5
+_MINUTE_US: Final = 60_000_000
 
 
-def charts_of(report: Report) -> list[Chart]:
+def charts_of(report: Report) -> list[BarChart]:
     """Return all charts, also those with nothing to draw."""
     return [
         _volume(report, "by-relation", "WAL by relation", report.bins.by_relation),
         _volume(report, "by-rmgr", "WAL by resource manager", report.bins.by_rmgr),
         _image_share(report),
         _transactions_per_second(report),
-        _biggest(report),
     ]
 
 
-def _volume(report: Report, id: str, title: str, series: Sequence[Series]) -> Chart:
+def _volume(report: Report, id: str, title: str, series: Sequence[Series]) -> BarChart:
     bins = report.bins
-    chart = Chart(id=id, title=title, summary=f"{title} over {'time' if bins.has_times else 'its LSNs'}.")
+    summary = f"{title} over {'time' if bins.has_times else 'its LSNs'}."
     if not any(bins.wal_bytes):
-        chart.empty = "No WAL has a time." if report.headline.wal_bytes else "No WAL."
-        return chart
+        return BarChart(id, title, summary, empty=_why_empty(report))
     unit, scale = scale_of(max(bins.wal_bytes))
-    for slot, each in enumerate(series):
-        chart.traces.append(
-            {
-                "type": "bar",
-                "name": label_of(each.name),
-                "x": bins.labels,
-                "y": [rounded(value / scale) for value in each.values],
-                "hovertemplate": f"%{{y:.3~r}} {unit}",
-                "slot": OTHER_SLOT if each.name == OTHER else slot,
-                **_bar_place(report),
-            }
+    top = top_of(max(bins.wal_bytes) / scale)
+    layers = [
+        Layer(
+            each.name,
+            OTHER_SLOT if each.name == OTHER else slot,
+            [value / scale / top for value in each.values],
+            size_text(sum(each.values)),
         )
-    largest = ", ".join(f"{each.name} {size_text(sum(each.values))}" for each in series[:5])
-    chart.summary += f" In all: {largest}."
-    chart.layout = _over_time(report, f"{unit} per {_width(report)}") | {"barmode": "stack"}
-    return chart
-
-
-def _image_share(report: Report) -> Chart:
-    bins = report.bins
-    chart = Chart(id="image-share", title="Share of full-page images", summary="Share of full-page images in the WAL.")
-    if not any(bins.wal_bytes):
-        chart.empty = "No WAL has a time." if report.headline.wal_bytes else "No WAL."
-        return chart
-    pairs = zip(bins.image_bytes, bins.wal_bytes, strict=True)
-    share = [round(100 * images / wal, 2) if wal else None for images, wal in pairs]
-    chart.traces = [
-        {
-            "type": "bar",
-            "name": "full-page images",
-            "x": bins.labels,
-            "y": share,
-            "hovertemplate": "%{y:.1f} % of the WAL",
-            "slot": _IMAGES_SLOT,
-            "showlegend": False,
-            **_bar_place(report),
-        }
+        for slot, each in enumerate(series)
     ]
-    chart.layout = _over_time(report, "% of the bytes")
-    chart.layout["yaxis"]["range"] = [0, 100]
-    if bins.checkpoints:
-        chart.summary += f" Dotted lines are the ends of {len(bins.checkpoints)} checkpoints."
-        chart.layout["shapes"] = [
-            {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "slot": OTHER_SLOT}
-            for at in bins.checkpoints[:_CHECKPOINTS_MAX]
-            if bins.has_times
-        ]
-    return chart
+    largest = ", ".join(f"{each.name} {size_text(sum(each.values))}" for each in series[:5])
+    return BarChart(
+        id,
+        f"{title}, per {_width(report)}",
+        f"{summary} In all: {largest}.",
+        layers,
+        [f"{top:g} {unit}", f"{top / 2:g}", "0"],
+        _x_labels(report),
+    )
 
 
-def _transactions_per_second(report: Report) -> Chart:
+def _image_share(report: Report) -> BarChart:
     bins = report.bins
-    chart = Chart(id="transactions", title="Transactions per second", summary="Transactions that ended, per second.")
+    title = "Share of full-page images"
+    summary = "Share of full-page images in the WAL."
+    if not any(bins.wal_bytes):
+        return BarChart("image-share", title, summary, empty=_why_empty(report))
+    pairs = zip(bins.image_bytes, bins.wal_bytes, strict=True)
+    share = [images / wal if wal else 0.0 for images, wal in pairs]
+    marks = _marks(report)
+    if marks:
+        title += "; dotted lines are checkpoints"
+        summary += f" Dotted lines are the ends of {len(bins.checkpoints)} checkpoints."
+    layers = [Layer("full-page images", _IMAGES_SLOT, share)]
+    return BarChart("image-share", title, summary, layers, ["100 %", "50 %", "0"], _x_labels(report), marks)
+
+
+def _marks(report: Report) -> list[float]:
+    bins = report.bins
+    if not bins.has_times:
+        return []
+    first = datetime.fromisoformat(bins.labels[0])
+    length_us = bins.width * len(bins.labels)
+    passed = [datetime.fromisoformat(at) - first for at in bins.checkpoints[:_MARKS_MAX]]
+    return [each.total_seconds() * 1e6 / length_us for each in passed]
+
+
+def _transactions_per_second(report: Report) -> BarChart:
+    bins = report.bins
+    title, summary = "Transactions per second", "Transactions that ended, per second."
     if not bins.commits:
         known = report.headline.commits is not None
-        chart.empty = "Fewer than two times are known: no rate." if known else "The table transactions is missing."
-        return chart
+        empty = "Fewer than two times are known: no rate." if known else "The table transactions is missing."
+        return BarChart("transactions", title, summary, empty=empty)
     seconds = bins.width / 1e6
-    for name, counts, slot in (("commits", bins.commits, 0), ("aborts", bins.aborts, 2)):
-        chart.traces.append(
-            {
-                "type": "bar",
-                "name": name,
-                "x": bins.labels,
-                "y": [rounded(count / seconds) for count in counts],
-                "hovertemplate": "%{y:.4~r} a second",
-                "slot": slot,
-                **_bar_place(report),
-            }
-        )
-    chart.layout = _over_time(report, "a second") | {"barmode": "stack"}
-    return chart
-
-
-def _biggest(report: Report) -> Chart:
-    rows = report.transactions
-    chart = Chart(id="biggest", title="Biggest transactions", summary="The transactions that wrote most WAL.")
-    if not rows:
-        known = report.headline.transactions is not None
-        chart.empty = "No transaction wrote anything." if known else "The table transaction_volume is missing."
-        return chart
-    unit, scale = scale_of(max(row.wal_bytes for row in rows))
-    parts = (
-        ("full-page images", _IMAGES_SLOT, [row.image_bytes for row in rows]),
-        ("all else", 0, [row.wal_bytes - row.image_bytes for row in rows]),
-    )
-    labels = [_transaction(row) for row in rows]
-    chart.traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "y": labels,
-            "x": [rounded(value / scale) for value in values],
-            "hovertemplate": f"%{{x:.3~r}} {unit}",
-            "slot": slot,
-        }
-        for name, slot, values in parts
+    top = top_of(max(commits + aborts for commits, aborts in zip(bins.commits, bins.aborts, strict=True)) / seconds)
+    layers = [
+        Layer(name, slot, [count / seconds / top for count in counts], f"{sum(counts):,}")
+        for name, slot, counts in (("commits", 0, bins.commits), ("aborts", 2, bins.aborts))
     ]
-    chart.layout = {
-        "barmode": "stack",
-        "height": 90 + 26 * len(rows),
-        "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
-        "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "hovermode": "y unified",
-    }
-    return chart
+    return BarChart("transactions", title, summary, layers, [f"{top:g}", f"{top / 2:g}", "0"], _x_labels(report))
 
 
-def _transaction(row: TransactionRow) -> str:
-    return f"xid {row.xid}"
+def _why_empty(report: Report) -> str:
+    return "No WAL has a time." if report.headline.wal_bytes else "No WAL."
 
 
-def _over_time(report: Report, y_title: str) -> dict[str, Any]:
-    x_axis: dict[str, Any] = {"title": {"text": "UTC" if report.bins.has_times else "LSN"}}
-    x_axis |= {"type": "date"} if report.bins.has_times else {"type": "category", "nticks": 12}
-    return {
-        "xaxis": x_axis,
-        "yaxis": {"title": {"text": y_title}, "rangemode": "tozero"},
-        "hovermode": "x unified",
-        "bargap": 0,
-    }
-
-
-def _bar_place(report: Report) -> dict[str, Any]:
-    """Let a bar begin where its bin does; Plotly centres it otherwise, and a date's width is in milliseconds."""
-    return {"width": report.bins.width / 1000, "offset": 0} if report.bins.has_times else {}
+def _x_labels(report: Report) -> list[str]:
+    """Return where some bars begin: times with the date where it changes, or LSNs."""
+    labels = report.bins.labels
+    last = len(labels) - 1
+    chosen = [labels[last * number // (_LABELS - 1)] for number in range(_LABELS)] if last >= _LABELS - 1 else labels
+    if not report.bins.has_times:
+        return list(chosen)
+    times = [datetime.fromisoformat(each) for each in chosen]
+    clock = "%H:%M" if report.bins.width >= _MINUTE_US else "%H:%M:%S"
+    texts = [f"{times[0]:%Y-%m-%d {clock}}"]
+    texts += [
+        f"{at:{clock}}" if at.date() == before.date() else f"{at:%m-%d {clock}}" for before, at in pairwise(times)
+    ]
+    return [*texts[:-1], f"{texts[-1]} UTC"]
 
 
 def _width(report: Report) -> str:

@@ -152,12 +152,62 @@ class PageRow(msgspec.Struct, kw_only=True):
     records: int
 
 
+class IndexRow(msgspec.Struct, kw_only=True):
+    """The WAL of an index.
+
+    Attributes:
+        table: of the index; None without its name.
+        splits: pages of a B-tree that were split; None if no records were counted.
+    """
+
+    name: str
+    table: str | None
+    records: int
+    wal_bytes: int
+    image_bytes: int
+    splits: int | None
+
+
+class Causes(msgspec.Struct, kw_only=True):
+    """Why the WAL is as large as it is.
+
+    Attributes:
+        checkpoint_distance: bytes of WAL between two checkpoints, on average; None without two of them.
+        checkpoint_interval: the time between them in microseconds, where it is known.
+        imaged_pages: pages of which there are full-page images, or more; None if no table has it. With only one
+            checkpoint, there would have been one image of each page.
+        indexes: those that wrote most.
+    """
+
+    checkpoint_distance: int | None = None
+    checkpoint_interval: int | None = None
+    imaged_pages: int | None = None
+    indexes: list[IndexRow] = []
+
+
+class Advice(msgspec.Struct, kw_only=True):
+    """A change that reduces WAL.
+
+    Attributes:
+        about: what it is about, in one or two words.
+        cause: the figure and its reason, a sentence.
+        change: what to change, a sentence.
+        wal_bytes: the WAL that it is about: the change saves a part of it, never more.
+    """
+
+    about: str
+    cause: str
+    change: str
+    wal_bytes: int
+
+
 class Report(msgspec.Struct, kw_only=True):
     """All of it.
 
     Attributes:
         made_at: when.
         findings: the answer in sentences.
+        advice: changes that reduce WAL, the one about most WAL first.
         unknown: what this report does not know, in sentences.
         tables: relations added up to tables, with their indexes and TOAST; only with names.
         pages: how many pages were changed; None without the table `page_versions`.
@@ -166,6 +216,8 @@ class Report(msgspec.Struct, kw_only=True):
     made_at: str
     headline: Headline
     findings: list[str] = []
+    advice: list[Advice] = []
+    causes: Causes = msgspec.field(default_factory=Causes)
     unknown: list[str] = []
     bins: Bins = msgspec.field(default_factory=Bins)
     tables: list[RelationRow] = []

@@ -1,18 +1,16 @@
 """The input of a report: the tables of a folder, and the range of WAL in them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+from duckdb import DuckDBPyConnection
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.pipeline.jobs.query import table_frame
+from walproxy.pipeline.duck import FolderTables, add_views, identifier
 from walproxy.pipeline.schemas import arrow_schema
-from walproxy.pipeline.tables import find_tables, open_table
+from walproxy.pipeline.tables import find_tables
 
 USED_TABLES: Final = (
     "records",
@@ -22,12 +20,6 @@ USED_TABLES: Final = (
     "page_versions",
     "tuple_stats",
 )
-_SMALL_ROWS: Final = 200_000
-_SMALL_SETTINGS: Final = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.shuffle.partitions": "1",
-}
 
 
 class Position(NamedTuple):
@@ -55,16 +47,10 @@ def parse_position(text: str) -> Position:
 
 
 class FoundTables(NamedTuple):
-    """Tables of a folder that a report can use, and how many rows they have together."""
+    """Tables of a folder that a report can use."""
 
     folder: Path
     names: list[str]
-    rows: int
-
-    @property
-    def are_small(self) -> bool:
-        """Whether they are too small for the preparations that make Spark, and Java, fast."""
-        return self.rows < _SMALL_ROWS
 
 
 def look_for_tables(folder: Path) -> FoundTables:
@@ -72,7 +58,7 @@ def look_for_tables(folder: Path) -> FoundTables:
 
     Raises:
         ConfigurationError: there are none.
-        StorageFailed: one cannot be read.
+        StorageFailed: the folder cannot be read.
     """
     names = [found.name for found in find_tables(folder) if found.name in USED_TABLES]
     if not names:
@@ -80,39 +66,16 @@ def look_for_tables(folder: Path) -> FoundTables:
             f"{folder} has none of the tables that a report needs ({', '.join(USED_TABLES)}): "
             "walproxy pipeline run writes them; correct --tables"
         )
-    rows = 0
-    for name in names:
-        with open_table(folder, name, schema=arrow_schema(name), create=False) as table:
-            rows += sum(file.rows for file in table.live_files())
-    return FoundTables(folder, names, rows)
+    return FoundTables(folder, names)
 
 
-def read_tables(spark: SparkSession, found: FoundTables) -> dict[str, DataFrame]:
-    """Return the tables as Spark reads them.
+def read_tables(connection: DuckDBPyConnection, found: FoundTables) -> dict[str, str]:
+    """Make views of the tables; return what stands after FROM for each.
 
     Raises:
+        ConfigurationError: one has other columns.
         StorageFailed: one cannot be read.
     """
-    return {name: table_frame(spark, found.folder, name) for name in found.names}
-
-
-@contextmanager
-def suited_settings(spark: SparkSession, found: FoundTables) -> Iterator[None]:
-    """Let Spark ask small tables without the preparations that large ones are worth.
-
-    Compiling each query, and cutting it for many tasks, took two thirds of the CPU time of a small report.
-    """
-    settings = _SMALL_SETTINGS if found.are_small else {}
-    before = {name: spark.conf.get(name) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, str(value))
-
-
-def empty_table(spark: SparkSession, name: str) -> DataFrame:
-    """Return a table without rows."""
-    return spark.createDataFrame(arrow_schema(name).empty_table())
+    schemas = {name: arrow_schema(name) for name in found.names}
+    add_views(connection, FolderTables(found.folder), found.names, found.names, schemas)
+    return {name: identifier(name) for name in found.names}

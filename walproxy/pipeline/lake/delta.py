@@ -28,11 +28,12 @@ from walproxy.pipeline.lake.errors import lake_error, lake_errors
 from walproxy.pipeline.lake.files import read_footer_of
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
+from walproxy.pipeline.tables.dataset import dataset_of
 from walproxy.pipeline.tables.delta_statistics import statistics_of
 from walproxy.pipeline.tables.delta_table import bounds_of
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, first_line, normal_schema
-from walproxy.pipeline.tables.table import Batch, dataset_of
+from walproxy.pipeline.tables.table import Batch
 
 _OURS: Final = "WAL as tables, written by walproxy"
 _PREFIX: Final = "walproxy."

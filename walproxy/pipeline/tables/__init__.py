@@ -4,6 +4,7 @@
 opening          a table by its folder and name; which tables a folder holds
 table            the interface of a table, for every format
 position         rule X1: a commit names the position that its writer believes the table has
+dataset          files of a table as an Arrow dataset
 compaction       many small files become few large ones
 parquet_files    writing Parquet, and reading a file's footer
 table_folder     the identity of a table: its format and its schema

@@ -9,18 +9,14 @@ names the last one too (`After`): two processes that write under one name cannot
 Writers of different names may commit to one table at once, from several processes or machines.
 """
 
-import functools
-import operator
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.fs
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
@@ -28,6 +24,9 @@ from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction, merge,
 from walproxy.pipeline.tables.disk import storage_errors
 from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, NewFile, read_footer, schema_difference
 from walproxy.pipeline.tables.position import TableMoved, require_position
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 COMMIT_ATTEMPTS: Final = 50
 """Attempts of a commit, if other writers are faster each time."""
@@ -264,11 +263,13 @@ class Table(ABC):
             StorageFailed: the table's metadata cannot be read.
         """
 
-    def dataset(self) -> ds.Dataset:
+    def dataset(self) -> "ds.Dataset":
         """Return the table as it is now. A filter on columns with bounds opens only the files that can match."""
-        return dataset_of(self.live_files(), self.schema, pyarrow.fs.LocalFileSystem())
+        from walproxy.pipeline.tables.dataset import LOCAL, dataset_of  # It imports pandas: longer than a short query.
 
-    def to_arrow(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
+        return dataset_of(self.live_files(), self.schema, LOCAL)
+
+    def to_arrow(self, columns: Sequence[str] | None = None, filter: "ds.Expression | None" = None) -> pa.Table:
         """Return rows of the table as it is now, in no order."""
         names = list(columns) if columns is not None else None
         return self.dataset().to_table(columns=names, filter=filter)
@@ -398,22 +399,3 @@ def unused_since(path: Path, age_s: float) -> bool:
         return path.stat().st_mtime < time.time() - age_s
     except FileNotFoundError:
         return False
-
-
-def dataset_of(files: Sequence[LiveFile], schema: pa.Schema, filesystem: pyarrow.fs.FileSystem) -> ds.Dataset:
-    """Return files of a table as a dataset that opens only those that can match a filter, by their bounds."""
-    never_null = {field.name for field in schema if not field.nullable}
-    return ds.FileSystemDataset.from_paths(
-        [file.path for file in files],
-        schema=schema,
-        format=ds.ParquetFileFormat(),
-        filesystem=filesystem,
-        partitions=[_guarantee(file, never_null) for file in files],
-    )
-
-
-def _guarantee(file: LiveFile, never_null: set[str]) -> ds.Expression:
-    """Return what holds for each row of the file. A null is within no bounds."""
-    bounds = {name: both for name, both in file.bounds.items() if name in never_null}
-    within = [(ds.field(name) >= low) & (ds.field(name) <= high) for name, (low, high) in bounds.items()]
-    return functools.reduce(operator.and_, within, ds.scalar(True))

@@ -1,0 +1,318 @@
+"""Tables in DuckDB: one view for each table of a folder, in a connection that reads this folder and nothing else.
+
+Tables of an object store are in `lake/duck.py`. A table itself reports which Parquet files it consists of now
+(`Table.live_files`), and a view reads exactly these. So Delta and Iceberg need no extension of DuckDB, and files that
+were removed, or never committed, are in no view. A view shows one version of its table; two views can differ by the
+batches that were committed between them.
+
+Besides the tables there are
+
+- `lsn('5/40000000')` and `lsn_text(22548578304)`, from PostgreSQL's text of an LSN to the tables' number and back;
+- `blocks`, where there are `records`: one row for each block reference of a record;
+- `transaction_sizes`, where there are `transactions` and `transaction_volume`: each commit and abort with the WAL that
+  its transaction has written, subtransactions included. Transaction numbers are used again after four billion: a row
+  of `transaction_volume` belongs to the first end of its transaction number at or after it. What was rolled back to a
+  savepoint has an end of its own.
+
+DuckDB loads no extension, writes only into its temporary folder, and accepts no change of its settings.
+`check_statement` refuses statements that are not queries: DuckDB could write into the folder that it may read.
+"""
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import duckdb
+import pyarrow as pa
+from duckdb import DuckDBPyConnection, StatementType
+
+from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
+from safekeeper.base.logs import one_line
+from walproxy.pipeline.tables import find_tables, open_table
+
+BLOCKS: Final = "blocks"
+TRANSACTION_SIZES: Final = "transaction_sizes"
+_MADE_FROM: Final = {BLOCKS: ("records",), TRANSACTION_SIZES: ("transactions", "transaction_volume")}
+"""Views that are made of tables, unless the folder has a table of this name."""
+
+_SETTINGS: Final = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+}
+_MACROS: Final = (
+    """lsn(written) AS
+        (('0x' || split_part(written, '/', 1))::BIGINT << 32) + ('0x' || split_part(written, '/', 2))::BIGINT""",
+    "lsn_text(number) AS printf('%X/%X', (number)::BIGINT >> 32, (number)::BIGINT & 4294967295)",
+)
+_QUERIES: Final = (StatementType.SELECT, StatementType.MULTI)  # PIVOT is several statements.
+_EXPLAIN: Final = re.compile(r"\s*explain\s+(?:analyze\s+)?(?:\([^)]*\)\s*)?", re.IGNORECASE)
+_MISSING_TABLE: Final = re.compile(r"Table with name (.+?) does not exist!")
+_LENGTH_MAX: Final = 300
+
+# Ends of transactions and rows of volume are laid in one order for each transaction number; each row of volume then
+# belongs to the next end. A commit is the last record of its transaction, so that at one LSN the volume comes first.
+_QUERIES_OF_VIEWS: Final = {
+    BLOCKS: "SELECT lsn, end_lsn, rmgr, operation, xid, unnest(blocks, max_depth := 2) FROM records",
+    TRANSACTION_SIZES: """
+        WITH finished AS (SELECT * FROM transactions WHERE outcome <> 'prepare'),
+        members AS (
+            SELECT unnest(list_prepend(xid, subxids)) AS member_xid, lsn AS finish_lsn, lsn AS place, 1 AS step,
+                0 AS records, 0 AS wal_bytes, 0 AS image_bytes, NULL::BIGINT AS first_lsn
+            FROM finished
+        ),
+        events AS (
+            SELECT * FROM members
+            UNION ALL
+            SELECT xid, NULL, last_lsn, 0, records, wal_bytes, image_bytes, first_lsn
+            FROM transaction_volume WHERE xid <> 0
+        ),
+        owned AS (
+            SELECT records, wal_bytes, image_bytes, first_lsn, first_value(finish_lsn IGNORE NULLS) OVER (
+                PARTITION BY member_xid ORDER BY place, step ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
+            ) AS finish_lsn FROM events
+        ),
+        sizes AS (
+            SELECT finish_lsn, sum(records)::BIGINT AS records, sum(wal_bytes)::BIGINT AS wal_bytes,
+                sum(image_bytes)::BIGINT AS image_bytes, min(first_lsn) AS first_lsn
+            FROM owned WHERE finish_lsn IS NOT NULL GROUP BY finish_lsn
+        )
+        SELECT finished.*, sizes.first_lsn, sizes.records, sizes.wal_bytes, sizes.image_bytes
+        FROM finished JOIN sizes ON sizes.finish_lsn = finished.lsn
+    """,
+}
+
+
+_FETCHED_ROWS: Final = 10_000
+
+
+class QueryFailed(WalproxyError):
+    """DuckDB could not carry out a statement, although it is right."""
+
+
+class Tables(Protocol):
+    """The tables that are queried."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that DuckDB may read; None: no file at all."""
+
+    def names(self) -> list[str]:
+        """Return the names of the tables.
+
+        Raises:
+            StorageFailed, ArchiveError: they cannot be read.
+        """
+
+    def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
+        """Make a table known to DuckDB, as it is now; `schema`: what its columns must be.
+
+        Raises:
+            ConfigurationError: there is no such table, or it has other columns.
+            StorageFailed, ArchiveError: it cannot be read.
+        """
+
+    def failure(self, error: duckdb.Error) -> WalproxyError | None:
+        """Return what stands for an error of DuckDB that reading these tables has caused; None if it has not."""
+
+
+class FolderTables(NamedTuple):
+    """The tables of a folder, which is an absolute path."""
+
+    folder: Path
+
+    def names(self) -> list[str]:
+        return [table.name for table in find_tables(self.folder)]
+
+    def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
+        with open_table(self.folder, name, schema=schema, create=False) as table:
+            paths = [file.path for file in table.live_files()]
+            columns = table.schema
+        if not paths:
+            connection.register(name, columns.empty_table())
+            return
+        files = ", ".join(map(literal, paths))
+        connection.execute(
+            f"CREATE VIEW {identifier(name)} AS SELECT * FROM read_parquet([{files}], hive_partitioning = false)"
+        )
+
+    def failure(self, error: duckdb.Error) -> WalproxyError | None:
+        return StorageFailed(_line(error)) if isinstance(error, duckdb.IOException) else None
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+
+class Result(NamedTuple):
+    """The rows of a query, as they are computed.
+
+    Attributes:
+        columns: names; one can occur twice.
+        types: DuckDB's words, such as `BIGINT`.
+        rows: can be read once.
+    """
+
+    columns: list[str]
+    types: list[str]
+    rows: Iterator[tuple[Any, ...]]
+
+
+@contextlib.contextmanager
+def connect(
+    tables: Tables, *, threads: int | None = None, memory_bytes: int | None = None
+) -> Iterator[DuckDBPyConnection]:
+    """Open DuckDB for tables, without any view, for this block.
+
+    Args:
+        threads: as many as the machine has cores by default.
+        memory_bytes: limit; what needs more is written to a temporary folder. The default is DuckDB's, most of the
+            machine's memory.
+    """
+    with tempfile.TemporaryDirectory(prefix="walproxy-duckdb-", ignore_cleanup_errors=True) as temporary:
+        config: dict[str, str | bool | int | float | list[str]] = {**_SETTINGS, "temp_directory": temporary}
+        if threads is not None:
+            config["threads"] = threads
+        if memory_bytes is not None:
+            config["memory_limit"] = f"{memory_bytes}B"
+        with duckdb_errors(tables), duckdb.connect(config=config) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            for macro in _MACROS:
+                connection.execute(f"CREATE MACRO {macro}")
+            if tables.folder is not None:
+                connection.execute(f"SET allowed_directories = [{literal(str(tables.folder))}]")
+            connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
+            yield connection
+
+
+def add_views(
+    connection: DuckDBPyConnection,
+    tables: Tables,
+    names: Iterable[str],
+    existing: Collection[str],
+    schemas: Mapping[str, pa.Schema] | None = None,
+) -> None:
+    """Make views of tables, as they are now, and of what is made of tables, with these in that case.
+
+    Args:
+        existing: the names of all tables.
+        schemas: what the columns of tables must be.
+
+    Raises:
+        ConfigurationError: there is no such table, or it has other columns.
+        StorageFailed, ArchiveError: one cannot be read.
+    """
+    wanted = list(dict.fromkeys(names))
+    made = [name for name in wanted if name in _MADE_FROM and name not in existing]
+    needed = [*(name for name in wanted if name not in made), *(source for name in made for source in _MADE_FROM[name])]
+    with duckdb_errors(tables):
+        for name in dict.fromkeys(needed):
+            tables.add(connection, name, (schemas or {}).get(name))
+        for name in made:
+            connection.execute(f"CREATE VIEW {identifier(name)} AS {_QUERIES_OF_VIEWS[name]}")
+
+
+@contextlib.contextmanager
+def query(
+    tables: Tables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
+) -> Iterator[Result]:
+    """Give the rows that a statement about tables returns, for this block.
+
+    Args:
+        threads, memory_bytes: limits of DuckDB, see `connect`.
+
+    Raises:
+        ConfigurationError: it is wrong, or there are no tables; perhaps while rows are read.
+        StorageFailed, ArchiveError: a table cannot be read.
+        QueryFailed: it cannot be carried out.
+    """
+    existing = tables.names()
+    if not existing:
+        raise ConfigurationError(f"{tables} has no tables: walproxy pipeline run writes some")
+    check_statement(statement)
+    with connect(tables, threads=threads, memory_bytes=memory_bytes) as connection:
+        add_views(connection, tables, named_in(statement, existing), existing)
+        with duckdb_errors(tables, existing):
+            connection.execute(statement)
+            described = connection.description or []
+            rows = iter(lambda: connection.fetchmany(_FETCHED_ROWS), [])
+            columns, types = [str(each[0]) for each in described], [str(each[1]) for each in described]
+            yield Result(columns, types, (row for fetched in rows for row in fetched))
+
+
+def named_in(statement: str, tables: Iterable[str]) -> list[str]:
+    """Return the tables, and views made of them, that a statement may refer to; all of them if it names none.
+
+    Opening a table takes time, for Iceberg seconds. A statement that names none, such as SHOW TABLES, is about all.
+    """
+    found = list(tables)
+    possible = [
+        *found,
+        *(view for view, sources in _MADE_FROM.items() if view not in found and set(sources) <= set(found)),
+    ]
+    lower = statement.lower()
+    return [name for name in possible if name.lower() in lower] or possible
+
+
+def check_statement(statement: str) -> None:
+    """Check that a statement is one query, and nothing that could write.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    with duckdb_errors():
+        statements = duckdb.extract_statements(statement)
+        if len(statements) == 1 and statements[0].type == StatementType.EXPLAIN:
+            statements = duckdb.extract_statements(_EXPLAIN.sub("", statement, count=1))
+    if len(statements) != 1:
+        raise ConfigurationError(f"one SQL statement is needed, not {len(statements)}")
+    if statements[0].type not in _QUERIES:
+        raise ConfigurationError("only queries are possible here: begin with SELECT, WITH, FROM, DESCRIBE or EXPLAIN")
+
+
+def literal(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def identifier(name: str) -> str:
+    """Return a name as an identifier of SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextlib.contextmanager
+def duckdb_errors(tables: Tables | None = None, existing: Iterable[str] = ()) -> Iterator[None]:
+    """Raise what DuckDB raises as an error of one line.
+
+    Args:
+        tables: what is read.
+        existing: the names of all tables, for the line about one that is missing.
+
+    Raises:
+        ConfigurationError: the statement is wrong.
+        StorageFailed, ArchiveError: a file cannot be read.
+        QueryFailed: of anything else, such as memory.
+    """
+    try:
+        yield
+    except duckdb.Error as error:
+        failure = tables.failure(error) if tables is not None else None
+        if failure is not None:
+            raise failure from error
+        missing = _MISSING_TABLE.search(str(error))
+        if missing is not None and isinstance(error, duckdb.CatalogException):
+            raise ConfigurationError(f"{tables} has no table {missing[1]}, but {', '.join(existing)}") from error
+        if isinstance(error, duckdb.OutOfMemoryException):
+            raise QueryFailed(f"{_line(error)}: set a larger --memory") from error
+        if isinstance(error, duckdb.OperationalError | duckdb.InternalError):
+            raise QueryFailed(_line(error)) from error
+        raise ConfigurationError(_line(error)) from error
+
+
+def _line(error: duckdb.Error) -> str:
+    """Return the message of an error without the statement that DuckDB repeats."""
+    return one_line(" ".join(str(error).partition("\n\nLINE ")[0].split()))[:_LENGTH_MAX]
