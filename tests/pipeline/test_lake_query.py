@@ -13,7 +13,7 @@ from safekeeper.base.errors import ArchiveRefused, ConfigurationError
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, answer
 from tests.integration.object_stores import MotoServer, Place, Server
-from tests.pipeline.test_query import TIME, end, volume
+from tests.pipeline.test_query import TIME, end
 from walproxy.cli.pipeline_commands.query import query as command
 from walproxy.pipeline.duck import query
 from walproxy.pipeline.lake.duck import LakeTables
@@ -48,44 +48,6 @@ def write(location: LakeLocation, view: str, *rows: dict[str, Any]) -> None:
 def rows_of(location: LakeLocation, statement: str, **limits: int) -> list[dict[str, Any]]:
     with query(LakeTables(location), statement, **limits) as result:
         return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
-
-
-def test_the_wal_of_a_transaction_is_that_of_its_subtransactions_up_to_its_end(location: LakeLocation) -> None:
-    write(
-        location,
-        "transactions",
-        end(100, 7, 8, 9),
-        end(150, 20, outcome="abort"),  # a subtransaction that was rolled back to a savepoint
-        end(200, 19),
-        end(300, 30, outcome="prepare"),
-        end(400, 30, 31, outcome="commit_prepared"),
-        end(900, 7, 9),  # four billion transactions later
-    )
-    write(
-        location,
-        "transaction_volume",
-        volume(7, 10, 40, 1),
-        volume(7, 60, 100, 2),  # its commit is the last of its records
-        volume(8, 20, 30, 4),
-        volume(9, 35, 90, 8),
-        volume(19, 110, 200, 16),
-        volume(20, 120, 150, 32),
-        volume(30, 210, 300, 64),
-        volume(31, 220, 230, 128),
-        volume(7, 850, 900, 256),
-        volume(9, 860, 870, 512),
-        volume(9, 950, 960, 1024),  # goes on
-        volume(0, 1, 990, 2048),  # of no transaction
-    )
-    found = rows_of(location, "SELECT * FROM transaction_sizes ORDER BY lsn")
-    columns = ("lsn", "xid", "first_lsn", "records", "wal_bytes")
-    assert [tuple(row[name] for name in columns) for row in found] == [
-        (100, 7, 10, 4, 1 + 2 + 4 + 8),
-        (150, 20, 120, 1, 32),
-        (200, 19, 110, 1, 16),
-        (400, 30, 210, 2, 64 + 128),
-        (900, 7, 850, 2, 256 + 512),
-    ]
 
 
 def test_lsns_are_converted_and_sums_are_plain_numbers(location: LakeLocation) -> None:
