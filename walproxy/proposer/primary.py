@@ -71,10 +71,10 @@ class LogPlan(NamedTuple):
 def first_log_plan(primary: PrimaryIdentity) -> LogPlan:
     """Return where the very first log of a cluster begins: at the segment start of the primary's flush position.
 
-    If the primary's timeline forked off within that segment, the log begins on the timeline before. On that of the
-    primary it would not be in the line of descent of a server that was promoted at the same fork.
+    It begins on the primary's own timeline, also if that forked off within the segment: so servers that have stayed on
+    the timeline before are refused from the first byte on.
     """
-    return _plan_empty_log(segment_start(primary.flush_lsn, primary.segment_size), _lineage(primary))
+    return LogPlan(segment_start(primary.flush_lsn, primary.segment_size), primary.tli, cuts=False)
 
 
 def plan_log(history: TermHistory, log_end_lsn: Lsn, primary: PrimaryIdentity) -> LogPlan:
@@ -92,12 +92,17 @@ def plan_log(history: TermHistory, log_end_lsn: Lsn, primary: PrimaryIdentity) -
         # Terms were won, but no WAL was streamed: any line of descent may begin here.
         return _plan_empty_log(log_end_lsn, theirs)
     offset = next((i for i, stretch in enumerate(theirs) if stretch.tli == ours[0].tli), None)
-    if offset is None:
-        raise PrimaryRefused(
-            f"the quorum's log begins on timeline {ours[0].tli}, which is not in the history of the primary's "
-            f"timeline {primary.tli}: it is another line of descent"
-        )
-    theirs = theirs[offset:]
+    if offset is not None:
+        theirs = theirs[offset:]
+    else:
+        empty = next((ancestor for ancestor in primary.ancestors if ancestor.tli == ours[0].tli), None)
+        if empty is None:
+            raise PrimaryRefused(
+                f"the quorum's log begins on timeline {ours[0].tli}, which is not in the history of the primary's "
+                f"timeline {primary.tli}: it is another line of descent"
+            )
+        # The first log may begin before its timeline did, in the same segment. This primary has no byte of that one.
+        theirs = [empty, *(their for their in theirs if their.tli > empty.tli)]
     for index, (our, their) in enumerate(zip(ours, theirs, strict=False)):
         our_is_last, their_is_last = index == len(ours) - 1, index == len(theirs) - 1
         if our_is_last and (their.end_lsn > our.end_lsn or their_is_last):

@@ -183,8 +183,7 @@ def beginning_of_term(vote: VoteResponse, primary: PrimaryIdentity) -> Beginning
         Refused: the primary cannot continue that log.
     """
     if not vote.history:
-        start_lsn = primary.flush_lsn - primary.flush_lsn % primary.segment_size
-        return Beginning(start_lsn, _tli_of_primary(primary, start_lsn), False)
+        return Beginning(primary.flush_lsn - primary.flush_lsn % primary.segment_size, primary.tli, False)
     if primary.tli <= vote.history[-1].floor:
         raise Refused("it is sealed")
     beginning = _fork(vote.history, vote.flush_lsn, primary)
@@ -210,9 +209,12 @@ def _fork(history: TermHistory, end_lsn: int, primary: PrimaryIdentity) -> Begin
         if primary.flush_lsn < end_lsn:
             raise Refused("its WAL does not reach the log")
         return Beginning(end_lsn, _tli_of_primary(primary, end_lsn), False)
+    if log[0][0] not in [tli for tli, _ in line]:
+        forks = [(each.tli, each.end_lsn) for each in primary.ancestors if each.tli == log[0][0]]
+        if not forks:
+            raise Refused("the log's first timeline is not in its line")
+        line = forks + [(tli, end) for tli, end in line if tli > log[0][0]]
     tlis = [tli for tli, _ in line]
-    if log[0][0] not in tlis:
-        raise Refused("the log's first timeline is not in its line")
     line = line[tlis.index(log[0][0]) :]
     shared = 0
     while shared + 1 < min(len(log), len(line)) and log[shared + 1][0] == line[shared + 1][0]:

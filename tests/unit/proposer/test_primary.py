@@ -34,23 +34,19 @@ ONE_THEN_TWO = history((1, 100, 1), (2, 300, 2))
 
 def test_the_first_log_begins_at_the_segment_of_the_primary() -> None:
     assert first_log_plan(primary(3, 5000)) == LogPlan(4096, 3, cuts=False)
-    assert first_log_plan(primary(3, 5000, (1, 300), (2, 4096))) == LogPlan(4096, 3, cuts=False)
+    assert first_log_plan(primary(3, 5000, (1, 300), (2, 4500))) == LogPlan(4096, 3, cuts=False)
 
 
-def test_the_first_log_begins_on_the_timeline_of_its_first_byte() -> None:
+def test_a_primary_may_have_no_byte_of_the_timeline_on_which_the_first_log_began() -> None:
     """Simulator, failovers 123990: a server that was promoted at the same fork was refused for ever."""
-    promoted = primary(2, 5000, (1, 4500))
-    plan = first_log_plan(promoted)
-    assert plan == LogPlan(4096, 1, cuts=False)
-    log = history((1, plan.start_lsn, plan.tli))
-    assert plan_log(log, 4096, promoted) == plan
-    assert plan_log(log, 4500, promoted) == LogPlan(4500, 2, cuts=False)
-    assert plan_log(history((1, 4096, 1), (2, 4500, 2)), 4500, primary(3, 5000, (1, 4500), (2, 4500))) == LogPlan(
-        4500, 3, cuts=False
-    )
-    assert plan_log(history((1, 4096, 1), (2, 4500, 2)), 4600, primary(3, 5000, (1, 4500))) == LogPlan(
-        4500, 3, cuts=True
-    )
+    log, promoted = history((1, 4096, 2)), primary(3, 5000, (1, 4500), (2, 4500))
+    assert plan_log(log, 4500, promoted) == LogPlan(4500, 3, cuts=False)
+    assert plan_log(log, 4300, promoted) == LogPlan(4300, 2, cuts=False)
+    assert plan_log(log, 4600, promoted) == LogPlan(4500, 3, cuts=True)
+    assert plan_log(log, 4500, primary(4, 5000, (1, 4500), (2, 4500), (3, 4700))) == LogPlan(4500, 3, cuts=False)
+    for other in (primary(1, 5200), primary(3, 5000, (1, 4500))):
+        with pytest.raises(PrimaryRefused, match="it is another line of descent"):
+            plan_log(log, 4300, other)
 
 
 def test_a_primary_on_the_same_timeline_goes_on_where_the_log_ends() -> None:
