@@ -82,7 +82,7 @@ def obstacle(look: HostLook, end: LogEnd) -> str:
         # Without a walreceiver the timeline is that of the last restartpoint, which may be an earlier one.
         perhaps = "" if look.receives else "connect it to the safekeepers, which shows whether that is so, or "
         if look.receives and not look.complete_lsn and look.replayed_lsn <= left_lsn:
-            perhaps = f"GRANT {READ_RIGHT}, which shows whether a complete record is there, or "
+            perhaps = f"GRANT pg_monitor and {READ_RIGHT}, which shows whether a complete record is there, or "
         return (
             f"has WAL of timeline {look.tli} up to {format_lsn(look.reached_lsn)}, and the log left that timeline at "
             f"{format_lsn(left_lsn)}: {perhaps}make it a standby again with pg_rewind"

@@ -45,11 +45,12 @@ SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
   pg_has_role('pg_write_server_files', 'USAGE') AND pg_has_role('pg_monitor', 'USAGE'),
   current_setting('default_transaction_read_only'), current_user
 """
-# More than this is replayed rather than looked at.
-_UNREPLAYED_BYTES = 256 << 10
+# Of WAL that was received and not replayed at most so much is looked at: longer records are rare.
+_UNREPLAYED_BYTES = 1 << 20
 _UNREPLAYED_MAY_BE_READ = """
 SELECT has_function_privilege('pg_read_binary_file(text, bigint, bigint, boolean)', 'EXECUTE'),
-  pg_size_bytes(current_setting('wal_segment_size'))
+  pg_size_bytes(current_setting('wal_segment_size')), (SELECT w.received_tli FROM pg_stat_get_wal_receiver() w),
+  pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()
 """
 
 
@@ -175,28 +176,32 @@ class Server:
         look = look_of(self.name, row, may_be_read_only=self._may_be_read_only)
         if look.in_recovery and not look.receives:
             with contextlib.suppress(PrimaryProblem, ServerProblem):
-                look = dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
-        if look.in_recovery and 0 < look.received_lsn - look.replayed_lsn <= _UNREPLAYED_BYTES and look.replayed_lsn:
-            look = dataclasses.replace(look, complete_lsn=self._complete_lsn(connection, look))
+                return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
+        if look.in_recovery and look.received_lsn > look.replayed_lsn:
+            with contextlib.suppress(PrimaryProblem):
+                return dataclasses.replace(look, complete_lsn=self._complete_lsn(connection, look))
         return look
 
     def _complete_lsn(self, connection: BoundedConnection, look: HostLook) -> Lsn:
-        """Return where the last complete record ends that a standby has received; 0 if the role may not read that."""
+        """Return where the last complete record ends that the walreceiver has received; 0 if that is not known."""
         doing = f"read pg_wal of {self.name}"
-        may_be_read, size = connection.rows(_UNREPLAYED_MAY_BE_READ, doing)[0]
-        if may_be_read != "t":
+        may_be_read, size, tli, received, replayed = connection.rows(_UNREPLAYED_MAY_BE_READ, doing)[0]
+        received_lsn, replayed_lsn = _lsn(received), _lsn(replayed)
+        # Without the right to see the walreceiver's timeline, the files are not known.
+        is_known = may_be_read == "t" and tli == str(look.tli) and replayed_lsn
+        if not is_known or not 0 <= received_lsn - replayed_lsn <= _UNREPLAYED_BYTES:
             return 0
         segment_size, wal = int(size or 0), bytearray()
-        while (lsn := look.replayed_lsn + len(wal)) < look.received_lsn:
+        while (lsn := replayed_lsn + len(wal)) < received_lsn:
             segment_lsn = segment_start(lsn, segment_size)
             path = f"pg_wal/{segment_name(look.tli, lsn, segment_size)}"
-            length = min(look.received_lsn, segment_lsn + segment_size) - lsn
-            call = f"pg_read_binary_file({quoted(path)}, {lsn - segment_lsn}, {length}, true)"
-            found = bytes.fromhex((connection.value(f"SELECT {call}", doing) or "")[2:])
+            length = min(received_lsn, segment_lsn + segment_size) - lsn
+            read = f"encode(pg_read_binary_file({quoted(path)}, {lsn - segment_lsn}, {length}, true), 'hex')"
+            found = bytes.fromhex(connection.value(f"SELECT {read}", doing) or "")
             if not found:
-                break
+                return 0
             wal += found
-        return complete_end(wal, look.replayed_lsn, segment_size)
+        return complete_end(wal, replayed_lsn, segment_size)
 
     def _replayed_tli(self, timeout_s: float) -> int:
         with self.connection(timeout_s, replication=True) as connection:

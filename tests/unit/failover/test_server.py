@@ -1,13 +1,18 @@
 """What a server has returned, and what is said of its errors."""
 
+import dataclasses
+import re
+from typing import cast
+
 import pytest
 
 from safekeeper.base.errors import WalproxyError
-from safekeeper.base.lsn import parse_lsn
+from safekeeper.base.lsn import format_lsn, parse_lsn
 from tests.unit.failover.looks import log_end
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.failover.candidates import HostLook
 from walproxy.failover.server import Server, complete_end, look_of, plain
+from walproxy.postgres.bounded_sql import BoundedConnection
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.problems import ServerHangs, problem_of_connect, problem_of_error
 
@@ -137,3 +142,46 @@ def test_an_incomplete_record_or_what_is_none_ends_the_complete_ones() -> None:
     ]
     assert end_of(wal + b"recycled" * 9) == ends[2]
     assert end_of(b"") == begin_lsn
+
+
+class Answers:
+    """A connection to a standby that is asked what it has received and not replayed."""
+
+    def __init__(self, builder: WalBuilder, replayed_lsn: int, tli: str | None = "1", may_be_read: str = "t") -> None:
+        self.builder, self.replayed_lsn, self.tli, self.may_be_read = builder, replayed_lsn, tli, may_be_read
+        self.missing = ""
+
+    def rows(self, sql: str, doing: str) -> list[tuple[str | None, ...]]:
+        positions = (format_lsn(self.builder.position), format_lsn(self.replayed_lsn))
+        return [(self.may_be_read, str(MIB), self.tli, *positions)]
+
+    def value(self, sql: str, doing: str) -> str | None:
+        found = re.search(r"'pg_wal/(\w+)', (\d+), (\d+), true", sql)
+        assert found is not None
+        if found[1] == self.missing:
+            return None
+        begin_lsn = int(found[1][-8:], 16) * MIB + int(found[2])
+        return self.builder.read(begin_lsn, begin_lsn + int(found[3])).hex()
+
+
+def test_the_end_of_what_is_complete_is_known_only_if_all_of_it_can_be_read() -> None:
+    builder = WalBuilder()
+    builder.add(bytes(MIB - 9000))
+    replayed_lsn = builder.add(b"replayed").end_lsn
+    complete_lsn = builder.add(bytes(20_000)).end_lsn
+    builder.add(bytes(500), held=100)
+    look = dataclasses.replace(standby(), tli=1)
+
+    def end_of(answers: Answers) -> int:
+        return Server(NOBODY)._complete_lsn(cast(BoundedConnection, answers), look)
+
+    answers = Answers(builder, replayed_lsn)
+    assert end_of(answers) == complete_lsn > 2 * MIB, "over two segments"
+    answers.missing = "000000010000000000000002"
+    assert end_of(answers) == 0
+    assert end_of(Answers(builder, replayed_lsn, tli="2")) == 0
+    assert end_of(Answers(builder, replayed_lsn, tli=None)) == 0
+    assert end_of(Answers(builder, replayed_lsn, may_be_read="f")) == 0
+    assert end_of(Answers(builder, 0)) == 0
+    builder.add(bytes(MIB))
+    assert end_of(Answers(builder, replayed_lsn)) == 0, "more than is looked at"
