@@ -233,7 +233,7 @@ def test_connections_to_different_servers_are_refused(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = options_of(source, tmp_path)
-    monkeypatch.setattr(job_module, "server_start", lambda connection: "another time")
+    monkeypatch.setattr(change_feed, "server_start", lambda connection: "another time")
     with pytest.raises(SourceUnavailable, match="led to different servers"):
         run_apply(options, once=True)
 

@@ -32,7 +32,7 @@ from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Job, only_job, read_job, write_job
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
-from walproxy.pipeline.cdc.change_feed import ChangeFeed, server_start
+from walproxy.pipeline.cdc.change_feed import ChangeFeed
 from walproxy.pipeline.cdc.publication import TableName, require_publications
 from walproxy.pipeline.cdc.reading import HELD_BYTES_MAX, QUORUM_TIMEOUT_S, AskedQuorum, require_position
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
@@ -41,6 +41,7 @@ from walproxy.pipeline.cdc.server import (
     SourceRefused,
     SourceUnavailable,
     connect,
+    require_server,
     server_major,
     system_id,
 )
@@ -109,9 +110,9 @@ class ApplyOptions(NamedTuple):
         """Return a table of the folder, whether it exists or not."""
         return following_table(self.folder, self.format, table)
 
-    def snapshot(self, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
-        """Give the tables of the publications as of a position."""
-        return snapshot(self.conninfo, self.publications, wait_s=wait_s)
+    def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
+        """Give the tables of the publications as of a position, of the server that a connection leads to."""
+        return snapshot(self.conninfo, self.publications, server, wait_s=wait_s)
 
 
 class TablesQuarantined(SourceRefused):
@@ -191,9 +192,7 @@ def opened_job(options: ApplyOptions, *, first: bool, ends: bool) -> Iterator["A
         feed = stack.enter_context(
             closing(ChangeFeed(options.conninfo, options.slot, options.publications, job.position_lsn, beside=asking))
         )
-        # The quorum's position is asked of one server, and holds for changes of that server only.
-        if feed.server_start != server_start(asking):
-            raise SourceUnavailable("two connections led to different servers, or the server was restarted meanwhile")
+        require_server(asking, feed.server_start)
         require_position(asking, options.slot, job.position_lsn)  # the session holds the slot: no other one moves it
         yield stack.enter_context(closing(ApplyJob(options, job, feed, asking, ends=ends)))
 
@@ -370,6 +369,10 @@ class ApplyJob:
             self.tables.copy_again(table, reason)
         self._copy()
         self._note(self._job.position_lsn)
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
+        """Give the tables as of a position of the job's server. Raises as `copying.snapshot`."""
+        return self._options.snapshot(self._asking)
 
     def wait_for_quorum(self, lsn: Lsn) -> None:
         """Return when a position is on the quorum. Raises SourceUnavailable."""

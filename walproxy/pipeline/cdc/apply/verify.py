@@ -101,7 +101,7 @@ def _verify(
 ) -> dict[TableName, Verified]:
     verified: dict[TableName, Verified] = {}
     for _ in range(_ROUNDS):
-        with options.snapshot() as source:
+        with job.snapshot() as source:
             job.wait_for_quorum(source.lsn)
             published = {each.table: each for each in source.tables if each.table in tables - verified.keys()}
             # No lock is held meanwhile: a copy waits for transactions, and one of them might wait for the lock.
