@@ -241,7 +241,8 @@ def test_a_range_that_ends_within_a_commit_record_waits_until_the_quorum_has_the
     safe = SafeUpTo()
     found = source.reader(safe).read(source.connection, source.asking, source.begin_lsn, commit_lsn + 8)
     next(found)
-    [waited_lsn] = safe.waited_for
+    end_lsn, waited_lsn = safe.waited_for
+    assert end_lsn == commit_lsn + 8
     assert list(found) == []
     assert commit_lsn + 8 < waited_lsn <= source.end_lsn()
     assert list(source.reader(safe).read(source.connection, source.asking, source.begin_lsn, commit_lsn)) == []

@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
 from tests.pipeline.logical_server import Source, logical_server, wait_until
-from walproxy.pipeline.cdc import change_feed
+from walproxy.pipeline.cdc import change_feed, slot_stream
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, opened_job, run_apply
 from walproxy.pipeline.cdc.apply.job_file import only_job
@@ -20,7 +20,7 @@ from walproxy.pipeline.cdc.change_feed import ChangeFeed
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn, flush_lsn
 from walproxy.pipeline.cdc.server import SourceRefused, SourceUnavailable, connect, patiently, server_major
-from walproxy.pipeline.cdc.slot import read_slot, usable_slot
+from walproxy.pipeline.cdc.slot import is_held_back, read_slot, usable_slot
 from walproxy.postgres.local_server import LocalPostgres, find_servers
 from walproxy.postgres.logical_replication import WAITING_READER, Item
 from walproxy.postgres.sql import read_logical_subscribers
@@ -233,9 +233,64 @@ def test_connections_to_different_servers_are_refused(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = options_of(source, tmp_path)
-    monkeypatch.setattr(job_module, "server_start", lambda connection: "another time")
+    monkeypatch.setattr(change_feed, "server_start", lambda connection: "another time")
     with pytest.raises(SourceUnavailable, match="led to different servers"):
         run_apply(options, once=True)
+
+
+@pytest.fixture
+def held_back(source: Source) -> Iterator[None]:
+    """The server waits for a slot that nobody reads, before it sends changes that are newer than that slot."""
+    if server_major(source.connection) < 17:
+        pytest.skip("no synchronized_standby_slots before PostgreSQL 17")
+    setting = "SHOW synchronized_standby_slots"
+    source.run("SELECT pg_create_physical_replication_slot('away', true)")
+    source.run("ALTER SYSTEM SET synchronized_standby_slots = 'away'", "SELECT pg_reload_conf()")
+    wait_until(lambda: source.rows(setting) == [("away",)])
+    yield
+    source.run("ALTER SYSTEM RESET synchronized_standby_slots", "SELECT pg_reload_conf()")
+    wait_until(lambda: source.rows(setting) == [("",)])
+    source.run("SELECT pg_drop_replication_slot('away')")
+
+
+@pytest.mark.usefixtures("held_back")
+def test_a_server_that_other_slots_hold_back_ends_a_run_in_one_line(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_stream, "_QUIET_MAX_S", 1.0)
+    source.run("INSERT INTO t VALUES (1)")
+    with pytest.raises(SourceUnavailable, match="waits for the slots in synchronized_standby_slots"):
+        run_apply(options_of(source, tmp_path, status="none"), once=True)
+
+
+@pytest.mark.usefixtures("held_back")
+def test_a_job_whose_server_is_held_back_stops_when_it_is_told_to(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, is_waiting = threading.Event(), threading.Event()
+    failures: list[Exception] = []
+    ask = ChangeFeed.ask
+
+    def asking(feed: ChangeFeed) -> None:
+        is_waiting.set()  # a step needs more than it has
+        ask(feed)
+
+    monkeypatch.setattr(ChangeFeed, "ask", asking)
+
+    def run() -> None:
+        try:
+            run_apply(options_of(source, tmp_path, status="none"), once=False, stop=stop)
+        except Exception as error:
+            failures.append(error)
+
+    source.run("INSERT INTO t VALUES (1)")
+    job = threading.Thread(target=run, daemon=True)
+    job.start()
+    assert is_waiting.wait(60)
+    wait_until(lambda: is_held_back(source.connection, source.slot))
+    stop.set()
+    job.join(60)
+    assert not job.is_alive() and failures == []
 
 
 def test_a_transaction_that_stays_open_is_decoded_once_and_not_with_each_step(source: Source, tmp_path: Path) -> None:

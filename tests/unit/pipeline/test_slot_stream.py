@@ -1,7 +1,9 @@
 """Ranges out of one session: cut anywhere they have each transaction once, whatever arrives together."""
 
 import random
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.unit import pgoutput_bytes as built
 from walproxy.pipeline.cdc.changes import Change
-from walproxy.pipeline.cdc.slot_stream import SlotStream
+from walproxy.pipeline.cdc.server import SourceUnavailable
+from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
 from walproxy.postgres.logical_replication import Item
 
 TABLE = built.relation(1, "t", [("id", 23)], key=["id"])
@@ -55,8 +58,18 @@ def position(lsn: int) -> Item:
     return (lsn, b"")
 
 
-def stream_of(feed: ScriptedFeed, begin_lsn: int = 0) -> SlotStream:
-    return SlotStream(feed, Quorum(), begin_lsn, version=4, held_bytes_max=100)
+def stream_of(
+    feed: ScriptedFeed, begin_lsn: int = 0, stop: threading.Event | None = None, is_held_back: bool = False
+) -> SlotStream:
+    return SlotStream(
+        feed,
+        Quorum(),
+        begin_lsn,
+        version=4,
+        held_bytes_max=100,
+        is_held_back=lambda: is_held_back,
+        stop=stop or threading.Event(),
+    )
 
 
 def values(changes: Sequence[Change]) -> list[str]:
@@ -93,6 +106,61 @@ def test_the_server_flushes_only_if_it_must_send_more() -> None:
     list(stream.read(140, lambda: flushes.append(141)))
     assert flushes == [140]
     assert stream.has(140) and not stream.has(141)
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[ScriptedFeed], None]:
+    """Let each wait for a feed take as long as it may."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def pass_in(feed: ScriptedFeed) -> None:
+        take = feed.take
+
+        def slowly(timeout_s: float) -> list[Item]:
+            now[0] += timeout_s
+            return take(timeout_s)
+
+        feed.take = slowly  # type: ignore[method-assign]
+
+    return pass_in
+
+
+def test_a_server_that_holds_changes_back_is_not_waited_for_endlessly(seconds: Callable[[ScriptedFeed], None]) -> None:
+    silence: list[list[Item]] = [[position(90)], [*transaction(100, "a", described=True)], *[[], [position(140)]] * 200]
+    feed = ScriptedFeed(*silence)
+    seconds(feed)
+    with pytest.raises(SourceUnavailable, match="synchronized_standby_slots"):
+        read(stream_of(feed, is_held_back=True), 150)
+    assert 200 < len(silence) - len(feed.arrivals) < 400  # it is on time
+
+
+def test_a_server_that_decodes_for_long_is_waited_for(seconds: Callable[[ScriptedFeed], None]) -> None:
+    feed = ScriptedFeed(*[[position(90)]] * 1000, transaction(100, "a", described=True), [position(150)])
+    seconds(feed)
+    assert read(stream_of(feed), 150) == ["a"]
+
+
+def test_what_arrives_or_moves_ends_the_time_of_waiting(seconds: Callable[[ScriptedFeed], None]) -> None:
+    arrivals: list[list[Item]] = []
+    for number in range(20):
+        lsn = 100 * (number + 1)
+        news = [position(lsn)] if number % 2 else transaction(lsn, "a", described=number == 0)
+        arrivals += [[]] * 200 + [news]
+    feed = ScriptedFeed(*arrivals)
+    seconds(feed)
+    assert read(stream_of(feed, is_held_back=True), 2000) == ["a"] * 10
+
+
+def test_a_job_that_is_to_stop_does_not_wait_for_a_silent_server() -> None:
+    stop = threading.Event()
+    stop.set()
+    first = [built.begin(100, 7), TABLE, built.insert(1, "a")]
+    feed = ScriptedFeed([(0, data) for data in first], [position(100)])
+    with pytest.raises(Stopped):
+        read(stream_of(feed, stop=stop), 150)
+    feed = ScriptedFeed([*transaction(100, "a", described=True)], [position(150)])
+    assert read(stream_of(feed, stop=stop), 150) == ["a"]  # what does arrive is taken to the end of the range
 
 
 def test_what_is_sent_again_is_passed_over() -> None:

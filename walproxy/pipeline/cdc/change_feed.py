@@ -35,6 +35,7 @@ from walproxy.pipeline.cdc.server import (
     one_value,
     patiently,
     server_major,
+    server_start,
 )
 from walproxy.pipeline.cdc.slot import plugin_options, receive_texts_as_stored, slot_error
 from walproxy.postgres.logical_replication import WAITING_READER, Item, LogicalStream, end_logical, start_logical
@@ -264,15 +265,6 @@ class ChangeFeed:
         self._send_report(reply_requested=False)
         with contextlib.suppress(TimeoutError, psycopg.Error, WalproxyError):
             wait_blocking(end_logical(self._connection.pgconn), self._connection.pgconn, _END_TIMEOUT_S)
-
-
-def server_start(connection: Connection) -> str:
-    """Return when the server was started: what tells two servers of one cluster apart, or two runs of one.
-
-    Raises:
-        SourceUnavailable, SourceRefused.
-    """
-    return str(one_value(connection, "SELECT pg_postmaster_start_time()::text", doing="ask when the server started"))
 
 
 def psycopg_error(refusal: ServerRefused) -> psycopg.Error:

@@ -3,6 +3,10 @@
 A range ends where the quorum is, which may be in the middle of a commit record: that transaction belongs to the range,
 because its record begins in it. No change of it is passed on before the quorum has all of the record
 (quorum_gate.py), for which a second connection asks.
+
+The end of a range is chosen elsewhere and earlier, perhaps on another server: `conninfo` may name several, and lead to
+a deposed primary that was started again. What that one has below the same position may be on no quorum. So the quorum
+of the server that the range is read from is asked for its end once more.
 """
 
 from collections.abc import Generator, Sequence
@@ -14,7 +18,7 @@ from walproxy.pipeline.cdc.changes import Change, Changes
 from walproxy.pipeline.cdc.publication import require_publications
 from walproxy.pipeline.cdc.quorum_gate import on_quorum
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn, flush_lsn
-from walproxy.pipeline.cdc.server import Connection, SourceRefused, server_major
+from walproxy.pipeline.cdc.server import Connection, SourceRefused, require_server, server_major, server_start
 from walproxy.pipeline.cdc.slot import have_flushed, peek, protocol_version, usable_slot
 from walproxy.pipeline.cdc.spool import MEMORY_BYTES, Spool
 from walproxy.pipeline.cdc.transactions import committed
@@ -60,14 +64,19 @@ class SlotReader(NamedTuple):
 
         Args:
             asking: a second connection, to ask for positions meanwhile.
-            end_lsn: a position that the quorum has.
+            end_lsn: a position that the quorum is said to have; it is waited for.
 
         Raises:
             SourceRefused: the slot has been moved beyond `begin_lsn`, or cannot be read.
-            SourceUnavailable: the server does not answer, or the quorum does not get there.
+            SourceUnavailable: the server does not answer, the connections lead to different ones, or the quorum does
+                not get there.
             RemoteProtocolError: what the server sends is not understood.
         """
+        require_server(asking, server_start(connection))
         require_position(connection, self.slot, begin_lsn)
+        quorum = AskedQuorum(self.safe_lsn, asking, self.quorum_timeout_s)
+        if begin_lsn < end_lsn:
+            quorum.wait_for(end_lsn)
         have_flushed(connection)
         messages = peek(connection, self.slot, self.publications, end_lsn, stream=self.stream)
         stream = committed(
@@ -77,7 +86,6 @@ class SlotReader(NamedTuple):
             begin_lsn=begin_lsn,
             end_lsn=end_lsn,
         )
-        quorum = AskedQuorum(self.safe_lsn, asking, self.quorum_timeout_s)
         safe = on_quorum(stream, quorum, known_lsn=end_lsn, held_bytes_max=self.held_bytes_max)
         with closing(messages), closing(stream), closing(safe):
             yield from Changes(safe)

@@ -97,6 +97,28 @@ def system_id(connection: Connection) -> int:
     return int(one_value(connection, "SELECT system_identifier FROM pg_control_system()", doing="read the system id"))
 
 
+def server_start(connection: Connection) -> str:
+    """Return when the server was started: what tells two servers of one cluster apart, or two runs of one.
+
+    Raises:
+        SourceUnavailable, SourceRefused.
+    """
+    return str(one_value(connection, "SELECT pg_postmaster_start_time()::text", doing="ask when the server started"))
+
+
+def require_server(connection: Connection, start: str) -> None:
+    """See that a connection leads to the server that was started at `start`: `conninfo` may name several.
+
+    The quorum's position is asked of one server, and holds for what that server sends only.
+
+    Raises:
+        SourceUnavailable: it leads to another one, or the server does not answer.
+        SourceRefused.
+    """
+    if server_start(connection) != start:
+        raise SourceUnavailable("two connections led to different servers, or the server was restarted meanwhile")
+
+
 def one_value(connection: Connection, query: str, parameters: Mapping[str, object] | None = None, *, doing: str) -> Any:
     """Return the first value of the first row of a query, None without rows. Raises as `one_line_errors`."""
     with one_line_errors(doing):

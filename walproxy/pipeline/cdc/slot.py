@@ -107,6 +107,21 @@ def read_slot(connection: Connection, name: str) -> SlotState | None:
     )
 
 
+def is_held_back(connection: Connection, name: str) -> bool:
+    """Return whether the session that streams the slot waits for those in `synchronized_standby_slots` just now.
+
+    Raises:
+        SourceUnavailable, SourceRefused.
+    """
+    query = """
+        SELECT EXISTS (
+            SELECT FROM pg_replication_slots JOIN pg_stat_activity ON pid = active_pid
+            WHERE slot_name = %(name)s AND wait_event = 'WaitForStandbyConfirmation'
+        )
+    """
+    return bool(one_value(connection, query, {"name": name}, doing=f"ask what slot {name!r} waits for"))
+
+
 def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
     """Return the slot, which must exist and be one that can be read here, and its confirmed position.
 

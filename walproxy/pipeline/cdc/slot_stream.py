@@ -3,21 +3,35 @@
 A range [begin_lsn, end_lsn) holds the transactions whose commit record begins in it (transactions.py). It is over when
 the server has sent a transaction that begins beyond it, or reports a position at or beyond its end. Such a transaction
 waits here for the next range. Pure but for waiting: `feed` and `quorum` do what can block.
+
+A range may end within a record, of which a server with `synchronized_standby_slots` sends nothing before those slots
+have all of it. If the proxy that reads for them has stopped, the server replies to each question, and never sends more.
+It may also be silent for long while it decodes a large transaction; a session that was begun again would decode it
+again. So the server is asked which of the two it is.
 """
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Final, Protocol
 
+from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.cdc.changes import Change, Changes
 from walproxy.pipeline.cdc.messages import Begin, Commit
 from walproxy.pipeline.cdc.quorum_gate import Quorum, on_quorum
+from walproxy.pipeline.cdc.server import SourceUnavailable
 from walproxy.pipeline.cdc.spool import Spool
 from walproxy.pipeline.cdc.transactions import Assembler, Sent
 from walproxy.postgres.logical_replication import Item
 
 _ASK_S: Final = 1.0
+_QUIET_MAX_S: Final = 300.0
+
+
+class Stopped(WalproxyError):
+    """The job is to stop, and the server sends nothing that would end its step."""
 
 
 class Feed(Protocol):
@@ -34,10 +48,24 @@ class SlotStream:
     Args:
         version: of the plugin's protocol.
         held_bytes_max: how much of a transaction waits for its Commit.
+        is_held_back: whether the server waits for other slots before it sends more.
+        stop: when set, nothing is waited for.
     """
 
-    def __init__(self, feed: Feed, quorum: Quorum, begin_lsn: Lsn, *, version: int, held_bytes_max: int) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        quorum: Quorum,
+        begin_lsn: Lsn,
+        *,
+        version: int,
+        held_bytes_max: int,
+        is_held_back: Callable[[], bool],
+        stop: threading.Event,
+    ) -> None:
         self._feed = feed
+        self._is_held_back = is_held_back
+        self._stop = stop
         self._quorum = quorum
         self._held_bytes_max = held_bytes_max
         self._assembler = Assembler(Spool(), version, begin_lsn)
@@ -63,7 +91,9 @@ class SlotStream:
             flush: has the server flush the WAL that it has not; called if it must send more.
 
         Raises:
-            SourceRefused, SourceUnavailable, RemoteProtocolError.
+            SourceUnavailable: other slots hold the server back for long; or as usual.
+            Stopped: the job is to stop, and nothing arrives.
+            SourceRefused, RemoteProtocolError.
         """
         assert not self._is_reading, "the last range was left early"
         self._is_reading = True
@@ -83,9 +113,16 @@ class SlotStream:
                 return
             sent, self._ahead, self._is_open = self._ahead, None, True
             yield sent
+        quiet_s = 0.0  # waited without result; what the reader of this range needs does not count
         while self._is_open or self._complete_lsn < end_lsn:
             if not self._items:
+                began = time.monotonic()
                 self._items.extend(self._feed.take(_ASK_S))
+                if any(data or lsn > self._complete_lsn for lsn, data in self._items):
+                    quiet_s = 0.0
+                else:
+                    quiet_s += time.monotonic() - began
+                    self._check_wait(quiet_s)
                 if not self._items:
                     self._feed.ask()
                     continue
@@ -104,3 +141,12 @@ class SlotStream:
                     self._complete_lsn = max(self._complete_lsn, sent.message.end_lsn)
                     self._is_open = False
                 yield sent
+
+    def _check_wait(self, quiet_s: float) -> None:
+        if self._stop.is_set():
+            raise Stopped("stopped while nothing came from the server; the next job reads the step again")
+        if quiet_s > _QUIET_MAX_S and self._is_held_back():
+            raise SourceUnavailable(
+                f"no changes from the server for {_QUIET_MAX_S:.0f} s: it waits for the slots in "
+                "synchronized_standby_slots; see that the proxy or standby of each of them runs"
+            )

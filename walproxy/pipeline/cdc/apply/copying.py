@@ -27,6 +27,8 @@ from walproxy.pipeline.cdc.server import (
     SourceUnavailable,
     connect,
     one_line_errors,
+    require_server,
+    server_start,
     source_error,
 )
 
@@ -97,18 +99,25 @@ class Snapshot(NamedTuple):
 
 
 @contextlib.contextmanager
-def snapshot(conninfo: str, publications: Sequence[str], *, wait_s: float | None = None) -> Iterator[Snapshot]:
+def snapshot(
+    conninfo: str, publications: Sequence[str], server: Connection, *, wait_s: float | None = None
+) -> Iterator[Snapshot]:
     """Give a snapshot, as long as the block runs. The server waits for the end of all transactions under way first.
 
     Args:
+        server: a connection to the server of which it must be: the one that is asked for the quorum's position.
         wait_s: how long it waits for each of them; None: as long as it takes.
 
     Raises:
         SnapshotDelayed: one did not end in time.
-        SourceRefused, SourceUnavailable.
+        SourceUnavailable: `conninfo` led to another server; or as usual.
+        SourceRefused.
     """
+    start = server_start(server)
     with contextlib.closing(connect(conninfo, application_name="walproxy copy")) as connection:
         with contextlib.closing(connect(conninfo, application_name="walproxy copy", replication=True)) as replication:
+            require_server(connection, start)
+            require_server(replication, start)
             name = f"walproxy_copy_{uuid.uuid4().hex[:16]}"
             with one_line_errors("make a snapshot of the tables"):
                 replication.execute(f"SET lock_timeout = {round((wait_s or 0) * 1000)}".encode())

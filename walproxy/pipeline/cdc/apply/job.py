@@ -32,7 +32,7 @@ from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Job, only_job, read_job, write_job
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
-from walproxy.pipeline.cdc.change_feed import ChangeFeed, server_start
+from walproxy.pipeline.cdc.change_feed import ChangeFeed
 from walproxy.pipeline.cdc.publication import TableName, require_publications
 from walproxy.pipeline.cdc.reading import HELD_BYTES_MAX, QUORUM_TIMEOUT_S, AskedQuorum, require_position
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
@@ -41,6 +41,7 @@ from walproxy.pipeline.cdc.server import (
     SourceRefused,
     SourceUnavailable,
     connect,
+    require_server,
     server_major,
     system_id,
 )
@@ -48,11 +49,12 @@ from walproxy.pipeline.cdc.slot import (
     create_slot,
     drop_slot,
     have_flushed,
+    is_held_back,
     protocol_version,
     read_slot,
     usable_slot,
 )
-from walproxy.pipeline.cdc.slot_stream import SlotStream
+from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
 from walproxy.pipeline.choices import FollowingFormat, OnBadValue
 from walproxy.postgres.logical_replication import WAITING_READER
 
@@ -109,9 +111,9 @@ class ApplyOptions(NamedTuple):
         """Return a table of the folder, whether it exists or not."""
         return following_table(self.folder, self.format, table)
 
-    def snapshot(self, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
-        """Give the tables of the publications as of a position."""
-        return snapshot(self.conninfo, self.publications, wait_s=wait_s)
+    def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
+        """Give the tables of the publications as of a position, of the server that a connection leads to."""
+        return snapshot(self.conninfo, self.publications, server, wait_s=wait_s)
 
 
 class TablesQuarantined(SourceRefused):
@@ -126,7 +128,7 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
     """Follow the database, indefinitely or up to where it is now.
 
     Args:
-        stop: when set, the job ends after the current step.
+        stop: when set, the job ends after the current step, or within it if nothing comes from the server.
 
     Raises:
         WalproxyError: what an operator must look at. Without `once`, a server that does not answer is waited for.
@@ -136,7 +138,7 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
         begins = True
         while True:
             try:
-                with opened_job(options, first=begins, ends=once) as job:
+                with opened_job(options, first=begins, ends=once, stop=stop) as job:
                     begins = False
                     job.copy_missing()
                     if once:
@@ -147,6 +149,9 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
                         if not job.step():
                             stop.wait(options.interval_s)
                     return
+            except Stopped as error:
+                _log.info("%s", error)
+                return
             except _SlotTooFarBehind as error:
                 _log.error("%s", error)
                 continue
@@ -170,13 +175,17 @@ def following_table(folder: Path, table_format: FollowingFormat, table: TableNam
 
 
 @contextmanager
-def opened_job(options: ApplyOptions, *, first: bool, ends: bool) -> Iterator["ApplyJob"]:
+def opened_job(
+    options: ApplyOptions, *, first: bool, ends: bool, stop: threading.Event | None = None
+) -> Iterator["ApplyJob"]:
     """Give the job, with its connections.
 
     Args:
         first: tables are to be copied again on request.
         ends: it ends when all tables are up to now; copies wait for open transactions as long as it takes.
+        stop: when set, a step does not wait for a server that sends nothing.
     """
+    stop = stop or threading.Event()
     with ExitStack() as stack:
         asking = stack.enter_context(closing(connect(options.conninfo, application_name=WAITING_READER)))
         require_publications(asking, options.publications)
@@ -191,11 +200,9 @@ def opened_job(options: ApplyOptions, *, first: bool, ends: bool) -> Iterator["A
         feed = stack.enter_context(
             closing(ChangeFeed(options.conninfo, options.slot, options.publications, job.position_lsn, beside=asking))
         )
-        # The quorum's position is asked of one server, and holds for changes of that server only.
-        if feed.server_start != server_start(asking):
-            raise SourceUnavailable("two connections led to different servers, or the server was restarted meanwhile")
+        require_server(asking, feed.server_start)
         require_position(asking, options.slot, job.position_lsn)  # the session holds the slot: no other one moves it
-        yield stack.enter_context(closing(ApplyJob(options, job, feed, asking, ends=ends)))
+        yield stack.enter_context(closing(ApplyJob(options, job, feed, asking, stop, ends=ends)))
 
 
 def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) -> Job:
@@ -240,7 +247,16 @@ def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) 
 class ApplyJob:
     """The tables, the position and the connections of a job that runs."""
 
-    def __init__(self, options: ApplyOptions, job: Job, feed: ChangeFeed, asking: Connection, *, ends: bool) -> None:
+    def __init__(
+        self,
+        options: ApplyOptions,
+        job: Job,
+        feed: ChangeFeed,
+        asking: Connection,
+        stop: threading.Event,
+        *,
+        ends: bool,
+    ) -> None:
         self._options = options
         self._job = job
         self._feed = feed
@@ -253,6 +269,8 @@ class ApplyJob:
             job.position_lsn,
             version=protocol_version(server_major(asking)),
             held_bytes_max=min(HELD_BYTES_MAX, options.memory_bytes),
+            is_held_back=lambda: is_held_back(asking, options.slot),
+            stop=stop,
         )
         self._status = StatusFiles(options.folder)
         self._tidied_at: dict[TableName, float] = {}
@@ -370,6 +388,10 @@ class ApplyJob:
             self.tables.copy_again(table, reason)
         self._copy()
         self._note(self._job.position_lsn)
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
+        """Give the tables as of a position of the job's server. Raises as `copying.snapshot`."""
+        return self._options.snapshot(self._asking)
 
     def wait_for_quorum(self, lsn: Lsn) -> None:
         """Return when a position is on the quorum. Raises SourceUnavailable."""

@@ -57,7 +57,7 @@ class TablePolicy(Protocol):
 
     def following(self, table: TableName) -> FollowingTable: ...
 
-    def snapshot(self, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]: ...
+    def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]: ...
 
 
 class _Problem(NamedTuple):
@@ -192,7 +192,7 @@ class Tables:
                 return
             _log.info("waiting for the transactions in progress before tables are copied")
             try:
-                with self._policy.snapshot(wait_s=self._snapshot_wait_s) as source:
+                with self._policy.snapshot(self._asking, wait_s=self._snapshot_wait_s) as source:
                     # What the copy shows must be on the quorum before any client reads it here.
                     wait_for_quorum(source.lsn)
                     if self._snapshot_wait_s is not None:

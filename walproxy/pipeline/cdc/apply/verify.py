@@ -79,7 +79,7 @@ def run_verify(options: ApplyOptions, *, repair: bool, stop: threading.Event | N
         WalproxyError: as `run_apply` with `once`.
     """
     stop = stop or threading.Event()
-    with only_job(options.folder), opened_job(options, first=True, ends=True) as job:
+    with only_job(options.folder), opened_job(options, first=True, ends=True, stop=stop) as job:
         job.copy_missing()
         job.follow_until_now(stop)
         verified = _verify(job, options, frozenset(target.table for target in job.tables), stop)
@@ -101,7 +101,7 @@ def _verify(
 ) -> dict[TableName, Verified]:
     verified: dict[TableName, Verified] = {}
     for _ in range(_ROUNDS):
-        with options.snapshot() as source:
+        with job.snapshot() as source:
             job.wait_for_quorum(source.lsn)
             published = {each.table: each for each in source.tables if each.table in tables - verified.keys()}
             # No lock is held meanwhile: a copy waits for transactions, and one of them might wait for the lock.
