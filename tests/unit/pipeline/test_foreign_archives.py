@@ -92,7 +92,9 @@ def test_other_files_of_the_tools_are_not_segments(tmp_path: Path, wal: WalBuild
     for name in (
         f"{NAMES[2]}.00000028.backup.gz",
         f"{NAMES[2]}.00000028.backup",
+        f"{NAMES[2]}.00000028.backup.lz4.gpg",
         f"{1:08X}{4:016X}.partial",
+        f"{1:08X}{4:016X}.partial.gz",
         f"{1:08X}{4:016X}.partial-{'0' * 40}.gz",
         f"{1:08X}{4:016X}.json",
         f"{1:08X}{4:016X}_delta.lz4",
@@ -103,7 +105,9 @@ def test_other_files_of_the_tools_are_not_segments(tmp_path: Path, wal: WalBuild
         f"elsewhere/{1:08X}{4:016X}.gz",
     ):
         objects[f"{beside}/{name}"] = b"x"
-    assert open_input(store(tmp_path, objects.items())).extents(PATH) == [Extent(MIB, 4 * MIB)]
+    wal_input = open_input(store(tmp_path, objects.items()))
+    assert wal_input.extents(PATH) == [Extent(MIB, 4 * MIB)]
+    assert wal_input.read(PATH, MIB, 4 * MIB).tobytes() == wal.read(MIB, wal.position).ljust(3 * MIB, b"\0")
 
 
 def test_waldump_shows_an_archive_and_one_segment_of_it(tmp_path: Path, wal: WalBuilder) -> None:

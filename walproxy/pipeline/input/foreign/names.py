@@ -18,7 +18,7 @@ from typing import NamedTuple
 _SEGMENT = re.compile(r"(?P<name>[0-9A-F]{24})(?:-(?P<sha1>[0-9a-f]{40}))?(?:\.(?P<suffix>[A-Za-z0-9.]+))?")
 _HISTORY = re.compile(r"(?P<name>[0-9A-F]{8})\.history(?:\.(?P<suffix>[A-Za-z0-9.]+))?")
 _FOLDER_DIGITS = 16
-# Beside a segment, with its name.
+# Parts of the suffixes of files that are stored beside segments, compressed or not.
 _NO_SEGMENT = frozenset({"backup", "partial", "json", "tmp", "ready", "done"})
 
 
@@ -45,7 +45,7 @@ def segment_of(key: str, root: str = "") -> ForeignFile | None:
     if match is None or folder not in ("", match["name"][:_FOLDER_DIGITS]):
         return None
     suffix = match["suffix"] or ""
-    if suffix.rpartition(".")[2] in _NO_SEGMENT:
+    if not _NO_SEGMENT.isdisjoint(suffix.split(".")):
         return None
     return ForeignFile(key, match["name"], suffix, match["sha1"] or "")
 
