@@ -326,6 +326,40 @@ def test_wal_of_another_server_and_a_segment_of_another_name_are_refused(tmp_pat
         open_input(folder).read(PATH, 2 * MIB, 2 * MIB + 16)
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_file_that_is_larger_than_a_segment_can_be_is_refused_before_it_is_read(
+    tmp_path: Path, wal: WalBuilder, monkeypatch: pytest.MonkeyPatch, number: int, suffix: str
+) -> None:
+    store(tmp_path, TOOLS["walg"].objects(wal, "zst"))
+    (tmp_path / "wal_005" / f"{NAMES[number]}.zst").unlink()
+    large = tmp_path / "wal_005" / f"{NAMES[number]}{suffix}"
+    size = 200 << 30 if number == 0 else 2 * MIB
+    with large.open("wb") as file:
+        file.truncate(size)
+    fetched: list[str] = []
+    get = ObjectStore.get
+
+    def small(opened: ObjectStore, key: str) -> bytes:
+        fetched.append(key)
+        return b"" if key.startswith(f"wal_005/{NAMES[number]}") else get(opened, key)
+
+    monkeypatch.setattr(ObjectStore, "get", small)
+    with pytest.raises(SourceCorrupt, match=f"^{large} has {size} bytes, more than a segment can have"):
+        open_input(str(tmp_path)).read(PATH, (number + 1) * MIB, (number + 1) * MIB + 16)
+    assert not any(key.startswith(f"wal_005/{NAMES[number]}") for key in fetched)
+
+
+def test_a_history_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path, wal: WalBuilder) -> None:
+    store(tmp_path, TOOLS["walg"].objects(wal, "zst"))
+    child = forked_log(fork(wal, 2))
+    store(tmp_path, TOOLS["walg"].objects(child, "zst", (4 * MIB,)))
+    with (tmp_path / "wal_005" / "00000002.history").open("wb") as file:
+        file.truncate(2 << 20)
+    with pytest.raises(SourceCorrupt, match=r"00000002\.history has 2097152 bytes, more than a history file"):
+        open_input(str(tmp_path)).log_path()
+
+
 def test_an_archive_without_segments_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wal_005").mkdir()
     with pytest.raises(ConfigurationError, match="has no segments of WAL: correct the input's URL"):

@@ -126,11 +126,12 @@ class ForeignArchive:
         began = self._clock()
         root = ask(lambda: find_root(self.store))
         folder = root.folder if root is not None else ""
-        keys = [info.key for info in ask(lambda: self.store.list(folder))] if root is not None else []
-        self._names = sorted(
-            (file for key in keys if (file := segment_of(key, folder)) is not None), key=lambda file: file.name
+        listed = [(info.key, folder, info.size) for info in ask(lambda: self.store.list(folder))] if root else []
+        segments, histories = (
+            [file for each in listed if (file := kind(*each)) is not None] for kind in (segment_of, history_of)
         )
-        self._histories = {int(file.name, 16): file for key in keys if (file := history_of(key, folder)) is not None}
+        self._names = sorted(segments, key=lambda file: file.name)
+        self._histories = {int(file.name, 16): file for file in histories}
         self._sort()
         ended = self._clock()
         self._list_at = ended + _LIST_FACTOR * (ended - began)
@@ -151,7 +152,7 @@ class ForeignArchive:
         if tli not in self._lineages:
             file = self._histories[tli]
             what = self._segments.what(file)
-            content = ask(lambda: self.store.get(file.key))
+            content = self._segments.stored(file, _HISTORY_MAX_BYTES, "a history file")
             try:
                 self._lineages[tli] = parse_timeline_history(
                     tli, read_plain(what, file.suffix, content, _HISTORY_MAX_BYTES)
