@@ -310,8 +310,20 @@ def test_two_contents_of_a_segment_are_refused_and_one_content_twice_is_not(tmp_
     other = make_log(4 * MIB - 100_000, seed=9)
     other.switch()
     store(tmp_path, tool.objects(other, "gz", (2 * MIB,)))
-    with pytest.raises(SourceCorrupt, match=f"{NAMES[1]}.* are two different contents of one segment: remove"):
+    with pytest.raises(SourceCorrupt, match=f"{NAMES[1]}.* are different contents of one segment: remove"):
         open_input(folder).read(PATH, 2 * MIB, 2 * MIB + 16)
+
+
+def test_contents_of_a_segment_are_compared_where_names_have_no_sha1(tmp_path: Path, wal: WalBuilder) -> None:
+    tool = TOOLS["walg"]
+    folder = store(tmp_path, [*tool.objects(wal, "gz"), *tool.objects(wal, "zst"), *tool.objects(wal, "")])
+    assert starts(open_input(folder), PATH) == [record.start_lsn for record in wal.records]
+    other = make_log(4 * MIB - 100_000, seed=9)
+    other.switch()
+    store(tmp_path, tool.objects(other, "zst", (2 * MIB,)))
+    with pytest.raises(SourceCorrupt, match=f"{NAMES[1]} and .*{NAMES[1]}.gz and .*{NAMES[1]}.zst are different"):
+        open_input(folder).read(PATH, 2 * MIB, 2 * MIB + 16)
+    assert open_input(folder).read(PATH, MIB, 2 * MIB).tobytes() == wal.read(MIB, 2 * MIB)
 
 
 def test_wal_of_another_server_and_a_segment_of_another_name_are_refused(tmp_path: Path, wal: WalBuilder) -> None:

@@ -101,15 +101,24 @@ class ForeignArchive:
             files = self._files.get((tli, segment_lsn))
             if files is None or part.end_lsn > useful_end_lsn:
                 continue
-            if len({file.sha1 for file in files}) > 1:
-                both = " and ".join(sorted(self._segments.what(file) for file in files))
-                raise SourceCorrupt(f"{both} are two different contents of one segment: remove the wrong one")
+            sha1s = {file.sha1 for file in files}
+            if len(sha1s - {""}) > 1:
+                raise self._contradiction(files)
             try:
-                return self._segments.read(files[0], tli, segment_lsn, origin)
+                # Names with a SHA-1 show that the contents are the same, others do not.
+                needed = files if "" in sha1s else files[:1]
+                first, *others = [self._segments.read(file, tli, segment_lsn, origin) for file in needed]
+                if any(other != first for other in others):
+                    raise self._contradiction(files)
+                return first
             except WalMissing:
                 self._list_at = float("-inf")  # It was removed since it was listed.
                 raise
         raise missing(self.name, path, *part)
+
+    def _contradiction(self, files: list[ForeignFile]) -> SourceCorrupt:
+        names = " and ".join(sorted(self._segments.what(file) for file in files))
+        return SourceCorrupt(f"{names} are different contents of one segment: remove the wrong one")
 
     def _origin(self) -> Origin:
         if self._known_origin is None:
