@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -247,6 +247,18 @@ def test_a_store_that_checks_the_condition_and_then_writes_is_refused(moto: Serv
             require_single_winner(store)
 
 
+def fail_from_here(relay: FaultyRelay, *, is_stored: bool) -> Callable[[Request, Forward], Awaitable[web.Response]]:
+    """Begin an outage with a request, which the store carries out or not."""
+
+    async def fail(request: Request, forward: Forward) -> web.Response:
+        if is_stored:
+            await forward(request)
+        relay.when("", "", answer(503, "SlowDown"))
+        return web.Response(status=503)
+
+    return fail
+
+
 def test_state_is_replaced_only_by_the_process_that_knows_it(moto: Server, prefix: str) -> None:
     location = located(moto, prefix)
     first, second = (StateObject(location, "_run/run.json") for _ in range(2))
@@ -269,6 +281,32 @@ def test_a_state_whose_reply_was_lost_is_written(moto: Server, prefix: str) -> N
             relay.when("PUT", r"run\.json", drop_the_answer, times=1)
             state.write(content)
         assert state.read() == b"2"
+
+
+@pytest.mark.parametrize("before", [(), (b"0",)], ids=["created", "replaced"])
+def test_a_state_whose_put_may_have_succeeded_in_an_outage_is_replaced_after_it(
+    moto: Server, prefix: str, before: tuple[bytes, ...]
+) -> None:
+    with FaultyRelay(moto.endpoint) as relay:
+        state = StateObject(located(moto, prefix, relay.endpoint), "_run/run.json")
+        for content in before:
+            state.write(content)
+        for is_stored, content in ((True, b"1"), (False, b"2"), (True, b"3")):
+            relay.when("PUT", r"run\.json", fail_from_here(relay, is_stored=is_stored), times=1)
+            with pytest.raises(ArchiveUnavailable):
+                state.write(content)
+            relay.clear()
+        state.write(b"4")
+        other = StateObject(located(moto, prefix), "_run/run.json")
+        assert other.read() == b"4"
+        relay.when("PUT", r"run\.json", fail_from_here(relay, is_stored=True), times=1)
+        with pytest.raises(ArchiveUnavailable):
+            state.write(b"5")
+        relay.clear()
+        assert other.read() == b"5"
+        other.write(b"6")
+        with pytest.raises(TableMoved):
+            state.write(b"7")
 
 
 def test_a_commit_whose_reply_was_lost_is_in_once(moto: Server, prefix: str) -> None:
@@ -350,19 +388,14 @@ def test_of_two_runs_on_two_machines_the_slower_one_ends_and_each_record_is_ther
         _Job(config._replace(source=other), RunFolder(config.tables_at), lambda event: None, threading.Event()).open()
 
 
+@pytest.mark.parametrize("lost", [r"records/_delta_log/0+1\.json", r"_run/run\.json"], ids=["commit", "state"])
 def test_a_run_waits_during_an_outage_and_knows_then_that_its_commit_is_in(
-    moto: Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moto: Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(jobs_run, "_RETRY_S_MIN", 0.01)
     source = write_wal(tmp_path / "pg_wal", small_wal(3 * MIB))
     with FaultyRelay(moto.endpoint) as relay:
-
-        async def commit_and_fail(request: Request, forward: Forward) -> web.Response:
-            await forward(request)
-            relay.when("", "", answer(503, "SlowDown"))
-            return web.Response(status=503)
-
         events: list[Any] = []
 
         def report(event: Any) -> None:
@@ -382,10 +415,10 @@ def test_a_run_waits_during_an_outage_and_knows_then_that_its_commit_is_in(
                 job._batch(batch, number)
 
         monkeypatch.setattr(job, "_stream", stream)
-        relay.when("PUT", r"/records/_delta_log/0+1\.json", commit_and_fail, times=1)
+        relay.when("PUT", lost, fail_from_here(relay, is_stored=True), times=1)
         job.work(None)
     waiting = next(event for event in events if isinstance(event, Waiting))
-    assert re.match(r"could not .* the table s3://.*/records: .*SlowDown", waiting.reason)
+    assert re.match(r"could not .* s3://.*/(records|_run/run\.json): .*SlowDown", waiting.reason)
     for name in config.tables:
         with open_lake_table(located(moto, prefix), name) as table:
             assert sorted(table.to_arrow(["lsn"])["lsn"].to_pylist()) == decoded_rows(source, name)["lsn"].to_pylist()

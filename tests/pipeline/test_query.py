@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import click.testing
+import duckdb
 import pyarrow as pa
 import pytest
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from tests.pipeline.report_story import make_night, views_of, write_tables
 from walproxy.cli.pipeline_commands.query import query as command
-from walproxy.pipeline.duck import FolderTables, QueryFailed, query
+from walproxy.pipeline.duck import FolderTables, QueryFailed, literal, query
 from walproxy.pipeline.schemas import COLUMNS, arrow_schema
 from walproxy.pipeline.tables import TableFormat, open_table
 
@@ -217,7 +218,10 @@ def test_a_statement_reads_and_writes_nothing_but_the_folder(tmp_path: Path) -> 
     folder, outside = tmp_path / "tables", tmp_path / "outside"
     write(folder, "transactions", end(1, 1))
     outside.write_text("secret")
-    before = sorted(folder.rglob("*"))
+    (live,) = folder.glob("transactions/**/*.parquet")
+    copy = f"WITH a AS (COPY (SELECT 1) TO '{folder}/copy.csv') FROM a"
+    tree = duckdb.execute("SELECT json_serialize_sql($1)", [copy]).fetchall()[0][0]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     for statement in (
         f"SELECT * FROM read_text('{outside}')",
         f"SELECT * FROM read_text('{folder}/../outside')",
@@ -226,6 +230,15 @@ def test_a_statement_reads_and_writes_nothing_but_the_folder(tmp_path: Path) -> 
         f"EXPLAIN ANALYZE COPY transactions TO '{folder}/copy.csv'",
         f"EXPLAIN (ANALYZE, FORMAT json) COPY transactions TO '{folder}/copy.csv'",
         f"EXPLAIN /* */ ANALYZE COPY transactions TO '{folder}/copy.csv'",
+        f"EXPLAIN (ANALYZE, FORMAT json /* ) SELECT 1 --*/ ) COPY transactions TO '{folder}/copy.csv'",
+        f"COPY (PIVOT transactions ON outcome USING count(*)) TO '{folder}/copy.csv'",
+        f"WITH a AS (COPY transactions TO '{folder}/copy.csv') PIVOT transactions ON outcome USING count(*)",
+        f"WITH a AS (COPY transactions TO '{folder}/copy.csv') SELECT 1",
+        f"(WITH a AS (COPY transactions TO '{live}' (USE_TMP_FILE false)) FROM a)",
+        f"EXPLAIN ANALYZE WITH a AS (COPY transactions TO '{folder}/copy.csv') SELECT 1",
+        f"FROM (WITH a AS (COPY transactions TO '{folder}/copy.csv') SELECT 1)",
+        f"SELECT 1 FROM system.main.JSON_execute_serialized_sql({literal(tree)})",
+        f"FROM query({literal(f'FROM json_execute_serialized_sql({literal(tree)})')})",
         f"ATTACH '{folder}/other.db'",
         "SET enable_external_access = true",
         "INSTALL httpfs",
@@ -233,8 +246,15 @@ def test_a_statement_reads_and_writes_nothing_but_the_folder(tmp_path: Path) -> 
     ):
         with pytest.raises(WalproxyError, match=r"only queries are possible|disabled by configuration|Parser Error"):
             rows_of(folder, statement)
-    assert sorted(folder.rglob("*")) == before
-    assert rows_of(folder, "EXPLAIN ANALYZE SELECT * FROM transactions")
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before, statement
+    for statement in (
+        "EXPLAIN ANALYZE SELECT * FROM transactions",
+        "explain (analyze, format json) WITH RECURSIVE a AS (SELECT 1 UNION FROM transactions SELECT 1) FROM a; -- all",
+        "PIVOT transactions ON outcome IN ('commit') USING count(*)",
+        "DESCRIBE transactions",
+        "VALUES (1) UNION ALL (SELECT 2)",
+    ):
+        assert rows_of(folder, statement)
 
 
 def test_a_file_that_is_gone_is_one_line(tmp_path: Path) -> None:

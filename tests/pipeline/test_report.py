@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Browser, Page
@@ -38,9 +39,10 @@ from tests.pipeline.report_story import (
     write_tables,
 )
 from walproxy.cli.pipeline_commands.report import report as report_command
+from walproxy.cli.pipeline_work import report as work
 from walproxy.pipeline.jobs.catalog import NAMES_FILE, RelationFile, RelationNames, Snapshot, write_snapshot
 from walproxy.pipeline.jobs.report import make_report
-from walproxy.pipeline.jobs.report_data import Report
+from walproxy.pipeline.jobs.report_data import Advice, Report
 from walproxy.pipeline.jobs.report_html import write_page
 from walproxy.pipeline.jobs.report_input import look_for_tables, parse_position
 
@@ -232,6 +234,20 @@ def test_the_command_writes_the_page_and_json_of_a_range(stage: Stage, tmp_path:
     assert [row["name"] for row in printed["tables"]] == ["shop.public.audit", "shop.public.orders"]
     assert printed["transactions"][0]["xid"] == BULK_XID
     assert (tmp_path / "report.html").read_text().endswith("</html>")
+
+
+def test_findings_and_advice_are_lines_of_text_whatever_names_are_in_them(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tables(tmp_path, {"relation_volume": stage.views["relation_volume"]}, files=1)
+    name = "public.x\x1b]0;title\x07\nforged"
+    advice = Advice(about=name, cause=f"{name} is large.", change=f"Drop {name}.", wal_bytes=1)
+    found = msgspec.structs.replace(stage.report, findings=[f"{name} wrote most."], advice=[advice])
+    monkeypatch.setattr(work, "make_report", lambda *_words, **_options: found)
+    answer = CliRunner().invoke(report_command, ["--tables", str(tmp_path), "--output", str(tmp_path / "report.html")])
+    assert answer.exit_code == 0, answer.output
+    text = r"public.x\x1b]0;title\x07\nforged"
+    assert answer.output.splitlines()[:-1] == [f"{text} wrote most.", f"{text} is large. Drop {text}."]
 
 
 def test_names_in_the_folder_are_used_and_newer_ones_win(stage: Stage, tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ Besides the tables there are
   savepoint has an end of its own.
 
 DuckDB loads no extension, writes only into its temporary folder, and accepts no change of its settings.
-`check_statement` refuses statements that are not queries: DuckDB could write into the folder that it may read.
+`check_statement` refuses statements that are not queries: DuckDB could write into the folder that it may read. The type
+of a statement is not sufficient for that: a WITH clause can contain COPY, a PIVOT that must find its values is several
+statements, one of which can be COPY, and table functions execute SQL that is in a string. So DuckDB's parser returns
+the tree of the query, and only known nodes and table functions are accepted in it.
 """
 
 import contextlib
@@ -49,8 +52,17 @@ _MACROS: Final = (
         (('0x' || split_part(written, '/', 1))::BIGINT << 32) + ('0x' || split_part(written, '/', 2))::BIGINT""",
     "lsn_text(number) AS printf('%X/%X', (number)::BIGINT >> 32, (number)::BIGINT & 4294967295)",
 )
-_QUERIES: Final = (StatementType.SELECT, StatementType.MULTI)  # PIVOT is several statements.
-_EXPLAIN: Final = re.compile(r"\s*explain\s+(?:analyze\s+)?(?:\([^)]*\)\s*)?", re.IGNORECASE)
+# Options are words: a comment or a string in them could hide where they end.
+_EXPLAIN: Final = re.compile(r"\s*explain\s+(?:analyze\s+|\([\w\s,]*\)\s*)?", re.IGNORECASE | re.ASCII)
+_TREE: Final = """
+    SELECT json_extract_string(tree, '$..type'), json_extract_string(tree, '$..function.function_name')
+    FROM (SELECT json_serialize_sql($1) AS tree)
+"""
+_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+_TABLE_FUNCTIONS: Final = re.compile(
+    "range|generate_series|repeat|repeat_row|unnest|glob|json_each|json_tree|"
+    r"read_(?:csv|json|ndjson|parquet|text|blob)\w*|(?:parquet|duckdb)_\w+"
+)
 _MISSING_TABLE: Final = re.compile(r"Table with name (.+?) does not exist!")
 _LENGTH_MAX: Final = 300
 
@@ -233,8 +245,8 @@ def query(
     existing = tables.names()
     if not existing:
         raise ConfigurationError(f"{tables} has no tables: walproxy pipeline run writes some")
-    check_statement(statement)
     with connect(tables, threads=threads, memory_bytes=memory_bytes) as connection:
+        check_statement(connection, statement)
         add_views(connection, tables, named_in(statement, existing), existing)
         with duckdb_errors(tables, existing):
             connection.execute(statement)
@@ -258,20 +270,30 @@ def named_in(statement: str, tables: Iterable[str]) -> list[str]:
     return [name for name in possible if name.lower() in lower] or possible
 
 
-def check_statement(statement: str) -> None:
+def check_statement(connection: DuckDBPyConnection, statement: str) -> None:
     """Check that a statement is one query, and nothing that could write.
 
     Raises:
         ConfigurationError: it is not.
     """
     with duckdb_errors():
-        statements = duckdb.extract_statements(statement)
-        if len(statements) == 1 and statements[0].type == StatementType.EXPLAIN:
-            statements = duckdb.extract_statements(_EXPLAIN.sub("", statement, count=1))
+        statements = connection.extract_statements(statement)
     if len(statements) != 1:
         raise ConfigurationError(f"one SQL statement is needed, not {len(statements)}")
-    if statements[0].type not in _QUERIES:
+    (kind,) = (each.type for each in statements)
+    if kind == StatementType.MULTI:
+        raise ConfigurationError("only queries are possible here; PIVOT is one if it names its values: ON ... IN (...)")
+    query = statement
+    if kind == StatementType.EXPLAIN and (explain := _EXPLAIN.match(statement)) is not None:
+        query = statement[explain.end() :]
+    with duckdb_errors():
+        types, functions = connection.execute(_TREE, [query]).fetchall()[0]
+    nodes = {each for each in types if each.endswith("_NODE")}  # None if it is not a SELECT.
+    if not nodes or not nodes <= _NODES:
         raise ConfigurationError("only queries are possible here: begin with SELECT, WITH, FROM, DESCRIBE or EXPLAIN")
+    for name in functions:
+        if not _TABLE_FUNCTIONS.fullmatch(name):
+            raise ConfigurationError(f"only queries are possible here, without the function {one_line(name)}")
 
 
 def literal(text: str) -> str:

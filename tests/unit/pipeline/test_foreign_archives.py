@@ -92,7 +92,9 @@ def test_other_files_of_the_tools_are_not_segments(tmp_path: Path, wal: WalBuild
     for name in (
         f"{NAMES[2]}.00000028.backup.gz",
         f"{NAMES[2]}.00000028.backup",
+        f"{NAMES[2]}.00000028.backup.lz4.gpg",
         f"{1:08X}{4:016X}.partial",
+        f"{1:08X}{4:016X}.partial.gz",
         f"{1:08X}{4:016X}.partial-{'0' * 40}.gz",
         f"{1:08X}{4:016X}.json",
         f"{1:08X}{4:016X}_delta.lz4",
@@ -103,7 +105,9 @@ def test_other_files_of_the_tools_are_not_segments(tmp_path: Path, wal: WalBuild
         f"elsewhere/{1:08X}{4:016X}.gz",
     ):
         objects[f"{beside}/{name}"] = b"x"
-    assert open_input(store(tmp_path, objects.items())).extents(PATH) == [Extent(MIB, 4 * MIB)]
+    wal_input = open_input(store(tmp_path, objects.items()))
+    assert wal_input.extents(PATH) == [Extent(MIB, 4 * MIB)]
+    assert wal_input.read(PATH, MIB, 4 * MIB).tobytes() == wal.read(MIB, wal.position).ljust(3 * MIB, b"\0")
 
 
 def test_waldump_shows_an_archive_and_one_segment_of_it(tmp_path: Path, wal: WalBuilder) -> None:
@@ -306,8 +310,20 @@ def test_two_contents_of_a_segment_are_refused_and_one_content_twice_is_not(tmp_
     other = make_log(4 * MIB - 100_000, seed=9)
     other.switch()
     store(tmp_path, tool.objects(other, "gz", (2 * MIB,)))
-    with pytest.raises(SourceCorrupt, match=f"{NAMES[1]}.* are two different contents of one segment: remove"):
+    with pytest.raises(SourceCorrupt, match=f"{NAMES[1]}.* are different contents of one segment: remove"):
         open_input(folder).read(PATH, 2 * MIB, 2 * MIB + 16)
+
+
+def test_contents_of_a_segment_are_compared_where_names_have_no_sha1(tmp_path: Path, wal: WalBuilder) -> None:
+    tool = TOOLS["walg"]
+    folder = store(tmp_path, [*tool.objects(wal, "gz"), *tool.objects(wal, "zst"), *tool.objects(wal, "")])
+    assert starts(open_input(folder), PATH) == [record.start_lsn for record in wal.records]
+    other = make_log(4 * MIB - 100_000, seed=9)
+    other.switch()
+    store(tmp_path, tool.objects(other, "zst", (2 * MIB,)))
+    with pytest.raises(SourceCorrupt, match=f"{NAMES[1]} and .*{NAMES[1]}.gz and .*{NAMES[1]}.zst are different"):
+        open_input(folder).read(PATH, 2 * MIB, 2 * MIB + 16)
+    assert open_input(folder).read(PATH, MIB, 2 * MIB).tobytes() == wal.read(MIB, 2 * MIB)
 
 
 def test_wal_of_another_server_and_a_segment_of_another_name_are_refused(tmp_path: Path, wal: WalBuilder) -> None:
@@ -320,6 +336,40 @@ def test_wal_of_another_server_and_a_segment_of_another_name_are_refused(tmp_pat
     store(tmp_path, [(f"wal_005/{NAMES[1]}.gz", gzip.compress(segment(wal, 3 * MIB)))])
     with pytest.raises(SourceCorrupt, match="has at 0/200000 a page of 0/300000 on timeline 1"):
         open_input(folder).read(PATH, 2 * MIB, 2 * MIB + 16)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_file_that_is_larger_than_a_segment_can_be_is_refused_before_it_is_read(
+    tmp_path: Path, wal: WalBuilder, monkeypatch: pytest.MonkeyPatch, number: int, suffix: str
+) -> None:
+    store(tmp_path, TOOLS["walg"].objects(wal, "zst"))
+    (tmp_path / "wal_005" / f"{NAMES[number]}.zst").unlink()
+    large = tmp_path / "wal_005" / f"{NAMES[number]}{suffix}"
+    size = 200 << 30 if number == 0 else 2 * MIB
+    with large.open("wb") as file:
+        file.truncate(size)
+    fetched: list[str] = []
+    get = ObjectStore.get
+
+    def small(opened: ObjectStore, key: str) -> bytes:
+        fetched.append(key)
+        return b"" if key.startswith(f"wal_005/{NAMES[number]}") else get(opened, key)
+
+    monkeypatch.setattr(ObjectStore, "get", small)
+    with pytest.raises(SourceCorrupt, match=f"^{large} has {size} bytes, more than a segment can have"):
+        open_input(str(tmp_path)).read(PATH, (number + 1) * MIB, (number + 1) * MIB + 16)
+    assert not any(key.startswith(f"wal_005/{NAMES[number]}") for key in fetched)
+
+
+def test_a_history_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path, wal: WalBuilder) -> None:
+    store(tmp_path, TOOLS["walg"].objects(wal, "zst"))
+    child = forked_log(fork(wal, 2))
+    store(tmp_path, TOOLS["walg"].objects(child, "zst", (4 * MIB,)))
+    with (tmp_path / "wal_005" / "00000002.history").open("wb") as file:
+        file.truncate(2 << 20)
+    with pytest.raises(SourceCorrupt, match=r"00000002\.history has 2097152 bytes, more than a history file"):
+        open_input(str(tmp_path)).log_path()
 
 
 def test_an_archive_without_segments_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from safekeeper.base.logs import one_line
 from walproxy.pipeline.jobs.catalog import names_of_folder
 from walproxy.pipeline.jobs.report import make_report
 from walproxy.pipeline.jobs.report_html import write_page
@@ -42,7 +43,7 @@ def report_tables(
         click.echo(msgspec.json.encode(found).decode())
         return
     for sentence in found.findings:
-        click.echo(sentence)
+        click.echo(one_line(sentence))
     for advice in found.advice:
-        click.echo(f"{advice.cause} {advice.change}")
+        click.echo(one_line(f"{advice.cause} {advice.change}"))
     click.echo(f"the report is in {output}")

@@ -2,6 +2,9 @@
 
 In a folder a lock lets one process write (`run_folder.py`). An object store has none: an object is replaced only if it
 is still the version that this process has read or written last.
+
+A put without a reply may have succeeded, then or later. Its content is remembered: an object with this content is this
+process's own, and the next put replaces it.
 """
 
 from safekeeper.archive.store import ObjectTag
@@ -27,6 +30,7 @@ class StateObject:
         self._location = location
         self._key = key
         self._tag: ObjectTag | None = None
+        self._unclear: list[bytes] = []  # What was put since the last put whose outcome is known.
 
     def read(self) -> bytes | None:
         """Return the content, None if there is no object.
@@ -58,14 +62,24 @@ class StateObject:
             with storage_errors(f"write {self.name}"):
                 replace_durably(Disk(), folder / self._key, content)
             return
+        unclear = [*self._unclear]
+        self._unclear.append(content)
+        while not self._put(content):
+            # The reply to a put may have been lost, and its client has repeated it: what is there decides.
+            found = self.read()
+            if found == content:
+                break
+            if found not in unclear:
+                raise TableMoved(f"{self.name} was replaced by another job: stop one of the jobs")
+            unclear.remove(found)
+        self._unclear.clear()
+
+    def _put(self, content: bytes) -> bool:
+        """Put the object in the place of the version that is known; return whether it is the object now."""
         store = self._location.store()
-        if self._tag is not None:
-            tag = store.replace(self._key, content, self._tag)
-            if tag is not None:
-                self._tag = tag
-                return
-        else:
+        if self._tag is None:
             store.put(self._key, content, absent=True)
-        # The reply to a put may have been lost, and its client has repeated it: what is there decides.
-        if self.read() != content:
-            raise TableMoved(f"{self.name} was replaced by another job: stop one of the jobs")
+            return False  # Only reading it returns its tag.
+        tag = store.replace(self._key, content, self._tag)
+        self._tag = tag or self._tag
+        return tag is not None

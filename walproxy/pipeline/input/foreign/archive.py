@@ -101,15 +101,24 @@ class ForeignArchive:
             files = self._files.get((tli, segment_lsn))
             if files is None or part.end_lsn > useful_end_lsn:
                 continue
-            if len({file.sha1 for file in files}) > 1:
-                both = " and ".join(sorted(self._segments.what(file) for file in files))
-                raise SourceCorrupt(f"{both} are two different contents of one segment: remove the wrong one")
+            sha1s = {file.sha1 for file in files}
+            if len(sha1s - {""}) > 1:
+                raise self._contradiction(files)
             try:
-                return self._segments.read(files[0], tli, segment_lsn, origin)
+                # Names with a SHA-1 show that the contents are the same, others do not.
+                needed = files if "" in sha1s else files[:1]
+                first, *others = [self._segments.read(file, tli, segment_lsn, origin) for file in needed]
+                if any(other != first for other in others):
+                    raise self._contradiction(files)
+                return first
             except WalMissing:
                 self._list_at = float("-inf")  # It was removed since it was listed.
                 raise
         raise missing(self.name, path, *part)
+
+    def _contradiction(self, files: list[ForeignFile]) -> SourceCorrupt:
+        names = " and ".join(sorted(self._segments.what(file) for file in files))
+        return SourceCorrupt(f"{names} are different contents of one segment: remove the wrong one")
 
     def _origin(self) -> Origin:
         if self._known_origin is None:
@@ -126,11 +135,12 @@ class ForeignArchive:
         began = self._clock()
         root = ask(lambda: find_root(self.store))
         folder = root.folder if root is not None else ""
-        keys = [info.key for info in ask(lambda: self.store.list(folder))] if root is not None else []
-        self._names = sorted(
-            (file for key in keys if (file := segment_of(key, folder)) is not None), key=lambda file: file.name
+        listed = [(info.key, folder, info.size) for info in ask(lambda: self.store.list(folder))] if root else []
+        segments, histories = (
+            [file for each in listed if (file := kind(*each)) is not None] for kind in (segment_of, history_of)
         )
-        self._histories = {int(file.name, 16): file for key in keys if (file := history_of(key, folder)) is not None}
+        self._names = sorted(segments, key=lambda file: file.name)
+        self._histories = {int(file.name, 16): file for file in histories}
         self._sort()
         ended = self._clock()
         self._list_at = ended + _LIST_FACTOR * (ended - began)
@@ -151,7 +161,7 @@ class ForeignArchive:
         if tli not in self._lineages:
             file = self._histories[tli]
             what = self._segments.what(file)
-            content = ask(lambda: self.store.get(file.key))
+            content = self._segments.stored(file, _HISTORY_MAX_BYTES, "a history file")
             try:
                 self._lineages[tli] = parse_timeline_history(
                     tli, read_plain(what, file.suffix, content, _HISTORY_MAX_BYTES)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 
 from safekeeper.archive.store import ObjectStore
-from safekeeper.base.lsn import Lsn
+from safekeeper.base.lsn import SEGMENT_SIZE_MAX, Lsn
 from safekeeper.waldecode.format import LONG_PAGE_HEADER_SIZE
 from walproxy.pipeline.input.foreign.codecs import read_plain
 from walproxy.pipeline.input.foreign.names import ForeignFile
@@ -37,7 +37,7 @@ class Segments:
             As `read`.
         """
         what = self.what(file)
-        content = ask(lambda: self._store.get(file.key))
+        content = self._stored_segment(file, SEGMENT_SIZE_MAX)
         page = parse_first_page(read_plain(what, file.suffix, content, LONG_PAGE_HEADER_SIZE))
         if page is None:
             raise _not_wal(what, file)
@@ -68,13 +68,34 @@ class Segments:
                 raise
         return fetched.result()
 
+    def stored(self, file: ForeignFile, max_bytes: int, kind: str) -> bytes:
+        """Return a file as it is stored.
+
+        Args:
+            max_bytes: the limit of its size, so that a file of another kind does not fill the memory.
+            kind: what it should be, for a person.
+
+        Raises:
+            SourceCorrupt: it is larger.
+            SourceUnavailable, WalMissing
+        """
+        if file.size > max_bytes:
+            raise SourceCorrupt(
+                f"{self.what(file)} has {file.size} bytes, more than {kind} can have: remove it if it is not one"
+            )
+        return ask(lambda: self._store.get(file.key))
+
     def what(self, file: ForeignFile) -> str:
         """Return what a file is called in messages."""
         return f"{self._store.url.rstrip('/')}/{file.key}"
 
+    def _stored_segment(self, file: ForeignFile, segment_size: int) -> bytes:
+        # A compressor makes what it cannot compress a little larger.
+        return self.stored(file, segment_size + segment_size // 16, "a segment")
+
     def _fetched(self, file: ForeignFile, tli: int, begin_lsn: Lsn, origin: Origin) -> bytes:
         what = self.what(file)
-        content = ask(lambda: self._store.get(file.key))
+        content = self._stored_segment(file, origin.segment_size)
         # One byte more than there should be: then the end of the compressed stream, with its checksum, is read too.
         segment = read_plain(what, file.suffix, content, origin.segment_size + 1)
         if file.sha1:
