@@ -38,7 +38,7 @@ from walproxy.proposer.election import (
 from walproxy.proposer.phase import Candidacy, Phase, ProposerConfig, Stage
 from walproxy.proposer.primary import LogPlan, PrimaryIdentity
 from walproxy.proposer.primary_stream import PrimaryStream
-from walproxy.proposer.roster import Cluster, Roster, bootstrap_of, highest_promise, voters_of
+from walproxy.proposer.roster import Cluster, Roster, a_member_of, bootstrap_of, highest_promise, voters_of
 from walproxy.proposer.verification import Verification, plan_term
 
 # The minimum rate at which WAL is compared.
@@ -408,10 +408,11 @@ class Campaign:
         self.asked[safekeeper_id] = identity
         self.refusals.discard(safekeeper_id)
         if greeting.membership is None:
-            # It missed the end of the bootstrap; the membership lists it.
-            if self.primary is None:
+            # It missed the end of the bootstrap; the membership lists it. In a tail term other members know the server.
+            server = self.primary or a_member_of(self._roster.peers, self.cluster)
+            if server is None:
                 return
-            self._out.append(self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, self.primary), now))
+            self._out.append(self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, server), now))
         request = VoteRequest(self.leader_id, self.membership.generation, self.cluster.id, self.membership)
         self._out.append(self._roster.ask(safekeeper_id, request, now))
 

@@ -411,9 +411,15 @@ def plan_bootstrap(peers: Peers, primary: PrimaryIdentity, addresses: Mapping[in
     return bootstrap_of(Cluster(cluster_id, Membership(1, members)), primary)
 
 
-def bootstrap_of(cluster: Cluster, primary: PrimaryIdentity) -> Bootstrap:
-    """Return the message that makes a safekeeper a member of `cluster`."""
-    return Bootstrap(cluster.id, primary.system_id, primary.segment_size, primary.server_version, cluster.membership)
+def bootstrap_of(cluster: Cluster, server: PrimaryIdentity | AcceptorGreeting) -> Bootstrap:
+    """Return the message that makes a safekeeper a member of `cluster`, of the PostgreSQL that `server` names."""
+    return Bootstrap(cluster.id, server.system_id, server.segment_size, server.server_version, cluster.membership)
+
+
+def a_member_of(peers: Peers, cluster: Cluster) -> AcceptorGreeting | None:
+    """Return the greeting of one that belongs to a cluster, None if none does."""
+    greetings = sorted(greetings_of(peers).items())
+    return next((each for _, each in greetings if each.cluster_id == cluster.id), None)
 
 
 def misfit_reason(peers: Peers) -> str:

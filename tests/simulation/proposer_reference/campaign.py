@@ -238,10 +238,11 @@ class ReferenceCampaign:
             return
         self.asked[safekeeper_id] = folder
         self._out.discard(safekeeper_id)
-        if greeting.membership is None:  # 0.9
-            if self.primary is None:
+        if greeting.membership is None:  # 0.9, 12.3
+            told = [each for _, each in sorted(self._roster.greetings().items()) if each.cluster_id == self.cluster.id]
+            if self.primary is None and not told:
                 return
-            self._send(safekeeper_id, self.cluster.bootstrap(self.primary))
+            self._send(safekeeper_id, self.cluster.bootstrap(self.primary or told[0]))
         membership = self.cluster.membership
         self._send(safekeeper_id, VoteRequest(self.leader_id, membership.generation, self.cluster.id, membership))
 

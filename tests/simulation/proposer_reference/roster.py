@@ -38,9 +38,9 @@ class Cluster(NamedTuple):
             return key(self.membership) > key(other.membership)
         return self.membership.generation > other.membership.generation
 
-    def bootstrap(self, primary: PrimaryIdentity) -> Bootstrap:
+    def bootstrap(self, server: PrimaryIdentity | AcceptorGreeting) -> Bootstrap:
         """0.4, 0.9."""
-        return Bootstrap(self.id, primary.system_id, primary.segment_size, primary.server_version, self.membership)
+        return Bootstrap(self.id, server.system_id, server.segment_size, server.server_version, self.membership)
 
 
 @dataclass

@@ -195,7 +195,8 @@ def test_a_member_that_missed_the_end_of_the_bootstrap_is_sent_it_before_its_vot
     assert table.sent(Bootstrap)[3].membership == MEMBERS and table.sent(Bootstrap)[3].cluster_id == CLUSTER
 
 
-def test_without_a_primary_such_a_member_is_not_asked() -> None:
+def test_without_a_primary_another_members_greeting_names_the_server() -> None:
+    """Simulator, failovers 211933: without the third member there was no quorum."""
     table = Table(tail_after_s=3.0)
     table.ticks(0.05)
     table.connects(1, 2)
@@ -204,7 +205,11 @@ def test_without_a_primary_such_a_member_is_not_asked() -> None:
     table.ticks(3.0)
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, PreVoteResponse(True))
-    assert table.sent(VoteRequest).keys() == {1, 2} and table.sent(Bootstrap) == {}
+    told, greeting = table.sent(Bootstrap)[3], table.proposer.peers[1].greeting
+    assert greeting is not None and table.sent(VoteRequest).keys() == {1, 2, 3}
+    assert (told.cluster_id, told.membership) == (CLUSTER, MEMBERS)
+    assert (told.system_id, told.segment_size) == (greeting.system_id, greeting.segment_size)
+    assert told.server_version == greeting.server_version
 
 
 def test_a_vote_that_is_refused_and_then_given_on_another_connection_counts() -> None:
