@@ -60,9 +60,11 @@ def test_a_bad_table_is_quarantined_and_the_others_go_on(
             assert state("good") == "following"
             reason = read_status(options.folder).tables["public.bad"].reason or ""
             assert "public.bad.d has the value 'infinity'" in reason
-            metrics = (options.folder / "_walproxy_apply" / "metrics.prom").read_text()
-            assert 'walproxy_apply_table_quarantined{table="public.bad"} 1' in metrics
-            assert 'walproxy_apply_table_quarantined{table="public.good"} 0' in metrics
+            metrics = options.folder / "_walproxy_apply" / "metrics.prom"
+            quarantined = 'walproxy_apply_table_quarantined{table="public.bad"} 1'
+            wait_until(lambda: job.done() or quarantined in metrics.read_text())  # It is written after the status.
+            assert quarantined in metrics.read_text()
+            assert 'walproxy_apply_table_quarantined{table="public.good"} 0' in metrics.read_text()
             compare(source, options.folder, "delta", "good")
             words = ["status", "--primary", source.conninfo, "--slot", source.slot, "--to", str(options.folder)]
             shown = CliRunner().invoke(cdc, words)
