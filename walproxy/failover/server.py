@@ -45,7 +45,7 @@ SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
   pg_has_role('pg_write_server_files', 'USAGE') AND pg_has_role('pg_monitor', 'USAGE'),
   current_setting('default_transaction_read_only'), current_user
 """
-# Of WAL that was received and not replayed at most so much is looked at: longer records are rare.
+# Of WAL that was received and not replayed at most so much is looked at. Of more the last complete record is unknown.
 _UNREPLAYED_BYTES = 1 << 20
 _UNREPLAYED_MAY_BE_READ = """
 SELECT has_function_privilege('pg_read_binary_file(text, bigint, bigint, boolean)', 'EXECUTE'),
