@@ -1,5 +1,6 @@
 """The messages of PostgreSQL's output plugin `pgoutput`, as values. pgoutput.py decodes them. Pure."""
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -105,6 +106,12 @@ class Delete(NamedTuple):
     relation: int
     key: Tuple | None
     before: Tuple | None
+
+
+class Rows(NamedTuple):
+    """Inserts, updates and deletes of one transaction, outside a piece, as they came: LSN and bytes, not decoded."""
+
+    items: Sequence[tuple[Lsn, bytes]]
 
 
 class Truncate(NamedTuple):

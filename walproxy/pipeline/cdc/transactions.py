@@ -15,7 +15,7 @@ that ends at or beyond `upto_lsn`. So ranges that meet have each transaction onc
 Pure: no I/O; the shelves may lie on disk (spool.py).
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from safekeeper.base.errors import RemoteProtocolError
@@ -33,6 +33,7 @@ from walproxy.pipeline.cdc.messages import (
     Prepare,
     Relation,
     RollbackPrepared,
+    Rows,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
@@ -47,6 +48,7 @@ Piece = tuple[Lsn, int, bytes]
 """(LSN, xid of the subtransaction or 0, the message as it came)."""
 
 _DEFINITIONS = b"RY"
+_ROWS = b"IUD"
 _CHANGES = (Insert, Update, Delete, Truncate, LogicalMessage, Relation, Type, Origin)
 
 
@@ -70,7 +72,7 @@ class Sent(NamedTuple):
     """A message, where the server sent it, and how many bytes it had."""
 
     lsn: Lsn
-    message: Message
+    message: Message | Rows
     size: int
 
 
@@ -139,6 +141,29 @@ class Assembler:
             self._shelve_prepared(self._preparing, lsn, data)
             return ()
         return self._take_outside(lsn, data, decode(data, lsn=lsn, version=self._version))
+
+    def take_rows(self, items: Sequence[tuple[Lsn, bytes]], begin: int, bytes_max: int) -> tuple[int, Sequence[Sent]]:
+        """Take the changes of rows at the front of `items[begin:]` without decoding them, if a transaction is open.
+
+        Args:
+            bytes_max: at most one change more.
+
+        Returns:
+            The number of those taken, which may be 0, and what they complete.
+        """
+        if self._open is None:
+            return 0, ()
+        size, end = 0, begin
+        for end in range(begin, len(items)):
+            data = items[end][1]
+            if not data or data[0] not in _ROWS or size >= bytes_max:
+                break
+            size += len(data)
+        else:
+            end = len(items)
+        if end == begin or self._passes_over:
+            return end - begin, ()
+        return end - begin, (Sent(items[begin][0], Rows(items[begin:end]), size),)
 
     def forget(self) -> None:
         """Give up the transactions that still wait."""
