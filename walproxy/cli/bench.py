@@ -73,7 +73,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     default=20,
     show_default=True,
     type=click.IntRange(1),
-    help="pgbench's scale factor; with --archive, --bulk, --crashes, --newcomer or --pipeline, times 50 MB; with --apply, times 10,000 changes.",
+    help="pgbench's scale factor; with --archive, --bulk, --crashes, --newcomer or --pipeline, times 50 MB; "
+    "with --apply, times 10,000 changes.",
 )
 @click.option("--seed", type=int, help="Seed of the order of measurements; by default a random one, which is printed.")
 @postgres_option

@@ -365,6 +365,9 @@ def test_numbers_are_those_of_the_transaction_where_tables_take_turns() -> None:
     items += [INSERTED, built.insert(4, "a", None), INSERTED, built.truncate([4]), INSERTED, built.commit(100, 130)]
     first, truncate, last = by_columns([(5, each) for each in items], 20, 9999)
     assert isinstance(first, RowsByRelation) and isinstance(last, RowsByRelation) and isinstance(truncate, Change)
-    assert [(part.relation.oid, list(part.sequences)) for part in first.parts] == [(1, [0, 2]), (4, [1])]
-    assert (first.end_sequence, truncate.sequence, last.parts[0].sequences[0]) == (3, 3, 4)
+    assert [(part.relation.oid, [part.place(index)[1] for index in part.indices]) for part in first.parts] == [
+        (1, [0, 2]),
+        (4, [1]),
+    ]
+    assert (first.end_sequence, truncate.sequence, last.parts[0].place(0)[1]) == (3, 3, 4)
     assert [change.sequence for change in first.parts[0].changes()] == [0, 2]

@@ -3,8 +3,8 @@
 Changes of rows may come together, and not decoded (Rows); they leave as ChangedRows, by relation.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from safekeeper.base.errors import RemoteProtocolError
@@ -57,49 +57,67 @@ class Change(NamedTuple):
 
 
 class ChangedRows(NamedTuple):
-    """Changes of rows of one relation in one transaction, in their order, not decoded.
+    """Changes of rows of one relation, in their order, not decoded.
 
     Attributes:
-        sequences: the number of each in the transaction.
-        items: LSN and message of each.
+        rows: these and those of other relations.
+        indices: the numbers of these in `rows.items`, ascending.
+        first_sequence: of the first one of `rows`, the number in its transaction.
         partition: as that of the first one's `Change`.
     """
 
-    transaction: Begin
+    rows: Rows
     relation: Relation
-    sequences: Sequence[int]
-    items: Sequence[tuple[Lsn, bytes]]
-    size: int
+    indices: Sequence[int]
+    first_sequence: int
     partition: Relation | None = None
+
+    @property
+    def items(self) -> Sequence[tuple[Lsn, bytes]]:
+        """LSN and message of each."""
+        items = self.rows.items
+        return items if len(self.indices) == len(items) else [items[index] for index in self.indices]
+
+    def place(self, index: int) -> tuple[Begin, int]:
+        """Return the transaction of one of `rows.items`, and its number there."""
+        number = bisect_right(self.rows.starts, index) - 1
+        sequence = index - self.rows.starts[number]
+        return self.rows.transactions[number], sequence + self.first_sequence if number == 0 else sequence
 
     def changes(self) -> Iterator[Change]:
         """Yield them decoded. Raises RemoteProtocolError."""
         partition = self.partition
-        for sequence, (lsn, data) in zip(self.sequences, self.items, strict=True):
+        for index, (lsn, data) in zip(self.indices, self.items, strict=True):
             message = decode(data, lsn=lsn, version=VERSIONS[-1])
-            assert isinstance(message, Insert | Update | Delete)  # by Assembler.take_rows
-            change = _change_of_row(self.transaction, sequence, lsn, self.relation, message, len(data))
+            assert isinstance(message, Insert | Update | Delete)  # by Assembler
+            change = _change_of_row(*self.place(index), lsn, self.relation, message, len(data))
             yield change if partition is None else change._replace(partition=partition)
             partition = None
 
-    def beginning_at(self, sequence: int) -> "ChangedRows":
-        """Return those whose number is at least `sequence`."""
-        if self.sequences[0] >= sequence:
-            return self
-        first = bisect_left(self.sequences, sequence)
-        return self._replace(sequences=self.sequences[first:], items=self.items[first:], partition=None)
+    def beginning_at(self, commit_lsn: Lsn, sequence: int) -> "ChangedRows":
+        """Return those from a place on; there may be none."""
+
+        def lsn_and_sequence(index: int) -> tuple[Lsn, int]:
+            transaction, sequence = self.place(index)
+            return transaction.commit_lsn, sequence
+
+        first = bisect_left(self.indices, (commit_lsn, sequence), key=lsn_and_sequence)
+        return self._replace(indices=self.indices[first:], partition=None) if first else self
 
 
 class RowsByRelation(NamedTuple):
-    """Successive changes of rows of one transaction.
+    """Successive changes of rows, of whole transactions or of one that is open.
 
     Attributes:
-        end_sequence: number of the next change of the transaction.
+        transaction: the last one.
+        end_sequence: number of its next change.
+        size: bytes of them.
     """
 
     transaction: Begin
     parts: Sequence[ChangedRows]
     end_sequence: int
+    size: int
 
 
 class Changes:
@@ -143,35 +161,25 @@ class Changes:
             return found
         return ()
 
-    def take_rows(self, rows: Rows) -> RowsByRelation:
+    def take_rows(self, sent: Sent) -> RowsByRelation:
         """Return the changes of the next rows, by relation.
 
         Raises:
             RemoteProtocolError: their relation is not known.
         """
-        items, first = rows.items, self._sequence
-        transaction = self._transaction
-        assert transaction is not None  # by Assembler.take_rows
-        self._sequence += len(items)
-        by_relation: dict[bytes, Sequence[int]] = {}
-        oids = [data[1:5] for _, data in items]
-        if oids.count(oids[0]) == len(oids):
-            by_relation[oids[0]] = range(len(items))
-        else:
-            lists: dict[bytes, list[int]] = {}
-            for index, oid in enumerate(oids):
-                lists.setdefault(oid, []).append(index)
-            by_relation.update(lists)
+        rows = sent.message
+        assert isinstance(rows, Rows)
+        items = rows.items
+        first_sequence = 0 if rows.end_lsn is not None else self._sequence
         found = []
-        for oid, indices in by_relation.items():
+        for oid, indices in _by_relation(items).items():
             relation = self._relation(int.from_bytes(oid), items[indices[0]][0])
-            own = items if len(indices) == len(items) else [items[index] for index in indices]
-            sequences = range(first, self._sequence) if own is items else [first + index for index in indices]
             partition = _partition_of(relation, self._described) if indices[0] == 0 else None
-            size = sum(len(data) for _, data in own)
-            found.append(ChangedRows(transaction, relation, sequences, own, size, partition))
-        self._described = []
-        return RowsByRelation(transaction, found, self._sequence)
+            found.append(ChangedRows(rows, relation, indices, first_sequence, partition))
+        if items:
+            self._described = []
+        self._sequence = len(items) - rows.starts[-1] + (first_sequence if len(rows.starts) == 1 else 0)
+        return RowsByRelation(rows.transactions[-1], found, self._sequence, sent.size)
 
     def _changes(self, transaction: Begin, sequence: int, lsn: Lsn, message: Message, size: int) -> Sequence[Change]:
         if isinstance(message, Insert | Update | Delete):
@@ -216,6 +224,17 @@ def _check(relation: Relation, lsn: Lsn, values: Tuple | None) -> None:
             f"the slot sent a row of {relation.schema}.{relation.name} at {format_lsn(lsn)} with {len(values)} "
             f"columns, the table has {len(relation.columns)}"
         )
+
+
+def _by_relation(items: Sequence[tuple[Lsn, bytes]]) -> Mapping[bytes, Sequence[int]]:
+    """Return the numbers of the changes of each relation, by its OID as it is in the messages."""
+    oids = [data[1:5] for _, data in items]
+    if oids and oids.count(oids[0]) == len(oids):
+        return {oids[0]: range(len(oids))}
+    found: dict[bytes, list[int]] = {}
+    for index, oid in enumerate(oids):
+        found.setdefault(oid, []).append(index)
+    return found
 
 
 def _partition_of(relation: Relation | None, described: Sequence[Relation]) -> Relation | None:

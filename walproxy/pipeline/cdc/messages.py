@@ -109,9 +109,19 @@ class Delete(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Inserts, updates and deletes of one transaction, outside a piece, as they came: LSN and bytes, not decoded."""
+    """Inserts, updates and deletes, outside a piece, as they came: of whole transactions, or of one that is open.
+
+    Attributes:
+        items: LSN and bytes of each, not decoded.
+        transactions: those that they belong to, in order.
+        starts: of each transaction, the number of its first item.
+        end_lsn: where the last commit record ends; None of a transaction that is open.
+    """
 
     items: Sequence[tuple[Lsn, bytes]]
+    transactions: Sequence["Begin"]
+    starts: Sequence[int]
+    end_lsn: Lsn | None
 
 
 class Truncate(NamedTuple):

@@ -104,7 +104,7 @@ class SlotStream:
             self._below(end_lsn), self._quorum, known_lsn=end_lsn, held_bytes_max=self._held_bytes_max
         ):
             if isinstance(sent.message, Rows):
-                yield self._changes.take_rows(sent.message)
+                yield self._changes.take_rows(sent)
             else:
                 yield from self._changes.take(sent)
         self._is_reading = False
@@ -129,10 +129,16 @@ class SlotStream:
                 if not self._items:
                     self._feed.ask()
                     continue
-            count, rows = self._assembler.take_rows(self._items, self._taken, self._held_bytes_max)
+            if self._is_open:
+                count, rows = self._assembler.take_rows(self._items, self._taken, self._held_bytes_max)
+            else:
+                count, rows = self._assembler.take_transactions(self._items, self._taken, end_lsn, self._held_bytes_max)
             if count:
                 self._taken += count
-                yield from rows
+                for sent in rows:
+                    assert isinstance(sent.message, Rows)
+                    self._complete_lsn = max(self._complete_lsn, sent.message.end_lsn or 0)
+                    yield sent
                 continue
             lsn, data = self._items[self._taken]
             self._taken += 1

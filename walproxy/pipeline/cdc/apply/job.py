@@ -369,11 +369,14 @@ class ApplyJob:
                     end_sequence = change.sequence + 1
                 else:
                     parts, end_sequence = change.parts, change.end_sequence
+                is_taken = False
                 for part in parts:
                     target = None if part.relation is None else self.tables.target_of(part.relation)
                     if target is not None:
                         count += self.tables.take(target, part)
-                        held_bytes += part.size
+                        is_taken = True
+                if is_taken:
+                    held_bytes += change.size
                 # Only here: the changes of one part have numbers between those of another.
                 if held_bytes >= self._options.memory_bytes:
                     self._flush(Position(change.transaction.commit_lsn, end_sequence))

@@ -158,7 +158,7 @@ class Tables:
                 target.take(change)
             else:
                 target.take_rows(change)
-        return 1 if isinstance(change, Change) else len(change.items)
+        return 1 if isinstance(change, Change) else len(change.indices)
 
     def flush(self, position: Position) -> list[TableName]:
         """Put what is held into the tables; return those that changed. Raises SourceUnavailable, StorageFull."""

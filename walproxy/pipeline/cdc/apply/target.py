@@ -217,15 +217,14 @@ class Target:
 
     def take_rows(self, rows: ChangedRows) -> None:
         """Take the next changes of rows, but for those that the table has. Raises as `take`."""
-        commit_lsn = rows.transaction.commit_lsn
-        if self.copy_reason is not None or Position(commit_lsn, rows.sequences[-1]) < self.position:
+        rows = rows.beginning_at(*self.position)
+        if self.copy_reason is not None or not rows.indices:
             return
-        if commit_lsn == self.position.lsn:
-            rows = rows.beginning_at(self.position.sequence)
+        transaction, sequence = rows.place(rows.indices[0])
         if rows.partition is not None:
-            self.copy_reason = self._partition_problem(rows.transaction, rows.partition)
+            self.copy_reason = self._partition_problem(transaction, rows.partition)
         if self.copy_reason is None and rows.relation is not self._relation:
-            self._look_at(rows.relation, Position(commit_lsn, rows.sequences[0]))
+            self._look_at(rows.relation, Position(transaction.commit_lsn, sequence))
         if self.copy_reason is None:
             self._rows.append(rows)
 
