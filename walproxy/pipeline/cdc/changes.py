@@ -94,6 +94,10 @@ class ChangedRows(NamedTuple):
             yield change if partition is None else change._replace(partition=partition)
             partition = None
 
+    def picked(self, numbers: Iterable[int]) -> "ChangedRows":
+        """Return some of them, by their numbers among these."""
+        return self._replace(indices=[self.indices[number] for number in numbers], partition=None)
+
     def beginning_at(self, commit_lsn: Lsn, sequence: int) -> "ChangedRows":
         """Return those from a place on; there may be none."""
 

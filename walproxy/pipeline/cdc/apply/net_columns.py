@@ -8,7 +8,8 @@ copies those that are needed, and tells keys apart. No Python object is made for
     D oid K|O row             its key goes
 
 Of each key the last operation counts, and keys are in the order of their first one, as in NetChanges. That is the
-reference, and takes everything else: values that were not sent, keys that are null, and what is not understood.
+reference, and takes everything else: rows with values that were not sent, whose messages are *left*, and all messages
+if some cannot be told apart by their key, or are not understood.
 """
 
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ class NetColumns(NamedTuple):
         rows: the messages whose rows stay, in the order of their keys.
         keys: the columns of the key, of each operation.
         gone: the operations whose keys go.
+        left: the messages that NetChanges must take: those with values that were not sent, and others of their rows.
     """
 
     data: bytes
@@ -51,6 +53,7 @@ class NetColumns(NamedTuple):
     rows: _Numbers
     keys: Sequence["_Values"]
     gone: _Numbers
+    left: _Numbers
 
     def texts(self, column: int) -> pa.Array:
         """Return the values of a column of the new rows, as large_binary."""
@@ -100,7 +103,7 @@ def combine(messages: Sequence[bytes], column_count: int, key: Sequence[int]) ->
         key: positions of the columns of the key; without one, rows are added.
 
     Returns:
-        None if NetChanges must take them.
+        None if NetChanges must take all of them.
     """
     lengths = np.fromiter(map(len, messages), np.int64, len(messages))
     if lengths.min() < _LEAST_BYTES:
@@ -128,34 +131,52 @@ def combine(messages: Sequence[bytes], column_count: int, key: Sequence[int]) ->
             return None
         columns = [values.replaced(both, others) for values, others in zip(columns, second[0], strict=True)]
         reached[both] = second[1]
-    if np.any(reached != ends) or any(np.any(is_row & (values.kinds == _UNCHANGED)) for values in columns):
+    if np.any(reached != ends):
         return None
     if any(int((values.ends - values.begins).sum()) > _TEXT_BYTES_MAX for values in columns):
         return None
     if not key:
         nothing = np.empty(0, np.int64)
-        return None if not np.all(kinds == _INSERT) else NetColumns(data, columns, np.arange(len(begins)), (), nothing)
+        if not np.all(kinds == _INSERT) or any(np.any(values.kinds == _UNCHANGED) for values in columns):
+            return None
+        return NetColumns(data, columns, np.arange(len(begins)), (), nothing, nothing)
     # An update with an old row is two operations: the old key goes, and a row comes, perhaps with the same key.
     keys = [columns[index].inserted(both, old[index]) for index in key]
     if any(np.any(values.kinds != _TEXT) for values in keys):
         return None
     comes = np.insert(is_row, both, False)
     message_of = np.insert(np.arange(len(begins)), both, both)
-    last = _last_of_each(data, keys)
+    numbers = _key_numbers(data, keys)
+    last = np.empty(int(numbers.max()) + 1, np.int64)
+    last[numbers] = np.arange(len(numbers))  # the last one of those with the same number is what stays
+    is_left = np.zeros(len(begins), np.bool_)
+    for values in columns:
+        is_left |= is_row & (values.kinds == _UNCHANGED)
+    if np.any(is_left):
+        last = last[~_with_their_rows(is_left, message_of, numbers)]
     stays = comes[last]
-    return NetColumns(data, columns, message_of[last[stays]], keys, last[~stays])
+    return NetColumns(data, columns, message_of[last[stays]], keys, last[~stays], np.flatnonzero(is_left))
 
 
-def _last_of_each(data: bytes, keys: Sequence[_Values]) -> _Numbers:
-    """Return the last operation of each key, the keys in the order of their first one."""
+def _with_their_rows(is_left: _Flags, message_of: _Numbers, numbers: _Numbers) -> _Flags:
+    """Mark in `is_left` also all messages that share a key with one that is marked; return the marks of the keys."""
+    marked = np.zeros(int(numbers.max()) + 1, np.bool_)
+    before = -1
+    while before != np.count_nonzero(is_left):  # An update of a key ties two keys together.
+        before = np.count_nonzero(is_left)
+        marked[numbers[is_left[message_of]]] = True
+        is_left[message_of[marked[numbers]]] = True
+    return marked
+
+
+def _key_numbers(data: bytes, keys: Sequence[_Values]) -> _Numbers:
+    """Return a number for the key of each operation, from 0 on in the order in which they come."""
     every = np.arange(len(keys[0].begins))
     numbers = np.zeros(len(every), np.int64)
     for values in keys:
         own = _numbered(values.taken(data, every))
         numbers = _numbered(pa.array(numbers * (own.max() + 1) + own)) if len(keys) > 1 else own
-    last = np.empty(int(numbers.max()) + 1, np.int64)
-    last[numbers] = every  # the last one of those with the same number is what stays
-    return last
+    return numbers
 
 
 def _numbered(values: pa.Array) -> _Numbers:

@@ -12,6 +12,7 @@ The catalogs are compared before the changes of a step are taken, and may be new
 changes themselves announce is compared with the known columns too.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final, NamedTuple, Protocol
 
@@ -342,17 +343,28 @@ class Target:
     def _merge(self) -> Merge:
         """Return what is held, as tables."""
         assert self._relation is not None  # something is held
+        combined = None
         names = [column.name for column in self._relation.columns]
         if self._rows and not self._net.rows and not self._net.appended:
             messages = [data for rows in self._rows for _, data in rows.items]
             combined = combine(messages, len(names), [names.index(name) for name in self.known.key])
-            if combined is not None:
-                return self._merge_of(combined, names)
+        if combined is None:
+            self._decode_rows()
+            return self._merge_of_net(self._relation)
+        merge = self._merge_of_columns(combined, names)
+        if not len(combined.left):
+            return merge
+        self._rows = _picked(self._rows, combined.left.tolist())
         self._decode_rows()
+        left = self._merge_of_net(self._relation)
+        upserts, deleted = [merge.upserts, left.upserts], [merge.deleted, left.deleted]
+        return Merge(merge.truncated, pa.concat_tables(upserts), pa.concat_tables(deleted))
+
+    def _merge_of_net(self, relation: Relation) -> Merge:
         kept = {key: row for key, row in self._net.rows.items() if row is not None}
         rows = [*kept.values(), *self._net.appended]
         homes = {number: self._net.homes[key] for number, key in enumerate(kept) if key in self._net.homes}
-        where = {column.name: index for index, column in enumerate(self._relation.columns)}
+        where = {column.name: index for index, column in enumerate(relation.columns)}
         columns = {}
         for field in self._schema:
             index = where.get(field.name)
@@ -365,7 +377,7 @@ class Target:
         gone = [key for key, row in self._net.rows.items() if row is None]
         return Merge(self._net.truncated, upserts, self._keys(gone))
 
-    def _merge_of(self, combined: NetColumns, names: Sequence[str]) -> Merge:
+    def _merge_of_columns(self, combined: NetColumns, names: Sequence[str]) -> Merge:
         columns = []
         for field in self._schema:
             if field.name not in names:
@@ -426,6 +438,18 @@ class Target:
             filled = pa.concat_arrays([column, known]).take(pa.array(indices, pa.int64()))
             upserts = upserts.set_column(upserts.schema.get_field_index(name), self._schema.field(name), filled)
         return upserts
+
+
+def _picked(held: Iterable[ChangedRows], numbers: Sequence[int]) -> list[ChangedRows]:
+    """Return some of all changes that are held, by their numbers, which ascend."""
+    found, begin, first = [], 0, 0
+    for rows in held:
+        end = begin + len(rows.indices)
+        last = bisect_left(numbers, end, first)
+        if first < last:
+            found.append(rows.picked(number - begin for number in numbers[first:last]))
+        begin, first = end, last
+    return found
 
 
 def _holds(held: pa.DataType, sent: pa.DataType) -> bool:
