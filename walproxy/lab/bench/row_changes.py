@@ -100,9 +100,10 @@ class ChangesResult(msgspec.Struct, frozen=True):
 
 
 class _Load(NamedTuple):
-    """What a workload has written: its end, and the job's folder as it was before."""
+    """What a workload has written: its end, the folder of its tables, and that folder as it was before."""
 
     options: "ApplyOptions"
+    folder: Path
     template: Path
     end_lsn: Lsn
 
@@ -125,7 +126,7 @@ class ChangesSite:
         load = self._loads[cell.workload]
         self._copy_slot(load.options.slot)
         read = {RECVLOGICAL: self._recvlogical, RECEIVED: self._receive, APPLY: self._apply}[cell.reader]
-        with self._job_folder(load):
+        with _untouched_tables(load):
             seconds, cpu_s = _timed(lambda: read(load))
         return ChangesTurn(number, *cell, self._changes, seconds, cpu_s)
 
@@ -148,7 +149,7 @@ class ChangesSite:
         )
         self._postgres.execute(_LOAD.format(parts=self._changes // rows, statement=statement))
         [(end,)] = self._postgres.execute("SELECT pg_current_wal_flush_lsn()::text")
-        return _Load(options, template, parse_lsn(end))
+        return _Load(options, folder, template, parse_lsn(end))
 
     def _copy_slot(self, name: str) -> None:
         """Let the slot be where it was before the changes of its workload."""
@@ -188,13 +189,14 @@ class ChangesSite:
         with opened_job(load.options, first=False, ends=True) as job:
             job.follow_until(load.end_lsn, Event())
 
-    @contextmanager
-    def _job_folder(self, load: _Load) -> Iterator[None]:
-        shutil.copytree(load.template, load.options.folder)
-        try:
-            yield
-        finally:
-            shutil.rmtree(load.options.folder)
+
+@contextmanager
+def _untouched_tables(load: _Load) -> Iterator[None]:
+    shutil.copytree(load.template, load.folder)
+    try:
+        yield
+    finally:
+        shutil.rmtree(load.folder)
 
 
 @contextmanager

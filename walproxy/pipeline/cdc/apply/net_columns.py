@@ -161,9 +161,9 @@ def combine(messages: Sequence[bytes], column_count: int, key: Sequence[int]) ->
 def _with_their_rows(is_left: _Flags, message_of: _Numbers, numbers: _Numbers) -> _Flags:
     """Mark in `is_left` also all messages that share a key with one that is marked; return the marks of the keys."""
     marked = np.zeros(int(numbers.max()) + 1, np.bool_)
-    before = -1
+    before: int = -1
     while before != np.count_nonzero(is_left):  # An update of a key ties two keys together.
-        before = np.count_nonzero(is_left)
+        before = int(np.count_nonzero(is_left))
         marked[numbers[is_left[message_of]]] = True
         is_left[message_of[marked[numbers]]] = True
     return marked
