@@ -17,7 +17,7 @@ is newer than the current range, by its position. tables.py decides about single
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -365,7 +365,7 @@ class ApplyJob:
         with closing(self._stream.read(end_lsn, lambda: have_flushed(self._asking))) as changes:
             for change in changes:
                 if isinstance(change, Change):
-                    parts: Sequence[Change | ChangedRows] = (change,)
+                    parts: Iterable[Change | ChangedRows] = (change,)
                     end_sequence = change.sequence + 1
                 else:
                     parts, end_sequence = change.parts, change.end_sequence
