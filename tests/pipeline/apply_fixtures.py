@@ -122,7 +122,7 @@ class ApplyProcess:
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
-        return self._process.wait(60)
+        return self._process.wait(300)
 
     def wait_for_steps(self, count: int) -> None:
         """Wait until so many steps with changes are done, those of earlier runs included."""

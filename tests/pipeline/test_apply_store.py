@@ -4,28 +4,33 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError, StorageFailed
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer
 from tests.integration.object_stores import MotoServer, Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
+from walproxy.pipeline.cdc.apply import delta
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
+from walproxy.pipeline.cdc.apply.following import Merge, Position
 from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, opened_job, run_apply
 from walproxy.pipeline.cdc.apply.job_file import only_job
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
+from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.tables.position import TableMoved
 
@@ -76,6 +81,7 @@ def located(server: Server, source: Source, endpoint: str = "") -> LakeLocation:
     return LakeLocation.parse(place.url, place.options)
 
 
+@pytest.mark.nightly
 def test_tables_in_a_store_follow_and_are_verified(moto: Server, source: Source) -> None:
     options = options_of(source, located(moto, source), memory_bytes=100_000)
     for chapter in ((), CHANGES, MORE):
@@ -125,6 +131,7 @@ def versions(options: ApplyOptions, table: str) -> list[str]:
     return [each.key for each in found if each.key.endswith(".json")]
 
 
+@pytest.mark.nightly
 def test_a_commit_whose_reply_was_lost_is_in_once_and_nothing_is_copied(moto: Server, source: Source) -> None:
     with FaultyRelay(moto.endpoint) as relay:
         options = options_of(source, located(moto, source, relay.endpoint))
@@ -139,6 +146,7 @@ def test_a_commit_whose_reply_was_lost_is_in_once_and_nothing_is_copied(moto: Se
         assert len(versions(options, "t")) == 2
 
 
+@pytest.mark.nightly
 def test_a_store_that_does_not_reply_is_waited_for(
     moto: Server, source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,7 +195,9 @@ INTERRUPTED: dict[str, tuple[type, str, bool, str]] = {
 }
 
 
-@pytest.mark.parametrize("moment", INTERRUPTED)
+@pytest.mark.parametrize(
+    "moment", [pytest.param(each, marks=[pytest.mark.nightly] if "before" in each else []) for each in INTERRUPTED]
+)
 def test_a_job_whose_slot_another_one_got_is_stopped(
     moto: Server, source: Source, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -242,12 +252,108 @@ class Interrupt:
             yield row
 
 
+SCHEMA = pa.schema([pa.field("id", pa.int32()), pa.field("v", pa.string())])
+NAME = TableName("public", "ü \"'`.x")
+
+
+def rows_of(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int32()), "v": [f"v{number}" for number in ids]}, SCHEMA)
+
+
+def merge(*ids: int, gone: Sequence[int] = ()) -> Merge:
+    return Merge(False, rows_of(*ids), pa.table({"id": pa.array(gone, pa.int32())}))
+
+
+def ids_in(table: DeltaFollowing) -> list[int]:
+    return sorted(table.to_arrow()["id"].to_pylist())
+
+
+@pytest.fixture
+def new_table(moto: Server, request: pytest.FixtureRequest) -> Callable[[], DeltaFollowing]:
+    """A function that opens the same table each time."""
+    place = moto.place(re.sub(r"\W+", "-", request.node.name))
+    return lambda: DeltaFollowing(LakeLocation.parse(place.url, place.options), NAME)
+
+
+def test_of_two_jobs_that_know_one_version_of_a_table_one_commits(new_table: Callable[[], DeltaFollowing]) -> None:
+    table = new_table()
+    table.replace(SCHEMA, rows_of(1, 2).to_batches(), Position(1, 0))
+    slow = new_table()
+
+    def meanwhile() -> None:
+        table.merge(merge(3, gone=[1]), ["id"], Position(2, 0), expected=Position(1, 0))
+
+    with pytest.raises(TableMoved, match="is at position 0/2/0, not 0/1/0"):
+        slow.replace(SCHEMA, rows_of(9).to_batches(), Position(5, 0), require_only_job=meanwhile)
+    for late in (merge(4), merge(gone=[2]), Merge(True, rows_of(4), pa.table({})), Merge(False, rows_of(4), rows_of())):
+        with pytest.raises(TableMoved, match="is at position 0/2/0, not 0/1/0"):
+            slow.merge(late, [] if late.deleted.num_columns > 1 else ["id"], Position(3, 0), expected=Position(1, 0))
+    assert ids_in(new_table()) == [2, 3] and new_table().position() == Position(2, 0)
+
+
+def test_of_two_jobs_that_create_one_table_one_does(new_table: Callable[[], DeltaFollowing]) -> None:
+    slow, table = new_table(), new_table()
+
+    def meanwhile() -> None:
+        table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
+
+    with pytest.raises(TableMoved, match="is at position 0/1/0, not none"):
+        slow.replace(SCHEMA, rows_of(9).to_batches(), Position(5, 0), require_only_job=meanwhile)
+    assert ids_in(new_table()) == [1]
+
+
+def test_a_commit_whose_reply_was_lost_is_in(moto: Server) -> None:
+    with FaultyRelay(moto.endpoint) as relay:
+        place = moto.place("lost", relay.endpoint)
+        table = DeltaFollowing(LakeLocation.parse(place.url, place.options), NAME)
+        relay.when("PUT", r"/_delta_log/0+[0-2]\.json", drop_the_answer, times=3)
+        table.replace(SCHEMA, rows_of(1, 2).to_batches(), Position(1, 0))
+        table.merge(merge(3, gone=[1]), ["id"], Position(2, 0), expected=Position(1, 0))
+        table.replace(SCHEMA, rows_of(5).to_batches(), Position(3, 0))
+        assert ids_in(table) == [5] and table.position() == Position(3, 0)
+
+
+def test_a_table_with_a_missing_or_truncated_file_is_damaged_and_its_store_is_not(
+    moto: Server, new_table: Callable[[], DeltaFollowing], request: pytest.FixtureRequest
+) -> None:
+    table, prefix = new_table(), re.sub(r"\W+", "-", request.node.name)
+    table.replace(SCHEMA, rows_of(1, 2).to_batches(), Position(1, 0))
+    (key,) = (key for key in moto.keys(prefix) if key.endswith(".parquet"))
+    for harm in (lambda: moto.remove(prefix, key), lambda: moto.write(prefix, key, b"short")):
+        harm()
+        with pytest.raises(StorageFailed, match=r"^could not merge into the table s3://[^\n]*$"):
+            table.merge(merge(1), ["id"], Position(2, 0), expected=Position(1, 0))
+        with pytest.raises(StorageFailed, match=r"^could not read the table s3://[^\n]*$"):
+            table.lookup(rows_of(1).select(["id"]), ["v"])
+    table.replace(SCHEMA, rows_of(7).to_batches(), Position(2, 0))
+    assert ids_in(new_table()) == [7]
+
+
+def test_old_files_and_versions_are_removed_from_a_store(
+    moto: Server,
+    new_table: Callable[[], DeltaFollowing],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delta, "SMALL_FILES_MAX", 3)
+    table, prefix = new_table(), re.sub(r"\W+", "-", request.node.name)
+    table.replace(SCHEMA, [], Position(1, 0))
+    table.add_columns([pa.field("new", pa.int64())])
+    for number in range(5):
+        row = rows_of(number).append_column("new", pa.array([number], pa.int64()))
+        change = Merge(False, row, rows_of().select(["id"]))
+        table.merge(change, ["id"], Position(2 + number, 0), expected=Position(1 + number, 0))
+    table.tidy(timedelta(0))
+    assert len([key for key in moto.keys(prefix) if key.endswith(".parquet") and "_delta_log" not in key]) == 1
+    assert ids_in(new_table()) == [0, 1, 2, 3, 4] and new_table().position() == Position(6, 0)
+
+
 def test_a_second_job_and_iceberg_are_refused(moto: Server, source: Source) -> None:
     options = options_of(source, located(moto, source))
     run_apply(options, once=True)
     with pytest.raises(ConfigurationError, match="have the format delta, not iceberg"):
         run_apply(options._replace(format="iceberg"), once=True)
-    with pytest.raises(ConfigurationError, match="follow the slot source.*: name another folder"):
+    with pytest.raises(ConfigurationError, match=r"follow the slot source.*: name another folder"):
         run_apply(options._replace(slot="another"), once=True)
     another = f"another job writes to {re.escape(options.location.url)}: stop"
     with only_job(options.location), pytest.raises(ConfigurationError, match=another):

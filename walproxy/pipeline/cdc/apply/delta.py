@@ -23,7 +23,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_de
 from deltalake.exceptions import TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from safekeeper.base.errors import ArchiveError, StorageFailed, WalproxyError
+from safekeeper.base.errors import ArchiveError, ArchiveUnavailable, StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
@@ -46,6 +46,8 @@ _SEQUENCE_APPLICATION: Final = "walproxy.apply.sequence"
 _OPERATION: Final = "_walproxy_is_row"
 _VERSION_DIGITS: Final = 20
 _HOUR: Final = timedelta(hours=1)
+_SIGNS_OF_DAMAGE: Final = ("404 Not Found", "416 Range Not Satisfiable")
+"""A store's replies, as delta-rs prints them, about a file of the log that is missing or too short."""
 
 
 class DeltaFollowing(FollowingTable):
@@ -256,7 +258,10 @@ class DeltaFollowing(FollowingTable):
         except WalproxyError:
             raise
         except Exception as error:  # delta-rs raises some that have no class of their own.
-            raise lake_error(error, doing, self.location) from error
+            failure = lake_error(error, doing, self.location)
+            if isinstance(failure, ArchiveUnavailable) and any(sign in str(error) for sign in _SIGNS_OF_DAMAGE):
+                failure = StorageFailed(str(failure))  # The store works; this table does not.
+            raise failure from error
 
 
 def _noting_failures(batches: Iterable[pa.RecordBatch], failures: list[WalproxyError]) -> Iterator[pa.RecordBatch]:
