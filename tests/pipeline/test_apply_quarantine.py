@@ -88,7 +88,7 @@ def test_bad_values_become_null_or_text_as_the_options_demand(
     run_apply(as_null, once=True)
     source.run(*BAD_VALUES, "UPDATE bad SET d = '2024-03-03' WHERE id = 3")
     assert len(run_verify(as_null, repair=False)) == 2
-    found = rows_here(as_null.folder, table_format, parse_table("bad")).to_pylist()
+    found = rows_here(as_null.location, table_format, parse_table("bad")).to_pylist()
     rows = {row["id"]: (row["d"], row["n"], row["at"]) for row in found}
     assert rows[1][0] is None and rows[1][1] is not None
     assert rows[2][0] is not None and rows[2][1:] == (None, None)
@@ -97,8 +97,8 @@ def test_bad_values_become_null_or_text_as_the_options_demand(
     run_apply(as_text, once=True)
     source.run("UPDATE bad SET d = '-infinity' WHERE id = 5", "UPDATE bad SET n = 7 WHERE id = 2")
     assert len(run_verify(as_text, repair=False)) == 2
-    compare(source, as_text.folder, table_format, "good", "bad")
-    [row] = [row for row in rows_here(as_text.folder, table_format, parse_table("bad")).to_pylist() if row["id"] == 5]
+    compare(source, as_text.location, table_format, "good", "bad")
+    [row] = [row for row in rows_here(as_text.location, table_format, parse_table("bad")).to_pylist() if row["id"] == 5]
     assert (row["d"], row["n"]) == ("-infinity", "5.00")
 
 
