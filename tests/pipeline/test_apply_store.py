@@ -124,6 +124,11 @@ def test_a_job_that_is_killed_at_a_commit_goes_on_where_its_tables_are(
     run_apply(options, once=True)
     compare(source, options.location, "delta", *TABLES)
     run_verify(options, repair=False)
+    with pytest.raises(ConfigurationError, match=r"follow the slot source.*: name another folder"):
+        run_apply(options._replace(slot="another"), once=True)
+    to = ["--to", options.location.url, "--lake-options", ",".join("=".join(each) for each in options.location.options)]
+    shown = CliRunner().invoke(cdc, ["status", "--primary", source.conninfo, "--slot", source.slot, *to])
+    assert shown.exit_code == 0 and "public.log: following" in shown.output, shown.output
 
 
 def versions(options: ApplyOptions, table: str) -> list[str]:
@@ -316,6 +321,17 @@ def test_a_commit_whose_reply_was_lost_is_in(moto: Server) -> None:
         assert ids_in(table) == [5] and table.position() == Position(3, 0)
 
 
+def test_a_merge_reads_few_entries_of_a_long_log(moto: Server) -> None:
+    with FaultyRelay(moto.endpoint) as relay:
+        place = moto.place("long", relay.endpoint)
+        table = DeltaFollowing(LakeLocation.parse(place.url, place.options), NAME)
+        table.replace(SCHEMA, rows_of(1, 2).to_batches(), Position(1, 0))
+        for lsn in range(1, 14):
+            before = relay.requests("GET", r"/_delta_log/0+\d+\.json")
+            table.merge(merge(1), ["id"], Position(lsn + 1, 0), expected=Position(lsn, 0))
+        assert relay.requests("GET", r"/_delta_log/0+\d+\.json") - before < 14
+
+
 def test_a_table_with_a_missing_or_truncated_file_is_damaged_and_its_store_is_not(
     moto: Server, new_table: Callable[[], DeltaFollowing], request: pytest.FixtureRequest
 ) -> None:
@@ -351,16 +367,15 @@ def test_old_files_and_versions_are_removed_from_a_store(
     assert ids_in(new_table()) == [0, 1, 2, 3, 4] and new_table().position() == Position(6, 0)
 
 
-def test_a_second_job_and_iceberg_are_refused(moto: Server, source: Source) -> None:
-    options = options_of(source, located(moto, source))
-    run_apply(options, once=True)
+def test_a_second_job_of_this_machine_and_iceberg_are_refused(
+    moto: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = moto.place("refused")
+    location = LakeLocation.parse(place.url, place.options)
+    options = ApplyOptions("host=/nowhere", "slot", ("p",), location, "iceberg")
     with pytest.raises(ConfigurationError, match="have the format delta, not iceberg"):
-        run_apply(options._replace(format="iceberg"), once=True)
-    with pytest.raises(ConfigurationError, match=r"follow the slot source.*: name another folder"):
-        run_apply(options._replace(slot="another"), once=True)
-    another = f"another job writes to {re.escape(options.location.url)}: stop"
-    with only_job(options.location), pytest.raises(ConfigurationError, match=another):
         run_apply(options, once=True)
-    to = ["--to", options.location.url, "--lake-options", ",".join("=".join(each) for each in options.location.options)]
-    shown = CliRunner().invoke(cdc, ["status", "--primary", source.conninfo, "--slot", source.slot, *to])
-    assert shown.exit_code == 0 and "public.log: following" in shown.output, shown.output
+    another = f"another job writes to {re.escape(location.url)}: stop"
+    with only_job(location), pytest.raises(ConfigurationError, match=another):
+        run_apply(options, once=True)

@@ -46,6 +46,9 @@ _SEQUENCE_APPLICATION: Final = "walproxy.apply.sequence"
 _OPERATION: Final = "_walproxy_is_row"
 _VERSION_DIGITS: Final = 20
 _HOUR: Final = timedelta(hours=1)
+_STORE_CONFIGURATION: Final = {"delta.checkpointInterval": "10"}
+"""A merge reads each entry of the log since the last checkpoint, twice; delta-rs would write one after 100 entries."""
+
 _SIGNS_OF_DAMAGE: Final = ("404 Not Found", "416 Range Not Satisfiable")
 """A store's replies, as delta-rs prints them, about a file of the log that is missing or too short."""
 
@@ -88,6 +91,7 @@ class DeltaFollowing(FollowingTable):
                     pa.RecordBatchReader.from_batches(schema, _noting_failures(batches, failures)),
                     mode="error" if table is None else "overwrite",
                     schema_mode=None if table is None else "overwrite",
+                    configuration=None if self.location.folder is not None else _STORE_CONFIGURATION,
                     storage_options=self.location.delta_options(),
                     commit_properties=_properties(position),
                 )
