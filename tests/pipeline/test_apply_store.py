@@ -313,11 +313,13 @@ def test_a_commit_whose_reply_was_lost_is_in(moto: Server) -> None:
     with FaultyRelay(moto.endpoint) as relay:
         place = moto.place("lost", relay.endpoint)
         table = DeltaFollowing(LakeLocation.parse(place.url, place.options), NAME)
-        for version in range(3):
+        for version in range(4):
             relay.when("PUT", rf"/_delta_log/0+{version}\.json", drop_the_answer, times=1)
         table.replace(SCHEMA, rows_of(1, 2).to_batches(), Position(1, 0))
         table.merge(merge(3, gone=[1]), ["id"], Position(2, 0), expected=Position(1, 0))
         table.replace(SCHEMA, rows_of(5).to_batches(), Position(3, 0))
+        table.add_columns([pa.field("new", pa.int64())])
+        assert table.schema().names == ["id", "v", "new"]
         assert ids_in(table) == [5] and table.position() == Position(3, 0)
 
 

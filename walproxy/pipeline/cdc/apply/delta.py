@@ -109,9 +109,14 @@ class DeltaFollowing(FollowingTable):
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         known = set(self.schema().names)
         new = [Field.from_arrow(field) for field in fields if field.name not in known]
-        if new:
+        if not new:
+            return
+        try:
             with self._commit("add columns to"):
                 self._refreshed().alter.add_columns(new)
+        except (StorageFailed, ArchiveError):
+            if self.location.folder is not None or not {field.name for field in new} <= set(self.schema().names):
+                raise
 
     def _merge(self, merge: Merge, key: Sequence[str], position: Position, expected: Position) -> None:
         if merge.truncated or not key:
