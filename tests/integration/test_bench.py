@@ -242,3 +242,12 @@ def test_a_newcomer_is_measured_with_its_speed_and_what_it_costs(folder: Path) -
         assert 0 < turn["p50_during_ms"] <= turn["p99_during_ms"]
         assert turn["peak_before_bytes"] <= turn["peak_during_bytes"]
         assert min(turn["disk_mb_s"], turn["loopback_mb_s"]) > 0
+
+
+@pytest.mark.nightly
+def test_row_changes_are_measured_beside_pg_recvlogical(folder: Path) -> None:
+    found = bench(folder, "--apply")
+    cells = {(each["workload"], each["reader"]) for each in found["medians"]}
+    readers = ("pg_recvlogical", "received", "apply")
+    assert cells == {(workload, reader) for workload in ("inserts", "updates", "single rows") for reader in readers}
+    assert all(turn["changes"] == 10_000 and turn["seconds"] > 0 for turn in found["turns"])

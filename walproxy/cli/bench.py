@@ -8,6 +8,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from walproxy.cli.extras import missing_extra_is_one_line
 from walproxy.cli.parameters import DURATION, postgres_option
 from walproxy.cli.pipeline import check_pipeline
 from walproxy.cli.progress import StepsBar
@@ -61,6 +62,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 )
 @click.option("--pipeline", is_flag=True, help="Measure how fast WAL is decoded and written into tables.")
 @click.option("--grow", is_flag=True, help="With --pipeline: measure memory with one, two and four times the WAL.")
+@click.option("--apply", is_flag=True, help="Measure how fast row changes reach a table, beside pg_recvlogical.")
 @click.option("--clients", callback=_numbers, help="Numbers of clients. Default: 1,8,32; with another experiment 1,4.")
 @click.option(
     "--rounds", default=5, show_default=True, type=click.IntRange(1), help="Number of measurements of each arm."
@@ -71,7 +73,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     default=20,
     show_default=True,
     type=click.IntRange(1),
-    help="pgbench's scale factor; with --archive, --bulk, --crashes, --newcomer or --pipeline, times 50 MB.",
+    help="pgbench's scale factor; with --archive, --bulk, --crashes, --newcomer or --pipeline, times 50 MB; "
+    "with --apply, times 10,000 changes.",
 )
 @click.option("--seed", type=int, help="Seed of the order of measurements; by default a random one, which is printed.")
 @postgres_option
@@ -101,6 +104,7 @@ def bench(
     minutes: float | None,
     pipeline: bool,
     grow: bool,
+    apply: bool,
     clients: list[int],
     rounds: int,
     seconds: int,
@@ -133,6 +137,7 @@ def bench(
       walproxy bench --archive --minutes 10 --clients 4
       walproxy bench --pipeline
       walproxy bench --pipeline --grow --rounds 3
+      walproxy bench --apply
     """
     flags = {
         "bulk": bulk,
@@ -143,6 +148,7 @@ def bench(
         "newcomer": newcomer,
         "archive": archive,
         "pipeline": pipeline,
+        "apply": apply,
     }
     chosen = [name for name, is_chosen in flags.items() if is_chosen]
     if len(chosen) > 1:
@@ -158,6 +164,9 @@ def bench(
     kind = "outage" if minutes is not None else "growth" if grow else chosen[0] if chosen else "arms"
     if kind in _NEEDS_SPARK:
         check_pipeline()
+    if kind == "apply":
+        with missing_extra_is_one_line("the pipeline", "pipeline"):
+            import walproxy.pipeline.cdc.apply.delta  # noqa: F401
     binaries = choose_server(major)
     seed = random.randrange(1 << 16) if seed is None else seed
     click.echo(f"seed {seed}", err=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walproxy.pipeline.cdc.messages import Begin, Commit, Insert, Relation
+from walproxy.pipeline.cdc.messages import Begin, Commit, Insert, Relation, Rows
 from walproxy.pipeline.cdc.quorum_gate import on_quorum
 from walproxy.pipeline.cdc.transactions import Sent
 
@@ -87,6 +87,15 @@ def test_what_is_known_to_be_on_the_quorum_is_not_waited_for() -> None:
     quorum = TrackedQuorum(140)
     assert len(list(gate([transaction(100, [10])], quorum))) == 3
     assert quorum.waits == 0
+
+
+@pytest.mark.parametrize(("known_lsn", "waits"), [(0, 1), (239, 1), (240, 0)])
+def test_whole_transactions_pass_when_the_quorum_has_the_last_commit_record(known_lsn: int, waits: int) -> None:
+    quorum = TrackedQuorum(known_lsn)
+    rows = Rows([(99, b"I"), (199, b"I")], [Begin(100, 0, 7), Begin(200, 0, 8)], [0, 1], 240)
+    passed = on_quorum([Sent(99, rows, 10)], quorum, known_lsn=known_lsn, held_bytes_max=HELD_BYTES_MAX)
+    assert next(passed).message == rows
+    assert quorum.lsn >= 240 and quorum.waits == waits
 
 
 def test_what_is_outside_of_transactions_passes_at_once() -> None:

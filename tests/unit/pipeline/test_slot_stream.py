@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit import pgoutput_bytes as built
-from walproxy.pipeline.cdc.changes import Change
+from walproxy.pipeline.cdc.changes import Change, RowsByRelation
 from walproxy.pipeline.cdc.server import SourceUnavailable
 from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
 from walproxy.postgres.logical_replication import Item
@@ -72,7 +72,10 @@ def stream_of(
     )
 
 
-def values(changes: Sequence[Change]) -> list[str]:
+def values(found: Sequence[Change | RowsByRelation]) -> list[str]:
+    changes: list[Change] = []
+    for each in found:
+        changes += [each] if isinstance(each, Change) else (change for part in each.parts for change in part.changes())
     return [
         str(each.after[0], "ascii") for each in changes if each.after is not None and isinstance(each.after[0], bytes)
     ]

@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX
 from tests.unit import pgoutput_bytes as built
-from walproxy.pipeline.cdc.messages import Begin, Commit, Insert, LogicalMessage, Message, Relation, Type
+from walproxy.pipeline.cdc.messages import Begin, Commit, Insert, LogicalMessage, Message, Relation, Rows, Type
 from walproxy.pipeline.cdc.spool import Spool
 from walproxy.pipeline.cdc.transactions import committed
 
 TABLE = built.relation(1, "t", [("id", 23)], key=["id"])
 
 
-def out(messages: Iterable[bytes], *, version: int = 4, begin_lsn: int = 0, end_lsn: int = LSN_MAX) -> list[Message]:
+def out(
+    messages: Iterable[bytes], *, version: int = 4, begin_lsn: int = 0, end_lsn: int = LSN_MAX
+) -> list[Message | Rows]:
     sent = ((index, data) for index, data in enumerate(messages))
     return [each.message for each in committed(sent, Spool(), version=version, begin_lsn=begin_lsn, end_lsn=end_lsn)]
 
 
-def values(messages: Iterable[Message]) -> list[str]:
+def values(messages: Iterable[Message | Rows]) -> list[str]:
     return [
         each.after[0].decode() for each in messages if isinstance(each, Insert) and isinstance(each.after[0], bytes)
     ]
@@ -238,7 +240,7 @@ class _History:
 def test_pieces_give_the_same_transactions_as_if_they_had_come_whole(seed: int, memory_bytes: int) -> None:
     history = _History(random.Random(seed))
 
-    def all_of(messages: list[bytes]) -> list[Message]:
+    def all_of(messages: list[bytes]) -> list[Message | Rows]:
         sent = ((0, data) for data in messages)
         found = [each.message for each in committed(sent, Spool(memory_bytes), version=4)]
         return [each._replace(xid=0) if isinstance(each, Insert) else each for each in found]

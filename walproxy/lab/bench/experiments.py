@@ -19,6 +19,7 @@ from walproxy.lab.bench import (
     newcomer,
     pgbench,
     readers,
+    row_changes,
     tables,
     uploads,
     wal_growth,
@@ -276,6 +277,19 @@ def measure_growth(work: Work) -> Found:
     return Found(turns, results, [tables.growth_table(results, conditions)])
 
 
+def measure_row_changes(work: Work) -> Found:
+    """Measure how fast row changes reach a table, beside pg_recvlogical."""
+    cells = row_changes.cells()
+    work.progress.expect(1 + work.rounds * len(cells))
+    work.progress.begin("writing changes")
+    changes = work.scale * row_changes.SCALE_CHANGES
+    with row_changes.changes_site(work.directory / "server", work.binaries, changes) as site:
+        turns = [site.take_turn(number, cell) for number, cell in _turns(work, cells)]
+    results = row_changes.compare_changes(turns)
+    rounds = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds of {changes:,} changes"
+    return Found(turns, results, [tables.row_changes_table(results, rounds)])
+
+
 EXPERIMENTS: dict[str, Callable[[Work], Found]] = {
     "arms": measure_arms,
     "bulk": measure_bulk,
@@ -288,6 +302,7 @@ EXPERIMENTS: dict[str, Callable[[Work], Found]] = {
     "outage": measure_outage,
     "pipeline": measure_pipeline,
     "growth": measure_growth,
+    "apply": measure_row_changes,
 }
 
 

@@ -16,6 +16,7 @@ from walproxy.lab.bench.members import SLOW_MS, MemberResult
 from walproxy.lab.bench.memory import GOAL_BYTES, MemoryResult
 from walproxy.lab.bench.newcomer import NewcomerResult, NewcomerTurn
 from walproxy.lab.bench.readers import ReaderResult
+from walproxy.lab.bench.row_changes import ChangesResult
 from walproxy.lab.bench.slow_cluster import SYNC_DELAY_MS
 from walproxy.lab.bench.uploads import UploadResult
 from walproxy.lab.bench.wal_growth import GrowthResult
@@ -255,10 +256,27 @@ def growth_table(results: Sequence[GrowthResult], conditions: str) -> Table:
     return table
 
 
+def row_changes_table(results: Sequence[ChangesResult], conditions: str) -> Table:
+    """Return how fast row changes were read."""
+    columns = ("workload", "case", "changes/s", "range", "to pg_recvlogical", "changes per CPU second")
+    table = _table(f"Row changes {conditions}", columns)
+    for each in results:
+        table.add_row(
+            each.workload,
+            each.reader,
+            f"{each.changes_s:,.0f}",
+            f"{each.low:,.0f}-{each.high:,.0f}",
+            _ratio(each.to_recvlogical),
+            f"{each.changes_cpu_s:,.0f}",
+        )
+    table.caption = "to pg_recvlogical: changes a second over its own in the same round; CPU time: of the client alone"
+    return table
+
+
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD)
     for name in columns:
-        words = name in ("arm", "level", "readers", "archive", "case", "process")
+        words = name in ("arm", "level", "readers", "archive", "case", "process", "workload")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
     return table
 

@@ -83,6 +83,11 @@ def to_arrow(values: Sequence[Value], data_type: pa.DataType, column: str, *, ba
     if any(type(value) is Binary for value in values):
         raise SourceRefused(f"the server sends {column} in binary form, which was not requested")
     raw = pa.array([None if value is UNCHANGED else value for value in values], pa.binary())
+    return bytes_to_arrow(raw, data_type, column, bad_as_null=bad_as_null)
+
+
+def bytes_to_arrow(raw: pa.Array, data_type: pa.DataType, column: str, *, bad_as_null: bool = False) -> pa.Array:
+    """Return PostgreSQL's texts of the values of one column, as bytes, as an array of a type. Raises as `to_arrow`."""
     try:
         texts = raw.cast(pa.string())
     except pa.ArrowInvalid as error:

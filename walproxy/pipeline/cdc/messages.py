@@ -1,5 +1,6 @@
 """The messages of PostgreSQL's output plugin `pgoutput`, as values. pgoutput.py decodes them. Pure."""
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -105,6 +106,22 @@ class Delete(NamedTuple):
     relation: int
     key: Tuple | None
     before: Tuple | None
+
+
+class Rows(NamedTuple):
+    """Inserts, updates and deletes, outside a piece, as they came: of whole transactions, or of one that is open.
+
+    Attributes:
+        items: LSN and bytes of each, not decoded.
+        transactions: those that they belong to, in order.
+        starts: of each transaction, the number of its first item.
+        end_lsn: where the last commit record ends; None of a transaction that is open.
+    """
+
+    items: Sequence[tuple[Lsn, bytes]]
+    transactions: Sequence["Begin"]
+    starts: Sequence[int]
+    end_lsn: Lsn | None
 
 
 class Truncate(NamedTuple):

@@ -171,6 +171,18 @@ def decode(data: bytes, *, lsn: Lsn, version: int, in_piece: bool = False) -> Me
     return message
 
 
+def begin_of(data: bytes) -> Begin | None:
+    """Return a message that is a Begin; None if it is not, or may not be understood."""
+    return Begin(*_BEGIN.unpack_from(data, 1)) if data[:1] == b"B" and len(data) == 1 + _BEGIN.size else None
+
+
+def commit_of(data: bytes) -> Commit | None:
+    """Return a message that is a Commit; None if it is not, or may not be understood."""
+    if data[:2] != b"C\0" or len(data) != 1 + _COMMIT.size:
+        return None
+    return Commit(*_COMMIT.unpack_from(data, 1)[1:])
+
+
 def _refuse(data: bytes, lsn: Lsn, reason: str) -> NoReturn:
     raise RemoteProtocolError(
         f"the message of pgoutput at {format_lsn(lsn)} is not understood: {reason} ({len(data)} bytes, "

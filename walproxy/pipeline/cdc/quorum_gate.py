@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable
 from typing import Protocol
 
 from safekeeper.base.lsn import Lsn
-from walproxy.pipeline.cdc.messages import Begin, Commit
+from walproxy.pipeline.cdc.messages import Begin, Commit, Rows
 from walproxy.pipeline.cdc.transactions import Sent
 
 
@@ -49,6 +49,10 @@ def on_quorum(
                 quorum.wait_for(sent.message.end_lsn)
                 known_lsn = sent.message.end_lsn
             is_open = False
+        elif isinstance(sent.message, Rows) and sent.message.end_lsn is not None:  # whole transactions
+            if sent.message.end_lsn > known_lsn:
+                quorum.wait_for(sent.message.end_lsn)
+                known_lsn = sent.message.end_lsn
         elif is_open and held_bytes > held_bytes_max:
             quorum.wait_for_flushed()
             is_open = False

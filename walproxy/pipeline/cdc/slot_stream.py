@@ -12,14 +12,13 @@ again. So the server is asked which of the two it is.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator
 from typing import Final, Protocol
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn
-from walproxy.pipeline.cdc.changes import Change, Changes
-from walproxy.pipeline.cdc.messages import Begin, Commit
+from walproxy.pipeline.cdc.changes import Change, Changes, RowsByRelation
+from walproxy.pipeline.cdc.messages import Begin, Commit, Rows
 from walproxy.pipeline.cdc.quorum_gate import Quorum, on_quorum
 from walproxy.pipeline.cdc.server import SourceUnavailable
 from walproxy.pipeline.cdc.spool import Spool
@@ -70,7 +69,8 @@ class SlotStream:
         self._held_bytes_max = held_bytes_max
         self._assembler = Assembler(Spool(), version, begin_lsn)
         self._changes = Changes()
-        self._items: deque[Item] = deque()
+        self._items: list[Item] = []
+        self._taken = 0  # of the items
         self._ahead: Sent | None = None  # the Begin of a transaction beyond the last range
         self._is_open = False  # a transaction has begun, and not ended
         self._is_reading = False
@@ -80,7 +80,7 @@ class SlotStream:
         """Return whether a range up to `end_lsn` is known to be here, so that the server need not send more."""
         return self._complete_lsn >= end_lsn
 
-    def read(self, end_lsn: Lsn, flush: Callable[[], None]) -> Generator[Change, None, None]:
+    def read(self, end_lsn: Lsn, flush: Callable[[], None]) -> Generator[Change | RowsByRelation, None, None]:
         """Yield the changes from the end of the last range on, up to `end_lsn`, in commit order.
 
         The quorum has the whole commit record of each change that is yielded. After a generator was left before its
@@ -103,7 +103,10 @@ class SlotStream:
         for sent in on_quorum(
             self._below(end_lsn), self._quorum, known_lsn=end_lsn, held_bytes_max=self._held_bytes_max
         ):
-            yield from self._changes.take(sent)
+            if isinstance(sent.message, Rows):
+                yield self._changes.take_rows(sent)
+            else:
+                yield from self._changes.take(sent)
         self._is_reading = False
 
     def _below(self, end_lsn: Lsn) -> Generator[Sent, None, None]:
@@ -115,9 +118,9 @@ class SlotStream:
             yield sent
         quiet_s = 0.0  # waited without result; what the reader of this range needs does not count
         while self._is_open or self._complete_lsn < end_lsn:
-            if not self._items:
+            if self._taken == len(self._items):
                 began = time.monotonic()
-                self._items.extend(self._feed.take(_ASK_S))
+                self._items, self._taken = self._feed.take(_ASK_S), 0
                 if any(data or lsn > self._complete_lsn for lsn, data in self._items):
                     quiet_s = 0.0
                 else:
@@ -126,7 +129,19 @@ class SlotStream:
                 if not self._items:
                     self._feed.ask()
                     continue
-            lsn, data = self._items.popleft()
+            if self._is_open:
+                count, rows = self._assembler.take_rows(self._items, self._taken, self._held_bytes_max)
+            else:
+                count, rows = self._assembler.take_transactions(self._items, self._taken, end_lsn, self._held_bytes_max)
+            if count:
+                self._taken += count
+                for sent in rows:
+                    assert isinstance(sent.message, Rows)
+                    self._complete_lsn = max(self._complete_lsn, sent.message.end_lsn or 0)
+                    yield sent
+                continue
+            lsn, data = self._items[self._taken]
+            self._taken += 1
             if not data:
                 self._complete_lsn = max(self._complete_lsn, lsn)
                 continue

@@ -15,7 +15,7 @@ that ends at or beyond `upto_lsn`. So ranges that meet have each transaction onc
 Pure: no I/O; the shelves may lie on disk (spool.py).
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from safekeeper.base.errors import RemoteProtocolError
@@ -33,6 +33,7 @@ from walproxy.pipeline.cdc.messages import (
     Prepare,
     Relation,
     RollbackPrepared,
+    Rows,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
@@ -41,12 +42,13 @@ from walproxy.pipeline.cdc.messages import (
     Type,
     Update,
 )
-from walproxy.pipeline.cdc.pgoutput import decode
+from walproxy.pipeline.cdc.pgoutput import begin_of, commit_of, decode
 
 Piece = tuple[Lsn, int, bytes]
 """(LSN, xid of the subtransaction or 0, the message as it came)."""
 
 _DEFINITIONS = b"RY"
+_ROW_KINDS = frozenset((b"I", b"U", b"D"))
 _CHANGES = (Insert, Update, Delete, Truncate, LogicalMessage, Relation, Type, Origin)
 
 
@@ -70,7 +72,7 @@ class Sent(NamedTuple):
     """A message, where the server sent it, and how many bytes it had."""
 
     lsn: Lsn
-    message: Message
+    message: Message | Rows
     size: int
 
 
@@ -139,6 +141,67 @@ class Assembler:
             self._shelve_prepared(self._preparing, lsn, data)
             return ()
         return self._take_outside(lsn, data, decode(data, lsn=lsn, version=self._version))
+
+    def take_rows(self, items: Sequence[tuple[Lsn, bytes]], begin: int, bytes_max: int) -> tuple[int, Sequence[Sent]]:
+        """Take the changes of rows at the front of `items[begin:]` without decoding them, if a transaction is open.
+
+        Args:
+            bytes_max: at most one change more.
+
+        Returns:
+            The number of those taken, which may be 0, and what they are.
+        """
+        if self._open is None:
+            return 0, ()
+        size, end = 0, begin
+        for end in range(begin, len(items)):
+            data = items[end][1]
+            if data[:1] not in _ROW_KINDS or size >= bytes_max:
+                break
+            size += len(data)
+        else:
+            end = len(items)
+        if end == begin or self._passes_over:
+            return end - begin, ()
+        rows = Rows(items[begin:end], (self._open,), (0,), None)
+        return end - begin, (Sent(items[begin][0], rows, size),)
+
+    def take_transactions(
+        self, items: Sequence[tuple[Lsn, bytes]], begin: int, end_lsn: Lsn, bytes_max: int
+    ) -> tuple[int, Sequence[Sent]]:
+        """Take whole transactions at the front of `items[begin:]` that only change rows, without decoding them.
+
+        Args:
+            end_lsn: only those whose commit record ends at or below it.
+            bytes_max: at most one transaction more.
+
+        Returns:
+            As `take_rows`. What is left, `take` and `take_rows` take.
+        """
+        if self._open is not None or self._piece is not None or self._preparing is not None:
+            return 0, ()
+        rows: list[tuple[Lsn, bytes]] = []
+        transactions: list[Begin] = []
+        starts: list[int] = []
+        size, taken, last_lsn = 0, begin, 0
+        while taken < len(items) and size < bytes_max:
+            opened = begin_of(items[taken][1])
+            if opened is None or not self._is_in_range(opened.commit_lsn):
+                break
+            at = taken + 1
+            while at < len(items) and items[at][1][:1] in _ROW_KINDS:
+                size += len(items[at][1])
+                at += 1
+            ended = commit_of(items[at][1]) if at < len(items) else None
+            if ended is None or ended.commit_lsn != opened.commit_lsn or ended.end_lsn > end_lsn:
+                break
+            transactions.append(opened)
+            starts.append(len(rows))
+            rows += items[taken + 1 : at]
+            taken, last_lsn = at + 1, ended.end_lsn
+        if taken == begin:
+            return 0, ()
+        return taken - begin, (Sent(items[begin][0], Rows(rows, transactions, starts, last_lsn), size),)
 
     def forget(self) -> None:
         """Give up the transactions that still wait."""

@@ -7,6 +7,7 @@ fingerprint     what of a source table must not change unnoticed, and what follo
 verify          whether the tables have the rows of their sources
 row_hashes      two sets of rows, compared by hashes over ranges of their key
 net_changes     many changes to at most one per row; pure
+net_columns     the same for many rows at once, by columns
 copying         a table as of a position in the WAL
 following       what a table that follows can do, and its position
 delta           such a table in Delta Lake's format

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -33,6 +33,7 @@ from walproxy.pipeline.cdc.apply.job_file import Job, job_state, only_job, read_
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
+from walproxy.pipeline.cdc.changes import Change, ChangedRows
 from walproxy.pipeline.cdc.publication import TableName, require_publications
 from walproxy.pipeline.cdc.reading import HELD_BYTES_MAX, QUORUM_TIMEOUT_S, AskedQuorum, require_position
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
@@ -377,19 +378,24 @@ class ApplyJob:
     def _take(self, end_lsn: Lsn) -> int:
         """Hold the changes of the range up to a position, as many as may be held; return their number."""
         count = held_bytes = 0
-        relation, target = None, None
         with closing(self._stream.read(end_lsn, lambda: have_flushed(self._asking))) as changes:
             for change in changes:
-                if change.relation is not relation:
-                    relation = change.relation
-                    target = None if relation is None else self.tables.target_of(relation)
-                if target is None:
-                    continue
-                self.tables.take(target, change)
-                count += 1
-                held_bytes += change.size
+                if isinstance(change, Change):
+                    parts: Sequence[Change | ChangedRows] = (change,)
+                    end_sequence = change.sequence + 1
+                else:
+                    parts, end_sequence = change.parts, change.end_sequence
+                is_taken = False
+                for part in parts:
+                    target = None if part.relation is None else self.tables.target_of(part.relation)
+                    if target is not None:
+                        count += self.tables.take(target, part)
+                        is_taken = True
+                if is_taken:
+                    held_bytes += change.size
+                # Only here: the changes of one part have numbers between those of another.
                 if held_bytes >= self._options.memory_bytes:
-                    self._flush(Position(change.transaction.commit_lsn, change.sequence + 1))
+                    self._flush(Position(change.transaction.commit_lsn, end_sequence))
                     held_bytes = 0
         return count
 

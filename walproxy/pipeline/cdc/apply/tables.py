@@ -23,7 +23,7 @@ from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined
 from walproxy.pipeline.cdc.apply.target import Target, fields_of, known_of
-from walproxy.pipeline.cdc.changes import Change
+from walproxy.pipeline.cdc.changes import Change, ChangedRows
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type
 from walproxy.pipeline.cdc.messages import Relation
 from walproxy.pipeline.cdc.publication import TableName, base_type
@@ -151,10 +151,14 @@ class Tables:
         """Return the table that follows a relation, None if there is none."""
         return self._by_oid.get(relation.oid)
 
-    def take(self, target: Target, change: Change) -> None:
-        """Have a table take its next change. Raises SourceUnavailable, StorageFull."""
+    def take(self, target: Target, change: Change | ChangedRows) -> int:
+        """Have a table take its next changes; return their number. Raises SourceUnavailable, StorageFull."""
         with self._copied_instead(target):
-            target.take(change)
+            if isinstance(change, Change):
+                target.take(change)
+            else:
+                target.take_rows(change)
+        return 1 if isinstance(change, Change) else len(change.indices)
 
     def flush(self, position: Position) -> list[TableName]:
         """Put what is held into the tables; return those that changed. Raises SourceUnavailable, StorageFull."""

@@ -12,6 +12,7 @@ The catalogs are compared before the changes of a step are taken, and may be new
 changes themselves announce is compared with the known columns too.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final, NamedTuple, Protocol
 
@@ -24,8 +25,9 @@ from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, compare
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
 from walproxy.pipeline.cdc.apply.job_file import KnownTable
 from walproxy.pipeline.cdc.apply.net_changes import Key, NetChanges
-from walproxy.pipeline.cdc.changes import Change
-from walproxy.pipeline.cdc.column_types import arrow_type, to_arrow
+from walproxy.pipeline.cdc.apply.net_columns import NetColumns, combine
+from walproxy.pipeline.cdc.changes import Change, ChangedRows
+from walproxy.pipeline.cdc.column_types import arrow_type, bytes_to_arrow, to_arrow
 from walproxy.pipeline.cdc.messages import UNCHANGED, Begin, Relation, Tuple, Value
 from walproxy.pipeline.cdc.published_tables import PublishedTable
 from walproxy.pipeline.cdc.server import SourceRefused
@@ -135,6 +137,7 @@ class Target:
         self._schema = following.schema()
         self._relation: Relation | None = None
         self._net = NetChanges(())
+        self._rows: list[ChangedRows] = []  # those after what `_net` has
 
     @property
     def source_oid(self) -> int:
@@ -201,26 +204,49 @@ class Target:
             return
         assert change.relation is not None  # messages are not for tables
         if change.partition is not None:
-            self.copy_reason = self._partition_problem(change, change.partition)
+            self.copy_reason = self._partition_problem(change.transaction, change.partition)
             if self.copy_reason is not None:
                 return
         if change.relation is not self._relation:
             self._look_at(change.relation, place)
             if self.copy_reason is not None:
                 return
+        if change.kind == "truncate":
+            self._rows.clear()
+        self._decode_rows()
         self._net.add(change)
+
+    def take_rows(self, rows: ChangedRows) -> None:
+        """Take the next changes of rows, but for those that the table has. Raises as `take`."""
+        rows = rows.beginning_at(*self.position)
+        if self.copy_reason is not None or not rows.indices:
+            return
+        transaction, sequence = rows.place(rows.indices[0])
+        if rows.partition is not None:
+            self.copy_reason = self._partition_problem(transaction, rows.partition)
+        if self.copy_reason is None and rows.relation is not self._relation:
+            self._look_at(rows.relation, Position(transaction.commit_lsn, sequence))
+        if self.copy_reason is None:
+            self._rows.append(rows)
+
+    def _decode_rows(self) -> None:
+        """Have the rows that are held taken one by one. Raises RemoteProtocolError."""
+        for rows in self._rows:
+            for change in rows.changes():
+                self._net.add(change)
+        self._rows.clear()
 
     def flush(self, position: Position) -> bool:
         """Put what is held into the table, whose position it becomes; False if there is nothing.
 
         Raises:
-            RemoteProtocolError: a value that was not sent is not in the table either.
+            RemoteProtocolError: a change cannot be, or a value that was not sent is not in the table either.
             BadValue: a value cannot be one of its column's type.
             SourceRefused: a label of an enum was renamed since.
             TableMoved: another job writes to the table.
             StorageFailed, StorageFull.
         """
-        if not self._net or self.copy_reason is not None:
+        if not (self._net or self._rows) or self.copy_reason is not None:
             return False
         self.following.merge(self._merge(), self.known.key, position, expected=self.position)
         self.position = position
@@ -230,6 +256,7 @@ class Target:
     def _begin_anew(self) -> None:
         names = [column.name for column in self._relation.columns] if self._relation is not None else []
         self._net = NetChanges(tuple(names.index(name) for name in self.known.key) if names else ())
+        self._rows.clear()
 
     def _look_at(self, relation: Relation, place: Position) -> None:
         """Compare the layout of the changes that follow with the known columns."""
@@ -249,14 +276,14 @@ class Target:
             return None if self.known.key else "its replica identity changed"
         return None if key == set(self.known.key) else "its key changed"
 
-    def _partition_problem(self, change: Change, partition: Relation) -> str | None:
+    def _partition_problem(self, transaction: Begin, partition: Relation) -> str | None:
         """Return why rows of a partition cannot be followed: what the catalogs no longer show."""
         name = f"{partition.schema}.{partition.name}"
         seen = self._fingerprint if self._seen is None else self._seen
         if partition.oid not in seen.partitions and partition.oid not in self._fingerprint.partitions:
             return f"its partition {name} came and went"
         new = self._new_partitions.get(partition.oid)
-        if new is not None and new.may_have_lost_rows(change.transaction):
+        if new is not None and new.may_have_lost_rows(transaction):
             return f"its partition {name} was filled before it was known"
         key = {column.name for column in partition.columns if column.is_key}
         if self.known.key and partition.replica_identity != _FULL_IDENTITY and key != set(self.known.key):
@@ -316,10 +343,28 @@ class Target:
     def _merge(self) -> Merge:
         """Return what is held, as tables."""
         assert self._relation is not None  # something is held
+        combined = None
+        names = [column.name for column in self._relation.columns]
+        if self._rows and not self._net.rows and not self._net.appended:
+            messages = [data for rows in self._rows for _, data in rows.items]
+            combined = combine(messages, len(names), [names.index(name) for name in self.known.key])
+        if combined is None:
+            self._decode_rows()
+            return self._merge_of_net(self._relation)
+        merge = self._merge_of_columns(combined, names)
+        if not len(combined.left):
+            return merge
+        self._rows = _picked(self._rows, combined.left.tolist())
+        self._decode_rows()
+        left = self._merge_of_net(self._relation)
+        upserts, deleted = [merge.upserts, left.upserts], [merge.deleted, left.deleted]
+        return Merge(merge.truncated, pa.concat_tables(upserts), pa.concat_tables(deleted))
+
+    def _merge_of_net(self, relation: Relation) -> Merge:
         kept = {key: row for key, row in self._net.rows.items() if row is not None}
         rows = [*kept.values(), *self._net.appended]
         homes = {number: self._net.homes[key] for number, key in enumerate(kept) if key in self._net.homes}
-        where = {column.name: index for index, column in enumerate(self._relation.columns)}
+        where = {column.name: index for index, column in enumerate(relation.columns)}
         columns = {}
         for field in self._schema:
             index = where.get(field.name)
@@ -331,6 +376,25 @@ class Target:
         upserts = self._completed(pa.table(columns, self._schema), rows, homes, where)
         gone = [key for key, row in self._net.rows.items() if row is None]
         return Merge(self._net.truncated, upserts, self._keys(gone))
+
+    def _merge_of_columns(self, combined: NetColumns, names: Sequence[str]) -> Merge:
+        columns = []
+        for field in self._schema:
+            if field.name not in names:
+                columns.append(pa.nulls(len(combined.rows), field.type))
+                continue
+            texts = combined.texts(names.index(field.name))
+            if field.name in self._labels:
+                self._check_labels(field.name, texts.unique().to_pylist())
+            bad_as_null = self.known.bad_as_null and field.name not in self.known.key
+            columns.append(bytes_to_arrow(texts, field.type, f"{self.table}.{field.name}", bad_as_null=bad_as_null))
+        upserts = pa.table(columns, self._schema)
+        key = pa.schema([self._schema.field(name) for name in self.known.key])
+        gone = [
+            bytes_to_arrow(combined.gone_keys(number), field.type, f"{self.table}.{field.name}")
+            for number, field in enumerate(key)
+        ]
+        return Merge(self._net.truncated, upserts, pa.table(gone, key))
 
     def _check_labels(self, column: str, values: Iterable[Value]) -> None:
         """See that the type of a column has these labels still. Raises SourceRefused."""
@@ -374,6 +438,18 @@ class Target:
             filled = pa.concat_arrays([column, known]).take(pa.array(indices, pa.int64()))
             upserts = upserts.set_column(upserts.schema.get_field_index(name), self._schema.field(name), filled)
         return upserts
+
+
+def _picked(held: Iterable[ChangedRows], numbers: Sequence[int]) -> list[ChangedRows]:
+    """Return some of all changes that are held, by their numbers, which ascend."""
+    found, begin, first = [], 0, 0
+    for rows in held:
+        end = begin + len(rows.indices)
+        last = bisect_left(numbers, end, first)
+        if first < last:
+            found.append(rows.picked(number - begin for number in numbers[first:last]))
+        begin, first = end, last
+    return found
 
 
 def _holds(held: pa.DataType, sent: pa.DataType) -> bool:
