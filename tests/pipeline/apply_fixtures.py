@@ -16,29 +16,37 @@ from tests.pipeline.logical_server import Source
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, following_table
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.choices import FollowingFormat
+from walproxy.pipeline.lake.location import LakeLocation
 
 PGBENCH_TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers")
 
 
-def options_of(source: Source, folder: Path, table_format: FollowingFormat = "delta", **more: Any) -> ApplyOptions:
-    """Return the options of a job in a folder below `folder`."""
-    return ApplyOptions(source.conninfo, source.slot, (source.publication,), folder / "lake", table_format, **more)
+def options_of(
+    source: Source, place: LakeLocation | Path, table_format: FollowingFormat = "delta", **more: Any
+) -> ApplyOptions:
+    """Return the options of a job whose tables are below a place."""
+    location = _location(place).below("lake")
+    return ApplyOptions(source.conninfo, source.slot, (source.publication,), location, table_format, **more)
 
 
-def rows_here(folder: Path, table_format: FollowingFormat, name: TableName) -> pa.Table:
+def _location(place: LakeLocation | Path) -> LakeLocation:
+    return LakeLocation.parse(place) if isinstance(place, Path) else place
+
+
+def rows_here(place: LakeLocation | Path, table_format: FollowingFormat, name: TableName) -> pa.Table:
     """Return the rows of a table that follows."""
-    table = following_table(folder, table_format, name)
+    table = following_table(_location(place), table_format, name)
     try:
         return table.to_arrow()
     finally:
         table.close()
 
 
-def compare(source: Source, folder: Path, table_format: FollowingFormat, *tables: str) -> None:
+def compare(source: Source, place: LakeLocation | Path, table_format: FollowingFormat, *tables: str) -> None:
     """See that tables have the rows of their sources, each as often, in every column that the source has."""
     for text in tables:
         name = parse_table(text)
-        found = rows_here(folder, table_format, name)
+        found = rows_here(place, table_format, name)
         columns = source.rows(
             "SELECT attname FROM pg_attribute WHERE attnum > 0 AND NOT attisdropped AND attrelid = "
             f'\'"{name.schema}"."{name.name}"\'::regclass ORDER BY attnum'
@@ -63,21 +71,40 @@ def _few(rows: "Counter[tuple[Any, ...]]") -> str:
 
 
 class ApplyProcess:
-    """The command, running."""
+    """The command, running.
 
-    def __init__(self, source: Source, folder: Path, table_format: str, options: Sequence[str] = ()) -> None:
+    Args:
+        folder: of the tables; beside it is the log.
+        location: of the tables, if they are in an object store.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        folder: Path,
+        table_format: str,
+        options: Sequence[str] = (),
+        location: LakeLocation | None = None,
+    ) -> None:
+        to = location or LakeLocation.parse(folder)
+        lake_options = ",".join(f"{name}={value}" for name, value in to.options)
         words = ["--primary", source.conninfo, "--slot", source.slot, "--publication", source.publication]
         self.log = folder.with_name(folder.name + ".log")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "walproxy", "pipeline", "apply", *words),
-                    *("--to", str(folder), "--format", table_format, "--interval", "100ms", *options),
+                    *("--to", to.url, "--lake-options", lake_options),
+                    *("--format", table_format, "--interval", "100ms", *options),
                 ],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONWARNINGS": "error"},
             )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def is_running(self) -> bool:
@@ -95,7 +122,7 @@ class ApplyProcess:
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
-        return self._process.wait(60)
+        return self._process.wait(300)
 
     def wait_for_steps(self, count: int) -> None:
         """Wait until so many steps with changes are done, those of earlier runs included."""

@@ -32,6 +32,7 @@ from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect
 from walproxy.pipeline.cdc.slot import drop_slot, usable_slot
 from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.pipeline.lake.location import LakeLocation
 
 SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, big text, n numeric(12,2), at timestamptz)",
@@ -99,9 +100,9 @@ def test_tables_follow_changes_of_rows_and_of_columns(
         source.run(*chapter)
         end_lsn = source.end_lsn()
         run_apply(options, once=True)
-        compare(source, options.folder, table_format, *TABLES)
+        compare(source, options.location, table_format, *TABLES)
         assert usable_slot(source.connection, source.slot)[1] >= end_lsn
-    compare(source, options.folder, table_format, "late")
+    compare(source, options.location, table_format, "late")
 
 
 def test_a_column_that_is_dropped_keeps_its_old_values(source: Source, tmp_path: Path) -> None:
@@ -109,8 +110,8 @@ def test_a_column_that_is_dropped_keeps_its_old_values(source: Source, tmp_path:
     run_apply(options, once=True)
     source.run("ALTER TABLE t DROP COLUMN n", "UPDATE t SET v = 'd' WHERE id = 2", "INSERT INTO t VALUES (999)")
     run_apply(options, once=True)
-    compare(source, options.folder, "delta", *TABLES)
-    found = rows_here(options.folder, "delta", TableName("public", "t")).to_pylist()
+    compare(source, options.location, "delta", *TABLES)
+    found = rows_here(options.location, "delta", TableName("public", "t")).to_pylist()
     values = {row["id"]: row["n"] for row in found}
     assert (values[1], values[2], values[999]) == (Decimal("1.50"), None, None)
 
@@ -140,12 +141,14 @@ def crash_in_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `FollowingTable.replace`, which ends everything when rows of the second table are being written."""
     calls = 0
 
-    def replace(self: DeltaFollowing, schema: pa.Schema, rows: Iterable[pa.RecordBatch], *words: Any) -> None:
+    def replace(
+        self: DeltaFollowing, schema: pa.Schema, rows: Iterable[pa.RecordBatch], *words: Any, **named: Any
+    ) -> None:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise Crash
-        function(self, schema, rows, *words)
+        function(self, schema, rows, *words, **named)
 
     return replace
 
@@ -176,7 +179,7 @@ def test_a_crash_at_any_point_of_a_step_loses_nothing_and_repeats_nothing(
             run_apply(options, once=True)
     source.run("UPDATE t SET v = 'after'", "INSERT INTO log VALUES (7, 'after')")
     run_apply(options, once=True)
-    compare(source, options.folder, "delta", *TABLES)
+    compare(source, options.location, "delta", *TABLES)
 
 
 MIDDLES = {
@@ -208,10 +211,10 @@ def test_no_part_of_a_transaction_is_shown_before_the_quorum_has_all_of_its_comm
         patched.setattr(SafeLsn, "wait_for", wait_for)
         with pytest.raises(SourceUnavailable, match="the beginning of the record only"):
             run_apply(options, once=True)
-    shown = rows_here(options.folder, "delta", TableName("public", "log")).to_pylist()
+    shown = rows_here(options.location, "delta", TableName("public", "log")).to_pylist()
     assert {row["y"] for row in shown} <= {"copied", "whole"}
     run_apply(options, once=True)
-    compare(source, options.folder, "delta", *TABLES)
+    compare(source, options.location, "delta", *TABLES)
 
 
 def test_a_column_that_was_added_before_a_crash_is_not_mistaken_for_a_later_one(
@@ -220,7 +223,7 @@ def test_a_column_that_was_added_before_a_crash_is_not_mistaken_for_a_later_one(
     options = options_of(source, tmp_path)
     with (
         monkeypatch.context() as patched,
-        only_job(options.folder),
+        only_job(options.location),
         opened_job(options, first=True, ends=True) as job,
     ):
         job.copy_missing()
@@ -230,7 +233,7 @@ def test_a_column_that_was_added_before_a_crash_is_not_mistaken_for_a_later_one(
             job.step()
     source.run("ALTER TABLE u DROP plain", "ALTER TABLE u ADD plain int")
     run_apply(options, once=True)
-    compare(source, options.folder, "delta", *TABLES)
+    compare(source, options.location, "delta", *TABLES)
 
 
 @pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
@@ -238,14 +241,14 @@ def test_a_crash_in_the_first_copy_begins_it_again(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: FollowingFormat
 ) -> None:
     options = options_of(source, tmp_path, table_format)
-    kind = type(job_module.following_table(tmp_path, table_format, TableName("public", "t")))
+    kind = type(job_module.following_table(LakeLocation.parse(tmp_path), table_format, TableName("public", "t")))
     with monkeypatch.context() as patched:
         patched.setattr(kind, "replace", crash_in_copy(kind.replace))
         with pytest.raises(Crash):
             run_apply(options, once=True)
     source.run("INSERT INTO log VALUES (2, 'between')", "DELETE FROM t WHERE id = 1", "TRUNCATE u")
     run_apply(options, once=True)
-    compare(source, options.folder, table_format, *TABLES)
+    compare(source, options.location, table_format, *TABLES)
 
 
 @pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
@@ -297,7 +300,7 @@ def test_a_server_that_is_away_is_waited_for_and_a_job_ends_when_it_is_asked_to(
         finally:
             stop.set()
         job.result(60)
-    compare(source, options.folder, "delta", *TABLES)
+    compare(source, options.location, "delta", *TABLES)
 
 
 def refused(options: ApplyOptions, says: str, kind: type[WalproxyError] = SourceRefused) -> None:
@@ -313,7 +316,7 @@ def test_a_table_of_another_type_or_another_table_of_the_name_is_copied_again(so
     source.run("DROP TABLE u", "CREATE TABLE u (a int PRIMARY KEY)", 'ALTER PUBLICATION "my pub" ADD TABLE u')
     source.run("INSERT INTO u VALUES (1)")
     run_apply(options, once=True)
-    compare(source, options.folder, "delta", *TABLES)
+    compare(source, options.location, "delta", *TABLES)
 
 
 def test_a_lost_slot_means_to_start_over(source: Source, tmp_path: Path) -> None:
@@ -323,19 +326,19 @@ def test_a_lost_slot_means_to_start_over(source: Source, tmp_path: Path) -> None
     source.run("DELETE FROM t WHERE id = 3")
     refused(options, "slot .* is missing: changes since .* may be lost.*--start-over")
     run_apply(options._replace(start_over=True), once=True)
-    compare(source, options.folder, "delta", *TABLES)
+    compare(source, options.location, "delta", *TABLES)
 
 
 def test_what_cannot_work_is_refused_before_anything_is_written(source: Source, tmp_path: Path) -> None:
     options = options_of(source, tmp_path)
     source.run("ALTER TABLE log REPLICA IDENTITY FULL")
     refused(options, r"1 tables are quarantined.*public\.log has a full replica identity and no primary key.*--table")
-    compare(source, options.folder, "delta", "t", "u")
+    compare(source, options.location, "delta", "t", "u")
     some = options._replace(tables=frozenset([parse_table("t")]))
     run_apply(some, once=True)
     source.run("DELETE FROM log", "DELETE FROM t WHERE id = 3")
     run_apply(some, once=True)
-    compare(source, options.folder, "delta", "t")
+    compare(source, options.location, "delta", "t")
     refused(some._replace(format="iceberg"), "follow the format delta, not iceberg", ConfigurationError)
     source.run("""ALTER PUBLICATION "my pub" SET (publish = 'insert')""")
     refused(some, "does not send all changes")
@@ -350,5 +353,5 @@ def test_a_value_that_no_type_of_the_table_holds_can_be_kept_as_text(source: Sou
     run_apply(with_text, once=True)
     source.run("UPDATE u SET b = '-infinity' WHERE a = 'x'")
     run_apply(with_text, once=True)
-    compare(source, options.folder, "delta", *TABLES)
+    compare(source, options.location, "delta", *TABLES)
     refused(options, "was copied with other columns as text", ConfigurationError)

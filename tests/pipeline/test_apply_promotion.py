@@ -7,7 +7,7 @@ from tests.pipeline.apply_fixtures import compare, options_of
 from tests.pipeline.logical_server import Source, logical_server, wait_until
 from tests.scratch import scratch_folder
 from walproxy.pipeline.cdc.apply.job import run_apply
-from walproxy.pipeline.cdc.apply.job_file import read_job
+from walproxy.pipeline.cdc.apply.job_file import job_state, read_job
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import usable_slot
 
@@ -49,8 +49,8 @@ def test_a_job_goes_on_after_the_promotion_of_a_standby_that_has_its_slot(tmp_pa
             standby.execute("SELECT pg_promote()")
             source.server, source.conninfo = standby, standby.conninfo(dbname=source.name)
             source.connection, source.asking = connect(source.conninfo), connect(source.conninfo)
-            job = read_job(options.folder)
+            job = read_job(job_state(options.location))
             assert job is not None and job.position_lsn >= usable_slot(source.connection, source.slot)[1]
             source.run("DELETE FROM t WHERE id = 2", "INSERT INTO t VALUES (0, 'promoted')")
             run_apply(options._replace(conninfo=source.conninfo), once=True)
-            compare(source, options.folder, "delta", "t")
+            compare(source, options.location, "delta", "t")

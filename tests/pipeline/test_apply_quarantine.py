@@ -46,7 +46,7 @@ def test_a_bad_table_is_quarantined_and_the_others_go_on(
     stop = threading.Event()
 
     def state(table: str) -> str:
-        return read_status(options.folder).tables[f"public.{table}"].state
+        return read_status(options.location).tables[f"public.{table}"].state
 
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(run_apply, options, once=False, stop=stop)
@@ -58,15 +58,15 @@ def test_a_bad_table_is_quarantined_and_the_others_go_on(
             wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] >= end_lsn)
             wait_until(lambda: job.done() or state("bad") == "quarantined")
             assert state("good") == "following"
-            reason = read_status(options.folder).tables["public.bad"].reason or ""
+            reason = read_status(options.location).tables["public.bad"].reason or ""
             assert "public.bad.d has the value 'infinity'" in reason
-            metrics = options.folder / "_walproxy_apply" / "metrics.prom"
+            metrics = tmp_path / "lake" / "_walproxy_apply" / "metrics.prom"
             quarantined = 'walproxy_apply_table_quarantined{table="public.bad"} 1'
             wait_until(lambda: job.done() or quarantined in metrics.read_text())  # It is written after the status.
             assert quarantined in metrics.read_text()
             assert 'walproxy_apply_table_quarantined{table="public.good"} 0' in metrics.read_text()
-            compare(source, options.folder, "delta", "good")
-            words = ["status", "--primary", source.conninfo, "--slot", source.slot, "--to", str(options.folder)]
+            compare(source, options.location, "delta", "good")
+            words = ["status", "--primary", source.conninfo, "--slot", source.slot, "--to", str(options.location)]
             shown = CliRunner().invoke(cdc, words)
             assert shown.exit_code == 1
             assert "public.good: following" in shown.output and "public.bad: quarantined since" in shown.output
@@ -77,7 +77,7 @@ def test_a_bad_table_is_quarantined_and_the_others_go_on(
         job.result(60)
     assert CliRunner().invoke(cdc, words).exit_code == 0
     run_apply(options, once=True)
-    compare(source, options.folder, "delta", "good", "bad")
+    compare(source, options.location, "delta", "good", "bad")
 
 
 @pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
@@ -88,7 +88,7 @@ def test_bad_values_become_null_or_text_as_the_options_demand(
     run_apply(as_null, once=True)
     source.run(*BAD_VALUES, "UPDATE bad SET d = '2024-03-03' WHERE id = 3")
     assert len(run_verify(as_null, repair=False)) == 2
-    found = rows_here(as_null.folder, table_format, parse_table("bad")).to_pylist()
+    found = rows_here(as_null.location, table_format, parse_table("bad")).to_pylist()
     rows = {row["id"]: (row["d"], row["n"], row["at"]) for row in found}
     assert rows[1][0] is None and rows[1][1] is not None
     assert rows[2][0] is not None and rows[2][1:] == (None, None)
@@ -97,8 +97,8 @@ def test_bad_values_become_null_or_text_as_the_options_demand(
     run_apply(as_text, once=True)
     source.run("UPDATE bad SET d = '-infinity' WHERE id = 5", "UPDATE bad SET n = 7 WHERE id = 2")
     assert len(run_verify(as_text, repair=False)) == 2
-    compare(source, as_text.folder, table_format, "good", "bad")
-    [row] = [row for row in rows_here(as_text.folder, table_format, parse_table("bad")).to_pylist() if row["id"] == 5]
+    compare(source, as_text.location, table_format, "good", "bad")
+    [row] = [row for row in rows_here(as_text.location, table_format, parse_table("bad")).to_pylist() if row["id"] == 5]
     assert (row["d"], row["n"]) == ("-infinity", "5.00")
 
 
@@ -119,15 +119,15 @@ def test_text_that_is_not_utf8_concerns_its_table_alone(server: LocalPostgres, t
         source.publish()
         options = options_of(source, tmp_path)
         run_apply(options, once=True)
-        assert rows_here(options.folder, "delta", parse_table("raw")).to_pylist() == [{"id": 1, "v": "ä"}]
+        assert rows_here(options.location, "delta", parse_table("raw")).to_pylist() == [{"id": 1, "v": "ä"}]
         source.run("SET client_encoding = 'SQL_ASCII'", "INSERT INTO raw VALUES (2, E'\\xff')", "RESET client_encoding")
         source.run("DELETE FROM good WHERE id < 10")
         with pytest.raises(TablesQuarantined, match=r"public\.raw: .*invalid byte sequence"):
             run_apply(options, once=True)
-        compare(source, options.folder, "delta", "good", "bad")
+        compare(source, options.location, "delta", "good", "bad")
         source.run("UPDATE raw SET v = 'ü' WHERE id = 2")
         run_apply(options, once=True)
-        compare(source, options.folder, "delta", "good", "bad", "raw")
+        compare(source, options.location, "delta", "good", "bad", "raw")
 
 
 def test_a_publication_that_leaves_changes_out_quarantines_its_tables_until_it_sends_them(
@@ -140,7 +140,7 @@ def test_a_publication_that_leaves_changes_out_quarantines_its_tables_until_it_s
         run_apply(options, once=True)
     source.run("""ALTER PUBLICATION "my pub" SET (publish = 'insert, update, delete, truncate')""")
     run_apply(options, once=True)
-    compare(source, options.folder, "delta", "good", "bad")
+    compare(source, options.location, "delta", "good", "bad")
 
 
 def test_a_table_of_which_the_role_sees_some_rows_only_is_quarantined(source: Source, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_table_of_which_the_role_sees_some_rows_only_is_quarantined(source: So
         options = options._replace(conninfo=source.server.conninfo(dbname=source.name, user="follower"))
         with pytest.raises(TablesQuarantined, match=r"public\.bad: .*row-level security.*BYPASSRLS"):
             run_apply(options, once=True)
-        compare(source, options.folder, "delta", "good")
+        compare(source, options.location, "delta", "good")
     finally:
         source.run("DROP OWNED BY follower", "DROP ROLE follower")
 
@@ -171,7 +171,7 @@ def test_a_copy_that_must_wait_for_transactions_does_not_keep_the_other_tables_w
     stop = threading.Event()
 
     def state(table: str) -> str:
-        return read_status(options.folder).tables[f"public.{table}"].state
+        return read_status(options.location).tables[f"public.{table}"].state
 
     with ThreadPoolExecutor(1) as pool, closing(connect(source.conninfo)) as other:
         other.execute("BEGIN")
@@ -182,15 +182,15 @@ def test_a_copy_that_must_wait_for_transactions_does_not_keep_the_other_tables_w
             source.run("UPDATE good SET v = 'meanwhile' WHERE id = 1")
             end_lsn = source.end_lsn()
             wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] >= end_lsn)
-            compare(source, options.folder, "delta", "good")
-            assert "transactions" in (read_status(options.folder).tables["public.bad"].reason or "")
+            compare(source, options.location, "delta", "good")
+            assert "transactions" in (read_status(options.location).tables["public.bad"].reason or "")
             other.execute("COMMIT")
             wait_until(lambda: job.done() or state("bad") == "following")
         finally:
             other.close()
             stop.set()
         job.result(60)
-    compare(source, options.folder, "delta", "good", "bad")
+    compare(source, options.location, "delta", "good", "bad")
 
 
 def test_a_slot_that_retains_too_much_is_made_again_and_everything_is_copied(
@@ -205,7 +205,7 @@ def test_a_slot_that_retains_too_much_is_made_again_and_everything_is_copied(
     )
     run_apply(options, once=True)
     assert "more than --max-retained allows" in caplog.text
-    compare(source, options.folder, "delta", "good", "bad")
+    compare(source, options.location, "delta", "good", "bad")
     state, confirmed_lsn = usable_slot(source.connection, source.slot)
     assert confirmed_lsn > before_lsn and (state.retained_bytes or 0) < 4 << 20
     run_apply(options, once=True)
@@ -222,7 +222,7 @@ def test_a_larger_precision_is_followed_in_place_where_the_format_can(
     source.run("ALTER TABLE bad ALTER n TYPE numeric(14,2)", "UPDATE bad SET n = 123456789012.34 WHERE id = 4")
     run_apply(options, once=True)
     assert ("copying public.bad" in caplog.text) == (table_format == "delta")
-    compare(source, options.folder, table_format, "good", "bad")
+    compare(source, options.location, table_format, "good", "bad")
     source.run("ALTER TABLE good ALTER id TYPE bigint", "INSERT INTO good VALUES (5000000000, 'large')")
     run_apply(options, once=True)
-    compare(source, options.folder, table_format, "good", "bad")
+    compare(source, options.location, table_format, "good", "bad")

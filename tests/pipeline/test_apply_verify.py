@@ -29,7 +29,7 @@ def source(empty: Source) -> Source:
 
 def harm(options: ApplyOptions, name: str, **columns: pa.Array) -> None:
     """Delete rows by their key behind the job's back, and leave the position as it is."""
-    with closing(following_table(options.folder, options.format, parse_table(name))) as table:
+    with closing(following_table(options.location, options.format, parse_table(name))) as table:
         position = table.position()
         assert position is not None
         gone = Merge(False, table.schema().empty_table(), pa.table(columns))
@@ -55,12 +55,12 @@ def test_rows_that_a_table_lacks_are_named_and_repaired(
     with pytest.raises(TablesDiffer, match=r"1 of 2 tables differ from their sources: public\.t; .*--repair"):
         run_verify(options, repair=False)
     if table_format == "delta":
-        command = ApplyProcess(source, options.folder, table_format, ["--verify"])
+        command = ApplyProcess(source, tmp_path / "lake", table_format, ["--verify"])
         assert command.wait() == 1
         assert "public.t: missing: 500" in command.log.read_text()
     repaired = run_verify(options, repair=True)
     assert [(str(each.table), each.comparison.rows) for each in repaired] == [("public.log", 10), ("public.t", 1000)]
-    compare(source, options.folder, table_format, "t", "log")
+    compare(source, options.location, table_format, "t", "log")
 
 
 @pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
@@ -78,4 +78,4 @@ def test_random_steps_of_ddl_and_dml_leave_nothing_to_find(
         if number % STEPS_BETWEEN == 0:
             run_apply(options, once=True)
     assert {str(each.table) for each in run_verify(options, repair=False)} == {f"public.{table}" for table in TABLES}
-    compare(source, options.folder, table_format, *TABLES)
+    compare(source, options.location, table_format, *TABLES)

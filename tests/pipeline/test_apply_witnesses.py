@@ -17,6 +17,7 @@ from walproxy.pipeline.cdc.apply.fingerprint import compare as compare_fingerpri
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
 from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.slot import create_slot
+from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.postgres.local_server import LocalPostgres
 
 Situations = Mapping[str, Sequence[str]]
@@ -288,7 +289,8 @@ def follow(source: Source, folder: Path) -> list[str]:
     logger.addHandler(copies)
     logger.setLevel(logging.INFO)
     try:
-        run_apply(ApplyOptions(source.conninfo, source.slot, (source.publication,), folder, "delta"), once=True)
+        location = LakeLocation.parse(folder)
+        run_apply(ApplyOptions(source.conninfo, source.slot, (source.publication,), location, "delta"), once=True)
     finally:
         logger.removeHandler(copies)
     return copies.lines

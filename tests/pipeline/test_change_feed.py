@@ -152,7 +152,7 @@ def test_a_session_that_is_lost_ends_the_step_and_the_next_one_reads_again(
             run_apply(options, once=True)
     source.run("DELETE FROM t WHERE id % 2 = 0")
     run_apply(options, once=True)
-    compare(source, options.folder, "delta", "t")
+    compare(source, options.location, "delta", "t")
 
 
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "queue full"])
@@ -177,7 +177,7 @@ def test_a_slot_that_is_invalidated_while_it_is_streamed_means_to_start_over(sou
     options = options_of(source, tmp_path)
     source.run("INSERT INTO t VALUES (1)")
     try:
-        with only_job(options.folder), opened_job(options, first=True, ends=True) as job:
+        with only_job(options.location), opened_job(options, first=True, ends=True) as job:
             job.copy_missing()
             source.run("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
             for _ in range(3):
@@ -201,7 +201,7 @@ def follow_while_more_arrives(source: Source, options: ApplyOptions) -> int:
     end_lsn = source.end_lsn()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(SafeLsn, "read", lambda self, connection: quorum_lsn)
-        with only_job(options.folder), opened_job(options, first=True, ends=True) as job:
+        with only_job(options.location), opened_job(options, first=True, ends=True) as job:
             wait_until(lambda: any(lsn >= end_lsn for lsn, _ in job._feed._items))
             job.copy_missing()
             job.follow_until_now(threading.Event())
@@ -212,9 +212,9 @@ def test_the_slot_is_not_moved_beyond_the_quorum_though_more_was_received(source
     options = options_of(source, tmp_path)
     quorum_lsn = follow_while_more_arrives(source, options)
     assert usable_slot(source.connection, source.slot)[1] == quorum_lsn
-    assert rows_here(options.folder, "delta", TableName("public", "t"))["id"].to_pylist() == [1]
+    assert rows_here(options.location, "delta", TableName("public", "t"))["id"].to_pylist() == [1]
     run_apply(options, once=True)
-    compare(source, options.folder, "delta", "t")
+    compare(source, options.location, "delta", "t")
 
 
 def test_a_feed_that_confirms_what_it_received_is_noticed(
@@ -302,7 +302,7 @@ def test_a_transaction_that_stays_open_is_decoded_once_and_not_with_each_step(so
         query = "SELECT coalesce(sum(spill_bytes), 0)::bigint FROM pg_stat_replication_slots WHERE slot_name = "
         return int(source.rows(f"{query}'{source.slot}'")[0][0])
 
-    with only_job(options.folder), opened_job(options, first=True, ends=True) as job:
+    with only_job(options.location), opened_job(options, first=True, ends=True) as job:
         job.copy_missing()
         source.asking.execute("BEGIN")
         source.asking.execute("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 2000) i")
@@ -314,9 +314,9 @@ def test_a_transaction_that_stays_open_is_decoded_once_and_not_with_each_step(so
                 wait_until(lambda: spilled() > 1 << 20)
                 once = spilled()
         assert walsender(source) == pid
-        compare(source, options.folder, "delta", "t")
+        compare(source, options.location, "delta", "t")
         source.asking.execute("COMMIT")
         job.follow_until_now(threading.Event())
-    compare(source, options.folder, "delta", "t")
+    compare(source, options.location, "delta", "t")
     wait_until(lambda: spilled() >= once)
     assert spilled() < 1.5 * once

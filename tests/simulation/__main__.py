@@ -198,7 +198,7 @@ def _print_shrunk(failure: Failure, within_s: float) -> None:
 
         shrunk = shrink(task, within_s, tell)
     if shrunk is None:
-        print(f"\nseed {task.seed} does not fail again: it depends on more than its seed")
+        print(f"\nseed {task.seed} holds when only its faults are replayed: run it by its seed")
         return
     best, took_s = shrunk.best, time.monotonic() - began_at
     SCHEDULES.mkdir(exist_ok=True)

@@ -6,15 +6,19 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from tests.integration.archive_fixtures import credentials
+from tests.integration.object_stores import MotoServer
 from tests.pipeline.apply_fixtures import PGBENCH_TABLES, ApplyProcess, compare, make_bench, start_bench
 from tests.pipeline.logical_server import Source, logical_server, wait_until
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import create_slot
 from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.pipeline.lake.location import LakeLocation
 
 KILLS = 10
 RANDOM_STEPS = 200
@@ -50,6 +54,24 @@ def source() -> Iterator[Source]:
         yield made
 
 
+class Lake(NamedTuple):
+    """Where tables follow, and in which format."""
+
+    location: LakeLocation
+    format: FollowingFormat
+
+
+@pytest.fixture(params=[*FOLLOWING_FORMATS, "s3"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
+    """A folder for each format, and a real S3 server (moto)."""
+    if request.param != "s3":
+        yield Lake(LakeLocation.parse(tmp_path / "lake"), request.param)
+        return
+    with credentials(), MotoServer() as moto:
+        place = moto.place("lake")
+        yield Lake(LakeLocation.parse(place.url, place.options), "delta")
+
+
 def change_tables(source: Source, stop: threading.Event) -> None:
     """Change columns now and then, one after the other."""
     with closing(connect(source.conninfo)) as connection:
@@ -59,8 +81,7 @@ def change_tables(source: Source, stop: threading.Event) -> None:
             connection.execute(statement.encode())
 
 
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
-def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, table_format: FollowingFormat) -> None:
+def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, lake: Lake) -> None:
     chance = random.Random(SEED)
     script = tmp_path / "script.sql"
     script.write_text(SCRIPT)
@@ -75,14 +96,14 @@ def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, t
     loads = [start_bench(source, LOAD_S, "--rate=200"), start_bench(source, LOAD_S, "--rate=50", f"--file={script}")]
     changer = threading.Thread(target=change_tables, args=(source, stop))
     changer.start()
-    job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
+    job = ApplyProcess(source, folder, lake.format, ["--memory=1MB"], lake.location)
     try:
         for kill in range(KILLS):
             time.sleep(chance.uniform(1.5, LOAD_S / KILLS))
             assert job.is_running, job.log.read_text()
             job.kill9()
-            job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
-            print(f"{table_format}: kill {kill + 1} of {KILLS}")
+            job = ApplyProcess(source, folder, lake.format, ["--memory=1MB"], lake.location)
+            print(f"{lake.location}: kill {kill + 1} of {KILLS}")
         for load in loads:
             assert load.wait(2 * LOAD_S) == 0, "a client of the workload gave up"
     finally:
@@ -94,23 +115,22 @@ def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, t
         job.kill9()
     # A change of columns is seen with the next change of a row.
     source.run("INSERT INTO wide (id, n) VALUES (-1, 0)", "INSERT INTO log (x) VALUES (-1)")
-    last = ApplyProcess(source, folder, table_format, ["--once"])
+    last = ApplyProcess(source, folder, lake.format, ["--verify"], lake.location)
     assert last.wait() == 0, last.log.read_text()
-    compare(source, folder, table_format, *PGBENCH_TABLES, "wide", "log")
+    compare(source, lake.location, lake.format, *PGBENCH_TABLES, "wide", "log")
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
 def test_verification_is_clean_after_200_random_steps_with_kills(
-    source: Source, tmp_path: Path, table_format: FollowingFormat, seed: int
+    source: Source, tmp_path: Path, lake: Lake, seed: int
 ) -> None:
     source.publication = "p"
     source.run(*SETUP)
     create_slot(source.connection, source.slot)
     chance, steps, folder = random.Random(seed), RandomSteps(seed), tmp_path / "lake"
     kills = set(chance.sample(range(RANDOM_STEPS), RANDOM_KILLS))
-    status = folder / "_walproxy_apply" / "status.json"  # written by each step
-    job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
+    status, store = "_walproxy_apply/status.json", lake.location.store()  # written by the first step
+    job = ApplyProcess(source, folder, lake.format, ["--memory=1MB"], lake.location)
     try:
         for number in range(RANDOM_STEPS):
             print(f"{number}: {'; '.join(steps.run(source))}")
@@ -118,14 +138,14 @@ def test_verification_is_clean_after_200_random_steps_with_kills(
             time.sleep(chance.choice([0, 0, 0.1, 0.5]))
             if number in kills:
                 if chance.random() < 0.7:
-                    wait_until(status.exists)
+                    wait_until(lambda: any(each.key == status for each in store.list("_walproxy_apply")))
                 assert job.is_running, job.log.read_text()
                 job.kill9()
-                status.unlink(missing_ok=True)
-                job = ApplyProcess(source, folder, table_format, ["--memory=1MB"])
+                store.delete([status])
+                job = ApplyProcess(source, folder, lake.format, ["--memory=1MB"], lake.location)
         assert job.is_running, job.log.read_text()
     finally:
         job.kill9()
-    verified = ApplyProcess(source, folder, table_format, ["--verify"])
+    verified = ApplyProcess(source, folder, lake.format, ["--verify"], lake.location)
     assert verified.wait() == 0, verified.log.read_text()
-    compare(source, folder, table_format, *TABLES)
+    compare(source, lake.location, lake.format, *TABLES)

@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 
 import pyspark
 
+from walproxy.pipeline.cache_folder import cache_folder
+
 TEMPORARY_PREFIX: Final = "walproxy-spark-"
 _LINKS: Final = ("bin", "jars")
 _CLASSES: Final = "classes.jsa"
@@ -59,11 +61,6 @@ def spark_home(temporary: Path, java: Path) -> SparkHome:
         return SparkHome(folder, (f"-XX:SharedArchiveFile={classes}", "-Xshare:auto"), None)
     unfinished = folder / f"{_CLASSES}.{os.getpid()}"
     return SparkHome(folder, (f"-XX:ArchiveClassesAtExit={unfinished}",), unfinished)
-
-
-def cache_folder() -> Path:
-    """Return where what can be made again is kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "walproxy"
 
 
 def _cached(package: Path, java: Path) -> Path:

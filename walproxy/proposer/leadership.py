@@ -444,7 +444,7 @@ class Leadership(Replication):
         self.rule = QuorumRule(following, self.term_start_lsn)
         self._voters = following.identities()
         self._answered_until = now
-        self._last_header = (None, 0.0, False)
+        self._last_header = None
         message = Reconfigure(self.leader_id, following)
         for safekeeper_id, progress in self.members.items():
             progress.voter = progress.identity in self._voters

@@ -75,7 +75,7 @@ class Replication(Liveness):
         self._out = out
         self._addresses = addresses if addresses is not None else {}
         self._request_id = 0
-        self._last_header: tuple[AppendRequest | None, float, bool] = (None, 0.0, False)
+        self._last_header: AppendRequest | None = None
 
     def on_wal_received(self, end_lsn: Lsn, now: float) -> None:
         """Handle WAL that was appended to the window, up to `end_lsn`."""
@@ -150,23 +150,23 @@ class Replication(Liveness):
 
     def _header(self, begin_lsn: Lsn, now: float) -> AppendRequest:
         """Return an append at `begin_lsn` with the present positions; the same one as long as they are the same."""
-        header, made_at, made_streaming = self._last_header
+        header = self._last_header
         if (
             header is None
             or header.begin_lsn != begin_lsn
             or header.commit_lsn != self.commit_lsn
             or header.sequence != self.sequence
             or header.truncate_lsn != self.truncate_lsn
-            or made_at != now
-            or made_streaming != self.streaming
+            or header.healthy != self._is_healthy(now)
         ):
-            header = self._append(begin_lsn, now)
-            self._last_header = header, now, self.streaming
+            header = self._last_header = self._append(begin_lsn, now)
         return header
 
+    def _is_healthy(self, now: float) -> bool:
+        """Other candidates must not depose a leader whose primary streams and for which a quorum answers (step 2)."""
+        return self.streaming and (now < self._answered_until or self.answers(now))
+
     def _append(self, begin_lsn: Lsn, now: float, payload: bytes | memoryview = b"") -> AppendRequest:
-        # Other candidates must not depose a leader whose primary streams and for which a quorum answers (step 2).
-        is_healthy = self.streaming and (now < self._answered_until or self.answers(now))
         return AppendRequest(
             self.leader_id,
             self.membership.generation,
@@ -174,7 +174,7 @@ class Replication(Liveness):
             self.commit_lsn,
             self.truncate_lsn,
             self.sequence,
-            is_healthy,
+            self._is_healthy(now),
             payload,
         )
 

@@ -98,7 +98,7 @@ class Leading(ReferenceRun):
             return
         if stream.ended_lsn is not None and term.commit_lsn >= stream.ended_lsn:
             self._end_term()
-        elif self._probe is not None and term.is_confirmed(self._probe):
+        elif self._probe is not None and term.is_confirmed(self._probe, {to for to, _ in self._sent(Elected)}):
             self._probe = None
             self._resume(term)
         else:

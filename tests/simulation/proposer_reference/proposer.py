@@ -102,11 +102,14 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
                 self.term.begin_event()
             elif isinstance(action, Dial):
                 self._dialled(action)
+        ends_tail_term = self._ends_tail_term()
         getattr(self, event)(*arguments)
         if self._actions:
             self._may_begin()
         if self._actions or self._expected:
             self._explain()
+        if self._is_tick and not ends_tail_term:
+            self._look_for_primary()  # It may have been refused in this event.
         if self._removed:
             self._forget_removed()
         if self._actions or self._ended or self.term is not None:
@@ -116,10 +119,10 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
 
     def tick(self, now: float, jitter: float) -> None:
         """12.5, the waits, and what is due."""
-        term = self.term
-        if term is not None and term.is_tail and self.primary is not None:
+        if self._ends_tail_term():
             self._end_term()
             return
+        term = self.term
         if term is not None:
             if self.config.seal is not None and term.commit_lsn:
                 self.known.was_elected = True  # 13.1: a takeover holds until the seal is committed.
@@ -130,10 +133,18 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         elif self.campaign is not None:
             self.campaign.tick(now, self._phase_after is Phase.GATHERING)
             self._follow_campaign(now)
+        self._look_for_primary()
+
+    def _ends_tail_term(self) -> bool:
+        """12.5."""
+        return self.term is not None and self.term.is_tail and self.primary is not None
+
+    def _look_for_primary(self) -> None:
+        """12.1: since when there is none, as ticks see it."""
         if self.primary is not None:
             self._without_primary_since = None
         elif self._without_primary_since is None:
-            self._without_primary_since = now
+            self._without_primary_since = self._now
 
     def set_apply_rule(self, rule: ApplyRule) -> None:
         """7.14."""

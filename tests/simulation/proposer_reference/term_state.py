@@ -6,7 +6,7 @@ Theory of operation. The state is what each member was sent and has answered. co
 reported follow from it by the formulas of the protocol, computed anew at each event.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from math import inf
 
@@ -190,9 +190,14 @@ class TermState:
         )
         return self.streams and now - max(answered_at, self._began_at) < self._timing.heartbeat_timeout_s
 
-    def is_confirmed(self, sequence: int) -> bool:
-        """7.12: a commit quorum that follows has answered a message of this number or a later one."""
-        answered = [f for f, m in self.voters().items() if m.follows and m.answered_sequence >= sequence]
+    def is_confirmed(self, sequence: int, sent_again: Set[int]) -> bool:
+        """7.12: a commit quorum that follows has answered a message of this number or a later one.
+
+        Args:
+            sent_again: who is sent `Elected` again in this event, and does not follow before its answer.
+        """
+        following = {f: m for f, m in self.voters().items() if m.follows and f[0] not in sent_again}
+        answered = [f for f, m in following.items() if m.answered_sequence >= sequence]
         return can_commit(self.membership, answered)
 
     def has_lost_its_start(self) -> bool:

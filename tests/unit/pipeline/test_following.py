@@ -26,8 +26,9 @@ from walproxy.pipeline.cdc.apply.following import (
     unused_name,
 )
 from walproxy.pipeline.cdc.apply.job import following_table
-from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined, only_job, read_job, write_job
+from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined, job_state, only_job, read_job, write_job
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.tables.position import TableMoved
 
 SCHEMA = pa.schema([pa.field("id", pa.int32()), pa.field("a b", pa.string()), pa.field("n", pa.decimal128(10, 2))])
@@ -41,7 +42,7 @@ def new_table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     opened: list[FollowingTable] = []
 
     def make(name: TableName = NAME) -> FollowingTable:
-        opened.append(following_table(tmp_path, request.param, name))
+        opened.append(following_table(LakeLocation.parse(tmp_path), request.param, name))
         return opened[-1]
 
     yield make
@@ -201,7 +202,7 @@ def test_a_merge_that_was_decided_by_an_older_position_is_not_committed(
 def test_a_table_that_vanished_has_no_other_job(new_table: Any) -> None:
     table = new_table()
     table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
-    shutil.rmtree(table.folder)
+    shutil.rmtree(table.location.folder)
     with pytest.raises(StorageFailed):
         table.merge(merge(rows_of(2)), ["id"], Position(2, 0), expected=Position(1, 0))
 
@@ -211,13 +212,13 @@ def test_a_table_of_somebody_else_is_known_as_such(new_table: Any, tmp_path: Pat
     if "Delta" in type(table).__name__:
         from deltalake import write_deltalake
 
-        write_deltalake(str(table.folder), rows_of(1))
+        write_deltalake(str(table.location.folder), rows_of(1))
     else:
         from walproxy.pipeline.tables.iceberg_table import open_catalog
 
         catalog = open_catalog(tmp_path)
         catalog.create_namespace("public")
-        catalog.create_table(("public", "t"), SCHEMA, location=str(table.folder))
+        catalog.create_table(("public", "t"), SCHEMA, location=str(table.location.folder))
         catalog.close()
     assert table.is_foreign()
     assert table.position() is None
@@ -230,7 +231,7 @@ def test_small_files_and_old_versions_do_not_pile_up(new_table: Any, monkeypatch
     for number in range(merges):
         table.merge(merge(rows_of(number)), ["id"], Position(2 + number, 0), expected=Position(1 + number, 0))
     table.tidy(timedelta(0))
-    left = [path for path in table.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
+    left = [path for path in table.location.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
     assert 0 < len(left) <= most
     assert content(table) == rows_of(*range(merges)).to_pylist()
     assert table.position() == Position(merges + 1, 0)
@@ -348,20 +349,21 @@ def test_different_tables_have_different_folders() -> None:
 
 
 def test_a_job_comes_back_as_it_was_noted_and_runs_once(tmp_path: Path) -> None:
-    assert read_job(tmp_path) is None
+    location = LakeLocation.parse(tmp_path).below("new")
+    assert read_job(job_state(location)) is None
     heaps, columns = {16384: Heap(16385, 0)}, {"id": Column(1, 23, -1), "ü": Column(3, 1043, 9)}
     fingerprint = Fingerprint(16384, ["publication 1:2"], 5, heaps, {16390: 7}, columns, {"label 3": 8})
     known = KnownTable(["id"], ["ü"], fingerprint=fingerprint)
     quarantined = {"public.bad": Quarantined("it is bad", 1.5)}
     job = Job(7, "db", "s", ["p"], "delta", 0x1_0000_0000, {"public.t": known}, quarantined=quarantined)
-    with only_job(tmp_path / "new"):
-        write_job(tmp_path / "new", job)
-        assert read_job(tmp_path / "new") == job
-        with pytest.raises(Exception, match="another job writes"), only_job(tmp_path / "new"):
+    with only_job(location):
+        write_job(job_state(location), job)
+        assert read_job(job_state(location)) == job
+        with pytest.raises(Exception, match="another job writes"), only_job(location):
             pass
     (tmp_path / "new" / "_walproxy_apply" / "job.json").write_text("{}")
     with pytest.raises(Exception, match=r"job\.json is damaged"):
-        read_job(tmp_path / "new")
+        read_job(job_state(location))
 
 
 def test_a_table_that_an_older_version_copied_has_no_fingerprint(tmp_path: Path) -> None:
@@ -371,5 +373,5 @@ def test_a_table_that_an_older_version_copied_has_no_fingerprint(tmp_path: Path)
         '{"system_id": 7, "database": "db", "slot": "s", "publications": ["p"], "format": "delta", '
         f'"position_lsn": 5, "tables": {{"public.t": {known}}}, "version": 1}}'
     )
-    job = read_job(tmp_path)
+    job = read_job(job_state(LakeLocation.parse(tmp_path)))
     assert job is not None and job.tables["public.t"] == KnownTable(["id"])

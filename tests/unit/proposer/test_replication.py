@@ -90,6 +90,21 @@ def test_an_append_is_healthy_while_the_primary_streams_and_a_quorum_answers() -
     assert not header(table).healthy
 
 
+def test_an_append_is_healthy_at_the_moment_at_which_a_quorum_answers_again() -> None:
+    table = Table()
+    table.now += TIMING.heartbeat_timeout_s + 0.01
+    table.acks(1, START)
+    table.leadership.sequence = 7
+    table.leadership.probe(table.now)
+    table.take()
+    assert not header(table).healthy
+    table.acks(2, START)
+    table.leadership.sequence = 7  # Each probe has its own: this one begins where the last one did, at the same time.
+    table.leadership.probe(table.now)
+    table.take()
+    assert header(table).healthy
+
+
 def test_a_probe_is_sent_to_the_members_that_follow() -> None:
     table = Table(answers=False)
     table.acks(1, START)

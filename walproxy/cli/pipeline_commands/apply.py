@@ -1,6 +1,7 @@
 """`walproxy pipeline apply`: tables that follow the tables of a database."""
 
 import logging
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -9,6 +10,7 @@ import click
 from safekeeper.base import logs
 from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.parameters import DURATION, SIZE
+from walproxy.cli.pipeline_commands.tables_options import lake_options
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.choices import FOLLOWING_FORMATS, ON_BAD_VALUE, FollowingFormat, OnBadValue
@@ -22,7 +24,8 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 )
 @click.option("--slot", required=True, metavar="NAME", help="The logical slot, used by this job only.")
 @click.option("--publication", "publications", required=True, multiple=True, metavar="NAME", help="Can be repeated.")
-@click.option("--to", "folder", required=True, metavar="FOLDER", help="Folder of the tables.")
+@click.option("--to", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
+@lake_options
 @click.option(
     "--format",
     "table_format",
@@ -70,7 +73,8 @@ def apply(
     primary: str,
     slot: str,
     publications: tuple[str, ...],
-    folder: str,
+    to: str,
+    lake_options: Mapping[str, str],
     table_format: FollowingFormat,
     tables: tuple[str, ...],
     as_text: tuple[str, ...],
@@ -98,6 +102,7 @@ def apply(
     Examples:
       walproxy pipeline apply --primary "host=db1 dbname=shop" --slot lake --publication lake --to /lake/shop
       walproxy pipeline apply ... --to /lake/shop --format iceberg --once
+      walproxy pipeline apply ... --to s3://bucket/shop --lake-options region=eu-central-1
       walproxy pipeline apply ... --to /lake/shop --verify
     """
     logs.configure(lambda: "walproxy pipeline apply", "warning")
@@ -110,13 +115,13 @@ def apply(
         raise ConfigurationError(
             f"--max-retained: the minimum is {_MAX_RETAINED_MIN_BYTES >> 20} MB, which a slot always retains"
         )
-    from walproxy.cli.pipeline_work.apply import ApplyOptions, apply_until_signal, local_folder, verify_once
+    from walproxy.cli.pipeline_work.apply import ApplyOptions, LakeLocation, apply_until_signal, verify_once
 
     options = ApplyOptions(
         primary,
         slot,
         publications,
-        local_folder(folder),
+        LakeLocation.parse(to, lake_options),
         table_format,
         frozenset(parse_table(table) for table in tables),
         frozenset(as_text),

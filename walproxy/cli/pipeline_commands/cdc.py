@@ -1,11 +1,13 @@
 """`walproxy pipeline cdc`: the publication and the slot from which row changes are read."""
 
+from collections.abc import Mapping
 from contextlib import closing
 
 import click
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
+from walproxy.cli.pipeline_commands.tables_options import lake_options
 from walproxy.pipeline.cdc.publication import (
     create_publication,
     drop_publication,
@@ -79,8 +81,16 @@ def create(primary: str, slot: str, publication: str, tables: tuple[str, ...]) -
 @click.option(
     "--status", metavar="SOURCE", help="Source of the quorum's position: walproxy's URL, standby:NAME, or none."
 )
-@click.option("--to", "folder", metavar="FOLDER", help="Show the tables of `apply` in this folder, too.")
-def status(primary: str, slot: str, publication: str | None, status: str | None, folder: str | None) -> None:
+@click.option("--to", metavar="DIR|URL", help="Show the tables of `apply` there, too.")
+@lake_options
+def status(
+    primary: str,
+    slot: str,
+    publication: str | None,
+    status: str | None,
+    to: str | None,
+    lake_options: Mapping[str, str],
+) -> None:
     """Report where a slot is, how much WAL it retains, and which tables follow it.
 
     If the slot cannot be read, the error contains the reason. Exit code 1 if a table is quarantined.
@@ -100,10 +110,10 @@ def status(primary: str, slot: str, publication: str | None, status: str | None,
             require_publications(connection, [publication])
             for each in published_tables(connection, [publication]):
                 click.echo(f"{each.table}: key {', '.join(each.key) or 'none'}")
-    if folder is not None:
+    if to is not None:
         from walproxy.cli.pipeline_work.apply_status import show_tables
 
-        show_tables(folder)
+        show_tables(to, lake_options)
 
 
 @cdc.command()

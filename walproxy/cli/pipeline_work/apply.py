@@ -3,9 +3,9 @@
 from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
 from walproxy.pipeline.cdc.apply.verify import run_verify
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.pipeline.lake.location import LakeLocation
 
-__all__ = ["ApplyOptions", "apply_until_signal", "local_folder", "verify_once"]
+__all__ = ["ApplyOptions", "LakeLocation", "apply_until_signal", "verify_once"]
 
 
 def apply_until_signal(options: ApplyOptions, *, once: bool) -> None:

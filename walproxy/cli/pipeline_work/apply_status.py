@@ -1,22 +1,23 @@
-"""`walproxy pipeline cdc status --to FOLDER`: the tables that `apply` keeps there."""
+"""`walproxy pipeline cdc status --to DIR|URL`: the tables that `apply` keeps there."""
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import click
 
 from safekeeper.base.errors import WalproxyError
 from walproxy.pipeline.cdc.apply.status_files import read_status
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.pipeline.lake.location import LakeLocation
 
 
-def show_tables(folder: str) -> None:
-    """Print what the job of a folder has reported of its tables.
+def show_tables(location: str, lake_options: Mapping[str, str]) -> None:
+    """Print what the job of a location has reported of its tables.
 
     Raises:
         WalproxyError: there is no report, or a table is quarantined.
     """
-    status = read_status(local_folder(folder))
+    status = read_status(LakeLocation.parse(location, lake_options))
     age_s = max(time.time() - status.time, 0)
     click.echo(f"tables: followed up to {status.position}, reported {age_s:.0f} s ago")
     quarantined = 0

@@ -132,6 +132,7 @@ class ChangesSite:
 
     def _load(self, workload: str, rows: int) -> _Load:
         from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
+        from walproxy.pipeline.lake.location import LakeLocation
 
         name = workload.replace(" ", "_")
         self._postgres.execute(_TABLE.format(name=name))
@@ -141,7 +142,8 @@ class ChangesSite:
         self._postgres.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", f"{name}_base")
         self._copy_slot(name)
         folder = self._directory / name
-        options = ApplyOptions(self._postgres.conninfo(), name, (name,), folder, "delta")
+        location = LakeLocation.parse(folder)
+        options = ApplyOptions(self._postgres.conninfo(), name, (name,), location, "delta")
         run_apply(options, once=True)
         template = folder.rename(folder.with_name(f"{name}.template"))
         statement = (_UPDATE if workload == "updates" else _INSERT).format(

@@ -1,13 +1,16 @@
-"""A table that follows, in Delta Lake's format, written with delta-rs.
+"""A table that follows, in Delta Lake's format, written with delta-rs, in a folder or an object store.
 
 The position is kept by two `txn` actions of each commit: Delta's own means for "this is in already", a number for an
 application. Two commits that carry the same application conflict by Delta's rules, so a second job cannot put the same
-changes in. delta-rs syncs nothing: the files that a commit names, and the log, are synced before the call returns.
+changes in. No commit is retried: it is made against the version whose position was read, or fails.
+
+In an object store a commit is a put that must not replace anything, and is durable when it returns. In a folder
+delta-rs syncs nothing: the files that a commit names, and the log, are synced before the call returns.
 """
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +18,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
 
-from safekeeper.base.errors import StorageFailed, WalproxyError
+from safekeeper.base.errors import ArchiveError, ArchiveUnavailable, StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
@@ -26,9 +32,12 @@ from walproxy.pipeline.cdc.apply.following import (
     Position,
     key_filter,
     library_errors,
+    no_check,
     unused_name,
 )
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.lake.errors import lake_error
+from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.tables.position import require_position
 
@@ -37,46 +46,77 @@ _SEQUENCE_APPLICATION: Final = "walproxy.apply.sequence"
 _OPERATION: Final = "_walproxy_is_row"
 _VERSION_DIGITS: Final = 20
 _HOUR: Final = timedelta(hours=1)
+_STORE_CONFIGURATION: Final = {"delta.checkpointInterval": "10"}
+"""A merge reads each entry of the log since the last checkpoint, twice; delta-rs would write one after 100 entries."""
+
+_SIGNS_OF_DAMAGE: Final = ("404 Not Found", "416 Range Not Satisfiable")
+"""A store's replies, as delta-rs prints them, about a file of the log that is missing or too short."""
 
 
 class DeltaFollowing(FollowingTable):
     """A table in Delta Lake's format."""
 
-    def __init__(self, folder: Path, table: TableName) -> None:
-        super().__init__(folder, table)
+    def __init__(self, tables: LakeLocation, table: TableName) -> None:
+        super().__init__(tables, table)
         self._opened: DeltaTable | None = None
 
     def position(self) -> Position | None:
-        with self._failures("read"):
-            if not DeltaTable.is_deltatable(str(self.folder)):
-                return None
-            return _position_of(self._refreshed())
+        table = self._current()
+        return None if table is None else _position_of(table)
 
     def is_foreign(self) -> bool:
-        with self._failures("read"):
-            return DeltaTable.is_deltatable(str(self.folder)) and self.position() is None
+        table = self._current()
+        return table is not None and _position_of(table) is None
 
     def schema(self) -> pa.Schema:
         with self._failures("read"):
             return pa.schema(self._refreshed().schema().to_arrow())
 
-    def replace(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], position: Position) -> None:
+    def replace(
+        self,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+        position: Position,
+        *,
+        require_only_job: Callable[[], None] = no_check,
+    ) -> None:
+        table = self._current()
+        version, before = (None, None) if table is None else (table.version(), _position_of(table))
+        require_only_job()
         failures: list[WalproxyError] = []
-        with _first_of(failures), self._commit("write"):
-            write_deltalake(
-                str(self.folder),
-                pa.RecordBatchReader.from_batches(schema, _noting_failures(batches, failures)),
-                mode="overwrite",
-                schema_mode="overwrite",
-                commit_properties=_properties(position),
-            )
+        try:
+            with _first_of(failures), self._commit("write"):
+                write_deltalake(
+                    self.location.url if table is None else table,
+                    pa.RecordBatchReader.from_batches(schema, _noting_failures(batches, failures)),
+                    mode="error" if table is None else "overwrite",
+                    schema_mode=None if table is None else "overwrite",
+                    configuration=None if self.location.folder is not None else _STORE_CONFIGURATION,
+                    storage_options=self.location.delta_options(),
+                    commit_properties=_properties(position),
+                )
+        except (StorageFailed, ArchiveError):
+            # What delta-rs reports of a commit that was faster differs; the version and the position do not.
+            table = None if failures else self._current()
+            if table is not None and table.version() != version:
+                found = _position_of(table)
+                if found == position and self.location.folder is None:
+                    return  # Only the reply was lost.
+                if found != position:
+                    require_position(self.location, before, found)
+            raise
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         known = set(self.schema().names)
         new = [Field.from_arrow(field) for field in fields if field.name not in known]
-        if new:
+        if not new:
+            return
+        try:
             with self._commit("add columns to"):
                 self._refreshed().alter.add_columns(new)
+        except (StorageFailed, ArchiveError):
+            if self.location.folder is not None or not {field.name for field in new} <= set(self.schema().names):
+                raise
 
     def _merge(self, merge: Merge, key: Sequence[str], position: Position, expected: Position) -> None:
         if merge.truncated or not key:
@@ -113,23 +153,30 @@ class DeltaFollowing(FollowingTable):
         names = keys.column_names
         with self._failures("read"):
             actions = pa.table(self._refreshed().get_add_actions(flatten=True)).to_pylist()
-        paths = [str(self.folder / action["path"]) for action in actions if _may_hold(action, keys)]
         wanted = [*names, *(column for column in columns if column not in names)]
         name = names[0]
         # Files of delta-rs state their texts' bounds in a type that pyarrow does not compare with text.
         among = ds.field(name).isin(keys[name].combine_chunks()) if _is_integer(keys, name) else None
         schema = self.schema()
-        with storage_errors(f"read the table {self.folder}"):
-            batches = ds.dataset(paths, schema=schema, format="parquet").to_batches(columns=wanted, filter=among)
+        with self._failures("read"):
+            dataset = self._dataset([action for action in actions if _may_hold(action, keys)], schema)
+            batches = dataset.to_batches(columns=wanted, filter=among)
             parts = [key_filter(pa.Table.from_batches([batch]), keys, keep_matches=True) for batch in batches]
         return pa.concat_tables([pa.schema([schema.field(each) for each in wanted]).empty_table(), *parts])
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with self._failures("read"):
             actions = pa.table(self._refreshed().get_add_actions(flatten=True)).to_pylist()
-        paths = [str(self.folder / action["path"]) for action in actions]
-        with storage_errors(f"read the table {self.folder}"):
-            yield from ds.dataset(paths, schema=self.schema(), format="parquet").to_batches(columns=list(columns))
+            yield from self._dataset(actions, self.schema()).to_batches(columns=list(columns))
+
+    def _dataset(self, actions: Sequence[dict[str, Any]], schema: pa.Schema) -> ds.Dataset:
+        """Return the rows of files of the log."""
+        folder = self.location.folder
+        if folder is not None:
+            return ds.dataset([str(folder / action["path"]) for action in actions], schema=schema, format="parquet")
+        sizes = {action["path"]: action["size_bytes"] for action in actions}
+        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
+        return ds.dataset(list(sizes), schema=schema, format="parquet", filesystem=pyarrow.fs.PyFileSystem(handler))
 
     def tidy(self, keep: timedelta) -> None:
         table = self._refreshed()
@@ -152,51 +199,78 @@ class DeltaFollowing(FollowingTable):
             TableMoved: it has another position.
         """
         table = self._refreshed()
-        require_position(self.folder, expected, _position_of(table))
+        require_position(self.location, expected, _position_of(table))
         return table
+
+    def _current(self) -> DeltaTable | None:
+        """Return the table as it is now, None if there is none."""
+        with self._failures("read"):
+            try:
+                return self._refreshed()
+            except TableNotFoundError:
+                return None
 
     def _refreshed(self) -> DeltaTable:
         if self._opened is None:
-            self._opened = DeltaTable(str(self.folder))
+            self._opened = DeltaTable(self.location.url, storage_options=self.location.delta_options())
         else:
             self._opened.update_incremental()
         return self._opened
 
     @contextlib.contextmanager
     def _commit(self, verb: str) -> Iterator[None]:
-        """Put on disk what the block commits."""
+        """Make durable what the block commits."""
+        folder = self.location.folder
+        before = self._current() if folder is not None else None
+        version = -1 if before is None else before.version()
         with self._failures(verb):
-            before = self._refreshed().version() if DeltaTable.is_deltatable(str(self.folder)) else -1
             try:
                 yield
             except BaseException:
                 self._opened = None  # Its state may be incomplete.
                 raise
-            after = self._refreshed().version()
-        with storage_errors(f"sync the table {self.folder}"):
-            for version in range(before + 1, after + 1):
-                self._sync(version)
-            sync_folder(self.folder)
-            sync_folder(self.folder / "_delta_log")
-            if before < 0:
-                sync_folder(self.folder.parent)
+        if folder is not None:
+            self._sync(folder, range(version + 1, self._refreshed().version() + 1))
 
-    def _sync(self, version: int) -> None:
-        log = self.folder / "_delta_log"
-        entry = log / f"{version:0{_VERSION_DIGITS}d}.json"
-        for line in entry.read_text().splitlines():
-            added = json.loads(line).get("add")
-            if added is not None:
-                sync_file(self.folder / added["path"])
-        for path in (entry, log / f"{version:0{_VERSION_DIGITS}d}.checkpoint.parquet", log / "_last_checkpoint"):
-            if path.exists():
-                sync_file(path)
+    def _sync(self, folder: Path, versions: Sequence[int]) -> None:
+        """Put on disk what these commits may have written."""
+        log = folder / "_delta_log"
+        with storage_errors(f"sync the table {folder}"):
+            for version in versions:
+                entry = log / f"{version:0{_VERSION_DIGITS}d}.json"
+                for line in entry.read_text().splitlines():
+                    added = json.loads(line).get("add")
+                    if added is not None:
+                        sync_file(folder / added["path"])
+                for path in (
+                    entry,
+                    log / f"{version:0{_VERSION_DIGITS}d}.checkpoint.parquet",
+                    log / "_last_checkpoint",
+                ):
+                    if path.exists():
+                        sync_file(path)
+            sync_folder(folder)
+            sync_folder(log)
+            if 0 in versions:
+                sync_folder(folder.parent)
 
     @contextlib.contextmanager
     def _failures(self, verb: str) -> Iterator[None]:
-        """Tell what delta-rs refuses as one line."""
-        with library_errors(f"{verb} the table {self.folder}", self.folder):
+        """Report what delta-rs refuses as one line."""
+        doing = f"{verb} the table {self.location}"
+        if self.location.folder is not None:
+            with library_errors(doing, self.location.folder):
+                yield
+            return
+        try:
             yield
+        except WalproxyError:
+            raise
+        except Exception as error:  # delta-rs raises some that have no class of their own.
+            failure = lake_error(error, doing, self.location)
+            if isinstance(failure, ArchiveUnavailable) and any(sign in str(error) for sign in _SIGNS_OF_DAMAGE):
+                failure = StorageFailed(str(failure))  # The store works; this table does not.
+            raise failure from error
 
 
 def _noting_failures(batches: Iterable[pa.RecordBatch], failures: list[WalproxyError]) -> Iterator[pa.RecordBatch]:
@@ -213,7 +287,7 @@ def _first_of(failures: list[WalproxyError]) -> Iterator[None]:
     """Raise the first of the failures that were noted in the block, instead of what became of it."""
     try:
         yield
-    except StorageFailed:
+    except (StorageFailed, ArchiveError):
         if failures:
             raise failures[0] from None
         raise

@@ -1,26 +1,30 @@
 """The interface of a table that follows another, for every format. One process writes it.
 
-Every change of it is one commit that holds rows and position, on disk when the call returns. Readers see the table as
+Every change of it is one commit that holds rows and position, durable when the call returns. Readers see the table as
 it was at some position. Rows are identified by the columns of the key, which are never null.
 
 A second process that writes it does no harm: a merge names the position that it continues (rule X1), and is committed
-only to a table that has it.
+only to a table that has it. A copy continues none: it is committed only to the version of the table that was there
+while the job was the only one, as its file shows (job_file.py).
+
+An object store may carry out a commit and not reply. Then the table is read again, and its position decides.
 """
 
 import contextlib
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from safekeeper.base.errors import StorageFailed, StorageFull, WalproxyError
+from safekeeper.base.errors import ArchiveError, StorageFailed, StorageFull, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.tables.parquet_files import first_line
 from walproxy.pipeline.tables.position import require_position
 
@@ -59,12 +63,26 @@ class Merge(NamedTuple):
     deleted: pa.Table
 
 
-class FollowingTable(ABC):
-    """A table in a folder. Every method may raise StorageFailed or StorageFull."""
+def no_check() -> None:
+    """Do nothing: the caller knows that it is the only job."""
 
-    def __init__(self, folder: Path, table: TableName) -> None:
+
+class FollowingTable(ABC):
+    """A table that follows.
+
+    Every method may raise StorageFailed or StorageFull, and ArchiveError if it is in an object store.
+
+    Args:
+        tables: where the tables are.
+
+    Attributes:
+        table: its name at the source.
+        location: of the table.
+    """
+
+    def __init__(self, tables: LakeLocation, table: TableName) -> None:
         self.table = table
-        self.folder = folder / folder_name(table)
+        self.location = tables.below(folder_name(table))
 
     @staticmethod
     def storable(data_type: pa.DataType) -> pa.DataType:
@@ -84,8 +102,22 @@ class FollowingTable(ABC):
         """Return the table's columns, all nullable."""
 
     @abstractmethod
-    def replace(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], position: Position) -> None:
-        """Make the table, or give it other columns and rows, in one step."""
+    def replace(
+        self,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+        position: Position,
+        *,
+        require_only_job: Callable[[], None] = no_check,
+    ) -> None:
+        """Make the table, or give it other columns and rows, in one step.
+
+        Args:
+            require_only_job: called when the version is known that the commit follows. Raises TableMoved.
+
+        Raises:
+            TableMoved: another job has written to the table since.
+        """
 
     @abstractmethod
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
@@ -106,11 +138,13 @@ class FollowingTable(ABC):
         """
         try:
             self._merge(merge, key, position, expected)
-        except StorageFailed:
+        except (StorageFailed, ArchiveError):
             # What a library reports of a commit that was faster differs; the position does not.
             found = self.position()
+            if found == position != expected and self.location.folder is None:
+                return  # Only the reply was lost.
             if found not in (None, position):
-                require_position(self.folder, expected, found)
+                require_position(self.location, expected, found)
             raise
 
     @abstractmethod

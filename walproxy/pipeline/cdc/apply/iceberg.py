@@ -12,7 +12,7 @@ Iceberg's ids of columns, so a column that goes and comes again under the same n
 import contextlib
 import uuid
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -36,9 +36,11 @@ from walproxy.pipeline.cdc.apply.following import (
     Position,
     key_filter,
     library_errors,
+    no_check,
     safe_name,
 )
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.tables.disk import storage_errors, sync_folder
 from walproxy.pipeline.tables.iceberg_table import bound_transaction, open_catalog
 from walproxy.pipeline.tables.parquet_files import write_parquet
@@ -58,8 +60,10 @@ _PROPERTIES: Final = {
 class IcebergFollowing(FollowingTable):
     """A table in Iceberg's format."""
 
-    def __init__(self, folder: Path, table: TableName) -> None:
-        super().__init__(folder, table)
+    def __init__(self, tables: LakeLocation, table: TableName) -> None:
+        super().__init__(tables, table)
+        assert self.location.folder is not None  # see following_table
+        self.folder = self.location.folder
         self._identifier = (safe_name(table.schema), safe_name(table.name))
         self._catalog: SqlCatalog | None = None
 
@@ -81,9 +85,17 @@ class IcebergFollowing(FollowingTable):
         with self._failures("read"):
             return pa.schema([field.remove_metadata() for field in _arrow_schema(self._existing())])
 
-    def replace(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], position: Position) -> None:
+    def replace(
+        self,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+        position: Position,
+        *,
+        require_only_job: Callable[[], None] = no_check,
+    ) -> None:
         with self._failures("write"):
             table = self._loaded()
+            require_only_job()
             if table is not None and _types_differ(self.schema(), schema):
                 # A column of another type is another column; and nothing of the old rows is to stay.
                 self._opened_catalog().drop_table(self._identifier)

@@ -1,4 +1,4 @@
-"""The job: tables of a folder follow those of a database, through one slot.
+"""The job: tables of a folder, or of an object store, follow those of a database, through one slot.
 
 The slot is streamed in one session, as long as the job runs (change_feed.py). A step compares the catalogs with what is
 known of each table, takes a range of the stream, merges it into the tables, copies tables that need it, notes the
@@ -17,19 +17,19 @@ is newer than the current range, by its position. tables.py decides about single
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
-from safekeeper.base.errors import ConfigurationError, StorageFailed
+from safekeeper.base.errors import ArchiveError, ArchiveUnavailable, ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
-from walproxy.pipeline.cdc.apply.job_file import Job, only_job, read_job, write_job
+from walproxy.pipeline.cdc.apply.job_file import Job, job_state, only_job, read_job, write_job
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
@@ -57,17 +57,22 @@ from walproxy.pipeline.cdc.slot import (
 )
 from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
 from walproxy.pipeline.choices import FollowingFormat, OnBadValue
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.probe import require_single_winner
+from walproxy.pipeline.lake.state import StateObject
 from walproxy.postgres.logical_replication import WAITING_READER
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 _TIDY_S: Final = 3600.0
+_STORE_FORMAT: Final[FollowingFormat] = "delta"
 
 
 class ApplyOptions(NamedTuple):
     """The options of a job.
 
     Attributes:
+        location: of the tables.
         tables: those that are followed, all of the publications if empty.
         as_text: columns that are read as text, as `schema.table.column`.
         copy_again: tables that are copied again first.
@@ -84,7 +89,7 @@ class ApplyOptions(NamedTuple):
     conninfo: str
     slot: str
     publications: tuple[str, ...]
-    folder: Path
+    location: LakeLocation
     format: FollowingFormat
     tables: frozenset[TableName] = frozenset()
     as_text: frozenset[str] = frozenset()
@@ -109,8 +114,8 @@ class ApplyOptions(NamedTuple):
         return sorted(name.removeprefix(prefix) for name in self.as_text if name.startswith(prefix))
 
     def following(self, table: TableName) -> FollowingTable:
-        """Return a table of the folder, whether it exists or not."""
-        return following_table(self.folder, self.format, table)
+        """Return a table of the location, whether it exists or not."""
+        return following_table(self.location, self.format, table)
 
     def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
         """Give the tables of the publications as of a position, of the server that a connection leads to."""
@@ -135,7 +140,7 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
         WalproxyError: what an operator must look at. Without `once`, a server that does not answer is waited for.
     """
     stop = stop or threading.Event()
-    with only_job(options.folder):
+    with only_job(options.location):
         begins = True
         while True:
             try:
@@ -156,7 +161,7 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
             except _SlotTooFarBehind as error:
                 _log.error("%s", error)
                 continue
-            except SourceUnavailable as error:
+            except (SourceUnavailable, ArchiveUnavailable) as error:
                 if once:
                     raise
                 _log.warning("%s; retrying in %.0f s", error, _RETRY_S)
@@ -164,15 +169,15 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
                 return
 
 
-def following_table(folder: Path, table_format: FollowingFormat, table: TableName) -> FollowingTable:
-    """Return a table of a folder, whether it is there or not."""
+def following_table(tables: LakeLocation, table_format: FollowingFormat, table: TableName) -> FollowingTable:
+    """Return a table of a location, whether it is there or not."""
     if table_format == "delta":
         from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 
-        return DeltaFollowing(folder, table)
+        return DeltaFollowing(tables, table)
     from walproxy.pipeline.cdc.apply.iceberg import IcebergFollowing
 
-    return IcebergFollowing(folder, table)
+    return IcebergFollowing(tables, table)
 
 
 @contextmanager
@@ -187,34 +192,44 @@ def opened_job(
         stop: when set, a step does not wait for a server that sends nothing.
     """
     stop = stop or threading.Event()
+    if options.location.folder is None and first:
+        if options.format != _STORE_FORMAT:
+            raise ConfigurationError(
+                f"tables that follow in an object store have the format {_STORE_FORMAT}, not {options.format}: leave "
+                "--format out, or name a folder"
+            )
+        require_single_winner(options.location.store())
     with ExitStack() as stack:
         asking = stack.enter_context(closing(connect(options.conninfo, application_name=WAITING_READER)))
         require_publications(asking, options.publications)
-        job = _job_of(options, asking, start_over=options.start_over and first)
+        state = job_state(options.location)
+        job = _job_of(options, state, asking, start_over=options.start_over and first)
         if first and options.copy_again:
             again = {str(table) for table in options.copy_again}
             for name in again - job.tables.keys():
                 raise ConfigurationError(f"--copy-again: this job has no table {name}")
             tables = {name: known for name, known in job.tables.items() if name not in again}
             job = msgspec.structs.replace(job, tables=tables)
-        write_job(options.folder, job)
+        job = msgspec.structs.replace(job, owner=uuid.uuid4().hex)
         feed = stack.enter_context(
             closing(ChangeFeed(options.conninfo, options.slot, options.publications, job.position_lsn, beside=asking))
         )
         require_server(asking, feed.server_start)
         require_position(asking, options.slot, job.position_lsn)  # the session holds the slot: no other one moves it
-        yield stack.enter_context(closing(ApplyJob(options, job, feed, asking, stop, ends=ends)))
+        # A job that does not get the slot has not disturbed the one that has it.
+        write_job(state, job)
+        yield stack.enter_context(closing(ApplyJob(options, state, job, feed, asking, stop, ends=ends)))
 
 
-def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) -> Job:
-    """Return the job of the folder; a new one, with a slot, if there is none yet.
+def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *, start_over: bool) -> Job:
+    """Return the job of the location; a new one, with a slot, if there is none yet.
 
     Raises:
-        ConfigurationError: the folder has a job that is about something else.
+        ConfigurationError: the location has a job that is about something else.
         SourceRefused: the slot is not the one that the job has read so far.
     """
     identity, database = system_id(connection), connection.info.dbname
-    job = read_job(options.folder)
+    job = read_job(state)
     if job is None or start_over or job.starts_over:
         if job is not None and job.starts_over and read_slot(connection, options.slot) is not None:
             drop_slot(connection, options.slot)
@@ -233,10 +248,9 @@ def _job_of(options: ApplyOptions, connection: Connection, *, start_over: bool) 
     for what, of_job, of_options in asked:
         if of_job != of_options:
             raise ConfigurationError(
-                f"the tables in {options.folder} follow {what} {of_job}, not {of_options}: name another folder"
+                f"the tables in {options.location} follow {what} {of_job}, not {of_options}: name another folder"
             )
-    state = read_slot(connection, options.slot)
-    if state is None:
+    if read_slot(connection, options.slot) is None:
         raise SourceRefused(
             f"slot {options.slot!r} is missing: changes since {format_lsn(job.position_lsn)} may be lost; begin with a "
             "new slot and new copies: --start-over"
@@ -251,6 +265,7 @@ class ApplyJob:
     def __init__(
         self,
         options: ApplyOptions,
+        state: StateObject,
         job: Job,
         feed: ChangeFeed,
         asking: Connection,
@@ -259,6 +274,7 @@ class ApplyJob:
         ends: bool,
     ) -> None:
         self._options = options
+        self._state = state
         self._job = job
         self._feed = feed
         self._asking = asking
@@ -273,7 +289,7 @@ class ApplyJob:
             is_held_back=lambda: is_held_back(asking, options.slot),
             stop=stop,
         )
-        self._status = StatusFiles(options.folder)
+        self._status = StatusFiles(options.location)
         self._tidied_at: dict[TableName, float] = {}
         self.tables = Tables(options, asking, job, waits_for_copies=ends)
 
@@ -352,7 +368,7 @@ class ApplyJob:
         limit = self._options.max_retained_bytes
         if limit is not None and retained_bytes > limit:
             self._job = msgspec.structs.replace(self._job, starts_over=True)
-            write_job(self._options.folder, self._job)
+            write_job(self._state, self._job)
             raise _SlotTooFarBehind(
                 f"slot {self._options.slot!r} retains {retained_bytes} bytes of WAL, more than --max-retained allows "
                 f"({limit}): it is dropped, and all tables are copied again"
@@ -413,11 +429,11 @@ class ApplyJob:
             tables=self.tables.known(),
             quarantined=dict(self.tables.quarantined),
         )
-        write_job(self._options.folder, self._job)
+        write_job(self._state, self._job)
 
     def _tidy(self, table: TableName) -> None:
         self._tidied_at[table] = time.monotonic()
         try:
             self.tables.following(table).tidy(self._options.keep)
-        except StorageFailed as error:
+        except (StorageFailed, ArchiveError) as error:
             _log.warning("%s; retrying later", error)

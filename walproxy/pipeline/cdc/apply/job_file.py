@@ -1,22 +1,29 @@
 """Keep a job's state beside its tables: whose changes they follow, and how far all of them are.
 
-FOLDER/_walproxy_apply/job.json   this, replaced whole
-FOLDER/_walproxy_apply/lock       held while a job runs
+LOCATION/_walproxy_apply/job.json   this, replaced whole
+LOCATION/_walproxy_apply/lock       held while a job runs
+
+An object store has no locks. There the lock is a file of this machine, and reports a second job of the same user at the
+start. Two jobs on two machines are told apart by job.json, which is replaced by compare-and-set: each job writes itself
+as the owner before it touches a table, and another one that was the owner can no longer write the file.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn
+from walproxy.pipeline.cache_folder import cache_folder
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
-from walproxy.pipeline.tables.disk import Disk, locked, replace_durably, storage_errors, sync_folder
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.state import StateObject
+from walproxy.pipeline.tables.disk import locked, storage_errors, sync_folder
 
-_FOLDER: Final = "_walproxy_apply"
+OWN_FOLDER: Final = "_walproxy_apply"
 _JOB_FILE: Final = "job.json"
 _LOCK_FILE: Final = "lock"
 _VERSION: Final = 2
@@ -62,6 +69,7 @@ class Job(msgspec.Struct, frozen=True):
         tables: by `schema.name` as folders are named; one that is not here is not, or not wholly, copied.
         quarantined: tables that are not followed at present, and why.
         starts_over: the slot is to be made again, and all tables are to be copied again.
+        owner: differs between jobs that run, also between those of one process.
     """
 
     system_id: int
@@ -74,57 +82,64 @@ class Job(msgspec.Struct, frozen=True):
     version: int = _VERSION
     quarantined: dict[str, Quarantined] = {}
     starts_over: bool = False
+    owner: str = ""
 
 
-def read_job(folder: Path) -> Job | None:
-    """Return the job of a folder, None if it has none.
+def job_state(tables: LakeLocation) -> StateObject:
+    """Return the file of the job whose tables are in a location."""
+    return StateObject(tables, f"{OWN_FOLDER}/{_JOB_FILE}")
+
+
+def read_job(state: StateObject) -> Job | None:
+    """Return the content of the file, None if it does not exist.
 
     Raises:
-        ConfigurationError: it cannot be understood.
-        StorageFailed: it cannot be read.
+        ConfigurationError: it is not understood.
+        StorageFailed, ArchiveError: it cannot be read.
     """
-    path = folder / _FOLDER / _JOB_FILE
-    with storage_errors(f"read {path}"):
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return None
+    content = state.read()
+    if content is None:
+        return None
     try:
         job = msgspec.json.decode(content, type=Job)
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{path} is damaged, or a newer version's: {error}") from None
+        raise ConfigurationError(f"{state.name} is damaged, or a newer version's: {error}") from None
     if job.version > _VERSION:
-        raise ConfigurationError(f"{path} is of version {job.version}, this program reads version {_VERSION}")
+        raise ConfigurationError(f"{state.name} is of version {job.version}, this program reads version {_VERSION}")
     return msgspec.structs.replace(job, version=_VERSION)
 
 
-def write_job(folder: Path, job: Job) -> None:
-    """Put a job on disk in place of the one before.
+def write_job(state: StateObject, job: Job) -> None:
+    """Replace the job that was read or written last, durably.
 
     Raises:
-        StorageFailed, StorageFull.
+        TableMoved: another job has replaced it.
+        StorageFailed, StorageFull, ArchiveError.
     """
-    content = msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n"
-    with storage_errors(f"write {folder / _FOLDER / _JOB_FILE}"):
-        replace_durably(Disk(), folder / _FOLDER / _JOB_FILE, content)
+    state.write(msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
 
 
 @contextlib.contextmanager
-def only_job(folder: Path) -> Iterator[None]:
-    """Be the only job that writes to a folder; it is made if it is missing.
+def only_job(tables: LakeLocation) -> Iterator[None]:
+    """Be the only job of this machine that writes to a location; a folder is created if it is missing.
 
     Raises:
         ConfigurationError: another job runs.
         StorageFailed, StorageFull.
     """
-    own = folder / _FOLDER
+    folder = tables.folder
+    if folder is None:
+        own = cache_folder() / f"apply-{hashlib.sha256(tables.url.encode()).hexdigest()[:16]}"
+    else:
+        own = folder / OWN_FOLDER
     with contextlib.ExitStack() as stack:
         with storage_errors(f"make {own}"):
             own.mkdir(parents=True, exist_ok=True)
-            for path in (folder, folder.parent):
-                sync_folder(path)
+            if folder is not None:
+                for path in (folder, folder.parent):
+                    sync_folder(path)
         try:
             stack.enter_context(locked(own / _LOCK_FILE, _LOCK_TIMEOUT_S))
         except StorageFailed:
-            raise ConfigurationError(f"another job writes to {folder}: stop it, or name another folder") from None
+            raise ConfigurationError(f"another job writes to {tables}: stop it, or name another folder") from None
         yield

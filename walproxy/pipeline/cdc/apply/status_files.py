@@ -1,27 +1,29 @@
 """Write the reports of a running job, for people and for monitoring.
 
-FOLDER/_walproxy_apply/status.json    position, lag, and the state of each table
-FOLDER/_walproxy_apply/metrics.prom   the same in Prometheus' text format, for a textfile collector
+LOCATION/_walproxy_apply/status.json    position, lag, and the state of each table
+LOCATION/_walproxy_apply/metrics.prom   the same in Prometheus' text format, for a textfile collector
 
-Both are replaced whole after each step. They are not synced: after a crash the next step writes them again.
+Both are replaced whole after each step. They are not synced: after a crash the next step writes them again. In an
+object store, where each put is charged, a step that only moves positions does not replace reports of the last 10 s.
 """
 
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.pipeline.cdc.apply.job_file import Job
+from walproxy.pipeline.cdc.apply.job_file import OWN_FOLDER, Job
 from walproxy.pipeline.cdc.apply.tables import Tables
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.state import StateObject
 from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, storage_errors
 
-_FOLDER: Final = "_walproxy_apply"
 _STATUS_FILE: Final = "status.json"
 _METRICS_FILE: Final = "metrics.prom"
+_STORE_INTERVAL_S: Final = 10.0
 
 
 class TableStatus(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,13 +56,15 @@ class ApplyStatus(msgspec.Struct, frozen=True):
 
 
 class StatusFiles:
-    """Writes both files of a folder."""
+    """Writes both files of a location."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / _FOLDER
+    def __init__(self, tables: LakeLocation) -> None:
+        self._tables = tables
+        self._stored_at = 0.0
+        self._stored_states: dict[str, str] = {}
 
     def write(self, job: Job, tables: Tables, lag_bytes: int, retained_bytes: int) -> None:
-        """Replace both files. Raises StorageFailed, StorageFull."""
+        """Replace both files. Raises StorageFailed, StorageFull, ArchiveError."""
         status = ApplyStatus(
             job.slot,
             format_lsn(job.position_lsn),
@@ -76,33 +80,43 @@ class StatusFiles:
                 },
             },
         )
+        if self._tables.folder is None:
+            states: dict[str, str] = {name: table.state for name, table in status.tables.items()}
+            now = time.monotonic()
+            if states == self._stored_states and now - self._stored_at < _STORE_INTERVAL_S:
+                return
+            self._stored_states, self._stored_at = states, now
         content = msgspec.json.format(msgspec.json.encode(status), indent=2) + b"\n"
         self._replace(_STATUS_FILE, content)
         self._replace(_METRICS_FILE, "\n".join(_metrics(status, job.position_lsn)).encode() + b"\n")
 
     def _replace(self, name: str, content: bytes) -> None:
-        path = self._folder / name
+        folder = self._tables.folder
+        if folder is None:
+            self._tables.store().put(f"{OWN_FOLDER}/{name}", content, absent=False)
+            return
+        path = folder / OWN_FOLDER / name
         with storage_errors(f"write {path}"):
             temporary = path.with_name(name + TEMPORARY_SUFFIX)
             temporary.write_bytes(content)
             temporary.rename(path)
 
 
-def read_status(folder: Path) -> ApplyStatus:
-    """Return what the job of a folder reported last.
+def read_status(tables: LakeLocation) -> ApplyStatus:
+    """Return what the job of a location reported last.
 
     Raises:
         ConfigurationError: it has not reported anything that this version understands.
-        StorageFailed: the file cannot be read.
+        StorageFailed, ArchiveError: the file cannot be read.
     """
-    path = folder / _FOLDER / _STATUS_FILE
-    with storage_errors(f"read {path}"):
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=ApplyStatus)
-        except FileNotFoundError:
-            raise ConfigurationError(f"{path} does not exist: no job has completed a step in {folder}") from None
-        except msgspec.DecodeError as error:
-            raise ConfigurationError(f"{path} is damaged, or a newer version's: {error}") from None
+    report = StateObject(tables, f"{OWN_FOLDER}/{_STATUS_FILE}")
+    content = report.read()
+    if content is None:
+        raise ConfigurationError(f"{report.name} does not exist: no job has completed a step in {tables}")
+    try:
+        return msgspec.json.decode(content, type=ApplyStatus)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{report.name} is damaged, or a newer version's: {error}") from None
 
 
 def _metrics(status: ApplyStatus, position_lsn: Lsn) -> Iterable[str]:

@@ -180,7 +180,7 @@ class Tables:
         self._to_copy[table] = reason
 
     def copy(self, wait_for_quorum: Callable[[Lsn], None], note: Callable[[], None]) -> None:
-        """Copy the tables that need it, all as of one position; `note` is called after each one.
+        """Copy the tables that need it, all as of one position; `note` is called before and after each one.
 
         A table that is altered between the snapshot and its lock is copied with another snapshot. If open transactions
         delay the snapshot, the tables are quarantined, and the next snapshot is waited for twice as long.
@@ -233,20 +233,20 @@ class Tables:
             made = published[table]
             with self._quarantining(table, made):
                 if made.fingerprint == now[table].fingerprint:
-                    self._copy_one(source, made, reason)
+                    self._copy_one(source, made, reason, note)
                     note()
                 elif is_last:
                     raise SourceRefused(f"{table} could not be copied: it is altered continually")
                 else:
                     self._to_copy[table] = reason
 
-    def _copy_one(self, source: Snapshot, made: PublishedTable, reason: str) -> None:
+    def _copy_one(self, source: Snapshot, made: PublishedTable, reason: str, note: Callable[[], None]) -> None:
         table = made.table
         if made.problem is not None:
             raise SourceRefused(f"{table} cannot be followed: {made.problem}")
         following = self.following(table)
         if following.is_foreign():
-            raise ConfigurationError(f"{following.folder} is a table of another program: name another folder")
+            raise ConfigurationError(f"{following.location} is a table of another program: name another folder")
         as_text, bad_text = self._policy.text_columns(table), self._bad_text.setdefault(table, set())
         position = Position(source.lsn, 0)
         while True:
@@ -256,7 +256,9 @@ class Tables:
             _log.info("copying %s as of %s: %s", table, format_lsn(source.lsn), reason)
             try:
                 with source.connection.transaction():
-                    following.replace(schema, source.rows(made, schema, null_if_bad=null_if_bad), position)
+                    rows = source.rows(made, schema, null_if_bad=null_if_bad)
+                    # Only the job that can note something is the one that may replace a table.
+                    following.replace(schema, rows, position, require_only_job=note)
                 break
             except BadValue as error:
                 if not self._keeps_as_text(table, error):

@@ -79,7 +79,7 @@ def run_verify(options: ApplyOptions, *, repair: bool, stop: threading.Event | N
         WalproxyError: as `run_apply` with `once`.
     """
     stop = stop or threading.Event()
-    with only_job(options.folder), opened_job(options, first=True, ends=True, stop=stop) as job:
+    with only_job(options.location), opened_job(options, first=True, ends=True, stop=stop) as job:
         job.copy_missing()
         job.follow_until_now(stop)
         verified = _verify(job, options, frozenset(target.table for target in job.tables), stop)
