@@ -7,7 +7,7 @@ from typing import Any
 
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
-from tests.integration.conftest import NewGated
+from tests.integration.conftest import MOSTLY_NEWEST, NewGated
 from walproxy.postgres.local_server import LocalPostgres
 
 # Generous on a loaded machine; the proxy looks at each host every two seconds at least.
@@ -109,6 +109,7 @@ def _old_primary_is_refused_by_a_proxy_that_tries_it_first(cluster: Gated, old: 
     old.stop("immediate")
 
 
+@MOSTLY_NEWEST
 def test_a_standby_that_lacks_an_acknowledged_commit_is_refused_and_the_old_primary_goes_on(
     new_gated: NewGated,
 ) -> None:

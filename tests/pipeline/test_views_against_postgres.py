@@ -51,7 +51,9 @@ class Worked:
         return self.rows.tables[view].to_pandas()
 
 
-@pytest.fixture(scope="module", params=[15, 17, 18], ids=lambda major: f"pg{major}")
+@pytest.fixture(
+    scope="module", params=[15, pytest.param(17, marks=pytest.mark.nightly), 18], ids=lambda major: f"pg{major}"
+)
 def worked(request: pytest.FixtureRequest) -> Iterator[Worked]:
     major: int = request.param
     if major not in find_servers():
