@@ -1,8 +1,8 @@
 """The catalogue has the kinds of events that the programs record, and no others."""
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from safekeeper.base.event_catalogue import KINDS
@@ -14,11 +14,10 @@ _CATALOGUE = ROOT / "safekeeper" / "base" / "event_catalogue.py"
 _RECORDERS = {"log_event": 1, "record_event": 1, "Change": 0}
 
 
-def modules() -> Iterator[ast.AST]:
-    for package in ("safekeeper", "walproxy"):
-        for path in (ROOT / package).rglob("*.py"):
-            if path != _CATALOGUE:
-                yield ast.parse(path.read_text())
+@functools.cache
+def modules() -> tuple[ast.AST, ...]:
+    paths = (path for package in ("safekeeper", "walproxy") for path in (ROOT / package).rglob("*.py"))
+    return tuple(ast.parse(path.read_text()) for path in paths if path != _CATALOGUE)
 
 
 def test_every_kind_is_recorded_somewhere() -> None:
