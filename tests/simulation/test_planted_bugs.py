@@ -8,8 +8,8 @@ from tests.simulation.hunt import BugMisfit, failure_in, find
 from tests.simulation.runner import Failure, Task, attempt
 from walproxy.proposer.proposer import Proposer
 
-# The seed to begin at: the first one that finds the bug, or 0 if that is an early one. Once the simulator has changed, a
-# later one may have to, which takes longer.
+# The seed to begin at: the first one that finds the bug, or 0 if that is an early one. Once the simulator has changed,
+# a later one may have to, which takes longer.
 QUICK = {
     "ack_before_flush": 0,
     "leader_id_compared_as_pair": 0,
