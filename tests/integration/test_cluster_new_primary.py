@@ -54,6 +54,7 @@ def logs_of(cluster: Gated) -> dict[int, tuple[Any, Any]]:
     return {i: (said(each, "flush_lsn"), said(each, "history")) for i, each in cluster.safekeepers.items()}
 
 
+@MOSTLY_NEWEST
 def test_commits_flow_on_a_promoted_standby_and_the_old_primary_stays_refused(new_gated: NewGated) -> None:
     cluster = new_gated()
     new = start_with_standby(cluster)
