@@ -29,7 +29,7 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
         pytest.skip(f"no PostgreSQL {major} on this machine")
     with scratch_folder() as folder:
         segment_mib = SEGMENT_MIB_OF_MAJOR[major]
-        yield Compared(make_wal(find_servers()[major], folder / "wal", segment_mib=segment_mib, rows=600))
+        yield Compared(make_wal(find_servers()[major], folder / "wal", segment_mib=segment_mib, rows=1500))
 
 
 def test_every_record_of_both_timelines_is_what_pg_waldump_says(compared: Compared) -> None:
