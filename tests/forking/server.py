@@ -29,8 +29,10 @@ from typing import Any, TypedDict
 
 SAFEKEEPER = ("safekeeper.cli", "safekeeper.process.service")
 # The agent, and the operator's commands that the integration tests run dozens of times.
-COMMANDS = ("agent", "archive", "discarded", "events", "failover", "levels", "limbo", "members", "ready-to-promote")
-COMMANDS += ("rebootstrap", "restore", "switchover", "wal-fetch")
+COMMANDS = (
+    *("agent", "archive", "discarded", "events", "failover", "levels", "limbo", "members", "ready-to-promote"),
+    *("rebootstrap", "restore", "switchover", "wal-fetch"),
+)
 COMMANDS_KEY = "walproxy COMMAND"
 # What `python -m PROGRAM run` imports before it serves. Not the program itself, which is run in a child.
 PRELOADED = {
