@@ -156,7 +156,7 @@ def test_the_log_is_followed_over_a_promotion(cluster: Gated) -> None:
     wait_for_everything(cluster, heir)
     cluster.postgres.stop()
     cluster.promote("heir")
-    wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on")
+    wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on", 60.0)
     cluster.postgres.execute("INSERT INTO ledger VALUES (10, 1)")
     lsn = cluster.commit_lsn_of_all()
     path = wal_input.log_path()
