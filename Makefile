@@ -73,7 +73,7 @@ conformance: .venv/.dev ## PostgreSQL's regression and TAP suites with safekeepe
 torture: .venv/.dev ## what takes minutes: kills, gigabytes. With MINUTES=10 SEED=7 a cluster is stressed so long instead
 	@mkdir -p build
 	$(if $(MINUTES),,$(BIN)/python -m tests.torture.majors)
-	$(if $(MINUTES),$(BIN)/walproxy torture --minutes $(MINUTES) $(if $(filter file,$(origin SEED)),,--seed $(SEED)) --report build/torture.html,$(BIN)/pytest -v -s tests/torture && $(BIN)/pytest -v -m nightly tests/unit tests/integration tests/pipeline)
+	$(if $(MINUTES),$(BIN)/walproxy torture --minutes $(MINUTES) $(if $(filter file,$(origin SEED)),,--seed $(SEED)) --report build/torture.html,$(BIN)/pytest -v -s tests/torture && $(BIN)/pytest -v -m nightly tests/unit tests/integration tests/pipeline tests/simulation)
 
 soak: .venv/.embedded ## a steady load, and whether any process grows: make soak MINUTES=60
 	@mkdir -p build

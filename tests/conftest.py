@@ -12,16 +12,16 @@ import os
 import shutil
 import signal
 import tempfile
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster_templates import remove_templates
 from tests.forking.daemons import stop_servers
+from tests.scheduling import rank, scope
 from tests.scratch import use_memory
 from walproxy.postgres.local_server import take_ports
 
-LONGEST = {Path(__file__).with_name(name) for name in ("pipeline", "integration")}
 HEADER = pytest.StashKey[str]()
 PASSED = pytest.StashKey[bool]()
 
@@ -51,8 +51,20 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The longest first: the small ones fill the time until the last worker is done.
-    items.sort(key=lambda item: LONGEST.isdisjoint(item.path.parents))
+    items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByScope(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid)
+
+    return ByScope(config, log)
 
 
 def pytest_collection_finish() -> None:

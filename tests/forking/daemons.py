@@ -1,4 +1,4 @@
-"""Starts daemons of tests by a fork where that is the same as a start of the program: see tests/forking/server.py.
+"""Starts daemons and commands of tests by a fork where that is the same as a start: see tests/forking/server.py.
 
 `start` returns what behaves as a `subprocess.Popen`, or None where the program must be started as a user starts it:
 
@@ -6,8 +6,8 @@
 - the environment differs from the servers' in what the interpreter or a library reads while it starts,
 - the system is not Linux, or WALPROXY_TESTS_FORK=0.
 
-Every test passes without, too, and those of the commands themselves, of `walproxy.testing`, the demo, the benchmark and
-the containers never use it.
+Every test passes without, too. The tests of the command line (tests/unit/cli), which start each command, those of
+`walproxy.testing`, the demo, the benchmark and the containers never use it.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.forking.probe import LIMITS
-from tests.forking.server import MESSAGE_BYTES, PRELOADED, Request
+from tests.forking.server import COMMANDS, COMMANDS_KEY, MESSAGE_BYTES, PRELOADED, Request
 from walproxy.lab.cluster.local_cluster import Child, LocalProcess
 
 # Variables that are read after the imports only: ours, libpq's, those of the archive's stores, and what pytest writes.
@@ -67,9 +68,10 @@ def start(
     if not _POSSIBLE or len(arguments) < 2 or arguments[0] != "-m":
         return None
     program, words = arguments[1], list(arguments[2:])
-    if program not in PRELOADED or "run" not in words:
+    key = COMMANDS_KEY if program == "walproxy" and words[:1] and words[0] in COMMANDS else program
+    if key not in PRELOADED or (key == program and "run" not in words):
         return None
-    server = _server(program)
+    server = _server(key)
     if not server.suits(environment):
         return None
     request = Request(
@@ -83,11 +85,42 @@ def start(
     return ForkedProcess(server, request, output, output if errors is None else errors)
 
 
-def stop_servers(*programs: str) -> None:
-    """End the servers of these programs, all by default, and so every process that they have started."""
+def run_walproxy(
+    *arguments: str, answer: str = "", environment: Mapping[str, str] | None = None, timeout_s: float = 60.0
+) -> "subprocess.CompletedProcess[str]":
+    """Run `walproxy` to its end, with `answer` on its standard input.
+
+    Args:
+        environment: added to this process's own.
+
+    Raises:
+        subprocess.TimeoutExpired: it still ran after `timeout_s`, and was killed.
+    """
+    words = ["-m", "walproxy", *arguments]
+    variables = {**os.environ, **(environment or {})}
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        forked = None
+        if not answer:
+            forked = start(words, output=output.fileno(), errors=errors.fileno(), environment=variables)
+        if forked is None:
+            command = [sys.executable, *words]
+            return subprocess.run(
+                command, input=answer, capture_output=True, text=True, env=variables, timeout=timeout_s, check=False
+            )
+        try:
+            code = forked.wait(timeout_s)
+        finally:
+            forked.kill()
+        for written in (output, errors):
+            written.seek(0)
+        return subprocess.CompletedProcess(words, code, output.read(), errors.read())
+
+
+def stop_servers(*keys: str) -> None:
+    """End the servers of these keys of PRELOADED, all by default, and so every process that they have started."""
     with _lock:
-        for program in programs or tuple(_servers):
-            _servers.pop(program).close()
+        for key in keys or tuple(_servers):
+            _servers.pop(key).close()
 
 
 class ForkedProcess:
@@ -168,13 +201,13 @@ class ForkedProcess:
 class _Server:
     """One process of tests/forking/server.py."""
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, key: str) -> None:
         self._environment = dict(os.environ)
         self._asking = threading.Lock()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forking.server", program, str(theirs.fileno())],
+                [sys.executable, "-m", "tests.forking.server", key, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -210,11 +243,11 @@ class _Server:
         return code
 
 
-def _server(program: str) -> _Server:
+def _server(key: str) -> _Server:
     with _lock:
-        if program not in _servers:
-            _servers[program] = _Server(program)
-        return _servers[program]
+        if key not in _servers:
+            _servers[key] = _Server(key)
+        return _servers[key]
 
 
 def _umask() -> int:

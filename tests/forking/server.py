@@ -1,7 +1,8 @@
-"""The process that has a program's modules imported, and forks a child for each daemon that a test starts.
+"""The process that has a program's modules imported, and forks a child for each daemon or command that a test starts.
 
-`python -m tests.forking.server PROGRAM DESCRIPTOR`: PROGRAM is a key of PRELOADED, DESCRIPTOR one end of a socket whose
-other end tests/forking/daemons.py holds. The imports are most of what the start of a daemon costs; a child has them.
+`python -m tests.forking.server KEY DESCRIPTOR`: KEY is one of PRELOADED and begins with the program, DESCRIPTOR is one
+end of a socket whose other end tests/forking/daemons.py holds. The imports are most of what a start costs; a child has
+them.
 
 A child is, as far as a test can see, what `subprocess.Popen` of `python -m PROGRAM` would be: it has its own pid,
 session, working directory, environment, limits, signal mask and descriptors, and nothing else that is open here. It
@@ -27,10 +28,18 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 SAFEKEEPER = ("safekeeper.cli", "safekeeper.process.service")
+# The agent, and the operator's commands that the integration tests run dozens of times.
+COMMANDS = (
+    *("agent", "archive", "discarded", "events", "failover", "levels", "limbo", "members", "ready-to-promote"),
+    *("rebootstrap", "restore", "switchover", "wal-fetch"),
+)
+COMMANDS_KEY = "walproxy COMMAND"
 # What `python -m PROGRAM run` imports before it serves. Not the program itself, which is run in a child.
 PRELOADED = {
     "safekeeper": SAFEKEEPER,
     "walproxy": ("walproxy.cli", "walproxy.cli.run"),
+    # Not with the daemon: a test measures how much memory a proxy has.
+    COMMANDS_KEY: ("walproxy.cli", *(f"walproxy.cli.{name.replace('-', '_')}" for name in COMMANDS)),
     "walproxy.lab.testing.faulty_disk": (*SAFEKEEPER, "walproxy.lab.testing.unsynced"),
     "tests.forking.probe": (),
 }
@@ -102,8 +111,8 @@ def become(request: Request, descriptors: Sequence[int], parent: int) -> None:
 
 def main() -> None:
     """Import what the program needs, serve, and run the program in each child."""
-    program, descriptor = sys.argv[1], int(sys.argv[2])
-    for module in PRELOADED[program]:
+    key, descriptor = sys.argv[1], int(sys.argv[2])
+    for module in PRELOADED[key]:
         importlib.import_module(module)
     parent = os.getpid()
     with socket.socket(fileno=descriptor) as connection:
@@ -111,7 +120,7 @@ def main() -> None:
     if child is not None:
         become(*child, parent)
         del child
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        runpy.run_module(key.split()[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

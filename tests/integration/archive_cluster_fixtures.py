@@ -5,10 +5,8 @@ compared with their checksums and with pg_wal. Every test ends with `assert_arch
 """
 
 import contextlib
-import os
 import re
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +18,7 @@ import google_crc32c
 import zstandard
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, parse_segment_name, segment_name, segment_start
+from tests.forking.daemons import run_walproxy
 from tests.integration.archive_fixtures import Archive
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.object_stores import LocalFolder, Place
@@ -272,14 +271,7 @@ def run_reader(
     *arguments: str, place: Place, answer: str = "", timeout_s: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
     """Run `walproxy` to its end, with what opens the archive in its environment."""
-    return subprocess.run(
-        [sys.executable, "-m", "walproxy", *arguments],
-        input=answer,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env={**os.environ, **place.environment},
-    )
+    return run_walproxy(*arguments, answer=answer, environment=place.environment, timeout_s=timeout_s)
 
 
 # What happens to an archiver.

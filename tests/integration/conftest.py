@@ -1,17 +1,17 @@
 """Real PostgreSQL servers for the integration tests, and coroutines as tests.
 
-`major` runs a test on the oldest and on the newest server that this machine has; EVERY, OLDEST and NEWEST change that.
-`primary` is one server per major for the whole session: a test leaves it as it found it. `new_cluster` makes servers
-that a test may stop, kill or configure. `cluster` is one whole cluster per major for the session, healed after each
-test; `new_gated` makes whole clusters for a test that needs another one. `new_stand` makes one to which bad things are
-given (refusal_fixtures.py). `folder_archive` is an archive for a cluster.
+`major` runs a test on the oldest and on the newest server that this machine has; EVERY, OLDEST, NEWEST and
+MOSTLY_NEWEST change that. `primary` is one server per major for the whole session: a test leaves it as it found it.
+`new_cluster` makes servers that a test may stop, kill or configure. `cluster` is one whole cluster per major for the
+session, healed after each test; `new_gated` makes whole clusters for a test that needs another one. `new_stand` makes
+one to which bad things are given (refusal_fixtures.py). `folder_archive` is an archive for a cluster.
 """
 
 import asyncio
 import contextlib
 import inspect
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,13 +46,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def _only(*majors: int) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("major", sorted(set(majors)), indirect=True, ids=lambda major: f"pg{major}")
+def _only(*majors: int, by_night: Iterable[int] = ()) -> pytest.MarkDecorator:
+    later = [pytest.param(major, marks=pytest.mark.nightly) for major in sorted(set(by_night) - set(majors))]
+    return pytest.mark.parametrize(
+        "major", [*sorted(set(majors)), *later], indirect=True, ids=lambda major: f"pg{major}"
+    )
 
 
-OLDEST = _only(min(SERVERS, default=0))  # for what does not depend on PostgreSQL's version, and is tested on NEWEST too
-NEWEST = _only(max(SERVERS, default=0))  # for what does not depend on PostgreSQL's version
-EVERY = _only(*(SERVERS or [0]))  # for what must hold on each
+_ENDS = min(SERVERS, default=0), max(SERVERS, default=0)
+OLDEST = _only(_ENDS[0])  # for what does not depend on PostgreSQL's version, and is tested on NEWEST too
+NEWEST = _only(_ENDS[1])  # for what does not depend on PostgreSQL's version
+MOSTLY_NEWEST = _only(_ENDS[1], by_night=_ENDS)  # for what another test shows on the oldest, or hardly depends on it
+EVERY = _only(*_ENDS, by_night=SERVERS)  # for what must hold on each: on those between by night
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Debian's HAProxy, configured as in front of Patroni."""
+"""Debian's HAProxy, configured as in front of Patroni, with the shorter intervals that docs/reference/rest.md names."""
 
 import re
 import shutil
@@ -18,6 +18,7 @@ _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 20.0
 
 _PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rest.md"
+_USUAL, _SHORT = "inter 3s fall 3 rise 2", "inter 500ms fall 2 rise 1"
 # What the examples of older versions of Patroni have: OPTIONS / of HTTP/1.0, and any code from 200 to 399.
 _OLD = """\
 
@@ -46,10 +47,13 @@ class Ports(NamedTuple):
 
 
 def _configuration(ports: Ports, backends: Sequence[Backend]) -> str:
-    """Return the configuration of docs/reference/rest.md, Patroni's users', with other addresses only."""
-    example = re.search(r"^```\n(global\n.*?)^```$", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert example is not None
+    """Return the configuration of docs/reference/rest.md, Patroni's users', with other addresses and intervals only."""
+    page = _PAGE.read_text()
+    example = re.search(r"^```\n(global\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert example is not None and f"`{_SHORT}`" in page
     text = example[1] + _OLD
+    assert text.count(_USUAL) == 3
+    text = text.replace(_USUAL, _SHORT)
     for written, port in (("*:5000", ports.primary), ("*:5001", ports.replicas), ("*:5002", ports.old)):
         assert text.count(f"bind {written}\n") == 1
         text = text.replace(f"bind {written}\n", f"bind {_HOST}:{port}\n")

@@ -144,7 +144,9 @@ class LockedCluster(Gated):
         }
 
     def _lock_proxy(self) -> None:
-        proxy = self.proxies[0] = self.make_proxy("walproxy", *self.credentials(), conninfo=self.proxy_conninfo())
+        proxy = self.proxies[0] = self.make_proxy(
+            *("walproxy", "--window-size", "16MiB"), *self.credentials(), conninfo=self.proxy_conninfo()
+        )
         proxy.environment = {"PGPASSFILE": str(self.keys / "passwords")}
         proxy.http_tls = ClientTls(self.authority.ca).context
 

@@ -7,8 +7,6 @@
 import contextlib
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from safekeeper.peers.codec import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, Fr
 from safekeeper.peers.peer_auth import Proof
 from tests.cluster_templates import init_by_copying
 from tests.forking.daemons import ForkedLocalProcess
+from tests.forking.daemons import run_walproxy as run_walproxy
 from tests.scratch import on_disk
 from tests.waiting import NotThereYet, entry
 from tests.waiting import wait_for as wait_for
@@ -36,13 +35,6 @@ SETTINGS = {
     "wal_keep_size": "64MB",  # What is compared must still be there at the end.
     "checkpoint_timeout": "1h",
 }
-
-
-def run_walproxy(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
-    """Run `walproxy` to its end, with `answer` on its standard input."""
-    return subprocess.run(
-        [sys.executable, "-m", "walproxy", *arguments], input=answer, capture_output=True, text=True, timeout=60
-    )
 
 
 def only_line(text: str) -> str:

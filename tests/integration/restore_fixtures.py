@@ -26,6 +26,7 @@ from safekeeper.storage.control_file import ControlFile
 from safekeeper.storage.filesystem import RealFileSystem
 from safekeeper.storage.segment_file import create_segment
 from tests.cluster_templates import cluster_template, init_by_copying
+from tests.forking.daemons import run_walproxy
 from tests.integration.cluster_fixtures import wait_for
 from tests.scratch import scratch_folder
 from walproxy.postgres.binaries import server_user
@@ -192,8 +193,7 @@ def take_backup(server: LocalPostgres, to: Path, *options: str) -> Path:
 
 def walproxy(*arguments: object, timeout_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
     """Run one of our commands to its end."""
-    command = [sys.executable, "-m", "walproxy", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return run_walproxy(*map(str, arguments), timeout_s=timeout_s)
 
 
 def restore(past: Past, backup: Path, target: Path, *arguments: object) -> None:

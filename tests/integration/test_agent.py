@@ -94,21 +94,29 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
         cluster.wait_until(lambda: cluster.is_standby("pg1"), "the old primary is a standby")
         book.wait_for_commit()
         book.verify()
-        listed = run_walproxy("events", "--json", "--safekeepers", cluster.safekeepers_option).stdout.splitlines()
-    happened = [(each["source"], each["event"]) for each in map(json.loads, listed)]
-    promoted = f"agent {new.name}"
-    # Its agent and its proxy notice at about the same time that commits go on.
-    assert ("walproxy", "primary-streams") in happened[happened.index((promoted, "failover-begun")) :]
-    rest = iter(happened)
-    for wanted in (
-        ("agent pg1", "agent-started"),
-        ("walproxy", "term-begun"),
-        (promoted, "failover-begun"),
-        ("safekeeper 1", "timeline-sealed"),
-        (promoted, "failover-done"),
-        ("agent pg1", "agent-started"),
-    ):
-        assert wanted in rest, f"{wanted} is not listed, or too early: {happened}"
+        promoted = f"agent {new.name}"
+        wanted = (
+            ("agent pg1", "agent-started"),
+            ("walproxy", "term-begun"),
+            (promoted, "failover-begun"),
+            ("safekeeper 1", "timeline-sealed"),
+            (promoted, "failover-done"),
+            ("agent pg1", "agent-started"),
+        )
+        happened: list[tuple[str, str]] = []
+
+        def is_listed() -> bool:
+            """Return whether the safekeepers have all of that, in this order."""
+            listed = run_walproxy("events", "--json", "--safekeepers", cluster.safekeepers_option).stdout.splitlines()
+            happened[:] = [(each["source"], each["event"]) for each in map(json.loads, listed)]
+            rest = iter(happened)
+            # Its agent and its proxy notice at about the same time that commits go on.
+            return (
+                all(each in rest for each in wanted)
+                and ("walproxy", "primary-streams") in happened[happened.index((promoted, "failover-begun")) :]
+            )
+
+        wait_for(is_listed, lambda: f"{wanted} and primary-streams are listed in this order: {happened}")
     assert new.postgres.execute("SELECT count(*) FROM book WHERE n = -1") == [(0,)]
     [path] = (cluster.directory / "pg1.discarded").iterdir()
     report = json.loads(path.read_text())

@@ -14,7 +14,7 @@ import pytest
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import segment_name
 from tests.integration.agent_fixtures import AgentsServer, agents_servers
-from tests.integration.conftest import EVERY, NEWEST
+from tests.integration.conftest import EVERY, MOSTLY_NEWEST, NEWEST
 from tests.waiting import wait_for
 from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder, Step
@@ -109,6 +109,7 @@ def test_diverged_old_primary_is_rewound(pair: Pair, folder: Path) -> None:
     assert (old.data_directory / "own.key").stat().st_uid == old.data_directory.stat().st_uid
 
 
+@MOSTLY_NEWEST
 def test_cleanly_stopped_old_primary_only_follows(pair: Pair) -> None:
     old, new = pair
     old.managed.stop()
@@ -124,6 +125,7 @@ def test_cleanly_stopped_old_primary_only_follows(pair: Pair) -> None:
     verify_standby(old, new)
 
 
+@MOSTLY_NEWEST
 def test_old_primary_without_the_wal_at_the_fork_is_replaced(pair: Pair) -> None:
     old, new = pair
     diverge(old, new)

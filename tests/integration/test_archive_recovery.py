@@ -208,7 +208,9 @@ def test_archive_goes_on_behind_a_promoted_standby_and_restores_across_the_fork(
         assert (server.pg_wal / "00000003.history").exists()
 
 
-@pytest.mark.parametrize("kind", [MotoServer, RcloneServer], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [MotoServer, pytest.param(RcloneServer, marks=pytest.mark.nightly)], ids=lambda kind: kind.name
+)
 def test_archive_in_an_object_store_outlives_refusals_and_its_archiver_and_is_restored(
     new_gated: NewGated, kind: type[Server]
 ) -> None:

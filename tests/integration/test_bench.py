@@ -11,7 +11,7 @@ import pytest
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import parse_lsn
-from tests.integration.conftest import NEWEST, NewCluster
+from tests.integration.conftest import MOSTLY_NEWEST, NEWEST, NewCluster
 from walproxy.lab.bench import archive_commits, commit_load, crashes, members, memory, newcomer, pgbench, uploads
 from walproxy.lab.bench.arms import ARMS
 from walproxy.lab.bench.experiments import Work, measure_crashes
@@ -216,6 +216,7 @@ def test_pgbench_commits_at_the_level_that_is_asked_for(server: LocalPostgres) -
         )
 
 
+@MOSTLY_NEWEST
 def test_a_standby_replays_and_says_how_far(new_cluster: NewCluster, folder: Path) -> None:
     primary = new_cluster(synchronous_standby_names="nobody", synchronous_commit="local")
     with make_standby(primary, folder / "standby", "one") as standby:

@@ -4,7 +4,7 @@ import contextlib
 
 from safekeeper.base.lsn import parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
-from tests.integration.conftest import NEWEST
+from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 
 
 def _assert_only_local_commits_return(cluster: Gated) -> list[Commit]:
@@ -17,6 +17,7 @@ def _assert_only_local_commits_return(cluster: Gated) -> list[Commit]:
     return waiting
 
 
+@MOSTLY_NEWEST
 def test_commits_wait_while_two_of_three_safekeepers_are_dead(cluster: Gated) -> None:
     with cluster.load(workers=1) as load:
         cluster.safekeepers[2].kill9()

@@ -1,7 +1,7 @@
 """kill -9 of every part of a cluster, in turn and under load."""
 
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
-from tests.integration.conftest import NEWEST
+from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 
 FAILOVER_S = 3.0
 
@@ -16,6 +16,7 @@ def test_commits_go_on_when_any_one_safekeeper_is_killed(cluster: Gated) -> None
             cluster.commit_lsn_of_all()
 
 
+@MOSTLY_NEWEST
 def test_commits_wait_when_two_safekeepers_are_killed_at_once_and_go_on_with_one_of_them(cluster: Gated) -> None:
     with cluster.load() as load:
         cluster.safekeepers[1].kill9()
@@ -37,6 +38,7 @@ def test_commits_go_on_when_all_safekeepers_were_killed_at_once(cluster: Gated) 
         load.wait_for_commits(20)
 
 
+@MOSTLY_NEWEST
 def test_commits_go_on_within_seconds_when_the_proxy_is_killed_and_started(cluster: Gated) -> None:
     with cluster.load() as load:
         times_s = []
@@ -48,6 +50,7 @@ def test_commits_go_on_within_seconds_when_the_proxy_is_killed_and_started(clust
         assert min(times_s) < FAILOVER_S
 
 
+@MOSTLY_NEWEST
 def test_commits_that_waited_for_a_killed_proxy_are_released_by_the_next(cluster: Gated) -> None:
     with cluster.load() as load:
         cluster.safekeepers[1].kill9()

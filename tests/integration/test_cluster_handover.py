@@ -1,7 +1,7 @@
 """Proxies that follow one another: spares, deposed ones, and orderly stops."""
 
 from tests.integration.cluster_fixtures import Commit, Gated, cpu_seconds, said, wait_for
-from tests.integration.conftest import NEWEST
+from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 from walproxy.lab.cluster.local_cluster import LocalProcess, LocalProcessFailed
 
 TAKEOVER_S = 3.0
@@ -15,6 +15,7 @@ def _add_spare(cluster: Gated) -> LocalProcess:
     return spare
 
 
+@MOSTLY_NEWEST
 def test_spare_disturbs_nobody_and_takes_over_from_a_killed_proxy(cluster: Gated) -> None:
     with cluster.load() as load:
         term = cluster.status()["term"]
@@ -29,6 +30,7 @@ def test_spare_disturbs_nobody_and_takes_over_from_a_killed_proxy(cluster: Gated
         assert said(spare, "term") > term
 
 
+@MOSTLY_NEWEST
 def test_proxy_that_hung_while_a_spare_took_over_ends_as_fenced(cluster: Gated) -> None:
     with cluster.load() as load:
         deposed, spare = cluster.proxy, _add_spare(cluster)

@@ -72,7 +72,7 @@ def house(servers: dict[int, ServerBinaries], major: int, small_template: Path) 
             receiver.wait_for(cluster, cluster.commit_lsn_of_all())
             for process in (*cluster.safekeepers.values(), cluster.proxy):
                 text = process.log_path.read_text()
-                # Where the disks are slow, the members that receive 192 MiB at once reply late.
+                # Where the disks are slow, the members that receive 64 MiB at once reply late.
                 unexpected = [line for line in text.splitlines() if "commits wait: no quorum" not in line]
                 assert not [line for line in unexpected if "Traceback" in line or " ERROR " in line]
                 assert not [secret for secret in (SECRET, *PASSWORDS.values()) if secret in text]
@@ -339,11 +339,11 @@ def test_a_false_primary_gets_nothing_and_the_proxy_waits_for_the_right_one(hous
 
 
 def miss_wal(house: House, safekeeper_id: int, arguments: list[str]) -> None:
-    """Let a safekeeper miss much WAL, and start it with these arguments."""
+    """Let a safekeeper miss more WAL than the proxy's window has, and start it with these arguments."""
     cluster, process = house.cluster, house.cluster.safekeepers[safekeeper_id]
     process.kill9()
     message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
-    cluster.postgres.execute(f"SELECT count({message}) FROM generate_series(1, 192)")
+    cluster.postgres.execute(f"SELECT count({message}) FROM generate_series(1, 64)")
     process.arguments = arguments
     process.start()
 

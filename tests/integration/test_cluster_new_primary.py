@@ -7,7 +7,7 @@ from typing import Any
 
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
-from tests.integration.conftest import NewGated
+from tests.integration.conftest import MOSTLY_NEWEST, NewGated
 from walproxy.postgres.local_server import LocalPostgres
 
 # Generous on a loaded machine; the proxy looks at each host every two seconds at least.
@@ -54,6 +54,7 @@ def logs_of(cluster: Gated) -> dict[int, tuple[Any, Any]]:
     return {i: (said(each, "flush_lsn"), said(each, "history")) for i, each in cluster.safekeepers.items()}
 
 
+@MOSTLY_NEWEST
 def test_commits_flow_on_a_promoted_standby_and_the_old_primary_stays_refused(new_gated: NewGated) -> None:
     cluster = new_gated()
     new = start_with_standby(cluster)
@@ -109,6 +110,7 @@ def _old_primary_is_refused_by_a_proxy_that_tries_it_first(cluster: Gated, old: 
     old.stop("immediate")
 
 
+@MOSTLY_NEWEST
 def test_a_standby_that_lacks_an_acknowledged_commit_is_refused_and_the_old_primary_goes_on(
     new_gated: NewGated,
 ) -> None:

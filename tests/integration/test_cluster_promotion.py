@@ -7,7 +7,7 @@ import pytest
 
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import Commit, Gated, wait_for
-from tests.integration.conftest import NewGated
+from tests.integration.conftest import MOSTLY_NEWEST, NewGated
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.postgres.local_server import LocalPostgres
 
@@ -41,6 +41,7 @@ def _wal_digest(cluster: Gated) -> dict[Path, str]:
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@MOSTLY_NEWEST
 @pytest.mark.parametrize("ahead", [False, True], ids=["at_the_log_s_end", "beyond_the_log_s_end"])
 def test_log_goes_on_with_a_promoted_standby_and_refuses_the_old_primary(new_gated: NewGated, ahead: bool) -> None:
     cluster = new_gated()
@@ -96,6 +97,7 @@ def _wal_end(cluster: Gated) -> Lsn:
     return max(cluster.flush_lsn_of(i) for i in cluster.safekeepers)
 
 
+@MOSTLY_NEWEST
 def test_standby_that_lacks_an_acknowledged_commit_is_refused_after_its_promotion(new_gated: NewGated) -> None:
     cluster = new_gated()
     old = cluster.postgres

@@ -9,7 +9,7 @@ import pytest
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, segment_name, segment_start
 from tests.integration.cluster_fixtures import Commit, Gated, cpu_seconds, wait_for
-from tests.integration.conftest import EVERY
+from tests.integration.conftest import EVERY, MOSTLY_NEWEST
 
 SHUTDOWN_S = 5.0
 STORM_S = 2.0
@@ -61,6 +61,7 @@ def test_fast_shutdown_ends_at_once_with_its_checkpoint_on_the_quorum(cluster: G
         Commit(cluster.postgres).wait()
 
 
+@MOSTLY_NEWEST
 def test_fast_shutdown_waits_for_a_lost_quorum_without_keeping_the_proxy_busy(cluster: Gated) -> None:
     with cluster.load(workers=1) as load:
         cluster.safekeepers[1].kill9()

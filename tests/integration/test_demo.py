@@ -38,7 +38,9 @@ def processes_with(word: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)], ids=["ctrl_c", "sigterm"]
+)
 def test_an_interrupted_demo_leaves_nothing_behind(folder: Path, number: signal.Signals) -> None:
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(

@@ -123,11 +123,12 @@ def test_what_happened_is_listed_in_order_also_after_a_restart_of_everything(clu
         assert safekeeper.stop() == 0
     for safekeeper in safekeepers.values():
         safekeeper.start()
+    for safekeeper in safekeepers.values():
+        wait_for(lambda one=safekeeper: one.status() is not None, "it replies", TIMEOUT_S)  # type: ignore[misc]
     after = until_listed(cluster, lambda listed: kinds(listed).count("safekeeper-stopped") >= len(safekeepers))
     ids = [each["id"] for each in listed]
     assert [each["id"] for each in after if each["id"] in ids] == ids
     for safekeeper in safekeepers.values():
-        wait_for(lambda one=safekeeper: one.status() is not None, "it replies", TIMEOUT_S)  # type: ignore[misc]
         found = kept(safekeeper)
         assert [each["seq"] for each in found] == sorted({each["seq"] for each in found})
         assert {"quorum-lost", "term-begun"} <= set(kinds(found))

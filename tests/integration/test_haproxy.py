@@ -15,7 +15,7 @@ from tests.integration.test_agent import Agents
 from tests.waiting import wait_for
 from walproxy.postgres.binaries import ServerBinaries
 
-# HAProxy needs 3 failed checks, or 2 that succeed, one every 3 s.
+# HAProxy needs two failed checks, or one that succeeds, one every 500 ms.
 _SWITCH_TIMEOUT_S = 60.0
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -34,9 +33,9 @@ def limbo_of(proxy: LocalProcess) -> dict[str, Any]:
 def by_command(proxy: LocalProcess) -> dict[str, Any]:
     """Return what `walproxy limbo --json` prints."""
     url = f"http://127.0.0.1:{proxy.http_port}"
-    command = [sys.executable, "-m", "walproxy", "limbo", "--json", "--url", url]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S).stdout
-    content: dict[str, Any] = json.loads(printed)
+    ended = run_walproxy("limbo", "--json", "--url", url)
+    assert ended.returncode == 0, ended.stderr
+    content: dict[str, Any] = json.loads(ended.stdout)
     return content
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
 from safekeeper.base.lsn import format_lsn, parse_lsn
-from tests.integration.conftest import NEWEST, NewStand
+from tests.integration.conftest import MOSTLY_NEWEST, NEWEST, NewStand
 from tests.integration.refusal_fixtures import (
     Stand,
     end_of,
@@ -158,6 +158,7 @@ def promoted(stand: Stand, template: Path, name: str) -> LocalPostgres:
     return server
 
 
+@MOSTLY_NEWEST
 def test_a_fork_that_fits_is_accepted_and_a_second_line_of_descent_is_not(new_stand: NewStand) -> None:
     stand = new_stand().serve()
     stand.commit(1)

@@ -10,7 +10,7 @@ import pytest
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import format_lsn
 from tests.integration.cluster_fixtures import wait_for
-from tests.integration.conftest import NEWEST
+from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 from tests.integration.restore_fixtures import (
     MIB,
     Past,
@@ -32,6 +32,7 @@ def recovered_rows(past: Past, target: Path, *arguments: object, backup: str = "
         return rows(server)
 
 
+@MOSTLY_NEWEST
 def test_without_a_target_everything_is_recovered_and_the_settings_for_that_are_gone(past: Past, target: Path) -> None:
     """Also what is in the open segment."""
     before = (past.folder / "base" / "postgresql.auto.conf").read_text()
@@ -40,6 +41,7 @@ def test_without_a_target_everything_is_recovered_and_the_settings_for_that_are_
     assert (target / "postgresql.auto.conf").read_text().rstrip("\n") == before.rstrip("\n")
 
 
+@MOSTLY_NEWEST
 def test_recovery_to_a_time_ends_with_the_last_commit_before_it(past: Past, target: Path) -> None:
     assert recovered_rows(past, target, "--target-time", past.steps[2].time) == up_to(3)
 

@@ -7,7 +7,7 @@ import pytest
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, segment_start
 from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
-from tests.integration.conftest import NEWEST
+from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 from tests.integration.serve_fixtures import (
     WireClient,
     assert_equal_to_primary,
@@ -68,6 +68,7 @@ def standby_of_1(cluster: Gated) -> Iterator[LocalPostgres]:
         yield standby
 
 
+@MOSTLY_NEWEST
 def test_readers_of_a_safekeeper_without_its_quorum_get_what_is_committed_and_the_rest_once_the_quorum_is_back(
     cluster: Gated, standby_of_1: LocalPostgres
 ) -> None:

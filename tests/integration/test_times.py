@@ -1,8 +1,6 @@
 """Times and counts of a real cluster: they agree with what happened, and name the safekeeper that is slow."""
 
 import json
-import subprocess
-import sys
 import time
 import urllib.request
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.forking.daemons import run_walproxy
 from tests.integration.cluster_fixtures import Gated, SlowDisk, said, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.serve_fixtures import standby_of
@@ -36,9 +35,9 @@ def metrics_of(process: LocalProcess) -> dict[str, float]:
 
 def levels_of_the_command(cluster: Gated) -> dict[str, dict[str, Any]]:
     """Return what `walproxy levels --json` prints, by level."""
-    command = [sys.executable, "-m", "walproxy", "levels", "--json", "--url", cluster.proxy.url]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
-    return {row["level"]: row for row in json.loads(output)["levels"]}
+    ended = run_walproxy("levels", "--json", "--url", cluster.proxy.url, timeout_s=PATIENCE_S)
+    assert ended.returncode == 0, ended.stderr
+    return {row["level"]: row for row in json.loads(ended.stdout)["levels"]}
 
 
 def commit_until_each_is_timed(cluster: Gated, since: dict[str, Any], level: str = "on") -> list[float]:

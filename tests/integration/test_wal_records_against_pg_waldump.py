@@ -24,6 +24,7 @@ from safekeeper.waldecode.format import (
 )
 from safekeeper.waldecode.record_search import RecordEndSearch, find_records
 from safekeeper.waldecode.records import Record, RecordDecoder
+from tests.cluster_templates import cluster_template, init_by_copying
 from tests.scratch import scratch_folder
 from walproxy.postgres.local_server import LocalPostgres, find_servers
 
@@ -119,7 +120,7 @@ def wal(request: pytest.FixtureRequest) -> Iterator[RealWal]:
         scratch_folder() as folder,
         LocalPostgres(find_servers()[major], folder / "data", settings=settings) as server,
     ):
-        server.init(wal_segment_mib=SEGMENT_MIB_OF_MAJOR[major]).start()
+        init_by_copying(server, cluster_template(server.binaries, SEGMENT_MIB_OF_MAJOR[major])).start()
         emitted_lsns = work(server)
         server.stop()
         yield read_wal(server, SEGMENT_MIB_OF_MAJOR[major] * MIB, emitted_lsns)

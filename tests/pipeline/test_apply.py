@@ -251,7 +251,7 @@ def test_a_crash_in_the_first_copy_begins_it_again(
     compare(source, options.location, table_format, *TABLES)
 
 
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("table_format", ["delta", pytest.param("iceberg", marks=pytest.mark.nightly)])
 def test_a_job_that_is_killed_under_load_ends_with_the_rows_of_the_source(
     empty: Source, tmp_path: Path, table_format: FollowingFormat
 ) -> None:

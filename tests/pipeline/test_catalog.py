@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
+from tests.cluster_templates import cluster_template, init_by_copying
 from tests.scratch import scratch_folder
 from walproxy.cli.pipeline_commands.catalog import catalog
 from walproxy.pipeline.jobs.catalog import (
@@ -39,7 +40,7 @@ def server() -> Iterator[LocalPostgres]:
         scratch_folder() as folder,
         LocalPostgres(servers[max(servers)], folder / "data", settings=settings) as made,
     ):
-        made.init().start()
+        init_by_copying(made, cluster_template(made.binaries)).start()
         for statement in SETUP.split(";"):
             made.execute(statement)
         made.execute("CREATE DATABASE other")

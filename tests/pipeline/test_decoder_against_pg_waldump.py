@@ -20,7 +20,9 @@ PAGE_SIZE = 8192
 LOOKED_AT = 6 * MIB
 
 
-@pytest.fixture(scope="module", params=SEGMENT_MIB_OF_MAJOR, ids=lambda major: f"pg{major}")
+@pytest.fixture(
+    scope="module", params=[15, pytest.param(17, marks=pytest.mark.nightly), 18], ids=lambda major: f"pg{major}"
+)
 def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
     major: int = request.param
     if major not in find_servers():

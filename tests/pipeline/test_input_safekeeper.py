@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
+from tests.cluster_templates import cluster_template, init_by_copying
 from tests.integration.archive_cluster_fixtures import log_begin_lsn, write_wal
 from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, MIB, Gated, said, wait_for
 from tests.integration.serve_fixtures import wait_for_everything
@@ -33,7 +34,7 @@ def cluster() -> Iterator[Gated]:
     binaries = max(find_servers().items())[1]
     with scratch_folder() as folder:
         server = LocalPostgres(binaries, folder / "primary", settings={**CLUSTER_SETTINGS, "wal_keep_size": "1GB"})
-        server.init(wal_segment_mib=1)
+        init_by_copying(server, cluster_template(server.binaries, 1))
         options = ("--archive", str(folder / "archive"), *SMALL)
         with Gated(folder, server, candidates=["heir"], safekeeper_options=options) as made:
             made.start_gated()
@@ -155,7 +156,7 @@ def test_the_log_is_followed_over_a_promotion(cluster: Gated) -> None:
     wait_for_everything(cluster, heir)
     cluster.postgres.stop()
     cluster.promote("heir")
-    wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on")
+    wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on", 60.0)
     cluster.postgres.execute("INSERT INTO ledger VALUES (10, 1)")
     lsn = cluster.commit_lsn_of_all()
     path = wal_input.log_path()

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from tests.cluster_templates import cluster_template, init_by_copying
 from tests.integration.restore_fixtures import MIB, Past, make_past, remove_segment, take_backup
 from tests.scratch import scratch_folder
 from walproxy.cli.pipeline_commands.page import page as page_command
@@ -200,7 +201,7 @@ def test_asking_for_a_relation_changes_no_page() -> None:
     with scratch_folder() as folder:
         binaries = servers[max(servers)]
         with LocalPostgres(binaries, folder / "data") as made:
-            made.init().start()
+            init_by_copying(made, cluster_template(binaries)).start()
             made.execute("CREATE TABLE accounts (id int)")  # Nobody has read its row of pg_class, and set hints there.
             made.stop()
         server = PrivatePostgres(binaries, folder / "data")

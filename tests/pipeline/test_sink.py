@@ -88,7 +88,10 @@ class Stream:
         (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+# The batch query above writes every format, and tests/unit/pipeline/test_tables.py repeats batches in each of them.
+@pytest.mark.parametrize(
+    "table_format", [each if each == "delta" else pytest.param(each, marks=pytest.mark.nightly) for each in FORMATS]
+)
 def test_a_stream_that_repeats_a_batch_after_a_crash_adds_it_once(
     spark: SparkSession, tmp_path: Path, table_format: TableFormat
 ) -> None:

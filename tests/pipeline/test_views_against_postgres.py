@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from safekeeper.base.lsn import Lsn
+from tests.cluster_templates import cluster_template, init_by_copying
 from tests.pipeline.decoder_comparison import Log, Rows
 from tests.pipeline.wal_workload import pgbench
 from tests.scratch import scratch_folder
@@ -51,14 +52,16 @@ class Worked:
         return self.rows.tables[view].to_pandas()
 
 
-@pytest.fixture(scope="module", params=[15, 17, 18], ids=lambda major: f"pg{major}")
+@pytest.fixture(
+    scope="module", params=[15, pytest.param(17, marks=pytest.mark.nightly), 18], ids=lambda major: f"pg{major}"
+)
 def worked(request: pytest.FixtureRequest) -> Iterator[Worked]:
     major: int = request.param
     if major not in find_servers():
         pytest.skip(f"no PostgreSQL {major} on this machine")
     with scratch_folder() as folder:
         with LocalPostgres(find_servers()[major], folder / "data", settings=SETTINGS) as server:
-            server.init(wal_segment_mib=1).start()
+            init_by_copying(server, cluster_template(server.binaries, 1)).start()
             files = work(server)
             server.execute("CHECKPOINT")
             counts = statistics(server)

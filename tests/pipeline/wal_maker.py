@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from safekeeper.base.lsn import Lsn, parse_lsn, parse_segment_name, segment_start
+from tests.cluster_templates import cluster_template, init_by_copying
 from tests.pipeline.wal_workload import MIB, STAGES, Stage, connected, pgbench
 from tests.scratch import scratch_folder
 from walproxy.lab.cluster.local_standby import current_lsn, wait_until_replayed
@@ -86,7 +87,7 @@ def make_wal(
     """
     keep.mkdir()
     with scratch_folder() as folder, LocalPostgres(binaries, folder / "primary", settings=SETTINGS) as primary:
-        primary.init(wal_segment_mib=segment_mib).start(SERVER_TIMEOUT_S)
+        init_by_copying(primary, cluster_template(binaries, segment_mib)).start(SERVER_TIMEOUT_S)
         for stage in stages:
             stage(primary, rows)
         torn_lsn = tear_a_record(primary, segment_mib * MIB)

@@ -46,13 +46,16 @@ class Hunt:
         )
 
 
-def find(bug: str, first: int, seeds: int) -> Failure | None:
+def find(bug: str, first: int, seeds: int, processes: int | None = None) -> Failure | None:
     """Return the first failure that a planted bug causes, None if none of the seeds does.
+
+    Args:
+        processes: the number of seeds to run at once, None for as many as there are cores.
 
     Raises:
         BugMisfit: it fails by itself.
     """
-    outcomes = attempt_all([Task(seed, None, bug) for seed in range(first, first + seeds)])
+    outcomes = attempt_all([Task(seed, None, bug) for seed in range(first, first + seeds)], processes)
     failure = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
     if failure is not None and failure.invariant in MISFITS:
         raise BugMisfit(bug, failure.text)

@@ -16,9 +16,10 @@ SEEDS = 150
 WITHIN_S = 3.0
 
 
-@pytest.mark.parametrize("bug", ["wiped_member_votes", "primary_unchecked"])
-def test_a_failing_seed_becomes_short_and_fails_in_the_same_way(bug: str) -> None:
-    tried = (replay(plan(Task(seed, bug=bug))) for seed in range(SEEDS))
+# The first seed is the one that is found; if the simulator changes, a later one.
+@pytest.mark.parametrize(("bug", "first"), [("wiped_member_votes", 1), ("primary_unchecked", 21)])
+def test_a_failing_seed_becomes_short_and_fails_in_the_same_way(bug: str, first: int) -> None:
+    tried = (replay(plan(Task(seed, bug=bug))) for seed in range(first, first + SEEDS))
     failing = next(failing for failing in tried if failing is not None and failing.faults > 6)
     shrunk = shrink(Task(failing.schedule.seed, bug=bug), WITHIN_S)
     assert shrunk is not None

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,6 +144,21 @@ def test_forks_end_with_their_server(tmp_path: Path) -> None:
     began_at = time.monotonic()
     assert fork(tmp_path / "log", "exit", "0").wait(DEADLINE_S) == 0  # Another server is there.
     assert time.monotonic() - began_at < DEADLINE_S
+
+
+@pytest.mark.parametrize("words", [("members", "list"), ("restore", "--help"), ("archive", "list", "--colour")])
+def test_a_command_that_is_forked_prints_and_returns_what_a_start_does(words: tuple[str, ...]) -> None:
+    started = subprocess.run([sys.executable, "-m", "walproxy", *words], capture_output=True, text=True)
+    with Path(os.devnull).open("wb") as nothing:
+        assert daemons.start(["-m", "walproxy", *words], output=nothing.fileno()) is not None
+    forked = daemons.run_walproxy(*words)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (started.returncode, started.stdout, started.stderr)
+    assert forked.stdout or forked.stderr
+
+
+def test_a_command_that_does_not_end_is_killed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(subprocess.TimeoutExpired):
+        daemons.run_walproxy("limbo", "--url", f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
 
 
 def test_what_a_fork_would_not_have_read_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from walproxy.cli.extras import MODULES, missing_extra_is_one_line
 ROOT = Path(__file__).parents[3]
 
 
-def without(*libraries: str, command: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command line of walproxy where these libraries cannot be found."""
+def without(*libraries: str, commands: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Run command lines of walproxy where these libraries cannot be found, up to the first that fails."""
     program = f"""
 import sys
 from walproxy.cli import main
@@ -26,15 +27,20 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Missing())
-sys.argv = {["walproxy", *command.split()]!r}
-main()
+for command in {commands!r}:
+    sys.argv = ["walproxy", *command.split()]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
 """
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("command", ["demo", "demo --quick", "demo --help", "bench", "torture --minutes 1"])
 def test_a_command_of_the_lab_without_its_extra_is_one_line(command: str) -> None:
-    done = without(*MODULES["lab"], command=command)
+    done = without(*MODULES["lab"], commands=[command])
     name = command.split()[0]
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
@@ -44,15 +50,16 @@ def test_a_command_of_the_lab_without_its_extra_is_one_line(command: str) -> Non
 
 def test_the_list_of_commands_and_an_operators_command_need_no_extra() -> None:
     everything = {module for modules in MODULES.values() for module in modules}
-    listed = without(*everything, command="--help")
+    listed = without(*everything, commands=["--help"])
     assert (listed.returncode, listed.stderr) == (0, "")
     assert "\n  run  " in listed.stdout
     assert re.search(r"\n  demo +walproxy demo needs asyncpg, which\s+is not installed", listed.stdout)
     of_production = ("run", "status", "check", "archive list", "restore", "wal-fetch", "recovery-end", "rebootstrap")
     of_failover = ("failover", "switchover", "ready-to-promote", "discarded", "agent", "cluster show")
-    for command in of_production + of_failover:
-        helped = without(*everything, command=f"{command} --help")
-        assert (helped.returncode, helped.stderr) == (0, ""), command
+    helped = without(*everything, commands=[f"{command} --help" for command in of_production + of_failover])
+    assert (helped.returncode, helped.stderr) == (0, ""), helped.stdout
+    shown = re.findall(r"^Usage: walproxy ([a-z-]+(?: list| show)?)", helped.stdout, re.MULTILINE)
+    assert tuple(shown) == of_production + of_failover
 
 
 def test_a_missing_library_is_one_line() -> None:

@@ -83,8 +83,14 @@ def node(page: Page, name: str) -> Any:
     return page.locator(f'g.node[data-id="{name}"]')
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        *((390, "dark"), (1440, "light")),
+        # Each width and each scheme is in the two above.
+        *(pytest.param(*both, marks=pytest.mark.nightly) for both in ((390, "light"), (1440, "dark"))),
+    ],
+)
 def test_the_page_fits_and_can_be_read_at_any_width_and_in_both_schemes(
     browser: Browser, site: Site, width: int, scheme: str, tmp_path: Path
 ) -> None:
@@ -163,6 +169,7 @@ def test_the_headline_names_what_is_missing_and_is_announced(browser: Browser, s
     with opened(browser, site.url) as page:
         expect(page.locator("#headline")).to_have_text("Commits succeed.", timeout=DEADLINE_MS)
         expect(page.locator("[aria-live=polite]")).to_have_text("Commits succeed.")
+        page.clock.install()  # Its time goes on as ever, and can be advanced.
         members = member(1), member(2, "storage_full", "no room"), member(3, "disconnected", REASON)
         site.status = proxy_status(*members, state="waiting_for_quorum", quorum_lost=LOST)
         expect(page.locator("#headline")).to_have_text("Commits wait: there is no quorum.", timeout=DEADLINE_MS)
@@ -170,6 +177,7 @@ def test_the_headline_names_what_is_missing_and_is_announced(browser: Browser, s
         assert "1 of 3 members take part, 2 are needed." in details and "32 sessions wait" in details
         assert f"Safekeeper 3 is disconnected: {REASON}." in details
         assert page.locator("[aria-live=polite]").text_content() == "Commits succeed.", "it is not announced at once"
+        page.clock.fast_forward(20_000)
         expect(page.locator("[aria-live=polite]")).to_have_text(
             "Commits wait: there is no quorum.", timeout=DEADLINE_MS
         )
