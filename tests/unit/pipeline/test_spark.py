@@ -173,6 +173,53 @@ def test_a_java_that_does_not_start_spark_is_one_line(java: Path, monkeypatch: p
         raise AssertionError("a session")
 
 
+def launched_environment(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, master: str, settings: dict[str, str]
+) -> dict[str, str]:
+    """Return the environment in which a JVM would be started."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(spark_sessions, "launch_gateway", lambda conf, popen: found.update(os.environ))
+    conf = SparkConf(loadDefaults=False)
+    for name, value in {**spark_sessions._settings("test", master, "1g", folder, ()), **settings}.items():
+        conf.set(name, value)
+    is_local = spark_sessions._is_local(master)
+    assert (conf.get("spark.driver.host") == "127.0.0.1") is is_local
+    spark_sessions._launch(conf, SparkHome(None, (), None), folder, (), is_local=is_local)
+    return found
+
+
+def test_a_cluster_runs_the_python_that_the_operator_names_and_connects_to_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SPARK_LOCAL_IP", "SPARK_LAUNCHER_OPTS"):
+        monkeypatch.setenv(name, "")  # Restored after the test.
+    monkeypatch.setenv("PYSPARK_PYTHON", "/env/python3")
+    setting = {"spark.pyspark.python": "/set/python3"}
+    cluster = launched_environment(monkeypatch, tmp_path, "spark://host:7077", setting)
+    assert (cluster["PYSPARK_PYTHON"], cluster["SPARK_LOCAL_IP"]) == ("/set/python3", "")
+    monkeypatch.setenv("PYSPARK_PYTHON", "/env/python3")
+    assert launched_environment(monkeypatch, tmp_path, "yarn", {})["PYSPARK_PYTHON"] == "/env/python3"
+    monkeypatch.setenv("PYSPARK_PYTHON", "")
+    assert launched_environment(monkeypatch, tmp_path, "yarn", {})["PYSPARK_PYTHON"] == sys.executable
+    monkeypatch.setenv("PYSPARK_PYTHON", "/env/python3")
+    here = launched_environment(monkeypatch, tmp_path, "local[2]", {})
+    assert (here["PYSPARK_PYTHON"], here["SPARK_LOCAL_IP"]) == (sys.executable, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("spark.executor.memory", "'spark.executor.memory' is not spark.NAME=VALUE"),
+        ("memory=4g", "'memory=4g' is not spark.NAME=VALUE"),
+        ("spark.master=yarn", "name the master by --master"),
+    ],
+)
+def test_a_setting_of_spark_that_is_none_is_refused(setting: str, complaint: str) -> None:
+    result = click.testing.CliRunner().invoke(pipeline, ["run", "/wal", "--to", "/tables", "--spark-conf", setting])
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
 class FakeContext:
     """A context whose calls to the JVM would hang."""
 
