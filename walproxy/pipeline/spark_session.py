@@ -306,14 +306,11 @@ def _settings(app_name: str, master: str, memory: str, folder: Path, java_option
 def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple[int, ...], *, is_local: bool) -> Any:
     """Start the JVM with its output in a file."""
     _quiet_libraries()
+    # PySpark reads this variable only; spark-submit sets it from the setting.
+    python = conf.get("spark.pyspark.python") or (None if is_local else os.environ.get("PYSPARK_PYTHON"))
+    os.environ["PYSPARK_PYTHON"] = python or sys.executable
     if is_local:
-        os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # Otherwise it looks up the name of this machine, and complains.
-    else:
-        # PySpark reads this variable only; spark-submit sets it from the setting.
-        os.environ["PYSPARK_PYTHON"] = conf.get(
-            "spark.pyspark.python", os.environ.get("PYSPARK_PYTHON") or sys.executable
-        )
     os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # It lives for half a second.
     if home.folder is not None:
         os.environ["SPARK_HOME"] = str(home.folder)

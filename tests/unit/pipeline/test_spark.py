@@ -202,6 +202,8 @@ def test_a_cluster_runs_the_python_that_the_operator_names_and_connects_to_the_d
     monkeypatch.setenv("PYSPARK_PYTHON", "")
     assert launched_environment(monkeypatch, tmp_path, "yarn", {})["PYSPARK_PYTHON"] == sys.executable
     monkeypatch.setenv("PYSPARK_PYTHON", "/env/python3")
+    assert launched_environment(monkeypatch, tmp_path, "local", setting)["PYSPARK_PYTHON"] == "/set/python3"
+    monkeypatch.setenv("PYSPARK_PYTHON", "/env/python3")
     here = launched_environment(monkeypatch, tmp_path, "local[2]", {})
     assert (here["PYSPARK_PYTHON"], here["SPARK_LOCAL_IP"]) == (sys.executable, "127.0.0.1")
 
