@@ -69,6 +69,7 @@ _QUICK: Final = ("-XX:TieredStopAtLevel=1",)
 _END_TIMEOUT_S: Final = 30.0
 _DEATH_S: Final = 1.0
 _POLL_S: Final = 0.2
+_STOPPED: Final = "Cannot call methods on a stopped SparkContext"
 
 
 @contextlib.contextmanager
@@ -164,12 +165,14 @@ class _StopLimit:
 
 def _session(conf: SparkConf, gateway: Any) -> Generator[SparkSession, None, None]:
     """Yield a session in the JVM of `gateway`, and stop it."""
-    with spark_errors():  # There is no such master, or it does not respond.
+    with _master_errors(conf):
         context = _context(conf, gateway)
     # It would print a traceback, in a thread of its own, when the JVM dies.
     context._accumulatorServer.handle_error = lambda *what: None
-    session = SparkSession(context)
+    ends: SparkContext | SparkSession = context
     try:
+        with _master_errors(conf):
+            ends = session = SparkSession(context)
         # Spark would find it by itself, with every other source that is installed: one that cannot be imported hides
         # all.
         session.dataSource.register(PgwalDataSource)
@@ -182,10 +185,21 @@ def _session(conf: SparkConf, gateway: Any) -> Generator[SparkSession, None, Non
     finally:
         if gateway.proc.poll() is None:
             with _killed_after(gateway.proc, _END_TIMEOUT_S):
-                session.stop()
+                ends.stop()
         else:
             with warnings.catch_warnings(action="ignore"):  # That the JVM has died is raised by `spark_session`.
                 context.stop()
+
+
+@contextlib.contextmanager
+def _master_errors(conf: SparkConf) -> Iterator[None]:
+    """Name the master in an error. After a minute without a reply of it Spark stops the context."""
+    try:
+        with spark_errors():
+            yield
+    except SparkFailed as error:
+        reason = "it does not respond, or has removed the job" if _STOPPED in str(error) else str(error)
+        raise SparkFailed(f"no session with the master {conf.get('spark.master')}: {reason}") from error
 
 
 def _context(conf: SparkConf, gateway: Any) -> SparkContext:
@@ -324,7 +338,9 @@ def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple
             popen = {"stdout": log, "stderr": log, "pass_fds": inherited_fds, "process_group": 0}
             return launch_gateway(conf, popen)
         except PySparkRuntimeError as error:
-            lines = [line.strip() for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
+            log_lines = log_path.read_text(errors="replace").splitlines()
+            # A JVM that writes its archive of classes logs a line for each one that is left out.
+            lines = [line.strip() for line in log_lines if line.strip() and "[cds]" not in line]
             raise SparkFailed(
                 f"Spark {pyspark.__version__} did not start; it needs Java 17 or newer; its log ends with: "
                 + (" | ".join(lines[-3:]) or "nothing")

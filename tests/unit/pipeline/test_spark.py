@@ -163,7 +163,10 @@ def test_a_missing_java_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_java_that_does_not_start_spark_is_one_line(java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_sessions, "_exists", lambda: False)  # as if no earlier test had left one for the others
-    java.write_text("#!/bin/sh\necho UnsupportedClassVersionError: too old >&2\nexit 1\n")
+    java.write_text(
+        "#!/bin/sh\necho UnsupportedClassVersionError: too old >&2\n"
+        "for n in 1 2 3; do echo '[1s][warning][cds] Skipping class' >&2; done\nexit 1\n"
+    )
     with (
         pytest.raises(
             SparkFailed, match=r"^Spark 4\.\S+ did not start; it needs Java 17 or newer; its log ends with: .*too old"
@@ -209,17 +212,34 @@ def test_a_cluster_runs_the_python_that_the_operator_names_and_connects_to_the_d
 
 
 @pytest.mark.parametrize(
-    ("setting", "complaint"),
+    ("option", "value", "complaint"),
     [
-        ("spark.executor.memory", "'spark.executor.memory' is not spark.NAME=VALUE"),
-        ("memory=4g", "'memory=4g' is not spark.NAME=VALUE"),
-        ("spark.master=yarn", "name the master by --master"),
+        ("--spark-conf", "spark.executor.memory", "'spark.executor.memory' is not spark.NAME=VALUE"),
+        ("--spark-conf", "memory=4g", "'memory=4g' is not spark.NAME=VALUE"),
+        ("--spark-conf", "spark.master=yarn", "name the master by --master"),
+        ("--master", "host:7077", "'host:7077' is not spark://HOST:PORT"),
     ],
 )
-def test_a_setting_of_spark_that_is_none_is_refused(setting: str, complaint: str) -> None:
-    result = click.testing.CliRunner().invoke(pipeline, ["run", "/wal", "--to", "/tables", "--spark-conf", setting])
+def test_a_master_or_a_setting_of_spark_that_is_none_is_refused(option: str, value: str, complaint: str) -> None:
+    result = click.testing.CliRunner().invoke(pipeline, ["run", "/wal", "--to", "/tables", option, value])
     assert result.exit_code == 2
     assert complaint in result.output
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        ("IllegalStateException: Cannot call methods on a stopped SparkContext. It", "it does not respond, or has"),
+        ("UnknownHostException: host", "Spark: UnknownHostException: host"),
+    ],
+)
+def test_a_master_that_gives_no_session_is_named(raised: str, reason: str) -> None:
+    conf = SparkConf(loadDefaults=False).set("spark.master", "spark://host:1")
+    with (
+        pytest.raises(SparkFailed, match=f"^no session with the master spark://host:1: {reason}"),
+        spark_sessions._master_errors(conf),
+    ):
+        raise PySparkException(raised)
 
 
 class FakeContext:

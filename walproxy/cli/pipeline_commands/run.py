@@ -15,6 +15,12 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
     return tuple(name.strip() for name in value.split(",") if name.strip())
 
 
+def _master(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and value != "yarn" and not value.startswith(("spark://", "k8s://", "local")):
+        raise click.BadParameter(f"{value!r} is not spark://HOST:PORT, k8s://URL, yarn or local[N]")
+    return value
+
+
 def _settings(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
@@ -78,7 +84,10 @@ def _settings(
 @click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
 @click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
 @click.option(
-    "--master", metavar="URL", help="Master of a Spark cluster, e.g. spark://host:7077; by default this machine."
+    "--master",
+    callback=_master,
+    metavar="URL",
+    help="Master of a Spark cluster, e.g. spark://host:7077; by default this machine.",
 )
 @click.option(
     "--spark-conf",
