@@ -1,10 +1,13 @@
-"""A Spark session on this machine: quiet, on the loopback interface, in UTC, and quicker to start than Spark's own.
+"""A Spark session: quiet, in UTC, and quicker to start than Spark's own; on this machine on the loopback interface.
 
     with spark_session("walproxy query") as spark:
         spark.read.format("pgwal").load(...)
 
 A session that exists already is used as it is and left running: under `spark-submit` the options of the cluster are the
 operator's matter.
+
+With the master of a cluster the driver is still a process of this machine. Its executors connect to it, at the address
+that Spark selects (`spark.driver.host`), and start Python by the path that this process names.
 
 Spark's JVM writes to stderr what no user can use. Here stdout and stderr of the JVM, and of the Python processes that
 it starts, go to a file of the session's temporary folder, or to the one that WALPROXY_SPARK_LOG names. It is quoted
@@ -54,7 +57,7 @@ from pyspark.sql import SparkSession
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.pipeline.source.data_source import PgwalDataSource
-from walproxy.pipeline.spark_errors import SparkFailed
+from walproxy.pipeline.spark_errors import SparkFailed, spark_errors
 from walproxy.pipeline.spark_home import TEMPORARY_PREFIX, SparkHome, spark_home
 
 LOG_VARIABLE: Final = "WALPROXY_SPARK_LOG"
@@ -66,6 +69,7 @@ _QUICK: Final = ("-XX:TieredStopAtLevel=1",)
 _END_TIMEOUT_S: Final = 30.0
 _DEATH_S: Final = 1.0
 _POLL_S: Final = 0.2
+_STOPPED: Final = "Cannot call methods on a stopped SparkContext"
 
 
 @contextlib.contextmanager
@@ -84,7 +88,7 @@ def spark_session(
 
     Args:
         app_name: how it is called in Spark's own pages and logs.
-        master: `local[N]` for N cores of this machine.
+        master: `local[N]` for N cores of this machine; the URL of a cluster's master.
         memory: of the JVM, as Java writes it. What decodes WAL lives outside of it.
         quick: the JVM has little to do by itself: it compiles fast rather than well. From the start to the end of a
             small stream 18 s of CPU time instead of 27 s were measured; long scans and sorts are slower.
@@ -108,7 +112,7 @@ def spark_session(
         java_options = (*home.java_options, *(_QUICK if quick else ()))
         for key, value in {**_settings(app_name, master, memory, folder, java_options), **(settings or {})}.items():
             conf.set(key, value)
-        gateway = _launch(conf, home, folder, inherited_fds)
+        gateway = _launch(conf, home, folder, inherited_fds, is_local=_is_local(master))
         limit = _StopLimit(gateway.proc, stop, stop_timeout_s)
         try:
             with _killed_by_interrupt(gateway.proc):
@@ -161,11 +165,14 @@ class _StopLimit:
 
 def _session(conf: SparkConf, gateway: Any) -> Generator[SparkSession, None, None]:
     """Yield a session in the JVM of `gateway`, and stop it."""
-    context = _context(conf, gateway)
+    with _master_errors(conf):
+        context = _context(conf, gateway)
     # It would print a traceback, in a thread of its own, when the JVM dies.
     context._accumulatorServer.handle_error = lambda *what: None
-    session = SparkSession(context)
+    ends: SparkContext | SparkSession = context
     try:
+        with _master_errors(conf):
+            ends = session = SparkSession(context)
         # Spark would find it by itself, with every other source that is installed: one that cannot be imported hides
         # all.
         session.dataSource.register(PgwalDataSource)
@@ -178,10 +185,21 @@ def _session(conf: SparkConf, gateway: Any) -> Generator[SparkSession, None, Non
     finally:
         if gateway.proc.poll() is None:
             with _killed_after(gateway.proc, _END_TIMEOUT_S):
-                session.stop()
+                ends.stop()
         else:
             with warnings.catch_warnings(action="ignore"):  # That the JVM has died is raised by `spark_session`.
                 context.stop()
+
+
+@contextlib.contextmanager
+def _master_errors(conf: SparkConf) -> Iterator[None]:
+    """Name the master in an error. After a minute without a reply of it Spark stops the context."""
+    try:
+        with spark_errors():
+            yield
+    except SparkFailed as error:
+        reason = "it does not respond, or has removed the job" if _STOPPED in str(error) else str(error)
+        raise SparkFailed(f"no session with the master {conf.get('spark.master')}: {reason}") from error
 
 
 def _context(conf: SparkConf, gateway: Any) -> SparkContext:
@@ -272,14 +290,18 @@ def find_java() -> Path:
     return Path(found)
 
 
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
+
+
 def _settings(app_name: str, master: str, memory: str, folder: Path, java_options: Sequence[str]) -> dict[str, str]:
     cores = os.cpu_count() or 1
+    loopback = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     return {
+        **(loopback if _is_local(master) else {}),
         "spark.app.name": app_name,
         "spark.master": master,
         "spark.driver.memory": memory,
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
         "spark.driver.extraJavaOptions": " ".join((*java_options, "-XX:+ExitOnOutOfMemoryError")),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -295,11 +317,14 @@ def _settings(app_name: str, master: str, memory: str, folder: Path, java_option
     }
 
 
-def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple[int, ...]) -> Any:
+def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple[int, ...], *, is_local: bool) -> Any:
     """Start the JVM with its output in a file."""
     _quiet_libraries()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # Otherwise it looks up the name of this machine, and complains.
+    # PySpark reads this variable only; spark-submit sets it from the setting.
+    python = conf.get("spark.pyspark.python") or (None if is_local else os.environ.get("PYSPARK_PYTHON"))
+    os.environ["PYSPARK_PYTHON"] = python or sys.executable
+    if is_local:
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # Otherwise it looks up the name of this machine, and complains.
     os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # It lives for half a second.
     if home.folder is not None:
         os.environ["SPARK_HOME"] = str(home.folder)
@@ -313,7 +338,9 @@ def _launch(conf: SparkConf, home: SparkHome, folder: Path, inherited_fds: tuple
             popen = {"stdout": log, "stderr": log, "pass_fds": inherited_fds, "process_group": 0}
             return launch_gateway(conf, popen)
         except PySparkRuntimeError as error:
-            lines = [line.strip() for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
+            log_lines = log_path.read_text(errors="replace").splitlines()
+            # A JVM that writes its archive of classes logs a line for each one that is left out.
+            lines = [line.strip() for line in log_lines if line.strip() and "[cds]" not in line]
             raise SparkFailed(
                 f"Spark {pyspark.__version__} did not start; it needs Java 17 or newer; its log ends with: "
                 + (" | ".join(lines[-3:]) or "nothing")

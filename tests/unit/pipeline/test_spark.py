@@ -163,7 +163,10 @@ def test_a_missing_java_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_java_that_does_not_start_spark_is_one_line(java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_sessions, "_exists", lambda: False)  # as if no earlier test had left one for the others
-    java.write_text("#!/bin/sh\necho UnsupportedClassVersionError: too old >&2\nexit 1\n")
+    java.write_text(
+        "#!/bin/sh\necho UnsupportedClassVersionError: too old >&2\n"
+        "for n in 1 2 3; do echo '[1s][warning][cds] Skipping class' >&2; done\nexit 1\n"
+    )
     with (
         pytest.raises(
             SparkFailed, match=r"^Spark 4\.\S+ did not start; it needs Java 17 or newer; its log ends with: .*too old"
@@ -171,6 +174,72 @@ def test_a_java_that_does_not_start_spark_is_one_line(java: Path, monkeypatch: p
         spark_session("walproxy test"),
     ):
         raise AssertionError("a session")
+
+
+def launched_environment(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, master: str, settings: dict[str, str]
+) -> dict[str, str]:
+    """Return the environment in which a JVM would be started."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(spark_sessions, "launch_gateway", lambda conf, popen: found.update(os.environ))
+    conf = SparkConf(loadDefaults=False)
+    for name, value in {**spark_sessions._settings("test", master, "1g", folder, ()), **settings}.items():
+        conf.set(name, value)
+    is_local = spark_sessions._is_local(master)
+    assert (conf.get("spark.driver.host") == "127.0.0.1") is is_local
+    spark_sessions._launch(conf, SparkHome(None, (), None), folder, (), is_local=is_local)
+    return found
+
+
+def test_a_cluster_runs_the_python_that_the_operator_names_and_connects_to_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SPARK_LOCAL_IP", "SPARK_LAUNCHER_OPTS"):
+        monkeypatch.setenv(name, "")  # Restored after the test.
+    monkeypatch.setenv("PYSPARK_PYTHON", "/env/python3")
+    setting = {"spark.pyspark.python": "/set/python3"}
+    cluster = launched_environment(monkeypatch, tmp_path, "spark://host:7077", setting)
+    assert (cluster["PYSPARK_PYTHON"], cluster["SPARK_LOCAL_IP"]) == ("/set/python3", "")
+    monkeypatch.setenv("PYSPARK_PYTHON", "/env/python3")
+    assert launched_environment(monkeypatch, tmp_path, "yarn", {})["PYSPARK_PYTHON"] == "/env/python3"
+    monkeypatch.setenv("PYSPARK_PYTHON", "")
+    assert launched_environment(monkeypatch, tmp_path, "yarn", {})["PYSPARK_PYTHON"] == sys.executable
+    monkeypatch.setenv("PYSPARK_PYTHON", "/env/python3")
+    assert launched_environment(monkeypatch, tmp_path, "local", setting)["PYSPARK_PYTHON"] == "/set/python3"
+    monkeypatch.setenv("PYSPARK_PYTHON", "/env/python3")
+    here = launched_environment(monkeypatch, tmp_path, "local[2]", {})
+    assert (here["PYSPARK_PYTHON"], here["SPARK_LOCAL_IP"]) == (sys.executable, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "complaint"),
+    [
+        ("--spark-conf", "spark.executor.memory", "'spark.executor.memory' is not spark.NAME=VALUE"),
+        ("--spark-conf", "memory=4g", "'memory=4g' is not spark.NAME=VALUE"),
+        ("--spark-conf", "spark.master=yarn", "name the master by --master"),
+        ("--master", "host:7077", "'host:7077' is not spark://HOST:PORT"),
+    ],
+)
+def test_a_master_or_a_setting_of_spark_that_is_none_is_refused(option: str, value: str, complaint: str) -> None:
+    result = click.testing.CliRunner().invoke(pipeline, ["run", "/wal", "--to", "/tables", option, value])
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        ("IllegalStateException: Cannot call methods on a stopped SparkContext. It", "it does not respond, or has"),
+        ("UnknownHostException: host", "Spark: UnknownHostException: host"),
+    ],
+)
+def test_a_master_that_gives_no_session_is_named(raised: str, reason: str) -> None:
+    conf = SparkConf(loadDefaults=False).set("spark.master", "spark://host:1")
+    with (
+        pytest.raises(SparkFailed, match=f"^no session with the master spark://host:1: {reason}"),
+        spark_sessions._master_errors(conf),
+    ):
+        raise PySparkException(raised)
 
 
 class FakeContext:

@@ -15,6 +15,26 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
     return tuple(name.strip() for name in value.split(",") if name.strip())
 
 
+def _master(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and value != "yarn" and not value.startswith(("spark://", "k8s://", "local")):
+        raise click.BadParameter(f"{value!r} is not spark://HOST:PORT, k8s://URL, yarn or local[N]")
+    return value
+
+
+def _settings(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    settings = []
+    for value in values:
+        name, equals, setting = value.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise click.BadParameter(f"{value!r} is not spark.NAME=VALUE")
+        if name == "spark.master":
+            raise click.BadParameter("name the master by --master")
+        settings.append((name, setting))
+    return tuple(settings)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source")
 @click.option("--to", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
@@ -63,6 +83,20 @@ def _tables(context: click.Context, parameter: click.Parameter, value: str) -> t
 )
 @click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
 @click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
+@click.option(
+    "--master",
+    callback=_master,
+    metavar="URL",
+    help="Master of a Spark cluster, e.g. spark://host:7077; by default this machine.",
+)
+@click.option(
+    "--spark-conf",
+    "spark_settings",
+    multiple=True,
+    callback=_settings,
+    metavar="NAME=VALUE",
+    help="A setting of Spark, e.g. spark.executor.memory=4g; can be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each batch.")
 @click.option(
     "--archive-options",
@@ -91,6 +125,8 @@ def run(
     drain_timeout: float,
     cores: int | None,
     memory: str,
+    master: str | None,
+    spark_settings: tuple[tuple[str, str], ...],
     as_json: bool,
     archive_options: Mapping[str, str],
     lake_options: Mapping[str, str],
@@ -107,6 +143,7 @@ def run(
       walproxy pipeline run s3://bucket/main --to s3://bucket/lake --lake-options region=eu-central-1
       walproxy pipeline run safekeeper://sk1:5462,sk2:5462 --to tables --format iceberg --interval 1s
       walproxy pipeline run /mnt/archive --to tables --tables transactions,relation_volume --start 5/40000000
+      walproxy pipeline run s3://bucket/main --to s3://bucket/lake --master spark://host:7077 --cores 16
     """
     from walproxy.cli.pipeline_work.run import LakeLocation, RunConfig, run_and_report
 
@@ -130,5 +167,7 @@ def run(
         drain_timeout_s=drain_timeout,
         cores=cores,
         memory=memory,
+        master=master,
+        spark_settings=spark_settings,
     )
     run_and_report(config, as_json=as_json)

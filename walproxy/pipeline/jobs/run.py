@@ -73,6 +73,8 @@ class RunConfig(NamedTuple):
         drain_timeout_s: after a request to stop, the time until the batch that runs is dropped.
         cores: how many to use; None for all.
         memory: of Spark's JVM.
+        master: the URL of a cluster's master; None for this machine.
+        spark_settings: further settings of Spark.
     """
 
     source: str
@@ -88,6 +90,8 @@ class RunConfig(NamedTuple):
     drain_timeout_s: float = 45.0
     cores: int | None = None
     memory: str = "1g"
+    master: str | None = None
+    spark_settings: tuple[tuple[str, str], ...] = ()
 
 
 class BatchDone(NamedTuple):
@@ -161,9 +165,10 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
         job.open()
         session = spark_session(
             "walproxy pipeline run",
-            master=f"local[{config.cores or '*'}]",
+            master=config.master or f"local[{config.cores or '*'}]",
             memory=config.memory,
             quick=True,
+            settings=dict(config.spark_settings),
             inherited_fds=(lock_fd,),
             stop=stop,
             stop_timeout_s=config.drain_timeout_s,
