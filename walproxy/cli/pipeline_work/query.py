@@ -21,6 +21,7 @@ _JSON: Final = msgspec.json.Encoder(decimal_format="number")
 def ask(
     place: str,
     options: Mapping[str, str],
+    catalog: Mapping[str, str],
     statement: str,
     *,
     as_json: bool,
@@ -31,10 +32,10 @@ def ask(
     """Query the tables of a folder or a URL, and print the result.
 
     Args:
-        options: of the object store.
+        options, catalog: of the object store, and of Iceberg tables there.
         threads, memory_bytes: DuckDB's limits.
     """
-    with query(_tables_in(place, options), statement, threads=threads, memory_bytes=memory_bytes) as result:
+    with query(_tables_in(place, options, catalog), statement, threads=threads, memory_bytes=memory_bytes) as result:
         if as_json:
             for row in result.rows:
                 sys.stdout.buffer.write(_JSON.encode(dict(zip(result.columns, row, strict=True))) + b"\n")
@@ -47,13 +48,13 @@ def ask(
             _show(result)
 
 
-def _tables_in(place: str, options: Mapping[str, str]) -> Tables:
-    if not options and ("://" not in place or place.lower().startswith("file://")):
+def _tables_in(place: str, options: Mapping[str, str], catalog: Mapping[str, str]) -> Tables:
+    if not options and not catalog and ("://" not in place or place.lower().startswith("file://")):
         return FolderTables(local_folder(place))
     from walproxy.pipeline.lake.duck import LakeTables  # Its libraries take longer than a query of a folder.
     from walproxy.pipeline.lake.location import LakeLocation
 
-    return LakeTables(LakeLocation.parse(place, options))
+    return LakeTables(LakeLocation.parse(place, options, catalog))
 
 
 def _show(result: Result) -> None:

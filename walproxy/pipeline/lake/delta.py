@@ -14,11 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.fs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
 from safekeeper.archive.store import ObjectStore
@@ -28,7 +25,6 @@ from walproxy.pipeline.lake.errors import lake_error, lake_errors
 from walproxy.pipeline.lake.files import read_footer_of
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
-from walproxy.pipeline.tables.dataset import dataset_of
 from walproxy.pipeline.tables.delta_statistics import statistics_of
 from walproxy.pipeline.tables.delta_table import bounds_of
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
@@ -158,13 +154,6 @@ class DeltaLake(LakeTable[DeltaVersion]):
                     sync_file(path)
             sync_folder(log)
             sync_folder(self.location.folder)
-
-    def dataset(self) -> ds.Dataset:
-        # delta-rs' own dataset would pass over files of other programs whose log lacks limits of a column.
-        files = self.live_files()
-        sizes = {file.path: file.bytes for file in files}
-        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
-        return dataset_of(files, self.schema, pyarrow.fs.PyFileSystem(handler))
 
 
 def _found(location: LakeLocation) -> DeltaTable | None:

@@ -17,11 +17,14 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs
+from deltalake.fs import DeltaStorageHandler
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
-from walproxy.pipeline.lake.files import NewLakeFile, read_footer_of
+from walproxy.pipeline.lake.files import NewLakeFile, read_end_of
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.tables.dataset import dataset_of
 from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, schema_difference
 from walproxy.pipeline.tables.position import TableMoved
 from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, After, Batch
@@ -34,10 +37,12 @@ class StoredFile(NamedTuple):
 
     Attributes:
         key: within the table.
+        end: of the file, at least the footer.
     """
 
     key: str
     footer: Footer
+    end: bytes
 
 
 class Version(ABC):
@@ -88,9 +93,17 @@ class LakeTable(ABC, Generic[VersionT]):
             False: there is a newer version by now, which may even be this one.
         """
 
-    @abstractmethod
     def dataset(self) -> ds.Dataset:
         """Return the newest version. A filter on columns with bounds opens only the files that can match."""
+        # delta-rs' own dataset would pass over files of other programs whose log lacks limits of a column.
+        files = self.live_files()
+        return dataset_of(files, self.schema, self._filesystem(files))
+
+    def _filesystem(self, files: Sequence[LiveFile]) -> pyarrow.fs.FileSystem:
+        """Return the table's files by their keys, for a reader of Arrow."""
+        sizes = {file.path: file.bytes for file in files}
+        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
+        return pyarrow.fs.PyFileSystem(handler)
 
     def new_file(self, stem: str = "part") -> NewLakeFile:
         """Return where a task writes a file; it can be sent to the task."""
@@ -163,13 +176,13 @@ class LakeTable(ABC, Generic[VersionT]):
             raise ConfigurationError(
                 f"{file.path} is not a new file of the table {self.location}: write to what new_file returns"
             )
-        footer = read_footer_of(self.location.store(), file)
+        footer, end = read_end_of(self.location.store(), file)
         difference = schema_difference(self.schema, footer.schema)
         if difference is not None:
             raise ConfigurationError(f"{file.path} does not fit the table {self.location}: {difference}")
         if footer.rows != file.rows:
             raise ConfigurationError(f"{file.path} has {footer.rows} rows, its task wrote {file.rows}: write it again")
-        return StoredFile(file.path, footer)
+        return StoredFile(file.path, footer, end)
 
     def discard(self, files: Sequence[DataFile]) -> None:
         """Remove files that are not to be committed; those that are part of the table are left."""

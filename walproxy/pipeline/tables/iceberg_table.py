@@ -60,7 +60,7 @@ from walproxy.pipeline.tables.table import (
 CATALOG_FILE: Final = "iceberg.db"
 CATALOG_NAME: Final = "walproxy"
 NAMESPACE: Final = "wal"
-_BATCH_PROPERTY: Final = "walproxy.batch."
+BATCH_PROPERTY: Final = "walproxy.batch."
 _BUSY_TIMEOUT_S: Final = 60
 _LOOKED_INTO: Final = 20
 """Of this number of old snapshots, one is read to find files that are no longer needed."""
@@ -117,27 +117,27 @@ class IcebergTable(Table):
         with contextlib.suppress(NamespaceAlreadyExistsError, IntegrityError):
             catalog.create_namespace(NAMESPACE)
         with contextlib.suppress(TableAlreadyExistsError):
-            catalog.create_table(self._identifier, self.schema, location=str(self.folder), properties=_PROPERTIES)
+            catalog.create_table(self._identifier, self.schema, location=str(self.folder), properties=TABLE_PROPERTIES)
         sync_folder(self.folder.parent)
         return catalog.load_table(self._identifier)
 
     def last_batch(self, writer: str) -> int | None:
         with self._failures("read"):
-            return _last_batch(self._refreshed(), writer)
+            return last_batch_of(self._refreshed(), writer)
 
     def _append(self, batch: Batch | None, files: Sequence[CheckedFile], properties: dict[str, str]) -> bool | None:
         with self._failures("commit to"):
             table = self._refreshed()
             summary = {f"walproxy.{name}": value for name, value in properties.items()}
             if batch is not None:
-                if batch.is_in(_last_batch(table, batch.writer), self.folder):
+                if batch.is_in(last_batch_of(table, batch.writer), self.folder):
                     return False
                 summary |= {"walproxy.writer": batch.writer, "walproxy.batch": str(batch.number)}
             sync_folder(self._new_files)
             try:
                 with bound_transaction(table) as transaction:
                     if batch is not None:
-                        transaction.set_properties({f"{_BATCH_PROPERTY}{batch.writer}": str(batch.number)})
+                        transaction.set_properties({f"{BATCH_PROPERTY}{batch.writer}": str(batch.number)})
                     if files:
                         transaction.add_files([str(file.path) for file in files], summary, check_duplicate_files=False)
             except CommitFailedException:
@@ -308,7 +308,7 @@ def bound_transaction(table: PyIcebergTable) -> Iterator[Transaction]:
     transaction.commit_transaction()
 
 
-_PROPERTIES: Final[dict[str, str]] = {
+TABLE_PROPERTIES: Final[dict[str, str]] = {
     "commit.manifest-merge.enabled": "true",
     "commit.retry.num-retries": "0",  # A commit is tried again by us, after a look at what the other writer did.
     "write.metadata.delete-after-commit.enabled": "true",
@@ -372,6 +372,7 @@ def _to_look_into(old: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Sna
     ]
 
 
-def _last_batch(table: PyIcebergTable, writer: str) -> int | None:
-    value = table.properties.get(f"{_BATCH_PROPERTY}{writer}")
+def last_batch_of(table: PyIcebergTable, writer: str) -> int | None:
+    """Return the number of the writer's last batch in a table, None if there is none."""
+    value = table.properties.get(f"{BATCH_PROPERTY}{writer}")
     return int(value) if value is not None else None
