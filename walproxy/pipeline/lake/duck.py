@@ -13,7 +13,7 @@ from duckdb import DuckDBPyConnection
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.lake.opening import find_lake_names, find_lake_table
+from walproxy.pipeline.lake.opening import find_lake_table, find_names
 from walproxy.pipeline.tables.parquet_files import normal_schema, schema_difference
 
 
@@ -27,7 +27,7 @@ class LakeTables(NamedTuple):
         return None
 
     def names(self) -> list[str]:
-        return find_lake_names(self.location)
+        return find_names(self.location)
 
     def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
         place = self.location.below(name)

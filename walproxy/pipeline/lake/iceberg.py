@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import (
+    CommitFailedException,
     NamespaceAlreadyExistsError,
     NoSuchNamespaceError,
     NoSuchTableError,
@@ -30,17 +31,28 @@ from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table import TableProperties
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import LongType
 from sqlalchemy.exc import IntegrityError
 
-from safekeeper.base.errors import ConfigurationError
+from safekeeper.archive.objects import ObjectInfo
+from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.lake.catalog import CATALOG_ERRORS, catalog_error, catalog_errors, namespace_of, open_catalog
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
-from walproxy.pipeline.tables.iceberg_table import BATCH_PROPERTY, TABLE_PROPERTIES, IcebergTable, last_batch_of
+from walproxy.pipeline.tables.iceberg_table import (
+    BATCH_PROPERTY,
+    TABLE_PROPERTIES,
+    IcebergTable,
+    in_order,
+    is_linear,
+    last_batch_of,
+    old_snapshots,
+    to_look_into,
+)
 from walproxy.pipeline.tables.parquet_files import LiveFile, normal_schema
-from walproxy.pipeline.tables.table import Batch
+from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, Batch, Removal
 
 _PREFIX: Final = "walproxy."
 _SCHEMA: Final = "walproxy.arrow_schema"
@@ -139,7 +151,12 @@ class IcebergLake(LakeTable[IcebergVersion]):
             return IcebergVersion(self._catalog.load_table(_identifier(self.location)), self.location)
 
     def _commit(
-        self, version: IcebergVersion, batch: Batch | None, files: Sequence[StoredFile], properties: Mapping[str, str]
+        self,
+        version: IcebergVersion,
+        batch: Batch | None,
+        files: Sequence[StoredFile],
+        properties: Mapping[str, str],
+        removed: Sequence[LiveFile] = (),
     ) -> bool:
         table = version.table
         if table.properties.get(_RETRIES) != TABLE_PROPERTIES[_RETRIES]:
@@ -155,7 +172,10 @@ class IcebergLake(LakeTable[IcebergVersion]):
         try:
             with table.transaction() as transaction:
                 transaction.set_properties(changed)
-                with transaction.update_snapshot(snapshot_properties=summary).merge_append() as snapshot:
+                update = transaction.update_snapshot(snapshot_properties=summary)
+                with update.overwrite() if removed else update.merge_append() as snapshot:
+                    for file in removed:
+                        snapshot.delete_data_file(version.files[file.path])
                     for url in ends.files:
                         snapshot.append_data_file(parquet_file_to_data_file(ends, transaction.table_metadata, url))
         except CATALOG_ERRORS as error:
@@ -163,6 +183,42 @@ class IcebergLake(LakeTable[IcebergVersion]):
                 raise catalog_error(error, f"commit to the table {self.location}", self.location) from error
             return False
         return True
+
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+        with catalog_errors(f"remove old states of the table {self.location}", self.location):
+            for _ in range(COMMIT_ATTEMPTS):
+                table = self._load().table
+                old = old_snapshots(table, keep_s)
+                if not old:
+                    return Removal()
+                gone = {snapshot.snapshot_id for snapshot in old}
+                kept = [snapshot for snapshot in in_order(table) if snapshot.snapshot_id not in gone]
+                unneeded = files_named(table, to_look_into(old, kept)) | {each.manifest_list for each in old}
+                unneeded -= files_named(table, kept[:1] if is_linear(table) else kept)
+                if not dry_run:
+                    try:
+                        table.maintenance.expire_snapshots().by_ids(sorted(gone)).commit()
+                    except CommitFailedException:
+                        continue
+                stored = self.location.store().list()
+                named = [info for info in stored if f"{self.location}/{info.key}" in unneeded]
+                return self._removed(named, len(old), dry_run=dry_run)
+        raise StorageFailed(f"could not remove old states of the table {self.location}: too many commits meanwhile")
+
+    def _orphans(self, stored: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        with catalog_errors(f"clean the table {self.location}", self.location):
+            table = self._load().table
+            snapshots = in_order(table)
+            needed = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
+            needed |= {snapshot.manifest_list for snapshot in snapshots}
+            orphans = list(stored)
+            # Mostly the newest snapshot needs them all, and the lists of the others need not be read.
+            for some in (snapshots[-1:], snapshots):
+                needed |= files_named(table, some)
+                orphans = [info for info in orphans if f"{self.location}/{info.key}" not in needed]
+                if not orphans:
+                    break
+        return orphans
 
 
 class _Ends(NamedTuple):
@@ -185,6 +241,18 @@ class _End:
 
     def open(self) -> pa.BufferReader:
         return pa.BufferReader(self._file.end)
+
+
+def files_named(table: PyIcebergTable, snapshots: Sequence[Snapshot]) -> set[str]:
+    """Return the manifest lists, manifests and data files of snapshots."""
+    found = set()
+    for snapshot in snapshots:
+        found.add(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path not in found:
+                entries = manifest.fetch_manifest_entry(table.io)
+                found |= {manifest.manifest_path, *(entry.data_file.file_path for entry in entries)}
+    return found
 
 
 def _identifier(location: LakeLocation) -> tuple[str, str]:

@@ -5,7 +5,7 @@ tables if the location has a catalog, otherwise Delta tables. pyiceberg, whose i
 only then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -17,13 +17,18 @@ from walproxy.pipeline.lake.delta import DeltaLake
 from walproxy.pipeline.lake.files import NewLakeFile
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import LakeTable
-from walproxy.pipeline.tables import After, DataFile, NewFile, open_table
-from walproxy.pipeline.tables.parquet_files import normal_schema, schema_difference
+from walproxy.pipeline.tables import After, DataFile, NewFile, find_tables, open_table
+from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction
+from walproxy.pipeline.tables.parquet_files import LiveFile, normal_schema, schema_difference
+from walproxy.pipeline.tables.table import Removal
 from walproxy.pipeline.tables.table_folder import check_table_name
 
 
 class AppendedTable(Protocol):
-    """What a job needs of a table that it adds batches to, wherever it is. See `Table` and `LakeTable`."""
+    """A table that batches are added to, wherever it is. See `Table` and `LakeTable`."""
+
+    @property
+    def format(self) -> TableFormat: ...
 
     @property
     def name(self) -> str: ...
@@ -44,7 +49,21 @@ class AppendedTable(Protocol):
         after: After | None = None,
     ) -> bool: ...
 
+    def live_files(self) -> list[LiveFile]: ...
+
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table: ...
+
+    def compact(
+        self,
+        target_bytes: int = TARGET_BYTES,
+        *,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Compaction: ...
+
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal: ...
+
+    def remove_orphans(self, older_than_s: float, *, dry_run: bool = False) -> Removal: ...
 
     def close(self) -> None: ...
 
@@ -105,8 +124,10 @@ def find_lake_table(place: LakeLocation, schema: pa.Schema | None = None) -> Lak
     return table
 
 
-def find_lake_names(location: LakeLocation) -> list[str]:
-    """Return the names of the tables in an object store, sorted. Raises ConfigurationError, ArchiveError."""
+def find_names(location: LakeLocation) -> list[str]:
+    """Return the names of the tables of a location, sorted. Raises ConfigurationError, StorageFailed, ArchiveError."""
+    if location.folder is not None:
+        return [table.name for table in find_tables(location.folder)]
     if location.catalog:
         from walproxy.pipeline.lake.iceberg import table_names
 

@@ -172,14 +172,14 @@ class IcebergTable(Table):
         with self._failures("remove old states of"):
             for _ in range(COMMIT_ATTEMPTS):
                 table = self._refreshed()
-                old = _old_snapshots(table, keep_s)
+                old = old_snapshots(table, keep_s)
                 if not old:
                     return Removal()
                 gone = {snapshot.snapshot_id for snapshot in old}
-                kept = [snapshot for snapshot in _in_order(table) if snapshot.snapshot_id not in gone]
-                unneeded = self._files_of(table, _to_look_into(old, kept))
+                kept = [snapshot for snapshot in in_order(table) if snapshot.snapshot_id not in gone]
+                unneeded = self._files_of(table, to_look_into(old, kept))
                 unneeded.update(snapshot.manifest_list for snapshot in old)
-                unneeded -= self._files_of(table, kept[:1] if _is_linear(table) else kept)
+                unneeded -= self._files_of(table, kept[:1] if is_linear(table) else kept)
                 if not dry_run:
                     try:
                         transaction = _Transaction(table)
@@ -202,7 +202,7 @@ class IcebergTable(Table):
             ]
             table = self._refreshed()
             needed = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
-            snapshots = _in_order(table)
+            snapshots = in_order(table)
             # Mostly the newest snapshot needs them all, and the lists of the others need not be read.
             for some in (snapshots[-1:], snapshots):
                 needed |= self._files_of(table, some) | {snapshot.manifest_list for snapshot in snapshots}
@@ -332,13 +332,14 @@ def open_catalog(folder: Path) -> SqlCatalog:
         return SqlCatalog(CATALOG_NAME, **properties)
 
 
-def _in_order(table: PyIcebergTable) -> list[Snapshot]:
+def in_order(table: PyIcebergTable) -> list[Snapshot]:
+    """Return the snapshots of a table in the order in which they were committed."""
     return sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0)
 
 
-def _old_snapshots(table: PyIcebergTable, keep_s: float) -> list[Snapshot]:
+def old_snapshots(table: PyIcebergTable, keep_s: float) -> list[Snapshot]:
     """Return the snapshots that have not been the newest one for that time, and those beyond what can be kept."""
-    snapshots = _in_order(table)
+    snapshots = in_order(table)
     limit_ms = (time.time() - keep_s) * 1000
     young = next(
         (n for n, successor in enumerate(snapshots[1:]) if successor.timestamp_ms >= limit_ms), len(snapshots) - 1
@@ -348,13 +349,13 @@ def _old_snapshots(table: PyIcebergTable, keep_s: float) -> list[Snapshot]:
     return [snapshot for snapshot in old if snapshot.snapshot_id not in named]
 
 
-def _is_linear(table: PyIcebergTable) -> bool:
+def is_linear(table: PyIcebergTable) -> bool:
     """Return whether each snapshot follows the one before it: then what a later one does not need never comes back."""
-    pairs = itertools.pairwise(_in_order(table))
+    pairs = itertools.pairwise(in_order(table))
     return len(table.refs()) <= 1 and all(after.parent_snapshot_id == before.snapshot_id for before, after in pairs)
 
 
-def _to_look_into(old: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Snapshot]:
+def to_look_into(old: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Snapshot]:
     """Return those of the old snapshots whose manifests are read to find files that are no longer needed.
 
     Reading a list of 100 manifests takes 25 ms. Those before a change that removed files name all that it removed.
