@@ -117,9 +117,10 @@ def test_a_run_that_is_killed_between_two_tables_and_before_a_commit_has_each_re
 
 @pytest.mark.nightly
 def test_the_command_that_is_killed_ten_times_has_each_record_once(
-    moto: Server, source: str, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
+    moto: Server, tmp_path: Path, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME")  # Spark starts faster with what it has kept there.
+    source = write_wal(tmp_path / "pg_wal", small_wal(24 * MIB))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)  # Spark starts faster with what it has kept there.
     further = ["--tables", ",".join(TABLES), "--max-bytes-per-trigger", "256kB", "--interval", "100ms"]
     if location.catalog:
         further += ["--iceberg-catalog", ",".join(f"{name}={value}" for name, value in location.catalog)]

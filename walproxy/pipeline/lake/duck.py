@@ -10,7 +10,7 @@ import duckdb
 import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
-from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
+from safekeeper.base.errors import ConfigurationError, ObjectMissing, StorageFailed, WalproxyError
 from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_lake_table, find_names
@@ -40,6 +40,12 @@ class LakeTables(NamedTuple):
             if difference is not None:
                 raise ConfigurationError(f"the table {place} has other columns: {difference}")
             connection.register(name, table.dataset())
+
+    def file(self, name: str) -> bytes | None:
+        try:
+            return self.location.store().get(name)
+        except ObjectMissing:
+            return None
 
     def failure(self, error: duckdb.Error) -> WalproxyError | None:
         failure = lake_error(error, f"read the tables in {self.location}", self.location)
