@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy.exc import OperationalError
 
@@ -16,6 +18,7 @@ from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, Configura
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, answer
 from tests.integration.object_stores import MotoServer, Server
+from tests.pipeline.logical_server import Source
 from tests.unit.table_rows import SMALL, small
 from walproxy.pipeline.lake.iceberg import IcebergLake, table_names
 from walproxy.pipeline.lake.location import LakeLocation
@@ -115,8 +118,9 @@ def test_a_commit_to_a_version_that_is_no_longer_the_newest_does_nothing(
     assert lsns_of(location) == list(range(5))
 
 
-def test_jobs_that_race_for_one_table_create_it_once_and_add_each_row_once(location: LakeLocation) -> None:
-    end, moved = 12, []
+def race(location: LakeLocation, end: int) -> None:
+    """Let jobs add rows up to `end`, each in steps of its own; one of them at least finds that another was faster."""
+    moved = []
 
     def write(step: int) -> None:
         with opened(location) as table:
@@ -129,8 +133,12 @@ def test_jobs_that_race_for_one_table_create_it_once_and_add_each_row_once(locat
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(write, (1, 2, 3)))
-    assert lsns_of(location) == list(range(end))
     assert moved
+
+
+def test_jobs_that_race_for_one_table_create_it_once_and_add_each_row_once(location: LakeLocation) -> None:
+    race(location, 12)
+    assert lsns_of(location) == list(range(12))
 
 
 def test_every_view_comes_back_from_a_store_as_it_was_written(location: LakeLocation) -> None:
@@ -231,3 +239,33 @@ def test_a_locked_catalog_is_one_line_and_the_commit_is_repeated_later(location:
         holder.close()
         assert table.commit("me", 1, [file], after=After(None))
     assert lsns_of(location) == [1]
+
+
+def test_a_catalog_on_postgresql_may_fail_and_restart_and_jobs_that_race_add_each_row_once(
+    location: LakeLocation, empty: Source
+) -> None:
+    settings = conninfo_to_dict(empty.conninfo)
+    query = urllib.parse.urlencode({name: value for name, value in settings.items() if name not in ("user", "dbname")})
+    uri = f"postgresql+psycopg://{settings['user']}@/{settings['dbname']}?{query}"
+    location = location._replace(catalog=(("uri", uri),))
+
+    def end_connections() -> None:
+        empty.asking.execute(
+            b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND "
+            b"pid NOT IN (pg_backend_pid(), %s)" % str(empty.connection.info.backend_pid).encode()
+        )
+
+    race(location, 8)
+    with opened(location) as table:
+        end_connections()  # As a restart does.
+        file = stored(table, [8])
+        assert table.commit("me", 9, [file], after=After(8))
+        file = stored(table, [9])
+        empty.server.execute(f"ALTER DATABASE {empty.name} ALLOW_CONNECTIONS false")
+        end_connections()
+        with pytest.raises(ArchiveUnavailable, match=r"could not read the table .*/rows: .*not .*accepting") as caught:
+            table.commit("me", 10, [file], after=After(9))
+        assert "\n" not in str(caught.value)
+        empty.server.execute(f"ALTER DATABASE {empty.name} ALLOW_CONNECTIONS true")
+        assert table.commit("me", 10, [file], after=After(9))
+    assert lsns_of(location) == list(range(10))

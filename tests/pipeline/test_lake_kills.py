@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from safekeeper.base.errors import ConfigurationError
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, Forward, Request
 from tests.integration.object_stores import MotoServer, Server
@@ -19,6 +21,7 @@ from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.test_run import next_event, process
 from tests.unit.wal_builder import MIB
 from walproxy.pipeline.jobs.run import RunConfig
+from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import open_lake_table
 
@@ -115,6 +118,18 @@ def test_a_run_that_is_killed_between_two_tables_and_before_a_commit_has_each_re
     assert run_segments(RunConfig(source, location, None, TABLES)) == 0
 
 
+def wait_for_the_jvm(location: LakeLocation) -> None:
+    """Return when the JVM of a run that was killed has ended: it holds the run's lock until then."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            with RunFolder(location).locked():
+                return
+        except ConfigurationError:
+            if time.monotonic() > deadline_s:
+                raise
+
+
 @pytest.mark.nightly
 def test_the_command_that_is_killed_ten_times_has_each_record_once(
     moto: Server, tmp_path: Path, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +155,7 @@ def test_the_command_that_is_killed_ten_times_has_each_record_once(
                 relay.when("PUT", requests[number // 2], killer, times=1)
                 assert victim.wait(START_TIMEOUT_S) == -signal.SIGKILL
             relay.clear()
+            wait_for_the_jvm(location)
     with process(source, location.url, *further, *options(moto.endpoint), "--once") as last:
         output, errors = last.communicate(timeout=START_TIMEOUT_S)
     assert (last.returncode, errors) == (0, "")

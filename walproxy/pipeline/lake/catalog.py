@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     BadRequestError,
     CommitFailedException,
@@ -67,24 +68,31 @@ def open_catalog(location: LakeLocation) -> Catalog:
     name = options.get("name", CATALOG_NAME)
     properties: dict[str, str | None] = {
         "pool_pre_ping": "true",  # A database that was restarted meanwhile must not fail a commit.
+        "init_catalog_tables": "false",  # Done here: pyiceberg would leave its connections open if it fails.
         **{key: value for key, value in options.items() if key not in _OURS},
         "py-io-impl": FILES,
         STORE_OPTIONS: json.dumps(dict(location.options)),
     }
     with catalog_errors("open the catalog", location):
         try:
-            return _loaded(name, properties)
+            catalog = load_catalog(name, **properties)
         except (ArgumentError, NoSuchPropertyException, NotInstalledError, ImportError, ValueError) as error:
             raise ConfigurationError(f"--iceberg-catalog: {_reason(error, location)}") from error
+        if isinstance(catalog, SqlCatalog):
+            try:
+                _create_tables(catalog)
+            except BaseException:
+                catalog.close()
+                raise
+        return catalog
 
 
-def _loaded(name: str, properties: dict[str, str | None]) -> Catalog:
+def _create_tables(catalog: SqlCatalog) -> None:
+    """Create the tables of a SQL catalog if it has none. Raises SQLAlchemyError."""
     try:
-        return load_catalog(name, **properties)
-    except ArgumentError:
-        raise
+        catalog.create_tables()
     except SQLAlchemyError:
-        return load_catalog(name, **properties)  # Two processes created its tables at once: they exist now.
+        catalog.create_tables()  # Two processes created them at once: they exist now.
 
 
 @contextlib.contextmanager
