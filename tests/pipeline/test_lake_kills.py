@@ -1,18 +1,17 @@
 """Runs into tables in S3 that are killed with SIGKILL in the middle: each record is there once."""
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from safekeeper.base.errors import ConfigurationError
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, Forward, Request
 from tests.integration.object_stores import MotoServer, Server
@@ -21,11 +20,10 @@ from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.test_run import next_event, process
 from tests.unit.wal_builder import MIB
 from walproxy.pipeline.jobs.run import RunConfig
-from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import open_lake_table
 
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 900.0
 SEGMENTS = 4
 
 
@@ -71,10 +69,12 @@ class Killer:
         return response
 
 
-def kill_a_run(source: str, location: LakeLocation, relay: FaultyRelay, request: str, *, is_done: bool) -> None:
-    """Start a run, which the relay kills at the first PUT like this."""
+def kill_a_run(
+    source: str, location: LakeLocation, relay: FaultyRelay, request: str, *, is_done: bool, skip: int = 0
+) -> None:
+    """Start a run, which the relay kills at the first PUT like this after those that are skipped."""
     killer = Killer(is_done=is_done)
-    relay.when("PUT", request, killer)
+    relay.when("PUT", request, killer, skip=skip)
     command = [sys.executable, "-m", "tests.pipeline.run_without_spark", source, location.url]
     options = {**dict(location.options), "endpoint": relay.endpoint}
     victim = subprocess.Popen([*command, json.dumps(options), json.dumps(dict(location.catalog))])
@@ -118,45 +118,40 @@ def test_a_run_that_is_killed_between_two_tables_and_before_a_commit_has_each_re
     assert run_segments(RunConfig(source, location, None, TABLES)) == 0
 
 
-def wait_for_the_jvm(location: LakeLocation) -> None:
-    """Return when the JVM of a run that was killed has ended: it holds the run's lock until then."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            with RunFolder(location).locked():
-                return
-        except ConfigurationError:
-            if time.monotonic() > deadline_s:
-                raise
+@pytest.mark.nightly
+def test_a_run_that_is_killed_ten_times_has_each_record_once(
+    moto: Server, tmp_path: Path, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a request of each kind, before and after the store has carried it out, and every time in another batch."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = write_wal(tmp_path / "pg_wal", small_wal(16 * MIB))
+    commit = r"metadata/\d+-.*\.json" if location.catalog else r"_delta_log/\d+\.json"
+    requests = (r"/records/part", r"/transactions/part", f"/records/{commit}", f"/transactions/{commit}", r"run\.json")
+    kills = [(request, is_done) for request in requests for is_done in (False, True)]
+    ends = []
+    with FaultyRelay(moto.endpoint) as relay:
+        for request, is_done in kills:
+            kill_a_run(source, location, relay, request, is_done=is_done, skip=1)
+            ends.append(ends_of(location))
+    assert run_segments(RunConfig(source, location, None, TABLES))
+    assert all(later > earlier for earlier, later in itertools.pairwise(ends)), "each of them has added something"
+    assert_each_record_is_there_once(source, location)
 
 
 @pytest.mark.nightly
-def test_the_command_that_is_killed_ten_times_has_each_record_once(
-    moto: Server, tmp_path: Path, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
+def test_the_command_that_is_killed_at_any_time_has_each_record_once(
+    source: str, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_wal(tmp_path / "pg_wal", small_wal(24 * MIB))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)  # Spark starts faster with what it has kept there.
-    further = ["--tables", ",".join(TABLES), "--max-bytes-per-trigger", "256kB", "--interval", "100ms"]
-    if location.catalog:
-        further += ["--iceberg-catalog", ",".join(f"{name}={value}" for name, value in location.catalog)]
-
-    def options(endpoint: str) -> list[str]:
-        settings = {**dict(location.options), "endpoint": endpoint}
-        return ["--lake-options", ",".join(f"{name}={value}" for name, value in settings.items())]
-
-    commit = r"/metadata/\d+-.*\.json" if location.catalog else r"_delta_log/\d+\.json"
-    requests = (r"/records/part", r"/transactions/part", f"/records/{commit}", f"/transactions/{commit}", r"run\.json")
-    with FaultyRelay(moto.endpoint) as relay:
-        for number in range(10):
-            with process(source, location.url, *further, *options(relay.endpoint)) as victim:
-                assert next_event(victim)["event"] == "batch"
-                killer = Killer(is_done=number % 2 == 1)
-                killer.process_id = victim.pid
-                relay.when("PUT", requests[number // 2], killer, times=1)
-                assert victim.wait(START_TIMEOUT_S) == -signal.SIGKILL
-            relay.clear()
-            wait_for_the_jvm(location)
-    with process(source, location.url, *further, *options(moto.endpoint), "--once") as last:
+    monkeypatch.delenv("XDG_CACHE_HOME")  # Spark starts faster with what it has kept there.
+    further = ["--tables", ",".join(TABLES), "--max-bytes-per-trigger", "256kB"]
+    for option, settings in (("--lake-options", location.options), ("--iceberg-catalog", location.catalog)):
+        further += [option, ",".join(f"{name}={value}" for name, value in settings)]
+    for batches in (1, 3):
+        with process(source, location.url, *further, "--interval", "100ms") as killed:
+            for _ in range(batches):
+                assert next_event(killed)["event"] == "batch"
+            killed.kill()
+    with process(source, location.url, *further, "--once") as last:
         output, errors = last.communicate(timeout=START_TIMEOUT_S)
     assert (last.returncode, errors) == (0, "")
     assert json.loads(output.splitlines()[-1])["event"] == "finished"
