@@ -1,5 +1,6 @@
 """Iceberg tables in a real S3 server (moto) with a SQL catalog: rows once, all or none, whatever races or fails."""
 
+import itertools
 import re
 import sqlite3
 import urllib.parse
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog.sql import SqlCatalog
@@ -17,9 +19,13 @@ from sqlalchemy.exc import OperationalError
 from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import MotoServer, Server
+from tests.integration.object_stores import MotoServer, RcloneServer, Server
 from tests.pipeline.logical_server import Source
+from tests.pipeline.run_without_spark import TABLES, run_segments
+from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.unit.table_rows import SMALL, small
+from tests.unit.wal_builder import MIB
+from walproxy.pipeline.jobs.run import RunConfig
 from walproxy.pipeline.lake.iceberg import IcebergLake, table_names
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import open_lake_table
@@ -139,6 +145,23 @@ def race(location: LakeLocation, end: int) -> None:
 def test_jobs_that_race_for_one_table_create_it_once_and_add_each_row_once(location: LakeLocation) -> None:
     race(location, 12)
     assert lsns_of(location) == list(range(12))
+
+
+def test_a_run_needs_no_conditional_puts_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = write_wal(tmp_path / "pg_wal", small_wal(3 * MIB))
+    with credentials(), RcloneServer() as rclone:
+        location = located(rclone, "iceberg", tmp_path)
+        with pytest.raises(ConfigurationError, match="accepts several puts of one object"):
+            run_segments(RunConfig(source, location._replace(catalog=()), None, TABLES))
+        assert run_segments(RunConfig(source, location, None, TABLES))
+        assert run_segments(RunConfig(source, location, None, TABLES)) == 0
+        for name in TABLES:
+            with open_lake_table(location, name) as table:
+                # Not by to_arrow: rclone does not send ranges.
+                contents = [location.below(name).store().get(file.path) for file in table.live_files()]
+            found = [pq.read_table(pa.BufferReader(content))["lsn"].to_pylist() for content in contents]
+            assert sorted(itertools.chain(*found)) == decoded_rows(source, name)["lsn"].to_pylist()
 
 
 def test_every_view_comes_back_from_a_store_as_it_was_written(location: LakeLocation) -> None:

@@ -119,6 +119,7 @@ def test_a_run_that_is_killed_between_two_tables_and_before_a_commit_has_each_re
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_a_run_that_is_killed_ten_times_has_each_record_once(
     moto: Server, tmp_path: Path, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_run_that_is_killed_ten_times_has_each_record_once(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_the_command_that_is_killed_at_any_time_has_each_record_once(
     source: str, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
