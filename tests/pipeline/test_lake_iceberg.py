@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy.exc import OperationalError
 
-from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError
+from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError, WalproxyError
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, answer
 from tests.integration.object_stores import MotoServer, RcloneServer, Server
@@ -292,3 +292,23 @@ def test_a_catalog_on_postgresql_may_fail_and_restart_and_jobs_that_race_add_eac
         empty.server.execute(f"ALTER DATABASE {empty.name} ALLOW_CONNECTIONS true")
         assert table.commit("me", 10, [file], after=After(9))
     assert lsns_of(location) == list(range(10))
+
+
+@pytest.mark.parametrize("name", [r"snap-.*\.avro", r"-m0\.avro", r"00001-.*\.metadata\.json"])
+def test_metadata_that_are_damaged_or_lost_are_one_line(location: LakeLocation, name: str) -> None:
+    with opened(location) as table:
+        table.commit("me", 1, [stored(table, [1])])
+    store = location.below("rows").store()
+    (key,) = (info.key for info in store.list("metadata") if re.search(name, info.key))
+    whole = store.get(key)
+    for content in (whole[: len(whole) // 2], b"", b"{}", whole[:-20] + b"?" * 20, None):
+        if content is None:
+            store.delete([key])
+        else:
+            store.put(key, content, absent=False)
+        with (
+            pytest.raises(WalproxyError, match=r"could not (open|read|get) .*rows") as caught,
+            opened(location) as table,
+        ):
+            table.to_arrow()
+        assert "\n" not in str(caught.value), content

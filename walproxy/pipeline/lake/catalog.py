@@ -32,7 +32,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from safekeeper.archive.store_errors import reason_of
 from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError, StorageFailed, WalproxyError
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.iceberg_table import CATALOG_NAME, NAMESPACE
+from walproxy.pipeline.tables.iceberg_table import CATALOG_NAME, DAMAGE_ERRORS, NAMESPACE
 
 FILES: Final = "walproxy.pipeline.lake.iceberg_files.StoreFiles"
 STORE_OPTIONS: Final = "walproxy.store-options"
@@ -48,7 +48,7 @@ CATALOG_ERRORS: Final = (
     NoSuchTableError,
     NoSuchNamespaceError,
     OSError,  # Those of `requests` are such errors.
-    ValueError,
+    *DAMAGE_ERRORS,
 )
 
 

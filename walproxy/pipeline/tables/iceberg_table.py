@@ -16,6 +16,7 @@ Iceberg's metadata holds absolute paths: the folder cannot be moved.
 import contextlib
 import itertools
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -28,6 +29,7 @@ from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     NoSuchTableError,
     TableAlreadyExistsError,
+    ValidationError,
 )
 from pyiceberg.io.pyarrow import (
     UnsupportedPyArrowTypeException,
@@ -272,7 +274,7 @@ class IcebergTable(Table):
         try:
             with storage_errors(f"{verb} the Iceberg table {self.folder}"):
                 yield
-        except (SQLAlchemyError, NoSuchTableError, ValueError) as error:
+        except (SQLAlchemyError, NoSuchTableError, *DAMAGE_ERRORS) as error:
             raise StorageFailed(f"could not {verb} the Iceberg table {self.folder}: {first_line(error)}") from error
 
 
@@ -307,6 +309,9 @@ def bound_transaction(table: PyIcebergTable) -> Iterator[Transaction]:
     yield transaction
     transaction.commit_transaction()
 
+
+DAMAGE_ERRORS: Final = (ValidationError, ValueError, TypeError, EOFError, LookupError, zlib.error)
+"""What pyiceberg raises when it reads metadata or a manifest that is damaged."""
 
 TABLE_PROPERTIES: Final[dict[str, str]] = {
     "commit.manifest-merge.enabled": "true",
