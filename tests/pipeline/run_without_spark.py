@@ -1,6 +1,7 @@
 """The run job, its tasks in this process in place of Spark's: the same files, commits and state, without a JVM.
 
-python -m tests.pipeline.run_without_spark SOURCE URL OPTIONS: as a process; OPTIONS are the store's, as JSON.
+python -m tests.pipeline.run_without_spark SOURCE URL OPTIONS CATALOG: as a process; OPTIONS are the store's, as JSON,
+and CATALOG is that of Iceberg tables, {} for Delta tables.
 """
 
 import json
@@ -31,5 +32,6 @@ def run_segments(config: RunConfig) -> int:
 
 
 if __name__ == "__main__":
-    source, url, options = sys.argv[1:]
-    run_segments(RunConfig(source, LakeLocation.parse(url, json.loads(options)), None, TABLES))
+    source, url, options, catalog = sys.argv[1:]
+    location = LakeLocation.parse(url, json.loads(options), json.loads(catalog))
+    run_segments(RunConfig(source, location, None, TABLES))

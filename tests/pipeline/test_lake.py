@@ -216,7 +216,9 @@ def test_a_table_of_another_program_or_with_other_columns_is_refused_and_left_al
     other = SMALL.append(pa.field("more", pa.int64()))
     with pytest.raises(ConfigurationError, match="has other columns: column 'more' is not in the table"):
         open_lake_table(location, "rows", "delta", other)
-    with pytest.raises(ConfigurationError, match="have the format delta, not iceberg: leave --format out"):
+    with pytest.raises(
+        ConfigurationError, match=r"need a catalog: set --iceberg-catalog to uri=.*, or leave --format out"
+    ):
         open_lake_table(location, "rows", "iceberg", SMALL)
     with pytest.raises(ConfigurationError, match="has no table 'none'"):
         open_lake_table(location, "none")
@@ -363,13 +365,15 @@ def test_a_log_that_cannot_be_followed_any_longer_is_opened_again(moto: Server, 
     assert lsns_of(location) == [0]
 
 
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
 def test_of_two_runs_on_two_machines_the_slower_one_ends_and_each_record_is_there_once(
-    moto: Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moto: Server, prefix: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    catalog = (("uri", f"sqlite:///{tmp_path / 'catalog.db'}"),) if format == "iceberg" else ()
     wal = small_wal(3 * MIB + 200_000)
     source = write_wal(tmp_path / "pg_wal", wal)
-    config = RunConfig(source, located(moto, prefix), None, ("records", "transactions"))
+    config = RunConfig(source, located(moto, prefix)._replace(catalog=catalog), None, ("records", "transactions"))
     jobs: list[Any] = [
         _Job(config, RunFolder(config.tables_at), lambda event: None, threading.Event()) for _ in range(2)
     ]
@@ -380,6 +384,8 @@ def test_of_two_runs_on_two_machines_the_slower_one_ends_and_each_record_is_ther
     with pytest.raises(TableMoved, match=r"/records is at position [0-9A-F]+/[0-9A-F]+, not none: another job writes"):
         jobs[1]._batch(Pieces(source, None, None), 0)
     jobs[0]._batch(Pieces(source, jobs[0].lsn, None), 1)
+    for job in jobs:
+        job.close()
     for name in config.tables:
         with open_lake_table(config.tables_at, name) as table:
             assert sorted(table.to_arrow(["lsn"])["lsn"].to_pylist()) == decoded_rows(source, name)["lsn"].to_pylist()

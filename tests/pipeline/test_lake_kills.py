@@ -1,5 +1,6 @@
-"""Runs into Delta tables in S3 that are killed with SIGKILL in the middle: each record is there once."""
+"""Runs into tables in S3 that are killed with SIGKILL in the middle: each record is there once."""
 
+import itertools
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from walproxy.pipeline.jobs.run import RunConfig
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import open_lake_table
 
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 900.0
 SEGMENTS = 4
 
 
@@ -38,6 +39,15 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write_wal(tmp_path / "pg_wal", small_wal(SEGMENTS * MIB + 200_000))
 
 
+@pytest.fixture(params=["delta", "iceberg"])
+def location(request: pytest.FixtureRequest, moto: Server, tmp_path: Path) -> LakeLocation:
+    """A place for tables of each format."""
+    place = moto.place(f"lake/{request.node.name}")
+    is_iceberg = request.param == "iceberg"
+    catalog = {"uri": f"sqlite:///{tmp_path / 'catalog.db'}"} if is_iceberg else {}
+    return LakeLocation.parse(place.url, place.options, catalog)
+
+
 def assert_each_record_is_there_once(source: str, location: LakeLocation) -> None:
     for name in TABLES:
         with open_lake_table(location, name) as table:
@@ -45,64 +55,106 @@ def assert_each_record_is_there_once(source: str, location: LakeLocation) -> Non
         assert found == decoded_rows(source, name)["lsn"].to_pylist(), name
 
 
-class Victim:
-    """A run that the relay kills: at a request, before or after the store has carried it out."""
+class Killer:
+    """A fault of the relay that kills a process at a request, before or after the store has carried it out."""
 
-    def __init__(self, source: str, server: Server, relay: FaultyRelay, request: str, *, is_done: bool) -> None:
-        place = server.place("lake", relay.endpoint)
-        relay.when("PUT", request, self._kill_done if is_done else self._kill_undone)
-        command = [sys.executable, "-m", "tests.pipeline.run_without_spark", source, place.url]
-        self._process = subprocess.Popen([*command, json.dumps(dict(place.options))])
-        try:
-            assert self._process.wait(START_TIMEOUT_S) == -signal.SIGKILL
-        finally:
-            self._process.kill()
-            self._process.wait()
-            relay.clear()
+    def __init__(self, *, is_done: bool) -> None:
+        self.process_id: int | None = None
+        self._is_done = is_done
 
-    async def _kill_done(self, request: Request, forward: Forward) -> web.Response:
-        response = await forward(request)
-        os.kill(self._process.pid, signal.SIGKILL)
+    async def __call__(self, request: Request, forward: Forward) -> web.Response:
+        response = await forward(request) if self._is_done else web.Response(status=503)
+        if self.process_id is not None:
+            os.kill(self.process_id, signal.SIGKILL)
         return response
 
-    async def _kill_undone(self, request: Request, forward: Forward) -> web.Response:
-        os.kill(self._process.pid, signal.SIGKILL)
-        return web.Response(status=503)
+
+def kill_a_run(
+    source: str, location: LakeLocation, relay: FaultyRelay, request: str, *, is_done: bool, skip: int = 0
+) -> None:
+    """Start a run, which the relay kills at the first PUT like this after those that are skipped."""
+    killer = Killer(is_done=is_done)
+    relay.when("PUT", request, killer, skip=skip)
+    command = [sys.executable, "-m", "tests.pipeline.run_without_spark", source, location.url]
+    options = {**dict(location.options), "endpoint": relay.endpoint}
+    victim = subprocess.Popen([*command, json.dumps(options), json.dumps(dict(location.catalog))])
+    killer.process_id = victim.pid
+    try:
+        assert victim.wait(START_TIMEOUT_S) == -signal.SIGKILL
+    finally:
+        victim.kill()
+        victim.wait()
+        relay.clear()
+
+
+def ends_of(location: LakeLocation) -> list[int | None]:
+    """Return the position of each table."""
+    ends = []
+    for name in TABLES:
+        with open_lake_table(location, name) as table:
+            ends.append(table.last_batch("walproxy-7"))
+    return ends
+
+
+KILLS = {
+    # The second batch is in the first table, and not in the other one. The files of the third batch are stored, and no
+    # table names them.
+    "delta": ((r"/records/_delta_log/0+2\.json", True), (r"/records/_delta_log/0+3\.json", False)),
+    # The same; in the second case the table's metadata is stored too, and the catalog does not name it.
+    "iceberg": ((r"/transactions/metadata/0+2-.*json", False), (r"/records/metadata/0+3-.*json", True)),
+}
 
 
 def test_a_run_that_is_killed_between_two_tables_and_before_a_commit_has_each_record_once(
-    moto: Server, source: str
+    moto: Server, source: str, location: LakeLocation
 ) -> None:
-    place = moto.place("lake")
-    location = LakeLocation.parse(place.url, place.options)
+    kills = KILLS["iceberg" if location.catalog else "delta"]
     with FaultyRelay(moto.endpoint) as relay:
-        # The second batch is in the first table, and not in the other one.
-        Victim(source, moto, relay, r"/records/_delta_log/0+2\.json", is_done=True)
-        ends = [open_lake_table(location, name).last_batch("walproxy-7") for name in TABLES]
-        assert ends == [3 * MIB, 2 * MIB]
-        # The files of the third batch are stored, and no table names them.
-        Victim(source, moto, relay, r"/records/_delta_log/0+3\.json", is_done=False)
-        assert [open_lake_table(location, name).last_batch("walproxy-7") for name in TABLES] == [3 * MIB, 3 * MIB]
+        for (request, is_done), ends in zip(kills, ([3 * MIB, 2 * MIB], [3 * MIB, 3 * MIB]), strict=True):
+            kill_a_run(source, location, relay, request, is_done=is_done)
+            assert ends_of(location) == ends
     assert run_segments(RunConfig(source, location, None, TABLES)) == SEGMENTS - 2
     assert_each_record_is_there_once(source, location)
     assert run_segments(RunConfig(source, location, None, TABLES)) == 0
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_a_run_that_is_killed_ten_times_has_each_record_once(
+    moto: Server, tmp_path: Path, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a request of each kind, before and after the store has carried it out, and every time in another batch."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = write_wal(tmp_path / "pg_wal", small_wal(16 * MIB))
+    commit = r"metadata/\d+-.*\.json" if location.catalog else r"_delta_log/\d+\.json"
+    requests = (r"/records/part", r"/transactions/part", f"/records/{commit}", f"/transactions/{commit}", r"run\.json")
+    kills = [(request, is_done) for request in requests for is_done in (False, True)]
+    ends = []
+    with FaultyRelay(moto.endpoint) as relay:
+        for request, is_done in kills:
+            kill_a_run(source, location, relay, request, is_done=is_done, skip=1)
+            ends.append(ends_of(location))
+    assert run_segments(RunConfig(source, location, None, TABLES))
+    assert all(later > earlier for earlier, later in itertools.pairwise(ends)), "each of them has added something"
+    assert_each_record_is_there_once(source, location)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_the_command_that_is_killed_at_any_time_has_each_record_once(
-    moto: Server, source: str, monkeypatch: pytest.MonkeyPatch
+    source: str, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")  # Spark starts faster with what it has kept there.
-    place = moto.place("command")
-    options = ",".join(f"{name}={value}" for name, value in place.options.items())
-    further = ("--lake-options", options, "--tables", ",".join(TABLES), "--max-bytes-per-trigger", "256kB")
+    further = ["--tables", ",".join(TABLES), "--max-bytes-per-trigger", "256kB"]
+    for option, settings in (("--lake-options", location.options), ("--iceberg-catalog", location.catalog)):
+        further += [option, ",".join(f"{name}={value}" for name, value in settings)]
     for batches in (1, 3):
-        with process(source, place.url, *further, "--interval", "100ms") as killed:
+        with process(source, location.url, *further, "--interval", "100ms") as killed:
             for _ in range(batches):
                 assert next_event(killed)["event"] == "batch"
             killed.kill()
-    with process(source, place.url, *further, "--once") as last:
+    with process(source, location.url, *further, "--once") as last:
         output, errors = last.communicate(timeout=START_TIMEOUT_S)
     assert (last.returncode, errors) == (0, "")
     assert json.loads(output.splitlines()[-1])["event"] == "finished"
-    assert_each_record_is_there_once(source, LakeLocation.parse(place.url, place.options))
+    assert_each_record_is_there_once(source, location)

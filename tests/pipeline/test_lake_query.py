@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import click.testing
 import pyarrow as pa
@@ -20,6 +21,8 @@ from walproxy.pipeline.lake.duck import LakeTables
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import open_lake_table
 from walproxy.pipeline.schemas import arrow_schema
+
+EMPTY: Final = (("uri", "sqlite:///:memory:"),)
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +70,25 @@ def test_lsns_are_converted_and_sums_are_plain_numbers(location: LakeLocation) -
     assert {each["name"] for each in rows_of(location, "SHOW TABLES")} >= {"transactions", "tuple_stats"}
 
 
-def test_the_command_prints_json(location: LakeLocation, place: Place) -> None:
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_the_command_prints_json(location: LakeLocation, place: Place, format: str, tmp_path: Path) -> None:
+    catalog = {"uri": f"sqlite:///{tmp_path / 'catalog.db'}"} if format == "iceberg" else {}
+    location = LakeLocation.parse(place.url, place.options, catalog)
     write(location, "transactions", end(0x5_0000_0000, 1, 2, 3), end(0x5_0000_0010, 4))
     options = ",".join(f"{name}={value}" for name, value in place.options.items())
     ask = ["SELECT lsn, xid, subxids FROM transactions ORDER BY lsn;", "--tables", place.url, "--lake-options", options]
+    if catalog:
+        ask += ["--iceberg-catalog", f"uri={catalog['uri']}"]
     result = click.testing.CliRunner().invoke(command, [*ask, "--json"], catch_exceptions=False)
     assert result.exit_code == 0
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
         {"lsn": 0x5_0000_0000, "xid": 1, "subxids": [2, 3]},
         {"lsn": 0x5_0000_0010, "xid": 4, "subxids": []},
     ]
+    with pytest.raises(
+        ConfigurationError, match="has no Delta table: if it is an Iceberg table" if catalog else "no tables"
+    ):
+        rows_of(location._replace(catalog=() if catalog else EMPTY), "SELECT lsn FROM transactions")
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from tests.pipeline.report_story import (
 )
 from walproxy.cli.pipeline_commands.report import report as report_command
 from walproxy.cli.pipeline_work import report as work
+from walproxy.pipeline.duck import FolderTables
 from walproxy.pipeline.jobs.catalog import NAMES_FILE, RelationFile, RelationNames, Snapshot, write_snapshot
 from walproxy.pipeline.jobs.report import make_report
 from walproxy.pipeline.jobs.report_data import Advice, Report
@@ -74,7 +75,7 @@ class Stage:
 
     def report_on(self, tables: list[str], **options: object) -> Report:
         """Report on some of the tables only."""
-        chosen = look_for_tables(self.folder)._replace(names=tables)
+        chosen = look_for_tables(FolderTables(self.folder))._replace(names=tables)
         return make_report(chosen, RelationNames(snapshot()), **options)  # type: ignore[arg-type]
 
 
@@ -84,7 +85,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     night = make_night()
     views = views_of(night)
     write_tables(folder, views)
-    report = make_report(look_for_tables(folder), RelationNames(snapshot()))
+    report = make_report(look_for_tables(FolderTables(folder)), RelationNames(snapshot()))
     return Stage(night, views, folder, report)
 
 
@@ -208,7 +209,7 @@ def test_empty_tables_and_a_single_commit_make_a_report_that_says_so(tmp_path: P
     night = make_night()
     few = Night(night.records[1 : 3 * rows + 1], night.transactions[:rows])
     write_tables(tmp_path, views_of(few), files=1)
-    report = make_report(look_for_tables(tmp_path), RelationNames())
+    report = make_report(look_for_tables(FolderTables(tmp_path)), RelationNames())
     assert report.headline.records == 3 * rows
     assert report.headline.commits == (1 if rows else None)
     assert (
@@ -267,7 +268,7 @@ def test_names_in_the_folder_are_used_and_newer_ones_win(stage: Stage, tmp_path:
 
 def test_what_cannot_be_reported_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="has none of the tables"):
-        look_for_tables(tmp_path)
+        look_for_tables(FolderTables(tmp_path))
     with pytest.raises(ConfigurationError, match="neither an LSN like"):
         parse_position("yesterday")
 

@@ -6,8 +6,7 @@ TableFormat: TypeAlias = Literal["parquet", "iceberg", "delta"]
 TABLE_FORMATS: Final[tuple[TableFormat, ...]] = get_args(TableFormat)
 
 FOLDER_FORMAT: Final[TableFormat] = "parquet"
-STORE_FORMAT: Final[TableFormat] = "delta"
-"""The formats of new tables in a folder and in an object store; the latter has no other one."""
+"""The format of new tables in a folder. In an object store a catalog makes Iceberg tables, and none Delta tables."""
 
 FollowingFormat: TypeAlias = Literal["delta", "iceberg"]
 FOLLOWING_FORMATS: Final[tuple[FollowingFormat, ...]] = get_args(FollowingFormat)

@@ -35,6 +35,7 @@ from duckdb import DuckDBPyConnection, StatementType
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from safekeeper.base.logs import one_line
 from walproxy.pipeline.tables import find_tables, open_table
+from walproxy.pipeline.tables.disk import storage_errors
 
 BLOCKS: Final = "blocks"
 TRANSACTION_SIZES: Final = "transaction_sizes"
@@ -128,6 +129,13 @@ class Tables(Protocol):
             StorageFailed, ArchiveError: it cannot be read.
         """
 
+    def file(self, name: str) -> bytes | None:
+        """Return the content of a small file beside the tables, None if it does not exist.
+
+        Raises:
+            StorageFailed, ArchiveError: it cannot be read.
+        """
+
     def failure(self, error: duckdb.Error) -> WalproxyError | None:
         """Return what stands for an error of DuckDB that reading these tables has caused; None if it has not."""
 
@@ -151,6 +159,11 @@ class FolderTables(NamedTuple):
         connection.execute(
             f"CREATE VIEW {identifier(name)} AS SELECT * FROM read_parquet([{files}], hive_partitioning = false)"
         )
+
+    def file(self, name: str) -> bytes | None:
+        path = self.folder / name
+        with storage_errors(f"read {path}"):
+            return path.read_bytes() if path.exists() else None
 
     def failure(self, error: duckdb.Error) -> WalproxyError | None:
         return StorageFailed(_line(error)) if isinstance(error, duckdb.IOException) else None

@@ -12,6 +12,7 @@ from safekeeper.base.errors import ConfigurationError
 from tests.unit.table_rows import SMALL, lsns_of, tree, written
 from walproxy.cli.pipeline_commands.maintain import maintain as command
 from walproxy.pipeline.jobs.maintain import maintain
+from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.tables import open_table
 
 
@@ -30,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_all_tables_of_a_folder_are_tidied_up(folder: Path) -> None:
     told: list[str] = []
-    one, two = maintain(folder, progress=lambda name, done, total: told.append(name))
+    one, two = maintain(LakeLocation.parse(folder), progress=lambda name, done, total: told.append(name))
     assert (one.name, one.format, one.files, one.problem) == ("one", "parquet", 1, None)
     assert one.compaction.files_removed == two.compaction.files_removed == 3
     assert (one.orphans.files, two.orphans.files) == (1, 0)
@@ -39,7 +40,7 @@ def test_all_tables_of_a_folder_are_tidied_up(folder: Path) -> None:
     for name in ("one", "two"):
         with open_table(folder, name) as table:
             assert lsns_of(table) == [0, 1, 2]
-    later = maintain(folder, ["one"], keep_s=0)
+    later = maintain(LakeLocation.parse(folder), ["one"], keep_s=0)
     assert [each.name for each in later] == ["one"]
     assert later[0].compaction.files_removed == 0
     assert later[0].expired.files >= 3
@@ -47,7 +48,7 @@ def test_all_tables_of_a_folder_are_tidied_up(folder: Path) -> None:
 
 def test_a_dry_run_changes_nothing(folder: Path) -> None:
     before = tree(folder)
-    one, two = maintain(folder, keep_s=0, dry_run=True)
+    one, two = maintain(LakeLocation.parse(folder), keep_s=0, dry_run=True)
     assert (one.compaction.files_removed, one.orphans.files, two.files) == (3, 1, 3)
     assert tree(folder) == before
 
@@ -55,7 +56,7 @@ def test_a_dry_run_changes_nothing(folder: Path) -> None:
 def test_a_table_that_is_damaged_does_not_keep_the_others_from_being_done(folder: Path) -> None:
     entry = folder / "one" / "_walproxy" / "commits" / f"{1:016d}.json"
     entry.write_text("{")
-    one, two = maintain(folder)
+    one, two = maintain(LakeLocation.parse(folder))
     assert one.problem is not None
     assert "is damaged" in one.problem
     assert (two.problem, two.files) == (None, 1)
@@ -66,9 +67,9 @@ def test_a_table_that_is_damaged_does_not_keep_the_others_from_being_done(folder
 
 def test_tables_that_are_not_there_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r" has no table 'three': it has one, two"):
-        maintain(folder, ["three"])
+        maintain(LakeLocation.parse(folder), ["three"])
     with pytest.raises(ConfigurationError, match="has no tables"):
-        maintain(folder / "nowhere")
+        maintain(LakeLocation.parse(folder / "nowhere"))
 
 
 def test_the_command_shows_a_table_or_json(folder: Path) -> None:

@@ -229,6 +229,20 @@ def test_an_iceberg_table_whose_metadata_lost_a_file_is_told_in_one_line(tmp_pat
             table.live_files()
 
 
+@pytest.mark.parametrize("pattern", ["snap-*.avro", "*-m0.avro", "00001-*.metadata.json"])
+def test_iceberg_metadata_that_are_truncated_are_told_in_one_line(tmp_path: Path, pattern: str) -> None:
+    with open_table(tmp_path, "rows", "iceberg", SMALL) as table:
+        table.commit("me", 1, [written(table, [1])])
+    (path,) = (tmp_path / "rows" / "metadata").glob(pattern)
+    path.write_bytes(path.read_bytes()[:-50])
+    with (
+        pytest.raises(StorageFailed, match=r"could not (make|read) the Iceberg table") as caught,
+        open_table(tmp_path, "rows") as table,
+    ):
+        table.live_files()
+    assert "\n" not in str(caught.value)
+
+
 def test_an_iceberg_table_that_was_moved_is_refused(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     open_table(old, "t", "iceberg", SMALL).close()

@@ -1,17 +1,18 @@
 """`walproxy pipeline maintain`: fewer and larger files, and an end to what is old."""
 
 import sys
-from pathlib import Path
+from collections.abc import Mapping
 
 import click
 
 from safekeeper.base import logs
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED
 from walproxy.cli.parameters import DURATION, SIZE
+from walproxy.cli.pipeline_commands.tables_options import lake_options
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("place", metavar="DIR|URL")
 @click.option("--table", "names", multiple=True, metavar="NAME", help="Only this table; can be given several times.")
 @click.option("--target-size", default="128MB", show_default=True, type=SIZE, help="Size of new files.")
 @click.option("--keep", default="7d", show_default=True, type=DURATION, help="Time for which old states can be read.")
@@ -24,14 +25,17 @@ from walproxy.cli.parameters import DURATION, SIZE
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@lake_options
 def maintain(
-    folder: Path,
+    place: str,
     names: tuple[str, ...],
     target_size: int,
     keep: float,
     orphans_after: float,
     dry_run: bool,
     as_json: bool,
+    lake_options: Mapping[str, str],
+    iceberg_catalog: Mapping[str, str],
 ) -> None:
     """Merge small files of tables into large ones, and remove what is old: files, snapshots, entries of logs.
 
@@ -41,12 +45,12 @@ def maintain(
     \b
     Examples:
       walproxy pipeline maintain tables
+      walproxy pipeline maintain s3://bucket/lake --lake-options region=eu-central-1
       walproxy pipeline maintain tables --table records --target-size 512MB --keep 2d --dry-run
     """
     logs.configure(lambda: "walproxy pipeline maintain", "warning")
-    from walproxy.cli.pipeline_work.maintain import maintain_and_print
+    from walproxy.cli.pipeline_work.maintain import LakeLocation, maintain_and_print
 
-    is_done = maintain_and_print(
-        folder.absolute(), names, target_size, keep, orphans_after, dry_run=dry_run, as_json=as_json
-    )
+    location = LakeLocation.parse(place, lake_options, iceberg_catalog)
+    is_done = maintain_and_print(location, names, target_size, keep, orphans_after, dry_run=dry_run, as_json=as_json)
     sys.exit(EXIT_FINE if is_done else EXIT_UNEXPECTED)

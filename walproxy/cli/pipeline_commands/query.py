@@ -24,6 +24,7 @@ def query(
     cores: int | None,
     memory: int,
     lake_options: Mapping[str, str],
+    iceberg_catalog: Mapping[str, str],
 ) -> None:
     """Query the tables that `walproxy pipeline run` writes, in any format, with DuckDB's SQL.
 
@@ -46,4 +47,13 @@ def query(
     logs.configure(lambda: "walproxy pipeline query", "warning")
     from walproxy.cli.pipeline_work.query import ask
 
-    ask(tables, lake_options, statement, as_json=as_json, as_csv=as_csv, threads=cores, memory_bytes=memory)
+    ask(
+        tables,
+        lake_options,
+        iceberg_catalog,
+        statement,
+        as_json=as_json,
+        as_csv=as_csv,
+        threads=cores,
+        memory_bytes=memory,
+    )

@@ -1,18 +1,17 @@
 """`walproxy pipeline report`: what wrote the WAL, as one HTML page."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.pipeline_commands.tables_options import limits
+from walproxy.cli.pipeline_commands.tables_options import lake_options, limits
 from walproxy.pipeline.choices import REPORT_TOP
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--tables", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The folder of the tables."
-)
+@click.option("--tables", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="The HTML page to write.")
 @click.option("--catalog", metavar="FILE", help="Names of relations, of walproxy pipeline catalog.")
 @click.option(
@@ -23,8 +22,9 @@ from walproxy.pipeline.choices import REPORT_TOP
 @click.option("--top", default=REPORT_TOP, show_default=True, type=click.IntRange(1, 1000), help="Rows of each list.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @limits
+@lake_options
 def report(
-    tables: Path,
+    tables: str,
     output: Path | None,
     catalog: str | None,
     primary: str | None,
@@ -34,29 +34,32 @@ def report(
     as_json: bool,
     cores: int | None,
     memory: int,
+    lake_options: Mapping[str, str],
+    iceberg_catalog: Mapping[str, str],
 ) -> None:
     """Report what wrote the WAL, why, and what to change so that less is written.
 
     The page is one file that needs no network. Its source is the tables that `walproxy pipeline run` writes; at its end
-    it lists the information that is missing in the tables or in the WAL. Names come from names.json in the folder of
-    the tables, if `walproxy pipeline catalog` wrote it there, and from --catalog or --primary.
+    it lists the information that is missing in the tables or in the WAL. Names come from names.json beside the
+    tables, if `walproxy pipeline catalog` wrote it there, and from --catalog or --primary.
 
     \b
     Examples:
       walproxy pipeline report --tables tables --output report.html --primary "host=db1 user=report"
       walproxy pipeline report --tables tables --output report.html --catalog names.json \\
           --from 2026-11-20T22:00:00+01:00 --to 2026-11-21T06:00:00+01:00
-      walproxy pipeline report --tables tables --json --from 5/40000000 --to 5/60000000
+      walproxy pipeline report --tables s3://bucket/lake --json --from 5/40000000 --to 5/60000000
     """
     if output is None and not as_json:
         raise click.UsageError("set --output to write the page, or --json to print JSON")
     if catalog is not None and primary is not None and not _is_from_environment("primary"):
         raise click.UsageError("--catalog and --primary cannot be combined: names come from one of them")
     logs.configure(lambda: "walproxy pipeline report", "warning")
-    from walproxy.cli.pipeline_work.report import report_tables
+    from walproxy.cli.pipeline_work.report import report_tables, tables_at
 
     place = catalog if catalog is not None else primary
-    report_tables(tables, output, place, (begin, end), top, as_json=as_json, threads=cores, memory_bytes=memory)
+    found = tables_at(tables, lake_options, iceberg_catalog)
+    report_tables(found, output, place, (begin, end), top, as_json=as_json, threads=cores, memory_bytes=memory)
 
 
 def _is_from_environment(name: str) -> bool:

@@ -8,6 +8,7 @@ import click
 from safekeeper.base import logs
 from safekeeper.base.lsn import Lsn
 from walproxy.cli.parameters import DURATION, KEY_VALUES, LSN, SIZE
+from walproxy.cli.pipeline_commands.tables_options import lake_options
 from walproxy.pipeline.choices import DEFAULT_TABLES, TABLE_FORMATS, TableFormat
 
 
@@ -42,7 +43,7 @@ def _settings(
     "--format",
     "table_format",
     type=click.Choice(TABLE_FORMATS),
-    help="Format of new tables; by default parquet in a folder. In an object store all tables are Delta tables.",
+    help="Format of new tables; by default parquet in a folder. In an object store Iceberg needs a catalog.",
 )
 @click.option(
     "--tables",
@@ -104,12 +105,7 @@ def _settings(
     type=KEY_VALUES,
     help="Settings of the archive's store, by obstore's names, e.g. endpoint and region.",
 )
-@click.option(
-    "--lake-options",
-    default="",
-    type=KEY_VALUES,
-    help="Settings of the tables' store, by obstore's names, e.g. endpoint and region.",
-)
+@lake_options
 def run(
     source: str,
     to: str,
@@ -130,6 +126,7 @@ def run(
     as_json: bool,
     archive_options: Mapping[str, str],
     lake_options: Mapping[str, str],
+    iceberg_catalog: Mapping[str, str],
 ) -> None:
     """Write WAL into tables, and continue as it grows: every record exactly once, also after a crash.
 
@@ -141,6 +138,7 @@ def run(
     Examples:
       walproxy pipeline run s3://bucket/main --to tables --once
       walproxy pipeline run s3://bucket/main --to s3://bucket/lake --lake-options region=eu-central-1
+      walproxy pipeline run s3://bucket/main --to s3://bucket/lake --iceberg-catalog uri=https://catalog.example
       walproxy pipeline run safekeeper://sk1:5462,sk2:5462 --to tables --format iceberg --interval 1s
       walproxy pipeline run /mnt/archive --to tables --tables transactions,relation_volume --start 5/40000000
       walproxy pipeline run s3://bucket/main --to s3://bucket/lake --master spark://host:7077 --cores 16
@@ -155,7 +153,7 @@ def run(
         options["allowGaps"] = "true"
     config = RunConfig(
         source,
-        LakeLocation.parse(to, lake_options),
+        LakeLocation.parse(to, lake_options, iceberg_catalog),
         table_format,
         tables,
         tuple(options.items()),

@@ -1,7 +1,5 @@
 """`walproxy pipeline maintain`: the work with a bar, and its result as JSON or as a table."""
 
-from pathlib import Path
-
 import click
 import msgspec
 from rich import box
@@ -11,12 +9,15 @@ from rich.table import Table
 
 from walproxy.pipeline.jobs.maintain import Maintained
 from walproxy.pipeline.jobs.maintain import maintain as maintain_tables
+from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.tables.table import Removal
 from walproxy.proxy.status_table import format_bytes
 
+__all__ = ["LakeLocation", "maintain_and_print"]
+
 
 def maintain_and_print(
-    folder: Path,
+    location: LakeLocation,
     names: tuple[str, ...],
     target_bytes: int,
     keep_s: float,
@@ -25,13 +26,13 @@ def maintain_and_print(
     dry_run: bool,
     as_json: bool,
 ) -> bool:
-    """Maintain tables of a folder and print what was done; return whether all of it could be done."""
+    """Maintain tables of a location and print what was done; return whether all of it could be done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         done = maintain_tables(
-            folder,
+            location,
             names,
             target_bytes=target_bytes,
             keep_s=keep_s,
@@ -68,7 +69,7 @@ def _show(done: list[Maintained], dry_run: bool) -> None:
         merged = each.compaction
         shown.add_row(
             each.name,
-            each.format,
+            each.format or "-",
             f"{merged.files_removed} into {merged.files_added}" if merged.files_removed else "-",
             _removed(each.expired),
             _removed(each.orphans),

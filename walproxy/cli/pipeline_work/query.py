@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from safekeeper.base.lsn import LSN_MAX, format_lsn
-from walproxy.pipeline.duck import FolderTables, Result, Tables, query
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.cli.pipeline_work.tables_at import tables_at
+from walproxy.pipeline.duck import Result, query
 
 _SHOWN_MAX: Final = 1000
 _NUMBERS: Final = ("BIGINT", "DECIMAL", "DOUBLE", "FLOAT", "HUGEINT", "INTEGER", "SMALLINT", "TINYINT")
@@ -21,6 +21,7 @@ _JSON: Final = msgspec.json.Encoder(decimal_format="number")
 def ask(
     place: str,
     options: Mapping[str, str],
+    catalog: Mapping[str, str],
     statement: str,
     *,
     as_json: bool,
@@ -31,10 +32,10 @@ def ask(
     """Query the tables of a folder or a URL, and print the result.
 
     Args:
-        options: of the object store.
+        options, catalog: of the object store, and of Iceberg tables there.
         threads, memory_bytes: DuckDB's limits.
     """
-    with query(_tables_in(place, options), statement, threads=threads, memory_bytes=memory_bytes) as result:
+    with query(tables_at(place, options, catalog), statement, threads=threads, memory_bytes=memory_bytes) as result:
         if as_json:
             for row in result.rows:
                 sys.stdout.buffer.write(_JSON.encode(dict(zip(result.columns, row, strict=True))) + b"\n")
@@ -45,15 +46,6 @@ def ask(
             writer.writerows([_text(value) for value in row] for row in result.rows)
         else:
             _show(result)
-
-
-def _tables_in(place: str, options: Mapping[str, str]) -> Tables:
-    if not options and ("://" not in place or place.lower().startswith("file://")):
-        return FolderTables(local_folder(place))
-    from walproxy.pipeline.lake.duck import LakeTables  # Its libraries take longer than a query of a folder.
-    from walproxy.pipeline.lake.location import LakeLocation
-
-    return LakeTables(LakeLocation.parse(place, options))
 
 
 def _show(result: Result) -> None:

@@ -6,15 +6,17 @@ import click
 import msgspec
 
 from safekeeper.base.logs import one_line
-from walproxy.pipeline.jobs.catalog import names_of_folder
+from walproxy.cli.pipeline_work.tables_at import tables_at
+from walproxy.pipeline.duck import Tables
 from walproxy.pipeline.jobs.report import make_report
 from walproxy.pipeline.jobs.report_html import write_page
-from walproxy.pipeline.jobs.report_input import look_for_tables, parse_position
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.pipeline.jobs.report_input import look_for_tables, names_at, parse_position
+
+__all__ = ["report_tables", "tables_at"]
 
 
 def report_tables(
-    tables: Path,
+    tables: Tables,
     output: Path | None,
     place: str | None,
     bounds: tuple[str | None, str | None],
@@ -24,18 +26,18 @@ def report_tables(
     threads: int | None,
     memory_bytes: int,
 ) -> None:
-    """Make the report of the tables in a folder, and write or print it.
+    """Make the report of tables, and write or print it.
 
     Args:
-        place: where names of relations come from, a file or a connection string, besides names.json of the folder.
+        place: where names of relations come from, a file or a connection string, besides names.json at the tables.
         bounds: where the report begins and ends, as they were written.
         threads, memory_bytes: DuckDB's limits.
     """
     positions = [parse_position(text) if text is not None else None for text in bounds]
-    folder = look_for_tables(local_folder(tables))
-    names = names_of_folder(folder.folder, place)
+    used = look_for_tables(tables)
+    names = names_at(tables, place)
     found = make_report(
-        folder, names, begin=positions[0], end=positions[1], top=top, threads=threads, memory_bytes=memory_bytes
+        used, names, begin=positions[0], end=positions[1], top=top, threads=threads, memory_bytes=memory_bytes
     )
     if output is not None:
         write_page(found, output)

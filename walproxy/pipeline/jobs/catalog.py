@@ -155,24 +155,6 @@ def open_names(place: str) -> RelationNames:
     return RelationNames(take_snapshot(place) if is_conninfo and not Path(place).exists() else read_snapshot(place))
 
 
-def names_of_folder(folder: Path, place: str | None) -> RelationNames:
-    """Return the names that `place` has, and for numbers that it lacks those of the file in the folder of the tables.
-
-    Args:
-        folder: with the file NAMES_FILE, or without.
-        place: see `open_names`; None: only the file.
-
-    Raises:
-        ConfigurationError, CatalogFailed: see `open_names`, `merge`.
-    """
-    path = folder / NAMES_FILE
-    given = open_names(place) if place is not None else RelationNames()
-    if not path.exists():
-        return given
-    kept = read_snapshot(path)
-    return RelationNames(merge([kept, given.snapshot]) if given.snapshot is not None else kept)
-
-
 # Files.
 
 
@@ -197,15 +179,26 @@ def read_snapshot(path: Path | str) -> Snapshot:
         ConfigurationError: there is none, or it is of another kind.
     """
     try:
-        snapshot = msgspec.json.decode(Path(path).read_bytes(), type=Snapshot)
+        content = Path(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(
             f"{path} cannot be read as a file of names: {error.strerror}; walproxy pipeline catalog creates one"
         ) from error
+    return parse_snapshot(content, str(path))
+
+
+def parse_snapshot(content: bytes, name: str) -> Snapshot:
+    """Return the snapshot that is the content of a file of this name.
+
+    Raises:
+        ConfigurationError: it is of another kind.
+    """
+    try:
+        snapshot = msgspec.json.decode(content, type=Snapshot)
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{path} is not a file of names of walproxy pipeline catalog: {error}") from error
+        raise ConfigurationError(f"{name} is not a file of names of walproxy pipeline catalog: {error}") from error
     if snapshot.format != _FORMAT:
-        raise ConfigurationError(f"{path} is a file of names of another version, {snapshot.format}: create it again")
+        raise ConfigurationError(f"{name} is a file of names of another version, {snapshot.format}: create it again")
     return snapshot
 
 

@@ -7,11 +7,12 @@ meanwhile, and readers go on that have begun less than `keep_s` ago.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
-from walproxy.pipeline.tables import TableFormat, find_tables, open_table
+from walproxy.pipeline.choices import TableFormat
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import find_names, open_lake_table
 from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction
 from walproxy.pipeline.tables.table import Removal
 
@@ -26,6 +27,7 @@ class Maintained(NamedTuple):
     """The maintenance of a table, done or planned.
 
     Attributes:
+        format: None if the table could not be opened.
         expired: former states and old parts of the log.
         orphans: files that no commit ever named.
         files, bytes: of the table afterwards.
@@ -33,7 +35,7 @@ class Maintained(NamedTuple):
     """
 
     name: str
-    format: TableFormat
+    format: TableFormat | None = None
     compaction: Compaction = Compaction()
     expired: Removal = Removal()
     orphans: Removal = Removal()
@@ -43,7 +45,7 @@ class Maintained(NamedTuple):
 
 
 def maintain(
-    folder: Path,
+    location: LakeLocation,
     names: Sequence[str] = (),
     *,
     target_bytes: int = TARGET_BYTES,
@@ -52,7 +54,7 @@ def maintain(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> list[Maintained]:
-    """Tidy up the tables of a folder. A table with a problem does not keep the others from being done.
+    """Tidy up the tables of a location. A table with a problem does not keep the others from being done.
 
     Args:
         names: which tables; none: all of them.
@@ -63,20 +65,21 @@ def maintain(
 
     Raises:
         ConfigurationError: there is no such table.
-        StorageFailed: the folder cannot be read.
+        StorageFailed, ArchiveError: the location cannot be read.
     """
-    found = {table.name: table.format for table in find_tables(folder)}
+    found = find_names(location)
     for name in names:
         if name not in found:
             there = f"it has {', '.join(found)}" if found else "it has none"
-            raise ConfigurationError(f"{folder} has no table {name!r}: {there}")
+            raise ConfigurationError(f"{location} has no table {name!r}: {there}")
     if not found:
-        raise ConfigurationError(f"{folder} has no tables")
+        raise ConfigurationError(f"{location} has no tables")
     done = []
     for name in names or found:
-        maintained = Maintained(name, found[name])
+        maintained = Maintained(name)
         try:
-            with open_table(folder, name, create=False) as table:
+            with open_lake_table(location, name) as table:
+                maintained = maintained._replace(format=table.format)
                 compaction = table.compact(
                     target_bytes,
                     dry_run=dry_run,

@@ -14,7 +14,7 @@ from duckdb import DuckDBPyConnection
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 from walproxy.html_page.units import bin_width_us
 from walproxy.pipeline.choices import REPORT_TOP
-from walproxy.pipeline.duck import FolderTables, connect
+from walproxy.pipeline.duck import connect
 from walproxy.pipeline.jobs import report_queries as queries
 from walproxy.pipeline.jobs import report_transactions as transaction_queries
 from walproxy.pipeline.jobs.catalog import RelationNames
@@ -68,7 +68,7 @@ def make_report(
         ConfigurationError: a table has other columns.
         StorageFailed, QueryFailed: DuckDB cannot read the tables.
     """
-    with connect(FolderTables(tables.folder), threads=threads, memory_bytes=memory_bytes) as connection:
+    with connect(tables.tables, threads=threads, memory_bytes=memory_bytes) as connection:
         found = _Findings(connection, read_tables(connection, tables), names, top)
         found.restrict(begin, end)
         return found.report()

@@ -1,16 +1,15 @@
-"""The input of a report: the tables of a folder, and the range of WAL in them."""
+"""The input of a report: tables, names of relations, and the range of WAL in them."""
 
 from datetime import datetime
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from duckdb import DuckDBPyConnection
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.pipeline.duck import FolderTables, add_views, identifier
+from walproxy.pipeline.duck import Tables, add_views, identifier
+from walproxy.pipeline.jobs.catalog import NAMES_FILE, RelationNames, merge, open_names, parse_snapshot
 from walproxy.pipeline.schemas import arrow_schema
-from walproxy.pipeline.tables import find_tables
 
 USED_TABLES: Final = (
     "records",
@@ -47,26 +46,26 @@ def parse_position(text: str) -> Position:
 
 
 class FoundTables(NamedTuple):
-    """Tables of a folder that a report can use."""
+    """Tables that a report can use."""
 
-    folder: Path
+    tables: Tables
     names: list[str]
 
 
-def look_for_tables(folder: Path) -> FoundTables:
+def look_for_tables(tables: Tables) -> FoundTables:
     """Return which tables there are.
 
     Raises:
         ConfigurationError: there are none.
-        StorageFailed: the folder cannot be read.
+        StorageFailed, ArchiveError: they cannot be read.
     """
-    names = [found.name for found in find_tables(folder) if found.name in USED_TABLES]
+    names = [name for name in tables.names() if name in USED_TABLES]
     if not names:
         raise ConfigurationError(
-            f"{folder} has none of the tables that a report needs ({', '.join(USED_TABLES)}): "
+            f"{tables} has none of the tables that a report needs ({', '.join(USED_TABLES)}): "
             "walproxy pipeline run writes them; correct --tables"
         )
-    return FoundTables(folder, names)
+    return FoundTables(tables, names)
 
 
 def read_tables(connection: DuckDBPyConnection, found: FoundTables) -> dict[str, str]:
@@ -74,8 +73,26 @@ def read_tables(connection: DuckDBPyConnection, found: FoundTables) -> dict[str,
 
     Raises:
         ConfigurationError: one has other columns.
-        StorageFailed: one cannot be read.
+        StorageFailed, ArchiveError: one cannot be read.
     """
     schemas = {name: arrow_schema(name) for name in found.names}
-    add_views(connection, FolderTables(found.folder), found.names, found.names, schemas)
+    add_views(connection, found.tables, found.names, found.names, schemas)
     return {name: identifier(name) for name in found.names}
+
+
+def names_at(tables: Tables, place: str | None) -> RelationNames:
+    """Return the names that `place` has, and for numbers that it lacks those of NAMES_FILE beside the tables.
+
+    Args:
+        place: see `open_names`; None: only the file.
+
+    Raises:
+        ConfigurationError, CatalogFailed: see `open_names`, `merge`.
+        StorageFailed, ArchiveError: the file cannot be read.
+    """
+    given = open_names(place) if place is not None else RelationNames()
+    content = tables.file(NAMES_FILE)
+    if content is None:
+        return given
+    kept = parse_snapshot(content, f"{tables}/{NAMES_FILE}")
+    return RelationNames(merge([kept, given.snapshot]) if given.snapshot is not None else kept)

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from safekeeper.base.errors import ArchiveUnavailable, ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.pipeline.choices import DEFAULT_TABLES, FOLDER_FORMAT, STORE_FORMAT, TableFormat
+from walproxy.pipeline.choices import DEFAULT_TABLES, FOLDER_FORMAT, TableFormat
 from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.jobs.table_files import FILES_SCHEMA, TablePart, TaskPlan, write_pieces
@@ -229,10 +229,10 @@ class _Job:
         path = self._input.log_path(self._options.tli)
         place = self.config.tables_at
         is_remote = place.folder is None
-        if is_remote:
+        if is_remote and not place.catalog:
             require_single_winner(place.store())
         self._folder.check(self._input, path)
-        table_format = self.config.format or (STORE_FORMAT if is_remote else FOLDER_FORMAT)
+        table_format = self.config.format or (None if is_remote else FOLDER_FORMAT)
         for name in self.config.tables:
             self._tables[name] = open_lake_table(place, name, table_format, arrow_schema(name))
         self._read_positions()

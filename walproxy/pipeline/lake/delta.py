@@ -9,18 +9,17 @@ one of two commits fails. In a folder it is a link; delta-rs syncs nothing there
 The table's description marks it as ours: delta-rs takes no property of its own for a new table.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.fs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
+from safekeeper.archive.objects import ObjectInfo
 from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.choices import TableFormat
@@ -28,15 +27,15 @@ from walproxy.pipeline.lake.errors import lake_error, lake_errors
 from walproxy.pipeline.lake.files import read_footer_of
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
-from walproxy.pipeline.tables.dataset import dataset_of
 from walproxy.pipeline.tables.delta_statistics import statistics_of
 from walproxy.pipeline.tables.delta_table import bounds_of
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, first_line, normal_schema
-from walproxy.pipeline.tables.table import Batch
+from walproxy.pipeline.tables.table import Batch, Removal
 
 _OURS: Final = "WAL as tables, written by walproxy"
 _PREFIX: Final = "walproxy."
+_LOG: Final = "_delta_log"
 
 
 class DeltaVersion(Version):
@@ -115,11 +114,20 @@ class DeltaLake(LakeTable[DeltaVersion]):
             return DeltaVersion(opened, self.location.store())
 
     def _commit(
-        self, version: DeltaVersion, batch: Batch | None, files: Sequence[StoredFile], properties: Mapping[str, str]
+        self,
+        version: DeltaVersion,
+        batch: Batch | None,
+        files: Sequence[StoredFile],
+        properties: Mapping[str, str],
+        removed: Sequence[LiveFile] = (),
     ) -> bool:
         now_ms = round(time.time() * 1000)
-        actions = [
-            AddAction(file.key, file.footer.bytes, {}, now_ms, True, statistics_of(file.footer)) for file in files
+        is_change = not removed  # Of the rows: a compaction keeps them.
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(file.path, is_change, now_ms, file.bytes, {}) for file in removed
+        ]
+        actions += [
+            AddAction(file.key, file.footer.bytes, {}, now_ms, is_change, statistics_of(file.footer)) for file in files
         ]
         metadata = {f"{_PREFIX}{name}": value for name, value in properties.items()}
         transactions = []
@@ -143,11 +151,50 @@ class DeltaLake(LakeTable[DeltaVersion]):
         self._sync(version.number + 1)
         return True
 
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+        retention = f"interval {math.ceil(keep_s)} seconds"
+        wanted = {"delta.logRetentionDuration": retention, "delta.deletedFileRetentionDuration": retention}
+        limit_s = time.time() - keep_s
+        store = self.location.store()
+        with lake_errors(f"remove old states of the table {self.location}", self.location):
+            dead = self._former_files(keep_s)
+            removed = self._removed([info for info in store.list() if info.key in dead], dry_run=dry_run)
+            entries = [info for info in store.list(_LOG) if info.key.endswith(".json")]
+            if dry_run:
+                gone = [info for info in entries if info.modified < limit_s]
+            else:
+                self._clean_log(wanted)
+                kept = {info.key for info in store.list(_LOG)}
+                gone = [info for info in entries if info.key not in kept]
+        return removed.plus(Removal(len(gone), sum(info.size for info in gone), len(gone)))
+
+    def _clean_log(self, wanted: Mapping[str, str]) -> None:
+        """Write a checkpoint, and remove entries of the log that are below it and old enough by these properties."""
+        table = self._load().table
+        if {name: table.metadata().configuration.get(name) for name in wanted} != wanted:
+            table.alter.set_table_properties(dict(wanted))
+            self._sync(table.version())
+        table = self._load().table
+        table.create_checkpoint()
+        self._sync(table.version())
+        table.cleanup_metadata()
+
+    def _former_files(self, age_s: float) -> set[str]:
+        """Return files that were part of the table, and have not been for that time, by the log."""
+        hours = math.ceil(age_s / 3600)
+        return set(self._load().table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=False))
+
+    def _orphans(self, stored: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        with lake_errors(f"clean the table {self.location}", self.location):
+            needed = {file.path for file in self.live_files()} | self._former_files(0)
+        # The log is removed by `expire`.
+        return [info for info in stored if info.key not in needed and not info.key.startswith(_LOG)]
+
     def _sync(self, number: int) -> None:
         """Put on disk what a commit of this version may have written, if the table is in a folder."""
         if self.location.folder is None:
             return
-        log = self.location.folder / "_delta_log"
+        log = self.location.folder / _LOG
         with storage_errors(f"sync the table {self.location}"):
             for path in (
                 log / f"{number:020d}.json",
@@ -158,13 +205,6 @@ class DeltaLake(LakeTable[DeltaVersion]):
                     sync_file(path)
             sync_folder(log)
             sync_folder(self.location.folder)
-
-    def dataset(self) -> ds.Dataset:
-        # delta-rs' own dataset would pass over files of other programs whose log lacks limits of a column.
-        files = self.live_files()
-        sizes = {file.path: file.bytes for file in files}
-        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
-        return dataset_of(files, self.schema, pyarrow.fs.PyFileSystem(handler))
 
 
 def _found(location: LakeLocation) -> DeltaTable | None:

@@ -10,10 +10,10 @@ import duckdb
 import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
-from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
-from walproxy.pipeline.lake.delta import DeltaLake
+from safekeeper.base.errors import ConfigurationError, ObjectMissing, StorageFailed, WalproxyError
 from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import find_lake_table, find_names
 from walproxy.pipeline.tables.parquet_files import normal_schema, schema_difference
 
 
@@ -27,16 +27,25 @@ class LakeTables(NamedTuple):
         return None
 
     def names(self) -> list[str]:
-        return [name for name in sorted(self.location.store().entries()[0]) if not name.startswith("_")]
+        return find_names(self.location)
 
     def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
-        table = DeltaLake.open(self.location.below(name))
+        place = self.location.below(name)
+        table = find_lake_table(place)
         if table is None:
-            raise ConfigurationError(f"{self.location.below(name)} has no Delta table")
-        difference = schema_difference(table.schema, normal_schema(schema)) if schema is not None else None
-        if difference is not None:
-            raise ConfigurationError(f"the table {self.location.below(name)} has other columns: {difference}")
-        connection.register(name, table.dataset())
+            way_out = "" if place.catalog else ": if it is an Iceberg table, set --iceberg-catalog"
+            raise ConfigurationError(f"{place} has no {'Iceberg' if place.catalog else 'Delta'} table{way_out}")
+        with table:
+            difference = schema_difference(table.schema, normal_schema(schema)) if schema is not None else None
+            if difference is not None:
+                raise ConfigurationError(f"the table {place} has other columns: {difference}")
+            connection.register(name, table.dataset())
+
+    def file(self, name: str) -> bytes | None:
+        try:
+            return self.location.store().get(name)
+        except ObjectMissing:
+            return None
 
     def failure(self, error: duckdb.Error) -> WalproxyError | None:
         failure = lake_error(error, f"read the tables in {self.location}", self.location)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from safekeeper.archive.store_errors import translated
@@ -34,7 +35,7 @@ def lake_errors(doing: str, location: LakeLocation) -> Iterator[None]:
         yield
     except WalproxyError:
         raise
-    except (DeltaError, OSError) as error:
+    except (DeltaError, OSError, pa.ArrowInvalid) as error:
         raise lake_error(error, doing, location) from error
 
 

@@ -69,10 +69,15 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def read_footer_of(store: ObjectStore, file: DataFile) -> Footer:
-    """Return the content of the footer of a stored file, whose size must be the given one.
+    """Return the content of the footer of a stored file, whose size must be the given one. See `read_end_of`."""
+    return read_end_of(store, file)[0]
+
+
+def read_end_of(store: ObjectStore, file: DataFile) -> tuple[Footer, bytes]:
+    """Return the content of the footer of a stored file, and the end of the file with it.
 
     Raises:
-        ConfigurationError: it is not there, has another size, or is not a Parquet file.
+        ConfigurationError: it is not there, has another size than the given one, or is not a Parquet file.
         ArchiveError: the store.
     """
     name = f"{store.url}/{file.path}"
@@ -82,7 +87,7 @@ def read_footer_of(store: ObjectStore, file: DataFile) -> Footer:
         tail = _tail(store, file, length)
     try:
         with pq.ParquetFile(pa.BufferReader(tail)) as parquet:
-            return footer_of(parquet.metadata, parquet.schema_arrow, file.bytes)
+            return footer_of(parquet.metadata, parquet.schema_arrow, file.bytes), tail
     except pa.ArrowInvalid as error:
         raise ConfigurationError(f"{name} is not a Parquet file, or is truncated: {first_line(error)}") from error
 

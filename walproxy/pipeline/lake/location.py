@@ -8,7 +8,7 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from safekeeper.archive.location import REQUEST_RETRIES, endpoint_is_plain, open_location
 from safekeeper.archive.objects import NO_OPTIONS
@@ -20,6 +20,7 @@ from walproxy.pipeline.tables.table_folder import local_folder
 _SCHEMES: Final = ("s3", "gs", "az")
 _TIMEOUT_S: Final = 30.0
 _STORES_MAX: Final = 64
+_SHOWN: Final = ("uri", "type", "name", "namespace", "warehouse")
 _NOT_FOR_DELTA: Final = "root_certificate"
 
 
@@ -29,13 +30,17 @@ class LakeLocation(NamedTuple):
     Attributes:
         url: an absolute path, or `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
         options: of the object store, by obstore's names.
+        catalog: of Iceberg tables in an object store, by pyiceberg's names (`catalog.py`); none: Delta tables.
     """
 
     url: str
     options: tuple[tuple[str, str], ...] = ()
+    catalog: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def parse(cls, text: str | Path, options: Mapping[str, str] = NO_OPTIONS) -> Self:
+    def parse(
+        cls, text: str | Path, options: Mapping[str, str] = NO_OPTIONS, catalog: Mapping[str, str] = NO_OPTIONS
+    ) -> Self:
         """Return the location that a path or a URL names. No request is sent.
 
         Raises:
@@ -45,6 +50,10 @@ class LakeLocation(NamedTuple):
         if "://" not in url or url.lower().startswith("file://"):
             if options:
                 raise ConfigurationError(f"tables in the folder {url} have no options: remove {', '.join(options)}")
+            if catalog:
+                raise ConfigurationError(
+                    f"Iceberg tables in the folder {url} have their catalog beside them: remove --iceberg-catalog"
+                )
             return cls(str(local_folder(url)))
         scheme = url.partition("://")[0].lower()
         if scheme not in _SCHEMES:
@@ -55,7 +64,8 @@ class LakeLocation(NamedTuple):
             raise ConfigurationError(f"{url} has a '%', which its libraries would decode: name another prefix")
         if _NOT_FOR_DELTA in map(str.lower, options):
             raise ConfigurationError(f"{url}: the option {_NOT_FOR_DELTA} is not supported for tables")
-        return cls(open_location(url, options, _TIMEOUT_S).url, tuple(sorted(options.items())))
+        opened = open_location(url, options, _TIMEOUT_S)
+        return cls(opened.url, tuple(sorted(options.items())), tuple(sorted(catalog.items())))
 
     @property
     def folder(self) -> Path | None:
@@ -91,7 +101,9 @@ class LakeLocation(NamedTuple):
     @property
     def secrets(self) -> list[str]:
         """What no message may contain."""
-        return secrets_of(dict(self.options))
+        password = unquote(urlsplit(dict(self.catalog).get("uri", "")).password or "")
+        hidden = {name: value for name, value in self.catalog if name not in _SHOWN}
+        return [*secrets_of(dict(self.options)), *secrets_of(hidden), *([password] if password else [])]
 
     def __str__(self) -> str:
         return self.url

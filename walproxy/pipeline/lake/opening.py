@@ -1,26 +1,34 @@
 """A table by its location and name, and which tables a location has.
 
-Tables in a folder are those of `walproxy/pipeline/tables`, in every format; tables in an object store are Delta tables.
+Tables in a folder are those of `walproxy/pipeline/tables`, in every format. Tables in an object store are Iceberg
+tables if the location has a catalog, otherwise Delta tables. pyiceberg, whose import takes two seconds, is imported
+only then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.choices import STORE_FORMAT, TableFormat
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.lake.delta import DeltaLake
 from walproxy.pipeline.lake.files import NewLakeFile
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables import After, DataFile, NewFile, open_table
-from walproxy.pipeline.tables.parquet_files import normal_schema, schema_difference
+from walproxy.pipeline.lake.table import LakeTable
+from walproxy.pipeline.tables import After, DataFile, NewFile, find_tables, open_table
+from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction
+from walproxy.pipeline.tables.parquet_files import LiveFile, normal_schema, schema_difference
+from walproxy.pipeline.tables.table import Removal
 from walproxy.pipeline.tables.table_folder import check_table_name
 
 
 class AppendedTable(Protocol):
-    """What a job needs of a table that it adds batches to, wherever it is. See `Table` and `LakeTable`."""
+    """A table that batches are added to, wherever it is. See `Table` and `LakeTable`."""
+
+    @property
+    def format(self) -> TableFormat: ...
 
     @property
     def name(self) -> str: ...
@@ -41,7 +49,21 @@ class AppendedTable(Protocol):
         after: After | None = None,
     ) -> bool: ...
 
+    def live_files(self) -> list[LiveFile]: ...
+
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table: ...
+
+    def compact(
+        self,
+        target_bytes: int = TARGET_BYTES,
+        *,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Compaction: ...
+
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal: ...
+
+    def remove_orphans(self, older_than_s: float, *, dry_run: bool = False) -> Removal: ...
 
     def close(self) -> None: ...
 
@@ -69,21 +91,61 @@ def open_lake_table(
     if location.folder is not None:
         return open_table(location.url, name, format, schema, create=schema is not None)
     check_table_name(name)
-    if format not in (None, STORE_FORMAT):
-        raise ConfigurationError(
-            f"tables in an object store have the format {STORE_FORMAT}, not {format}: leave --format out, or name a "
-            "folder"
-        )
+    _check_format(location, format)
     place = location.below(name)
-    table = DeltaLake.open(place, schema)
+    table = find_lake_table(place, schema)
     if table is None:
         raise ConfigurationError(f"{location} has no table {name!r}: create it by writing to it")
-    if schema is not None:
-        if not table.is_ours:
-            raise ConfigurationError(
-                f"{place} is a Delta table that another program made: name another folder or table"
-            )
-        difference = schema_difference(table.schema, normal_schema(schema))
-        if difference is not None:
-            raise ConfigurationError(f"the table {place} has other columns: {difference}; write to another table")
+    difference = schema_difference(table.schema, normal_schema(schema)) if schema is not None else None
+    if difference is not None:
+        table.close()
+        raise ConfigurationError(f"the table {place} has other columns: {difference}; write to another table")
     return table
+
+
+def find_lake_table(place: LakeLocation, schema: pa.Schema | None = None) -> LakeTable[Any] | None:
+    """Open the table at a place in an object store; None if there is none.
+
+    Args:
+        schema: make the table if it is not there, with these columns, to write to it.
+
+    Raises:
+        ConfigurationError: the format has no type for a column, or another program made the table that is to be
+            written.
+        ArchiveError, StorageFailed.
+    """
+    if place.catalog:
+        from walproxy.pipeline.lake.iceberg import IcebergLake
+
+        return IcebergLake.open(place, schema)
+    table = DeltaLake.open(place, schema)
+    if table is not None and schema is not None and not table.is_ours:
+        raise ConfigurationError(f"{place} is a Delta table that another program made: name another folder or table")
+    return table
+
+
+def find_names(location: LakeLocation) -> list[str]:
+    """Return the names of the tables of a location, sorted. Raises ConfigurationError, StorageFailed, ArchiveError."""
+    if location.folder is not None:
+        return [table.name for table in find_tables(location.folder)]
+    if location.catalog:
+        from walproxy.pipeline.lake.iceberg import table_names
+
+        return table_names(location)
+    return [name for name in sorted(location.store().entries()[0]) if not name.startswith("_")]
+
+
+def _check_format(location: LakeLocation, format: TableFormat | None) -> None:
+    if format == "iceberg" and not location.catalog:
+        raise ConfigurationError(
+            f"Iceberg tables in {location} need a catalog: set --iceberg-catalog to "
+            "uri=postgresql+psycopg://HOST/NAME, to uri=https://HOST (REST), or to name=NAME of ~/.pyiceberg.yaml, or "
+            "leave --format out for Delta"
+        )
+    if format == "delta" and location.catalog:
+        raise ConfigurationError(f"Delta tables in {location} have no catalog: remove --iceberg-catalog")
+    if format == "parquet":
+        raise ConfigurationError(
+            "tables in an object store have the format delta, or iceberg with --iceberg-catalog, not parquet: leave "
+            "--format out, or name a folder"
+        )

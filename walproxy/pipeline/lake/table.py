@@ -11,20 +11,35 @@ so that no lock is needed:
   them.
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs
+from deltalake.fs import DeltaStorageHandler
 
+from safekeeper.archive.objects import ObjectInfo
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
-from walproxy.pipeline.lake.files import NewLakeFile, read_footer_of
+from walproxy.pipeline.lake.errors import lake_errors
+from walproxy.pipeline.lake.files import NewLakeFile, read_end_of
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.tables.compaction import (
+    TARGET_BYTES,
+    Compaction,
+    Replacement,
+    compact,
+    merge,
+    order_column,
+    outcome_of,
+)
+from walproxy.pipeline.tables.dataset import dataset_of
 from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, schema_difference
 from walproxy.pipeline.tables.position import TableMoved
-from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, After, Batch
+from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, After, Batch, Removal
 
 _NAME_PARTS: Final = "/\\"
 
@@ -34,10 +49,12 @@ class StoredFile(NamedTuple):
 
     Attributes:
         key: within the table.
+        end: of the file, at least the footer.
     """
 
     key: str
     footer: Footer
+    end: bytes
 
 
 class Version(ABC):
@@ -80,17 +97,33 @@ class LakeTable(ABC, Generic[VersionT]):
 
     @abstractmethod
     def _commit(
-        self, version: VersionT, batch: Batch | None, files: Sequence[StoredFile], properties: Mapping[str, str]
+        self,
+        version: VersionT,
+        batch: Batch | None,
+        files: Sequence[StoredFile],
+        properties: Mapping[str, str],
+        removed: Sequence[LiveFile] = (),
     ) -> bool:
         """Make the next version: `version` with these files and this batch; it is durable.
+
+        Args:
+            removed: files of `version` that are not part of the next one, because `files` have their rows.
 
         Returns:
             False: there is a newer version by now, which may even be this one.
         """
 
-    @abstractmethod
     def dataset(self) -> ds.Dataset:
         """Return the newest version. A filter on columns with bounds opens only the files that can match."""
+        # delta-rs' own dataset would pass over files of other programs whose log lacks limits of a column.
+        files = self.live_files()
+        return dataset_of(files, self.schema, self._filesystem(files))
+
+    def _filesystem(self, files: Sequence[LiveFile]) -> pyarrow.fs.FileSystem:
+        """Return the table's files by their keys, for a reader of Arrow."""
+        sizes = {file.path: file.bytes for file in files}
+        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
+        return pyarrow.fs.PyFileSystem(handler)
 
     def new_file(self, stem: str = "part") -> NewLakeFile:
         """Return where a task writes a file; it can be sent to the task."""
@@ -163,19 +196,78 @@ class LakeTable(ABC, Generic[VersionT]):
             raise ConfigurationError(
                 f"{file.path} is not a new file of the table {self.location}: write to what new_file returns"
             )
-        footer = read_footer_of(self.location.store(), file)
+        footer, end = read_end_of(self.location.store(), file)
         difference = schema_difference(self.schema, footer.schema)
         if difference is not None:
             raise ConfigurationError(f"{file.path} does not fit the table {self.location}: {difference}")
         if footer.rows != file.rows:
             raise ConfigurationError(f"{file.path} has {footer.rows} rows, its task wrote {file.rows}: write it again")
-        return StoredFile(file.path, footer)
+        return StoredFile(file.path, footer, end)
 
     def discard(self, files: Sequence[DataFile]) -> None:
         """Remove files that are not to be committed; those that are part of the table are left."""
         if files:
             live = {file.path for file in self.live_files()}
             self.location.store().delete(file.path for file in files if file.path not in live)
+
+    def compact(
+        self,
+        target_bytes: int = TARGET_BYTES,
+        *,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Compaction:
+        """Put few large files in the place of many small ones. See `Table.compact`."""
+        files = self.live_files()
+        column = order_column(self.schema)
+        filesystem = self._filesystem(files)
+        with lake_errors(f"compact the table {self.location}", self.location):
+            return compact(
+                files,
+                target_bytes,
+                column,
+                lambda group: merge(group, self.new_file("compacted"), column, filesystem),
+                self._replaced,
+                dry_run=dry_run,
+                progress=progress,
+            )
+
+    def _replaced(self, replacements: Sequence[Replacement]) -> Compaction:
+        """Make the new files part of the table in the place of the old ones, in one step."""
+        checked = [self._checked(each.new) for each in replacements]
+        old = [file for each in replacements for file in each.old]
+        for _ in range(COMMIT_ATTEMPTS):
+            version = self._load()
+            if {file.path for file in old} - {file.path for file in version.live_files()}:
+                break  # Another compaction was faster: then these rows are in its files.
+            if self._commit(version, None, checked, {"operation": "compact"}, old):
+                return outcome_of(replacements)
+        self.discard([each.new for each in replacements])
+        return Compaction()
+
+    @abstractmethod
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+        """Remove what only versions need that are older than `keep_s`, and old parts of the log. See `Table.expire`."""
+
+    def remove_orphans(self, older_than_s: float, *, dry_run: bool = False) -> Removal:
+        """Remove files that no version names and that were stored more than `older_than_s` ago.
+
+        Tasks that were killed leave them. The age must exceed the time that the slowest batch takes.
+        """
+        # First list the existing files, then the needed ones: a commit in between only adds needed ones.
+        limit_s = time.time() - older_than_s
+        old = [info for info in self.location.store().list() if info.modified < limit_s]
+        return self._removed(self._orphans(old), dry_run=dry_run)
+
+    @abstractmethod
+    def _orphans(self, stored: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        """Return those of the objects that no version of the table, and no part of its log, needs."""
+
+    def _removed(self, objects: Sequence[ObjectInfo], versions: int = 0, *, dry_run: bool) -> Removal:
+        """Remove objects of the table; return what that is."""
+        if not dry_run:
+            self.location.store().delete(info.key for info in objects)
+        return Removal(len(objects), sum(info.size for info in objects), versions)
 
     def close(self) -> None:
         """Release what the table holds open. Closing twice is harmless."""

@@ -6,18 +6,25 @@ arrive in that order, so the files mostly only have to be concatenated, and then
 memory. Where their ranges overlap, all rows of one new file are sorted in memory.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from safekeeper.base.errors import StorageFailed
+from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.tables.disk import storage_errors
-from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, NewFile
+from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile
+
+if TYPE_CHECKING:
+    import pyarrow.fs
 
 TARGET_BYTES: Final = 128 << 20
+REPLACED_AT_ONCE_BYTES: Final = 1 << 30
+"""A compaction commits each time that it has merged this size: a failure later does not lose it."""
+
 _BATCH_ROWS: Final = 1 << 16
 
 
@@ -39,6 +46,72 @@ class Compaction(NamedTuple):
     def plus(self, other: "Compaction") -> "Compaction":
         """Return the sum of both."""
         return Compaction(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
+class Replacement(NamedTuple):
+    """A file that holds the rows of others."""
+
+    old: list[LiveFile]
+    new: DataFile
+
+
+class _NewFile(Protocol):
+    """Where a merged file is written: `NewFile`, `NewLakeFile`."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> DataFile | None: ...
+
+
+def compact(
+    files: Sequence[LiveFile],
+    target_bytes: int,
+    column: str | None,
+    merged: Callable[[Sequence[LiveFile]], DataFile],
+    replaced: Callable[[Sequence[Replacement]], Compaction],
+    *,
+    dry_run: bool,
+    progress: Callable[[int, int], None] | None,
+) -> Compaction:
+    """Merge small files of a table into large ones. See `Table.compact`.
+
+    Args:
+        files: of the table.
+        column: what its rows are sorted by.
+        merged: writes the rows of files into a new one.
+        replaced: commits new files in the place of old ones.
+
+    Raises:
+        ConfigurationError: the target size is not positive.
+    """
+    if target_bytes <= 0:
+        raise ConfigurationError(f"files of {target_bytes} bytes cannot be made")
+    groups = plan(files, target_bytes, column)
+    total = sum(file.bytes for group in groups for file in group)
+    done = Compaction()
+    pending: list[Replacement] = []
+    merged_bytes = 0
+    for group in groups:
+        if dry_run:
+            size, rows = sum(file.bytes for file in group), sum(file.rows for file in group)
+            done = done.plus(Compaction(len(group), 1, rows, size))
+            continue
+        pending.append(Replacement(group, merged(group)))
+        merged_bytes += sum(file.bytes for file in group)
+        if group is groups[-1] or sum(each.new.bytes for each in pending) >= REPLACED_AT_ONCE_BYTES:
+            done = done.plus(replaced(pending))
+            pending = []
+        if progress is not None:
+            progress(merged_bytes, total)
+    return done
+
+
+def outcome_of(replacements: Sequence[Replacement]) -> Compaction:
+    """Return the result of a compaction that has put new files in the place of old ones."""
+    old = [file for each in replacements for file in each.old]
+    rows, before = sum(file.rows for file in old), sum(file.bytes for file in old)
+    return Compaction(len(old), len(replacements), rows, before, sum(each.new.bytes for each in replacements))
 
 
 def order_column(schema: pa.Schema) -> str | None:
@@ -68,8 +141,16 @@ def _place(file: LiveFile, column: str | None) -> tuple[int, str]:
     return bounds[0] if bounds is not None else 0, file.path
 
 
-def merge(files: Sequence[LiveFile], new_file: NewFile, column: str | None) -> DataFile:
+def merge(
+    files: Sequence[LiveFile],
+    new_file: _NewFile,
+    column: str | None,
+    filesystem: "pyarrow.fs.FileSystem | None" = None,
+) -> DataFile:
     """Write the rows of the files into one new file, sorted by `column`.
+
+    Args:
+        filesystem: where the files are; None for the local one, whose errors are raised as those of this program.
 
     Raises:
         StorageFull, StorageFailed.
@@ -77,22 +158,28 @@ def merge(files: Sequence[LiveFile], new_file: NewFile, column: str | None) -> D
     rows = sum(file.rows for file in files)
     paths = [file.path for file in files]
     schema = new_file.schema
-    in_order = _is_in_order(paths, column)
-    merged = new_file.write(_in_order(paths, schema) if in_order else _sorted(paths, schema, str(column)))
+    rows_in_order = _in_order(paths, schema, filesystem)
+    if not _is_in_order(paths, column, filesystem):
+        rows_in_order = _sorted(rows_in_order, schema, str(column))
+    merged = new_file.write(rows_in_order)
     if merged is None or merged.rows != rows:
         found = 0 if merged is None else merged.rows
         raise StorageFailed(f"{len(files)} files from {paths[0]} on have {found} rows, {rows} by their table")
     return merged
 
 
-def _is_in_order(paths: Sequence[str], column: str | None) -> bool:
+def _reading(path: str, filesystem: "pyarrow.fs.FileSystem | None") -> contextlib.AbstractContextManager[None]:
+    return storage_errors(f"read {path}") if filesystem is None else contextlib.nullcontext()
+
+
+def _is_in_order(paths: Sequence[str], column: str | None, filesystem: "pyarrow.fs.FileSystem | None") -> bool:
     """Return whether the rows are sorted if the files are read one after the other."""
     if column is None:
         return True
     last = None
     for path in paths:
-        with storage_errors(f"read {path}"):
-            values = pq.read_table(path, columns=[column], partitioning=None)[column].combine_chunks()
+        with _reading(path, filesystem), pq.ParquetFile(path, filesystem=filesystem) as file:
+            values = file.read([column])[column].combine_chunks()
         if not len(values):
             continue
         if values.null_count or (last is not None and values[0].as_py() < last):
@@ -103,14 +190,16 @@ def _is_in_order(paths: Sequence[str], column: str | None) -> bool:
     return True
 
 
-def _in_order(paths: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _in_order(
+    paths: Sequence[str], schema: pa.Schema, filesystem: "pyarrow.fs.FileSystem | None"
+) -> Iterator[pa.RecordBatch]:
     for path in paths:
-        with storage_errors(f"read {path}"), pq.ParquetFile(path) as file:
+        with _reading(path, filesystem), pq.ParquetFile(path, filesystem=filesystem) as file:
             for batch in file.iter_batches(_BATCH_ROWS):
                 # Another program may have written the file, with views of strings for instance.
                 yield batch if batch.schema.equals(schema) else batch.cast(schema)
 
 
-def _sorted(paths: Sequence[str], schema: pa.Schema, column: str) -> Iterator[pa.RecordBatch]:
-    table = pa.Table.from_batches(_in_order(paths, schema), schema)
+def _sorted(rows: Iterator[pa.RecordBatch], schema: pa.Schema, column: str) -> Iterator[pa.RecordBatch]:
+    table = pa.Table.from_batches(rows, schema)
     yield from table.sort_by(column).to_batches(_BATCH_ROWS)

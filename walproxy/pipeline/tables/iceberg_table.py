@@ -16,6 +16,7 @@ Iceberg's metadata holds absolute paths: the folder cannot be moved.
 import contextlib
 import itertools
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -28,6 +29,7 @@ from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     NoSuchTableError,
     TableAlreadyExistsError,
+    ValidationError,
 )
 from pyiceberg.io.pyarrow import (
     UnsupportedPyArrowTypeException,
@@ -60,7 +62,7 @@ from walproxy.pipeline.tables.table import (
 CATALOG_FILE: Final = "iceberg.db"
 CATALOG_NAME: Final = "walproxy"
 NAMESPACE: Final = "wal"
-_BATCH_PROPERTY: Final = "walproxy.batch."
+BATCH_PROPERTY: Final = "walproxy.batch."
 _BUSY_TIMEOUT_S: Final = 60
 _LOOKED_INTO: Final = 20
 """Of this number of old snapshots, one is read to find files that are no longer needed."""
@@ -117,27 +119,27 @@ class IcebergTable(Table):
         with contextlib.suppress(NamespaceAlreadyExistsError, IntegrityError):
             catalog.create_namespace(NAMESPACE)
         with contextlib.suppress(TableAlreadyExistsError):
-            catalog.create_table(self._identifier, self.schema, location=str(self.folder), properties=_PROPERTIES)
+            catalog.create_table(self._identifier, self.schema, location=str(self.folder), properties=TABLE_PROPERTIES)
         sync_folder(self.folder.parent)
         return catalog.load_table(self._identifier)
 
     def last_batch(self, writer: str) -> int | None:
         with self._failures("read"):
-            return _last_batch(self._refreshed(), writer)
+            return last_batch_of(self._refreshed(), writer)
 
     def _append(self, batch: Batch | None, files: Sequence[CheckedFile], properties: dict[str, str]) -> bool | None:
         with self._failures("commit to"):
             table = self._refreshed()
             summary = {f"walproxy.{name}": value for name, value in properties.items()}
             if batch is not None:
-                if batch.is_in(_last_batch(table, batch.writer), self.folder):
+                if batch.is_in(last_batch_of(table, batch.writer), self.folder):
                     return False
                 summary |= {"walproxy.writer": batch.writer, "walproxy.batch": str(batch.number)}
             sync_folder(self._new_files)
             try:
                 with bound_transaction(table) as transaction:
                     if batch is not None:
-                        transaction.set_properties({f"{_BATCH_PROPERTY}{batch.writer}": str(batch.number)})
+                        transaction.set_properties({f"{BATCH_PROPERTY}{batch.writer}": str(batch.number)})
                     if files:
                         transaction.add_files([str(file.path) for file in files], summary, check_duplicate_files=False)
             except CommitFailedException:
@@ -172,14 +174,14 @@ class IcebergTable(Table):
         with self._failures("remove old states of"):
             for _ in range(COMMIT_ATTEMPTS):
                 table = self._refreshed()
-                old = _old_snapshots(table, keep_s)
+                old = old_snapshots(table, keep_s)
                 if not old:
                     return Removal()
                 gone = {snapshot.snapshot_id for snapshot in old}
-                kept = [snapshot for snapshot in _in_order(table) if snapshot.snapshot_id not in gone]
-                unneeded = self._files_of(table, _to_look_into(old, kept))
+                kept = [snapshot for snapshot in in_order(table) if snapshot.snapshot_id not in gone]
+                unneeded = self._files_of(table, to_look_into(old, kept))
                 unneeded.update(snapshot.manifest_list for snapshot in old)
-                unneeded -= self._files_of(table, kept[:1] if _is_linear(table) else kept)
+                unneeded -= self._files_of(table, kept[:1] if is_linear(table) else kept)
                 if not dry_run:
                     try:
                         transaction = _Transaction(table)
@@ -202,7 +204,7 @@ class IcebergTable(Table):
             ]
             table = self._refreshed()
             needed = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
-            snapshots = _in_order(table)
+            snapshots = in_order(table)
             # Mostly the newest snapshot needs them all, and the lists of the others need not be read.
             for some in (snapshots[-1:], snapshots):
                 needed |= self._files_of(table, some) | {snapshot.manifest_list for snapshot in snapshots}
@@ -272,7 +274,7 @@ class IcebergTable(Table):
         try:
             with storage_errors(f"{verb} the Iceberg table {self.folder}"):
                 yield
-        except (SQLAlchemyError, NoSuchTableError, ValueError) as error:
+        except (SQLAlchemyError, NoSuchTableError, *DAMAGE_ERRORS) as error:
             raise StorageFailed(f"could not {verb} the Iceberg table {self.folder}: {first_line(error)}") from error
 
 
@@ -308,7 +310,10 @@ def bound_transaction(table: PyIcebergTable) -> Iterator[Transaction]:
     transaction.commit_transaction()
 
 
-_PROPERTIES: Final[dict[str, str]] = {
+DAMAGE_ERRORS: Final = (ValidationError, ValueError, TypeError, EOFError, LookupError, zlib.error)
+"""What pyiceberg raises when it reads metadata or a manifest that is damaged."""
+
+TABLE_PROPERTIES: Final[dict[str, str]] = {
     "commit.manifest-merge.enabled": "true",
     "commit.retry.num-retries": "0",  # A commit is tried again by us, after a look at what the other writer did.
     "write.metadata.delete-after-commit.enabled": "true",
@@ -332,13 +337,14 @@ def open_catalog(folder: Path) -> SqlCatalog:
         return SqlCatalog(CATALOG_NAME, **properties)
 
 
-def _in_order(table: PyIcebergTable) -> list[Snapshot]:
+def in_order(table: PyIcebergTable) -> list[Snapshot]:
+    """Return the snapshots of a table in the order in which they were committed."""
     return sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0)
 
 
-def _old_snapshots(table: PyIcebergTable, keep_s: float) -> list[Snapshot]:
+def old_snapshots(table: PyIcebergTable, keep_s: float) -> list[Snapshot]:
     """Return the snapshots that have not been the newest one for that time, and those beyond what can be kept."""
-    snapshots = _in_order(table)
+    snapshots = in_order(table)
     limit_ms = (time.time() - keep_s) * 1000
     young = next(
         (n for n, successor in enumerate(snapshots[1:]) if successor.timestamp_ms >= limit_ms), len(snapshots) - 1
@@ -348,13 +354,13 @@ def _old_snapshots(table: PyIcebergTable, keep_s: float) -> list[Snapshot]:
     return [snapshot for snapshot in old if snapshot.snapshot_id not in named]
 
 
-def _is_linear(table: PyIcebergTable) -> bool:
+def is_linear(table: PyIcebergTable) -> bool:
     """Return whether each snapshot follows the one before it: then what a later one does not need never comes back."""
-    pairs = itertools.pairwise(_in_order(table))
+    pairs = itertools.pairwise(in_order(table))
     return len(table.refs()) <= 1 and all(after.parent_snapshot_id == before.snapshot_id for before, after in pairs)
 
 
-def _to_look_into(old: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Snapshot]:
+def to_look_into(old: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Snapshot]:
     """Return those of the old snapshots whose manifests are read to find files that are no longer needed.
 
     Reading a list of 100 manifests takes 25 ms. Those before a change that removed files name all that it removed.
@@ -372,6 +378,7 @@ def _to_look_into(old: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Sna
     ]
 
 
-def _last_batch(table: PyIcebergTable, writer: str) -> int | None:
-    value = table.properties.get(f"{_BATCH_PROPERTY}{writer}")
+def last_batch_of(table: PyIcebergTable, writer: str) -> int | None:
+    """Return the number of the writer's last batch in a table, None if there is none."""
+    value = table.properties.get(f"{BATCH_PROPERTY}{writer}")
     return int(value) if value is not None else None

@@ -20,7 +20,15 @@ import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
-from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction, merge, order_column, plan
+from walproxy.pipeline.tables.compaction import (
+    TARGET_BYTES,
+    Compaction,
+    Replacement,
+    compact,
+    merge,
+    order_column,
+    outcome_of,
+)
 from walproxy.pipeline.tables.disk import storage_errors
 from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, NewFile, read_footer, schema_difference
 from walproxy.pipeline.tables.position import TableMoved, require_position
@@ -32,8 +40,6 @@ COMMIT_ATTEMPTS: Final = 50
 """Attempts of a commit, if other writers are faster each time."""
 
 _STEM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_REPLACED_AT_ONCE_BYTES: Final = 1 << 30
-"""A compaction commits each time that it has merged this size: a failure later does not lose it."""
 
 
 class CheckedFile(NamedTuple):
@@ -293,29 +299,18 @@ class Table(ABC):
         Raises:
             StorageFull, StorageFailed.
         """
-        if target_bytes <= 0:
-            raise ConfigurationError(f"files of {target_bytes} bytes cannot be made")
         column = order_column(self.schema)
-        groups = plan(self.live_files(), target_bytes, column)
-        total = sum(file.bytes for group in groups for file in group)
-        done = Compaction()
-        pending: list[Replacement] = []
-        merged_bytes = 0
-        for group in groups:
-            if dry_run:
-                size, rows = sum(file.bytes for file in group), sum(file.rows for file in group)
-                done = done.plus(Compaction(len(group), 1, rows, size))
-                continue
-            pending.append(Replacement(group, merge(group, self.new_file("compacted"), column)))
-            merged_bytes += sum(file.bytes for file in group)
-            if group is groups[-1] or sum(each.new.bytes for each in pending) >= _REPLACED_AT_ONCE_BYTES:
-                done = done.plus(self._replaced(pending))
-                pending = []
-            if progress is not None:
-                progress(merged_bytes, total)
-        return done
+        return compact(
+            self.live_files(),
+            target_bytes,
+            column,
+            lambda group: merge(group, self.new_file("compacted"), column),
+            self._replaced,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
-    def _replaced(self, replacements: Sequence["Replacement"]) -> Compaction:
+    def _replaced(self, replacements: Sequence[Replacement]) -> Compaction:
         """Make the new files part of the table in the place of the old ones, in one step."""
         with storage_errors(f"compact the table {self.folder}"):
             checked = [self._checked(each.new) for each in replacements]
@@ -324,9 +319,7 @@ class Table(ABC):
                 if {file.path for file in old} - {file.path for file in self.live_files()}:
                     break  # Another compaction was faster: then these rows are in its files.
                 if self._replace(old, checked):
-                    new = [each.new for each in replacements]
-                    rows, before = sum(file.rows for file in old), sum(file.bytes for file in old)
-                    return Compaction(len(old), len(new), rows, before, sum(file.bytes for file in new))
+                    return outcome_of(replacements)
             self.discard([each.new for each in replacements])
             return Compaction()
 
@@ -370,13 +363,6 @@ class Table(ABC):
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
-
-
-class Replacement(NamedTuple):
-    """A file that holds the rows of others."""
-
-    old: list[LiveFile]
-    new: DataFile
 
 
 def remove_files(paths: Iterable[Path], *, dry_run: bool = False) -> Removal:

@@ -84,8 +84,8 @@ def local_folder(url_or_folder: str | Path) -> Path:
         parts = urlsplit(text)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
             raise ConfigurationError(
-                f"a folder of this machine or a shared one is needed here, not {text}: only `run` and `query` use "
-                "object stores"
+                f"a folder of this machine or a shared one is needed here, not {text}: `run`, `query`, `report` and "
+                "`maintain` use object stores"
             )
         text = unquote(parts.path)
     if not text:

@@ -60,6 +60,16 @@ def test_what_is_not_a_location_is_refused_in_one_line(text: str, options: dict[
     assert "secret" not in str(caught.value)
 
 
+def test_a_catalog_is_of_an_object_store_and_its_password_is_secret() -> None:
+    catalog = {"uri": "postgresql+psycopg://me:very%20secret@db1/lake", "token": "a token", "namespace": "main"}
+    location = LakeLocation.parse("s3://bucket/lake", {"region": "us-east-1"}, catalog)
+    assert dict(location.below("records").catalog) == catalog
+    assert pickle.loads(pickle.dumps(location)) == location
+    assert location.secrets == ["a token", "very secret"]
+    with pytest.raises(ConfigurationError, match="/lake have their catalog beside them: remove --iceberg-catalog"):
+        LakeLocation.parse("/lake", {}, catalog)
+
+
 def test_delta_gets_the_options_of_the_store_and_http_only_for_an_endpoint_without_tls() -> None:
     assert LakeLocation.parse("/lake").delta_options() is None
     secure = REMOTE.delta_options()

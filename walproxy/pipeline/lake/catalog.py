@@ -1,0 +1,130 @@
+"""Iceberg's catalogs for tables in object stores, and their errors as errors of ours, in one line.
+
+A table of Iceberg is what its catalog names, and a commit is the catalog's: it replaces the name of the table's
+metadata if it is still the one that was read. So the store needs no conditional puts, and a catalog must be given.
+pyiceberg has them: SQL, REST, Glue. Options are pyiceberg's (`uri`, `type`, `warehouse`, `token` ...),
+completed by what it finds in `.pyiceberg.yaml` and the environment under the catalog's name; `name` and `namespace`
+are ours.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import (
+    BadRequestError,
+    CommitFailedException,
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchPropertyException,
+    NoSuchTableError,
+    NotInstalledError,
+    OAuthError,
+    RESTError,
+    UnauthorizedError,
+    ValidationException,
+)
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from safekeeper.archive.store_errors import reason_of
+from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError, StorageFailed, WalproxyError
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.tables.iceberg_table import CATALOG_NAME, DAMAGE_ERRORS, NAMESPACE
+
+FILES: Final = "walproxy.pipeline.lake.iceberg_files.StoreFiles"
+STORE_OPTIONS: Final = "walproxy.store-options"
+"""The property of the catalog, in memory only, that has the store's options for `StoreFiles`."""
+
+_OURS: Final = ("name", "namespace")
+_REFUSED: Final = (BadRequestError, ForbiddenError, OAuthError, UnauthorizedError)
+CATALOG_ERRORS: Final = (
+    SQLAlchemyError,
+    RESTError,
+    CommitFailedException,
+    ValidationException,
+    NoSuchTableError,
+    NoSuchNamespaceError,
+    OSError,  # Those of `requests` are such errors.
+    *DAMAGE_ERRORS,
+)
+
+
+def namespace_of(location: LakeLocation) -> str:
+    """Return the namespace of the tables of a location."""
+    return dict(location.catalog).get("namespace", NAMESPACE)
+
+
+def open_catalog(location: LakeLocation) -> Catalog:
+    """Open the catalog of a location, which must have one. The caller closes it.
+
+    Raises:
+        ConfigurationError: its options do not describe a catalog.
+        ArchiveUnavailable, ArchiveRefused, StorageFailed: see `catalog_errors`.
+    """
+    options = dict(location.catalog)
+    name = options.get("name", CATALOG_NAME)
+    properties: dict[str, str | None] = {
+        "pool_pre_ping": "true",  # A database that was restarted meanwhile must not fail a commit.
+        "init_catalog_tables": "false",  # Done here: pyiceberg would leave its connections open if it fails.
+        **{key: value for key, value in options.items() if key not in _OURS},
+        "py-io-impl": FILES,
+        STORE_OPTIONS: json.dumps(dict(location.options)),
+    }
+    with catalog_errors("open the catalog", location):
+        try:
+            catalog = load_catalog(name, **properties)
+        except (ArgumentError, NoSuchPropertyException, NotInstalledError, ImportError, ValueError) as error:
+            raise ConfigurationError(f"--iceberg-catalog: {_reason(error, location)}") from error
+        if isinstance(catalog, SqlCatalog):
+            try:
+                _create_tables(catalog)
+            except BaseException:
+                catalog.close()
+                raise
+        return catalog
+
+
+def _create_tables(catalog: SqlCatalog) -> None:
+    """Create the tables of a SQL catalog if it has none. Raises SQLAlchemyError."""
+    try:
+        catalog.create_tables()
+    except SQLAlchemyError:
+        catalog.create_tables()  # Two processes created them at once: they exist now.
+
+
+@contextlib.contextmanager
+def catalog_errors(doing: str, location: LakeLocation) -> Iterator[None]:
+    """Turn what pyiceberg raises in the block into one line: "could not `doing`: reason".
+
+    Raises:
+        ArchiveUnavailable: the catalog does not reply, or reports a temporary error.
+        ArchiveRefused: an operator must correct it.
+        StorageFailed: the table cannot be read or written.
+    """
+    try:
+        yield
+    except WalproxyError:
+        raise
+    except CATALOG_ERRORS as error:
+        raise catalog_error(error, doing, location) from error
+
+
+def catalog_error(error: Exception, doing: str, location: LakeLocation) -> WalproxyError:
+    """Return the error that stands for one of pyiceberg or of a catalog. See `catalog_errors`."""
+    reason = f"could not {doing}: {_reason(error, location)}"
+    if isinstance(error, NoSuchTableError | NoSuchNamespaceError):
+        return StorageFailed(f"could not {doing}: its catalog no longer has it")
+    if isinstance(error, _REFUSED):
+        return ArchiveRefused(f"{reason}: correct the catalog's options")
+    if isinstance(error, SQLAlchemyError | RESTError | OSError):
+        return ArchiveUnavailable(f"{reason} (reply of its catalog)")
+    return StorageFailed(reason)
+
+
+def _reason(error: Exception, location: LakeLocation) -> str:
+    # SQLAlchemy adds the statement and a link.
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return reason_of(Exception(str(cause)), location.secrets)
