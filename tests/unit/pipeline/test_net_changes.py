@@ -40,6 +40,13 @@ def test_the_last_change_of_a_row_counts() -> None:
     assert found.rows == {(b"1",): (b"1", b"b", b"x"), (b"2",): None, (b"3",): None}
 
 
+@pytest.mark.parametrize(("relation", "key"), [(TABLE, (0,)), (KEYLESS, ())])
+def test_an_insert_without_a_value_cannot_be_applied(relation: bytes, key: tuple[int, ...]) -> None:
+    # An update by which the row comes to satisfy a row filter is sent as an insert, and lacks what is out of line.
+    with pytest.raises(RemoteProtocolError, match=r"the insert of public\.t at 0/50 cannot be applied: a value"):
+        net(built.insert(1, "1", "a", UNSENT), relation=relation, key=key)
+
+
 def test_an_update_of_the_key_removes_the_old_row() -> None:
     found = net(built.update(1, ["2", "b", "x"], key=["1", None, None]))
     assert found.rows == {(b"1",): None, (b"2",): (b"2", b"b", b"x")}

@@ -16,10 +16,11 @@ from walproxy.pipeline.cdc.apply.fingerprint import Column, Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
 from walproxy.pipeline.cdc.apply.job_file import KnownTable
 from walproxy.pipeline.cdc.apply.net_columns import combine
+from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.apply.target import Target
 from walproxy.pipeline.cdc.changes import Change, Changes, RowsByRelation
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type
-from walproxy.pipeline.cdc.messages import Relation
+from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
 from walproxy.pipeline.cdc.pgoutput import decode
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.server import SourceRefused
@@ -332,6 +333,24 @@ def test_rows_with_values_that_were_not_sent_are_left_with_all_their_changes() -
     assert combine([built.insert(1, "1", "a", "x"), built.update(1, ["1", "a", UNSENT])], 3, ()) is None
 
 
+def test_a_long_chain_of_keys_from_a_value_that_was_not_sent_is_left_to_the_reference() -> None:
+    first = built.update(1, ["0", "b", UNSENT], key=["1", None, None])
+    for length, is_left in [(4, False), (100, True)]:
+        chain = [built.update(1, [str(n), "b", "x"], key=[str(n + 1), None, None]) for n in range(1, length)]
+        assert (combine([first, *chain], 3, (0,)) is None) is is_left
+
+
+def test_what_is_held_is_counted_with_what_combining_it_costs() -> None:
+    narrow = rows_of(INSERTED, INSERTED)
+    assert narrow.size == 2 * len(INSERTED)
+    assert narrow.held_bytes == narrow.size + 2 * (130 + 50 * 3)
+
+
+def test_a_message_without_a_whole_oid_is_cut_short() -> None:
+    with pytest.raises(NotUnderstood, match="cut short"):
+        rows_of(INSERTED, b"I")
+
+
 def test_rows_without_a_key_are_only_added() -> None:
     assert combine([INSERTED, INSERTED], 3, ()) is not None
     assert combine([INSERTED, built.delete(1, before=["1", None, None])], 3, ()) is None
@@ -351,8 +370,9 @@ def rows_of(*messages: bytes, source: Source = SOURCES[0]) -> RowsByRelation:
     ("message", "error"),
     [
         (built.insert(1, None, "a", "x"), RemoteProtocolError),
-        (built.insert(1, "1", "a"), RemoteProtocolError),
-        (INSERTED[:-1], RemoteProtocolError),
+        (built.insert(1, "1", "a", UNSENT), RemoteProtocolError),
+        (built.insert(1, "1", "a"), NotUnderstood),
+        (INSERTED[:-1], NotUnderstood),
         (built.insert(1, "1", b"a", "x"), SourceRefused),
         (built.insert(1, "one", "a", "x"), BadValue),
         (built.insert(1, "1", "a", "x").replace(b"x", b"\xff"), SourceRefused),
@@ -396,3 +416,26 @@ def test_numbers_are_those_of_the_transaction_where_tables_take_turns() -> None:
     ]
     assert (first.end_sequence, truncate.sequence, last.parts[0].place(0)[1]) == (3, 3, 4)
     assert [change.sequence for change in first.parts[0].changes()] == [0, 2]
+
+
+def test_a_label_that_is_no_text_is_refused_in_one_line() -> None:
+    target, _ = target_of(SOURCES[0])
+    target._labels = {"a": {"a"}}
+    target.take_rows(rows_of(built.insert(1, "1", "a", "x").replace(b"a", b"\xff")).parts[0])
+    with pytest.raises(SourceRefused, match="label"):
+        target.flush(Position(200, 0))
+
+
+def test_a_table_is_copied_again_for_what_cannot_be_applied_and_not_for_what_is_not_understood() -> None:
+    target, table = target_of(SOURCES[0])
+    tables = cast(Tables, None)
+    with pytest.raises(NotUnderstood), Tables._copied_instead(tables, target):
+        raise NotUnderstood("it is cut short")
+    assert target.copy_reason is None
+    target.take_rows(rows_of(INSERTED).parts[0])
+    with Tables._copied_instead(tables, target):
+        raise SourceRefused("a reason")
+    assert target.copy_reason == "a reason"
+    target.copy_reason = None
+    assert not target.flush(Position(200, 0)), "what was held is gone"
+    assert table.rows == []

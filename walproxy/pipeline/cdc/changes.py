@@ -5,7 +5,7 @@ Changes of rows may come together, and not decoded (Rows); they leave as Changed
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
@@ -15,6 +15,7 @@ from walproxy.pipeline.cdc.messages import (
     Insert,
     LogicalMessage,
     Message,
+    NotUnderstood,
     Relation,
     Rows,
     Truncate,
@@ -25,6 +26,13 @@ from walproxy.pipeline.cdc.pgoutput import VERSIONS, decode
 from walproxy.pipeline.cdc.transactions import Sent
 
 Kind = Literal["insert", "update", "delete", "truncate", "message"]
+
+
+_OID_BYTES: Final = 4
+# Measured: inserts into five short columns take 16 times the bytes of their messages, updates of a hundred columns with
+# their old rows 39 times.
+_MESSAGE_BYTES: Final = 130
+_VALUE_BYTES: Final = 50
 
 
 class Change(NamedTuple):
@@ -123,6 +131,12 @@ class RowsByRelation(NamedTuple):
     end_sequence: int
     size: int
 
+    @property
+    def held_bytes(self) -> int:
+        """About what it costs to hold them and to combine them by columns."""
+        counts = ((len(part.indices), len(part.relation.columns)) for part in self.parts)
+        return self.size + sum(count * (_MESSAGE_BYTES + _VALUE_BYTES * columns) for count, columns in counts)
+
 
 class Changes:
     """Turns what `committed` yields into changes: by iteration over all of it, or with `take`, one after the other.
@@ -177,7 +191,10 @@ class Changes:
         first_sequence = 0 if rows.end_lsn is not None else self._sequence
         found = []
         for oid, indices in _by_relation(items).items():
-            relation = self._relation(int.from_bytes(oid), items[indices[0]][0])
+            lsn, data = items[indices[0]]
+            if len(oid) < _OID_BYTES:
+                decode(data, lsn=lsn, version=VERSIONS[-1])  # says that it is cut short
+            relation = self._relation(int.from_bytes(oid), lsn)
             partition = _partition_of(relation, self._described) if indices[0] == 0 else None
             found.append(ChangedRows(rows, relation, indices, first_sequence, partition))
         if items:
@@ -224,7 +241,7 @@ def _change_of_row(
 
 def _check(relation: Relation, lsn: Lsn, values: Tuple | None) -> None:
     if values is not None and len(values) != len(relation.columns):
-        raise RemoteProtocolError(
+        raise NotUnderstood(
             f"the slot sent a row of {relation.schema}.{relation.name} at {format_lsn(lsn)} with {len(values)} "
             f"columns, the table has {len(relation.columns)}"
         )

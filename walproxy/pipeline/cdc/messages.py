@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
+from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn
 
 
@@ -106,6 +107,10 @@ class Delete(NamedTuple):
     relation: int
     key: Tuple | None
     before: Tuple | None
+
+
+class NotUnderstood(RemoteProtocolError):
+    """A message of the plugin is not understood. It is not one table's problem."""
 
 
 class Rows(NamedTuple):

@@ -17,7 +17,6 @@ import struct
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.messages import (
     UNCHANGED,
@@ -31,6 +30,7 @@ from walproxy.pipeline.cdc.messages import (
     Insert,
     LogicalMessage,
     Message,
+    NotUnderstood,
     Origin,
     Prepare,
     Relation,
@@ -184,7 +184,7 @@ def commit_of(data: bytes) -> Commit | None:
 
 
 def _refuse(data: bytes, lsn: Lsn, reason: str) -> NoReturn:
-    raise RemoteProtocolError(
+    raise NotUnderstood(
         f"the message of pgoutput at {format_lsn(lsn)} is not understood: {reason} ({len(data)} bytes, "
         f"{data[:16].hex()}): this version of walproxy may be too old for the server"
     )

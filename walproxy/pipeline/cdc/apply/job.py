@@ -392,7 +392,7 @@ class ApplyJob:
                         count += self.tables.take(target, part)
                         is_taken = True
                 if is_taken:
-                    held_bytes += change.size
+                    held_bytes += change.size if isinstance(change, Change) else change.held_bytes
                 # Only here: the changes of one part have numbers between those of another.
                 if held_bytes >= self._options.memory_bytes:
                     self._flush(Position(change.transaction.commit_lsn, end_sequence))

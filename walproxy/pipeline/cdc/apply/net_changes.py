@@ -41,7 +41,8 @@ class NetChanges:
         """Take the next change.
 
         Raises:
-            RemoteProtocolError: it cannot be: an update or delete without a key, or of a row that is gone.
+            RemoteProtocolError: it cannot be: an update or delete without a key, or of a row that is gone, or an
+                insert without a value.
         """
         self.size += change.size
         if change.kind == "truncate":
@@ -59,6 +60,9 @@ class NetChanges:
 
     def _insert(self, change: Change) -> None:
         assert change.after is not None  # by pgoutput.decode
+        if UNCHANGED in change.after:
+            # Of an update by which the row comes to satisfy a row filter: PostgreSQL sends an insert.
+            raise self._impossible(change, "a value that is stored out of line was not sent")
         if self._key:
             self._put(self._key_of(change, change.after), change.after, None)
         else:

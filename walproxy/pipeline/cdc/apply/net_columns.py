@@ -32,6 +32,8 @@ _LEAST_BYTES: Final = _ROW_AT + 2
 _PADDING: Final = b"\0" * 8
 """What is read beyond the end of a message that is cut short is in here, or in the next message."""
 
+_LINKS_MAX: Final = 8
+
 _TEXT_BYTES_MAX: Final = (1 << 31) - 1
 """Of one column in an array of Arrow."""
 
@@ -153,20 +155,27 @@ def combine(messages: Sequence[bytes], column_count: int, key: Sequence[int]) ->
     for values in columns:
         is_left |= is_row & (values.kinds == _UNCHANGED)
     if np.any(is_left):
-        last = last[~_with_their_rows(is_left, message_of, numbers)]
+        left = _with_their_rows(is_left, message_of, numbers)
+        if left is None:
+            return None
+        last = last[~left]
     stays = comes[last]
     return NetColumns(data, columns, message_of[last[stays]], keys, last[~stays], np.flatnonzero(is_left))
 
 
-def _with_their_rows(is_left: _Flags, message_of: _Numbers, numbers: _Numbers) -> _Flags:
-    """Mark in `is_left` also all messages that share a key with one that is marked; return the marks of the keys."""
+def _with_their_rows(is_left: _Flags, message_of: _Numbers, numbers: _Numbers) -> _Flags | None:
+    """Mark in `is_left` also all messages that share a key with one that is marked; return the marks of the keys.
+
+    An update of a key ties two keys together. None if chains of them are too long: each link costs a look at all.
+    """
     marked = np.zeros(int(numbers.max()) + 1, np.bool_)
-    before: int = -1
-    while before != np.count_nonzero(is_left):  # An update of a key ties two keys together.
-        before = int(np.count_nonzero(is_left))
+    for _ in range(_LINKS_MAX):
+        before = np.count_nonzero(is_left)
         marked[numbers[is_left[message_of]]] = True
         is_left[message_of[marked[numbers]]] = True
-    return marked
+        if before == np.count_nonzero(is_left):
+            return marked
+    return None
 
 
 def _key_numbers(data: bytes, keys: Sequence[_Values]) -> _Numbers:

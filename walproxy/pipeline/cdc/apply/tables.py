@@ -25,7 +25,7 @@ from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined
 from walproxy.pipeline.cdc.apply.target import Target, fields_of, known_of
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type
-from walproxy.pipeline.cdc.messages import Relation
+from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
 from walproxy.pipeline.cdc.publication import TableName, base_type
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_value
@@ -352,10 +352,12 @@ class Tables:
         """Copy a table again if it does not take its changes in the block; if that fails too, it is quarantined."""
         try:
             yield
+        except NotUnderstood:
+            raise  # A copy would not help: the next change is not understood either.
         except _TABLE_ERRORS as error:
             if isinstance(error, BadValue):
                 self._keeps_as_text(target.table, error)
-            target.copy_reason = str(error)
+            target.must_be_copied(str(error))
 
     def _end_quarantine(self, table: TableName) -> None:
         self._problems.pop(table, None)

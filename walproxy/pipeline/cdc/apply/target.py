@@ -189,6 +189,11 @@ class Target:
         elif is_current:
             self.copy_reason = "its rows were rewritten"
 
+    def must_be_copied(self, reason: str) -> None:
+        """Take no changes any more, and hold none."""
+        self.copy_reason = reason
+        self._begin_anew()
+
     def take(self, change: Change) -> None:
         """Take the next change, unless the table has it.
 
@@ -399,8 +404,8 @@ class Target:
     def _check_labels(self, column: str, values: Iterable[Value]) -> None:
         """See that the type of a column has these labels still. Raises SourceRefused."""
         for value in set(values):
-            if isinstance(value, bytes) and value.decode() not in self._labels[column]:
-                raise SourceRefused(f"its column {column} had the label {value.decode()!r}, which its type has not")
+            if isinstance(value, bytes) and (label := value.decode(errors="replace")) not in self._labels[column]:
+                raise SourceRefused(f"its column {column} had the label {label!r}, which its type has not")
 
     def _keys(self, keys: Sequence[Key]) -> pa.Table:
         schema = pa.schema([self._schema.field(name) for name in self.known.key])
