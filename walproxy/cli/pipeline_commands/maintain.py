@@ -8,7 +8,7 @@ import click
 from safekeeper.base import logs
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED
 from walproxy.cli.parameters import DURATION, SIZE
-from walproxy.cli.pipeline_commands.tables_options import lake_options
+from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,6 +26,7 @@ from walproxy.cli.pipeline_commands.tables_options import lake_options
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @lake_options
+@iceberg_catalog
 def maintain(
     place: str,
     names: tuple[str, ...],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.pipeline_commands.tables_options import lake_options, limits
+from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options, limits
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -16,6 +16,7 @@ from walproxy.cli.pipeline_commands.tables_options import lake_options, limits
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @limits
 @lake_options
+@iceberg_catalog
 def query(
     sql: str | None,
     tables: str,

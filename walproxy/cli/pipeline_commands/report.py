@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.pipeline_commands.tables_options import lake_options, limits
+from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options, limits
 from walproxy.pipeline.choices import REPORT_TOP
 
 
@@ -23,6 +23,7 @@ from walproxy.pipeline.choices import REPORT_TOP
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @limits
 @lake_options
+@iceberg_catalog
 def report(
     tables: str,
     output: Path | None,

@@ -8,7 +8,7 @@ import click
 from safekeeper.base import logs
 from safekeeper.base.lsn import Lsn
 from walproxy.cli.parameters import DURATION, KEY_VALUES, LSN, SIZE
-from walproxy.cli.pipeline_commands.tables_options import lake_options
+from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
 from walproxy.pipeline.choices import DEFAULT_TABLES, TABLE_FORMATS, TableFormat
 
 
@@ -106,6 +106,7 @@ def _settings(
     help="Settings of the archive's store, by obstore's names, e.g. endpoint and region.",
 )
 @lake_options
+@iceberg_catalog
 def run(
     source: str,
     to: str,

@@ -25,22 +25,25 @@ def limits(command: _Command) -> _Command:
 
 
 def lake_options(command: _Command) -> _Command:
-    """Give a command the options `lake_options` and `iceberg_catalog`, mappings."""
-    store = click.option(
+    """Give a command the option `lake_options`, a mapping."""
+    return click.option(
         "--lake-options",
         default="",
         metavar="KEY=VALUE,...",
         callback=_key_values,
         help="Settings of the tables' store, by obstore's names, e.g. endpoint and region.",
-    )
-    catalog = click.option(
+    )(command)
+
+
+def iceberg_catalog(command: _Command) -> _Command:
+    """Give a command the option `iceberg_catalog`, a mapping."""
+    return click.option(
         "--iceberg-catalog",
         default="",
         metavar="KEY=VALUE,...",
         callback=_key_values,
         help="Catalog of Iceberg tables in an object store, by pyiceberg's names, e.g. uri, and its namespace.",
-    )
-    return store(catalog(command))
+    )(command)
 
 
 def _key_values(context: click.Context, parameter: click.Parameter, text: str) -> Mapping[str, str]:
