@@ -58,6 +58,8 @@ class SparkCluster:
         return (
             "spark.executor.memory=512m",
             f"spark.executor.extraJavaOptions={self._java_options}",
+            # A driver that is killed would write its archive of classes, and hold the lock meanwhile.
+            f"spark.driver.extraJavaOptions={self._java_options}",
             "spark.driver.host=127.0.0.1",
             "spark.log.level=INFO",
         )
@@ -80,6 +82,10 @@ class SparkCluster:
         return sum(
             log.read_text(errors="replace").count("Running task ") for log in self.work(number).glob("*/*/stderr")
         )
+
+    def jobs(self) -> int:
+        """Return how many jobs the master has accepted."""
+        return self._log("master").read_text(errors="replace").count("Registered app ")
 
     def kill(self, number: int) -> None:
         """Kill a worker with its executors."""

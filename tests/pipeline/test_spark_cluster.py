@@ -11,9 +11,10 @@ from tests.integration.faulty_relay import FaultyRelay, first
 from tests.integration.object_stores import MotoServer, Server
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.spark_cluster import SparkCluster
-from tests.pipeline.test_run import process
+from tests.pipeline.test_run import next_event, process
 from tests.unit.wal_builder import MIB
 from tests.unit.wal_places import ArchiveMaker
+from tests.waiting import wait_for
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import open_lake_table
 
@@ -92,4 +93,25 @@ def test_a_worker_that_is_killed_while_its_tasks_write_costs_no_record_and_doubl
         assert len(events) > SEGMENTS // 2
         assert len(tasks) == 2 and all(tasks), "both workers had tasks before"
         assert cluster.tasks(1) > tasks[1] + 1, "the other worker went on"
+    job.assert_each_record_is_there_once()
+
+
+@pytest.mark.nightly
+def test_a_job_continues_after_the_death_of_its_driver_and_waits_for_a_worker_when_all_are_dead(
+    moto: Server, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, moto, "driver")
+    with SparkCluster(tmp_path, workers=2) as cluster, FaultyRelay(moto.endpoint) as relay:
+        options = job.options(cluster, relay)
+        with process(job.archive.place.url, job.tables.url, *options) as killed:
+            assert next_event(killed)["event"] == "batch"
+            killed.kill()
+        cluster.kill(0)
+        cluster.kill(1)
+        with process(job.archive.place.url, job.tables.url, *options, "--once") as run:
+            wait_for(lambda: cluster.jobs() == 2 or run.poll() is not None, "the second job begins", END_TIMEOUT_S)
+            cluster.add(2)
+            _, errors = run.communicate(timeout=END_TIMEOUT_S)
+        assert (run.returncode, errors) == (0, "")
+        assert cluster.tasks(2)
     job.assert_each_record_is_there_once()
