@@ -190,7 +190,7 @@ class Target:
             self.copy_reason = "its rows were rewritten"
 
     def must_be_copied(self, reason: str) -> None:
-        """Take no changes any more, and hold none."""
+        """Take no further changes, and hold none."""
         self.copy_reason = reason
         self._begin_anew()
 
