@@ -561,7 +561,12 @@ class Acceptor(AcceptorLog):
         # Also true if no member retains the WAL that follows this log.
         is_behind = self.flush_lsn < message.base_lsn
         if message.history != self.control.history or not self.control.wal_begin_lsn or is_behind:
-            refusal = yield from self._adopt(message)
+            try:
+                refusal = yield from self._adopt(message)
+            except StorageFull:
+                # Nothing is written, also not in the name of the leader that was followed, before this is repeated.
+                self._forget_leader()
+                raise
             if refusal is not None:
                 yield from self._refuse(connection, *refusal)
                 return

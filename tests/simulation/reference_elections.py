@@ -4,6 +4,7 @@ Part of the reference of the acceptor (reference_acceptor.py).
 """
 
 from safekeeper.acceptor.effects import Close, Send, TruncateWal
+from safekeeper.base.errors import StorageFull
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
@@ -215,7 +216,11 @@ class Elections(AcceptorState):
         control = self.control
         is_another_log = message.history != control.history or control.wal_begin_lsn == 0
         if is_another_log or self.flush_lsn < message.base_lsn:
-            refusal = yield from self.adopt(message)
+            try:
+                refusal = yield from self.adopt(message)
+            except StorageFull:
+                self._follow_nobody()  # 5.5
+                raise
             if refusal is not None:
                 yield from self._refuse(connection, refusal)
                 return

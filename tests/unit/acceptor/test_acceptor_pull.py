@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from safekeeper.acceptor.effects import Effect, Send, ServeRead, WriteWal
+from safekeeper.acceptor.effects import Effect, ResetWal, Send, ServeRead, WriteWal
 from safekeeper.base.errors import InvariantViolation, StorageFull
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
@@ -17,7 +17,18 @@ from safekeeper.consensus.messages import (
     RefusalCode,
     VoteRequest,
 )
-from tests.unit.acceptor.test_acceptor import BASE, CLUSTER, MEMBERS, P1, P2, Bench, elected, following, member
+from tests.unit.acceptor.test_acceptor import (
+    BASE,
+    CLUSTER,
+    MEMBERS,
+    P1,
+    P2,
+    SEGMENT,
+    Bench,
+    elected,
+    following,
+    member,
+)
 
 SOURCES = (PullSource(2, "two:2"),)
 END = BASE + 1000
@@ -142,6 +153,19 @@ def test_a_full_disk_ends_the_pull_with_the_reason() -> None:
         pulled(bench, 100, b"a" * 10)
     assert bench.effects[-1] == Send(1, PullEnded(P1, 1, BASE + 100, "no space"))
     assert bench.acceptor.pull is None and bench.acceptor.write_lsn == BASE + 100
+
+
+def test_nothing_is_pulled_into_a_log_that_was_to_begin_anew_when_the_disk_was_full() -> None:
+    bench = pulling()
+    bench.full = ResetWal
+    skip = elected(P1, (1, BASE, 1), base_lsn=BASE + 2 * SEGMENT, settled_lsn=BASE + 2 * SEGMENT)
+    assert bench.tell(skip).code is RefusalCode.STORAGE_FULL
+    bench.full = None
+    assert bench.acceptor.write_lsn == 0 and bench.acceptor.leader is None
+    assert bench.run(bench.acceptor.pulled(P1, 0, b"a" * 10)) == []
+    bench.greet(2)
+    answer = bench.tell(skip, connection=2)
+    assert isinstance(answer, AppendResponse) and answer.flush_lsn == BASE + 2 * SEGMENT
 
 
 def test_heartbeats_may_begin_anywhere_in_what_was_pulled_and_bytes_may_not() -> None:
