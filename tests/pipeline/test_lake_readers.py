@@ -236,11 +236,13 @@ def test_tables_that_follow_are_equal_in_every_reader(
     run_apply(options, once=True)
     empty.run(*CHANGES)
     run_apply(options, once=True)
-    compare(empty, options.folder, table_format, "kinds")
+    folder = options.location.folder
+    assert folder is not None
+    compare(empty, options.location, table_format, "kinds")
     for name in ("kinds", "log"):
-        expected = rows_here(options.folder, table_format, parse_table(name))
+        expected = rows_here(options.location, table_format, parse_table(name))
         if table_format == "delta":
-            readers = delta_readers(str(options.folder / f"public.{name}"), spark)
+            readers = delta_readers(str(folder / f"public.{name}"), spark)
         else:
-            readers = iceberg_readers(options.folder, ("public", name), spark)
+            readers = iceberg_readers(folder, ("public", name), spark)
         assert_equal(expected, readers)

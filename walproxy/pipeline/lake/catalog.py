@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.exceptions import (
     BadRequestError,
     CommitFailedException,
@@ -89,10 +89,13 @@ def open_catalog(location: LakeLocation) -> Catalog:
 
 def _create_tables(catalog: SqlCatalog) -> None:
     """Create the tables of a SQL catalog if it has none. Raises SQLAlchemyError."""
-    try:
-        catalog.create_tables()
-    except SQLAlchemyError:
-        catalog.create_tables()  # Two processes created them at once: they exist now.
+    for _ in SqlCatalogBaseTable.metadata.tables:
+        try:
+            catalog.create_tables()
+            return
+        except SQLAlchemyError:
+            continue  # Another process has created one of them at the same time, and perhaps not yet the next one.
+    catalog.create_tables()
 
 
 @contextlib.contextmanager
