@@ -17,6 +17,7 @@ from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Load, wait_for
 from tests.integration.object_stores import Place
 from tests.integration.restore_fixtures import make_runnable, owner
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
+from walproxy.recovery.prefetched import FOLDER as PREFETCH_FOLDER
 
 RECOVERY_S = 60.0
 
@@ -50,6 +51,8 @@ def restored(
                 RECOVERY_S,
             )
             yield server
+            # It removes its folder when it sees that recovery has ended: not beside the removal of all below.
+            wait_for(lambda: not (server.pg_wal / PREFETCH_FOLDER).exists(), "the prefetcher has cleaned up")
     finally:
         shutil.rmtree(target)
 
