@@ -74,7 +74,7 @@ class Progress:
         adopted: whether it has adopted the term's history, on any connection; then its flush_lsn counts.
         sent_lsn, write_lsn, flush_lsn: the end of the WAL that was sent to it, that it has received, and that is
             durable there. Without a connection, what it had only received does not count: write_lsn is flush_lsn.
-        last_begin_lsn: the start of the last append that was sent to it from the window.
+        last_begin_lsn: the start of the last append with WAL that was sent to it.
         adopted_lsn: the end of its log in its answer to `Elected` on this connection.
         wal_begin_lsn: the first byte of WAL that it retains, as it has reported in this term; 0 before.
         skipped_to_lsn: while SKIPPING, the base_lsn of the `Elected` that was sent again.

@@ -125,6 +125,7 @@ class Replication(Liveness):
             )
         progress.fetch_allowed_at = max(now, progress.fetch_allowed_at) + size / self._timing.catchup_bytes_per_s
         self._mark_sent(progress, now)
+        progress.last_begin_lsn = progress.sent_lsn
         progress.sent_lsn += size
         self._out.append(SendMessage(safekeeper_id, self._append(response.begin_lsn, now, response.payload)))
         self._send_wal(safekeeper_id, progress, now)
@@ -216,10 +217,10 @@ class Replication(Liveness):
         if progress.state is not State.STREAMING:
             return
         begin_lsn, end_lsn = progress.sent_lsn, self.received_lsn
-        if end_lsn - begin_lsn < APPEND_BYTES_MAX:
+        if self.window_begin_lsn <= begin_lsn and end_lsn - begin_lsn < APPEND_BYTES_MAX:
             if progress.write_lsn < progress.last_begin_lsn:
                 return  # Its next answer calls this again.
-            if self.window_begin_lsn <= begin_lsn < end_lsn <= progress.write_lsn + IN_FLIGHT_BYTES_MAX:
+            if begin_lsn < end_lsn <= progress.write_lsn + IN_FLIGHT_BYTES_MAX:
                 # The usual case, what the loop below does for one append.
                 progress.last_sent_at = now
                 progress.sent_commit_lsn = self.commit_lsn

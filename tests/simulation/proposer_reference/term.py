@@ -83,6 +83,7 @@ class ReferenceTerm(TermState):
         expect(message.begin_lsn == member.sent_lsn < end_lsn, "7.2: fetched WAL does not continue what was sent")
         expect(end_lsn <= self.window_begin_lsn, "6.1: WAL is fetched that the window holds")
         self._sent_header(message, now)
+        member.last_begin_lsn = message.begin_lsn
         _sent_to(member, message, end_lsn)
 
     def _follower(self, safekeeper_id: int) -> Member:

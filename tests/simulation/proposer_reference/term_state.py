@@ -41,7 +41,7 @@ class Member:
         follows: whether it has answered the last `Elected` (5.8).
         has_adopted: whether it has adopted the term, on this connection or before (7.7).
         sent_lsn, write_lsn, flush_lsn: see 7.5, 7.7.
-        last_begin_lsn: where the last append with WAL of the window begins.
+        last_begin_lsn: where the last append with WAL begins.
         adopted_end_lsn: the end of its log when it adopted the term.
         wal_begin_lsn: where its WAL begins, as reported on this connection; 0 before.
         skips_to_lsn: the base_lsn of the `Elected` by which it skips WAL, 0 if it does not.

@@ -271,6 +271,21 @@ def test_a_fetched_append_is_followed_by_the_next_request_and_an_answer_to_it_is
     assert progress.fetch is not None and progress.fetch.request_id == fetch.request_id + 1
 
 
+def test_wal_that_comes_waits_while_what_was_fetched_is_not_received() -> None:
+    table = lagging()
+    table.tick()
+    for begin in (10, 30):
+        fetch = table.leadership.members[3].fetch
+        assert fetch is not None
+        table.leadership.on_read_response(2, ReadResponse(fetch.request_id, START + begin, bytes(20)), table.now)
+        table.leadership.window_begin_lsn = START + 50
+        table.take()
+    table.receives(START + 101)
+    assert table.appends(3) == []
+    table.acks(3, START + 30)
+    assert table.appends(3) == [(50, 101)]
+
+
 # Pulls.
 
 
