@@ -24,6 +24,11 @@ class Clock:
         self._scheduled += 1
         heappush(self._heap, (self.now + delay_s, self._scheduled, event, args))
 
+    def at(self, time_s: float, event: Callable[..., None], *args: Any) -> None:
+        """Run `event(*args)` at a time: two events at the same one in this order, whenever each was scheduled."""
+        self._scheduled += 1
+        heappush(self._heap, (time_s, self._scheduled, event, args))
+
     def soon(self, event: Callable[..., None], *args: Any) -> None:
         """Run `event(*args)` at this instant, after what was scheduled for it before."""
         self._scheduled += 1

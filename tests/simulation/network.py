@@ -26,12 +26,18 @@ _END = object()
 
 
 class Connection:
-    """One connection. Its number is never used again; `closed` says whose receiver does not listen any more."""
+    """One connection. Its number is never used again; `closed` says whose receiver does not listen any more.
+
+    Attributes:
+        flight: what was sent each way and has not arrived, in order.
+        due: how many of these could have arrived, if that way were not held.
+    """
 
     __slots__ = (
         "broken",
         "closed",
-        "held",
+        "due",
+        "flight",
         "is_let_go",
         "last_at",
         "number",
@@ -53,7 +59,8 @@ class Connection:
         self.closed = [False, False]
         self.last_at = [0.0, 0.0]
         self.is_let_go = False
-        self.held: tuple[deque[Any], deque[Any]] = (deque(), deque())
+        self.flight: tuple[deque[Any], deque[Any]] = (deque(), deque())
+        self.due = [0, 0]
 
 
 class Network:
@@ -98,18 +105,22 @@ class Network:
             return
         if self.uses_wire and message is not _END:
             message = self._through_wire(way, message)
-        held = connection.held[way]
-        if held or ((self.blocked or connection.is_let_go) and self._is_held(connection, way)):
-            held.append(message)
-            return
-        now, last_at = self._clock.now, connection.last_at
-        arrives_at = now + self._rng.random() * self.delay_s
+        connection.flight[way].append(message)
+        if connection.due[way] or ((self.blocked or connection.is_let_go) and self._is_held(connection, way)):
+            connection.due[way] += 1
+        else:
+            self._let_arrive(connection, way)
+
+    def _let_arrive(self, connection: Connection, way: int) -> None:
+        """Let the next one arrive some time, after those before it."""
+        last_at = connection.last_at
+        arrives_at = self._clock.now + self._rng.random() * self.delay_s
         if way == TO_PROXY:
             arrives_at += self.answers_later_s()
         if arrives_at < last_at[way]:
             arrives_at = last_at[way]
         last_at[way] = arrives_at
-        self._clock.after(arrives_at - now, self._arrive, connection, way, message)
+        self._clock.at(arrives_at, self._arrive, connection, way)
 
     def _is_held(self, connection: Connection, way: int) -> bool:
         if connection.is_let_go and way == TO_SAFEKEEPER:
@@ -138,8 +149,8 @@ class Network:
 
     def _arrive_late(self, connection: Connection) -> None:
         connection.is_let_go = False
-        self.late_words += max(0, len(connection.held[TO_SAFEKEEPER]) - 1)
-        self._send_held(connection, TO_SAFEKEEPER)
+        self.late_words += max(0, connection.due[TO_SAFEKEEPER] - 1)
+        self._let_due_arrive(connection, TO_SAFEKEEPER)
 
     def break_connection(self, connection: Connection, silent: bool) -> None:
         """Lose what is in flight. Unless it is silent, each side hears of it some time, if it can be reached."""
@@ -156,25 +167,27 @@ class Network:
         self.blocked.discard((proxy_name, safekeeper_id, way))
         for connection in list(self.connections.values()):
             if connection.proxy.name == proxy_name and connection.safekeeper.id == safekeeper_id:
-                self._send_held(connection, way)
+                self._let_due_arrive(connection, way)
 
-    def _send_held(self, connection: Connection, way: int) -> None:
-        late = list(connection.held[way])
-        connection.held[way].clear()
-        for message in late:
-            self.send(connection, way, message)
+    def _let_due_arrive(self, connection: Connection, way: int) -> None:
+        if connection.broken or ((self.blocked or connection.is_let_go) and self._is_held(connection, way)):
+            return
+        due, connection.due[way] = connection.due[way], 0
+        for _ in range(due):
+            self._let_arrive(connection, way)
 
     def unblock_all(self) -> None:
         """Heal every partition."""
         for blocked in sorted(self.blocked):
             self.unblock(*blocked)
 
-    def _arrive(self, connection: Connection, way: int, message: Any) -> None:
+    def _arrive(self, connection: Connection, way: int) -> None:
         if connection.broken:
             return
         if (self.blocked or connection.is_let_go) and self._is_held(connection, way):
-            connection.held[way].append(message)
+            connection.due[way] += 1
             return
+        message = connection.flight[way].popleft()
         if message is _END:
             connection.broken = True
             del self.connections[connection.number]

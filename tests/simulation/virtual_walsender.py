@@ -183,7 +183,7 @@ class WalSender:
         """Let something arrive after all that was sent that way before."""
         clock = self.proxy.world.clock
         self._last_at[way] = max(self._last_at[way], clock.now + self.proxy.delay_s())
-        clock.after(self._last_at[way] - clock.now, arrive, *what)
+        clock.at(self._last_at[way], arrive, *what)
 
     # ------------------------------------------------------------------ what the primary sends
 

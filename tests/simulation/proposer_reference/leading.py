@@ -89,7 +89,7 @@ class Leading(ReferenceRun):
     def _take_elected(self, term: ReferenceTerm, safekeeper_id: int, folder: Identity) -> None:
         sent = [message for to, message in self._sent(Elected) if to == safekeeper_id]
         expect(len(sent) == 1, "5.2: safekeeper {} is sent Elected {} times, not once", safekeeper_id, len(sent))
-        term.sent_elected(safekeeper_id, folder, sent[0])
+        term.sent_elected(safekeeper_id, folder, sent[0], self._now)
 
     def _follow_term(self, now: float) -> None:
         """7.12, 7.13, 6.4."""

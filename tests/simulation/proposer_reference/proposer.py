@@ -185,7 +185,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         safekeeper_id, message = action.safekeeper_id, action.message
         if isinstance(message, Elected):
             if safekeeper_id not in self._welcomed:
-                self._leading().sent_elected(safekeeper_id, None, message)
+                self._leading().sent_elected(safekeeper_id, None, message, self._now)
         elif isinstance(message, AppendRequest):
             self._leading().sent_fetched(safekeeper_id, message, self._now)
         elif isinstance(message, ReadRequest):
@@ -225,8 +225,11 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         member = self.term.members.get(action.safekeeper_id) if self.term is not None else None
         if member is not None and member.pull is not None and not member.pull.sources:
             return True  # The end of a pull is not confirmed.
+        timeout_s = self.config.timing.response_timeout_s
+        if member is not None and not member.follows and self._now - member.elected_at > timeout_s:
+            return True  # `Elected` is not answered, although messages before it were.
         peer = self.roster.peers[action.safekeeper_id]
-        return self._now - peer.answered_at > self.config.timing.response_timeout_s
+        return self._now - peer.answered_at > timeout_s
 
     def _require(self, event: str, arguments: tuple[Any, ...]) -> None:
         """What must have been done at the end of the event."""

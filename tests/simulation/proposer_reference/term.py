@@ -28,7 +28,7 @@ ARCHIVER_GONE_S, ARCHIVER_PROBLEM_S, ARCHIVER_STALL_S = 5.0, 10.0, 60.0
 class ReferenceTerm(TermState):
     """The leader of one term: its state, and what it sends."""
 
-    def sent_elected(self, safekeeper_id: int, folder: Identity | None, message: Elected) -> None:
+    def sent_elected(self, safekeeper_id: int, folder: Identity | None, message: Elected, now: float) -> None:
         """`Elected`, to a safekeeper that has greeted (`folder`), or to one that is to skip WAL (6.1)."""
         expected = self.elected_for(safekeeper_id)
         if folder is not None:
@@ -54,6 +54,7 @@ class ReferenceTerm(TermState):
             expect(member.sent_lsn < base_lsn, "6.1: a member skips WAL to a position that it has")
             member.follows, member.skips_to_lsn = False, base_lsn
         _same(message, expected)
+        member.elected_at = now
         member.told_commit_lsn = self.commit_lsn
         member.told_generation = self.membership.generation
 

@@ -38,6 +38,7 @@ class Member:
     Attributes:
         folder: its data folder.
         is_connected: whether `Elected` was sent on a connection that is open.
+        elected_at: when the last `Elected` was sent.
         follows: whether it has answered the last `Elected` (5.8).
         has_adopted: whether it has adopted the term, on this connection or before (7.7).
         sent_lsn, write_lsn, flush_lsn: see 7.5, 7.7.
@@ -57,6 +58,7 @@ class Member:
 
     folder: Identity
     is_connected: bool = True
+    elected_at: float = 0.0
     follows: bool = False
     has_adopted: bool = False
     sent_lsn: int = 0
