@@ -1,36 +1,43 @@
-"""Real object stores on loopback, as archives: a local folder, moto's S3 server, and rclone serving a folder as S3.
+"""Real object stores on loopback: a local folder, moto's S3 server, rclone serving a folder as S3, and SeaweedFS.
 
     with MotoServer() as server:
         place = server.place("cluster")         # what an operator would configure
         store = ObjectStore.open(place.url, options=place.options)      # with place.environment set
 
-The three differ where stores in the field differ. moto checks no signature and honours If-None-Match. rclone checks
-signatures and ignores If-None-Match without a word. A folder has no server at all.
+They differ where stores in the field differ. moto checks no signature and honours If-None-Match. rclone checks
+signatures and ignores If-None-Match without a word. SeaweedFS checks and honours both, and is for tables. A folder has
+no server at all.
 
 `write`, `read`, `keys` and `remove` go behind the archive's back, into the folder or past the client library: that is
 how a test makes a torn upload, rots a bit or finds out what is really there. Keys are relative to the place.
 """
 
 import abc
+import json
 import re
+import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 import xml.etree.ElementTree as xml
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 _DEADLINE_S = 60.0
+_POLL_S = 0.05
 _BUCKET = "archive"
 _LIST_NAMESPACE = {"s3": "http://s3.amazonaws.com/doc/2006-03-01/"}
 
@@ -259,14 +266,7 @@ class RcloneServer(LocalFolder):
             says=r"Starting s3 server on \[(http://[\d.]+:\d+)/\]",
         )
         self.endpoint = self._program.endpoint
-        self._client = S3Store(
-            _BUCKET,
-            endpoint=self.endpoint,
-            region="us-east-1",
-            access_key_id=ACCESS_KEY,
-            secret_access_key=SECRET_KEY,
-            client_options={"allow_http": True},
-        )
+        self._client = _s3_client(self.endpoint)
 
     def close(self) -> None:
         self._program.close()
@@ -280,6 +280,90 @@ class RcloneServer(LocalFolder):
 
     def remove(self, prefix: str, key: str) -> None:
         self._client.delete(f"{prefix}/{key}")
+
+
+class SeaweedServer(Server):
+    """SeaweedFS, a program in Go: signatures are checked, conditions of puts are honoured."""
+
+    name = "seaweedfs"
+    conditional_puts = True
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="walproxy-test-")
+        folder = Path(self._folder.name)
+        identity = {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}
+        identities = [{"name": "test", "credentials": [identity], "actions": ["Admin"]}]
+        (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+        ports = _free_ports(8)
+        named = ("master.port", "volume.port", "filer.port", "s3.port")
+        listening = [f"-{name}{suffix}={next(ports)}" for name in named for suffix in ("", ".grpc")]
+        try:
+            self._program = _Program(
+                *(str(Path(sysconfig.get_path("scripts")) / "weed"), "-logtostderr", "server", f"-dir={folder}"),
+                *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-master.telemetry=false", *listening),
+                *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", f"-s3.config={folder / 's3.json'}"),
+                *(f"-filer.localSocket={folder / 'filer'}", f"-s3.localSocket={folder / 's3'}"),
+                *("-master.volumeSizeLimitMB=64", "-volume.max=100"),
+                says=r"Start Seaweed S3 API Server .* at http port (\d+)",
+            )
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        self.endpoint = f"http://127.0.0.1:{self._program.endpoint}"
+        self._client = _s3_client(self.endpoint)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Return when the parts of the server have found each other: then an object can be stored."""
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            try:
+                self._client.put("started", b"1")
+                return
+            except BaseError:
+                if time.monotonic() > deadline:
+                    self.close()
+                    raise
+                time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        self._program.close()
+        self._folder.cleanup()
+
+    def place(self, prefix: str, endpoint: str = "") -> Place:
+        return _s3_place(prefix, endpoint or self.endpoint)
+
+    def write(self, prefix: str, key: str, content: bytes) -> None:
+        self._client.put(f"{prefix}/{key}", content)
+
+    def read(self, prefix: str, key: str) -> bytes:
+        return bytes(self._client.get(f"{prefix}/{key}").bytes())
+
+    def remove(self, prefix: str, key: str) -> None:
+        self._client.delete(f"{prefix}/{key}")
+
+    def keys(self, prefix: str) -> list[str]:
+        found = [info["path"] for page in self._client.list(f"{prefix}/") for info in page]
+        return sorted(path.removeprefix(f"{prefix}/") for path in found)
+
+
+def _free_ports(count: int) -> Iterator[int]:
+    """Yield different ports of loopback that nothing listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        ports = [each.getsockname()[1] for each in sockets]
+    yield from ports
+
+
+def _s3_client(endpoint: str) -> S3Store:
+    return S3Store(
+        _BUCKET,
+        endpoint=endpoint,
+        region="us-east-1",
+        access_key_id=ACCESS_KEY,
+        secret_access_key=SECRET_KEY,
+        client_options={"allow_http": True},
+    )
 
 
 SERVERS: tuple[type[Server], ...] = (LocalFolder, MotoServer, RcloneServer)

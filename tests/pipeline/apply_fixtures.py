@@ -87,14 +87,14 @@ class ApplyProcess:
         location: LakeLocation | None = None,
     ) -> None:
         to = location or LakeLocation.parse(folder)
-        lake_options = ",".join(f"{name}={value}" for name, value in to.options)
+        lake_options, catalog = (",".join(map("=".join, pairs)) for pairs in (to.options, to.catalog))
         words = ["--primary", source.conninfo, "--slot", source.slot, "--publication", source.publication]
         self.log = folder.with_name(folder.name + ".log")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "walproxy", "pipeline", "apply", *words),
-                    *("--to", to.url, "--lake-options", lake_options),
+                    *("--to", to.url, "--lake-options", lake_options, "--iceberg-catalog", catalog),
                     *("--format", table_format, "--interval", "100ms", *options),
                 ],
                 stdout=log,

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,16 @@ from tests.integration.object_stores import MotoServer, Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
-from walproxy.pipeline.cdc.apply import delta
+from walproxy.pipeline.cdc.apply import delta, iceberg
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
-from walproxy.pipeline.cdc.apply.following import Merge, Position
-from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, opened_job, run_apply
+from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
+from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, following_table, opened_job, run_apply
 from walproxy.pipeline.cdc.apply.job_file import only_job
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.choices import FOLLOWING_FORMATS
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.tables.position import TableMoved
 
@@ -271,18 +273,25 @@ def merge(*ids: int, gone: Sequence[int] = ()) -> Merge:
     return Merge(False, rows_of(*ids), pa.table({"id": pa.array(gone, pa.int32())}))
 
 
-def ids_in(table: DeltaFollowing) -> list[int]:
+def ids_in(table: FollowingTable) -> list[int]:
     return sorted(table.to_arrow()["id"].to_pylist())
 
 
-@pytest.fixture
-def new_table(moto: Server, request: pytest.FixtureRequest) -> Callable[[], DeltaFollowing]:
+@pytest.fixture(params=FOLLOWING_FORMATS)
+def new_table(moto: Server, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], FollowingTable]]:
     """A function that opens the same table each time."""
-    place = moto.place(re.sub(r"\W+", "-", request.node.name))
-    return lambda: DeltaFollowing(LakeLocation.parse(place.url, place.options), NAME)
+    place = moto.place(prefix_of(request))
+    catalog = {"uri": f"sqlite:///{tmp_path / 'catalog.db'}"} if request.param == "iceberg" else {}
+    location = LakeLocation.parse(place.url, place.options, catalog)
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(following_table(location, request.param, NAME)))
 
 
-def test_of_two_jobs_that_know_one_version_of_a_table_one_commits(new_table: Callable[[], DeltaFollowing]) -> None:
+def prefix_of(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W+", "-", request.node.name)
+
+
+def test_of_two_jobs_that_know_one_version_of_a_table_one_commits(new_table: Callable[[], FollowingTable]) -> None:
     table = new_table()
     table.replace(SCHEMA, rows_of(1, 2).to_batches(), Position(1, 0))
     slow = new_table()
@@ -298,7 +307,7 @@ def test_of_two_jobs_that_know_one_version_of_a_table_one_commits(new_table: Cal
     assert ids_in(new_table()) == [2, 3] and new_table().position() == Position(2, 0)
 
 
-def test_of_two_jobs_that_create_one_table_one_does(new_table: Callable[[], DeltaFollowing]) -> None:
+def test_of_two_jobs_that_create_one_table_one_does(new_table: Callable[[], FollowingTable]) -> None:
     slow, table = new_table(), new_table()
 
     def meanwhile() -> None:
@@ -335,16 +344,16 @@ def test_a_merge_reads_few_entries_of_a_long_log(moto: Server) -> None:
 
 
 def test_a_table_with_a_missing_or_truncated_file_is_damaged_and_its_store_is_not(
-    moto: Server, new_table: Callable[[], DeltaFollowing], request: pytest.FixtureRequest
+    moto: Server, new_table: Callable[[], FollowingTable], request: pytest.FixtureRequest
 ) -> None:
-    table, prefix = new_table(), re.sub(r"\W+", "-", request.node.name)
+    table, prefix = new_table(), prefix_of(request)
     table.replace(SCHEMA, rows_of(1, 2).to_batches(), Position(1, 0))
     (key,) = (key for key in moto.keys(prefix) if key.endswith(".parquet"))
     for harm in (lambda: moto.remove(prefix, key), lambda: moto.write(prefix, key, b"short")):
         harm()
-        with pytest.raises(StorageFailed, match=r"^could not merge into the table s3://[^\n]*$"):
+        with pytest.raises(StorageFailed, match=r"^could not merge into the (Iceberg )?table s3://[^\n]*$"):
             table.merge(merge(1), ["id"], Position(2, 0), expected=Position(1, 0))
-        with pytest.raises(StorageFailed, match=r"^could not read the table s3://[^\n]*$"):
+        with pytest.raises(StorageFailed, match=r"^could not read the (Iceberg )?table s3://[^\n]*$"):
             table.lookup(rows_of(1).select(["id"]), ["v"])
     table.replace(SCHEMA, rows_of(7).to_batches(), Position(2, 0))
     assert ids_in(new_table()) == [7]
@@ -352,12 +361,13 @@ def test_a_table_with_a_missing_or_truncated_file_is_damaged_and_its_store_is_no
 
 def test_old_files_and_versions_are_removed_from_a_store(
     moto: Server,
-    new_table: Callable[[], DeltaFollowing],
+    new_table: Callable[[], FollowingTable],
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(delta, "SMALL_FILES_MAX", 3)
-    table, prefix = new_table(), re.sub(r"\W+", "-", request.node.name)
+    monkeypatch.setattr(iceberg, "SMALL_FILES_MAX", 3)
+    table, prefix = new_table(), prefix_of(request)
     table.replace(SCHEMA, [], Position(1, 0))
     table.add_columns([pa.field("new", pa.int64())])
     for number in range(5):
@@ -365,19 +375,45 @@ def test_old_files_and_versions_are_removed_from_a_store(
         change = Merge(False, row, rows_of().select(["id"]))
         table.merge(change, ["id"], Position(2 + number, 0), expected=Position(1 + number, 0))
     table.tidy(timedelta(0))
-    assert len([key for key in moto.keys(prefix) if key.endswith(".parquet") and "_delta_log" not in key]) == 1
+    files = [key for key in moto.keys(prefix) if key.endswith(".parquet") and "_delta_log" not in key]
+    assert len(files) == 1
     assert ids_in(new_table()) == [0, 1, 2, 3, 4] and new_table().position() == Position(6, 0)
 
 
-def test_a_second_job_of_this_machine_and_iceberg_are_refused(
+def test_a_copy_with_columns_of_other_types_has_nothing_of_the_old_ones(
+    new_table: Callable[[], FollowingTable],
+) -> None:
+    table = new_table()
+    table.replace(SCHEMA, rows_of(1, 2).to_batches(), Position(1, 0))
+    others = pa.schema([pa.field("id", pa.int32()), pa.field("new", pa.int64()), pa.field("v", pa.binary())])
+    row = {"id": 5, "new": 6, "v": b"\xff"}
+    table.replace(others, pa.Table.from_pylist([row], others).to_batches(), Position(2, 0))
+    assert new_table().to_arrow().to_pylist() == [row]
+    table.add_columns([pa.field("w", pa.string())])
+    change = Merge(False, pa.Table.from_pylist([{**row, "w": "x"}], table.schema()), rows_of().select(["id"]))
+    table.merge(change, ["id"], Position(3, 0), expected=Position(2, 0))
+    assert new_table().to_arrow().to_pylist() == [{**row, "w": "x"}]
+
+
+def test_a_second_job_of_this_machine_is_refused(moto: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = moto.place("refused")
+    location = LakeLocation.parse(place.url, place.options)
+    options = ApplyOptions("host=/nowhere", "slot", ("p",), location, "delta")
+    another = f"another job writes to {re.escape(location.url)}: stop"
+    with only_job(location), pytest.raises(ConfigurationError, match=another):
+        run_apply(options, once=True)
+
+
+def test_iceberg_without_a_catalog_and_a_catalog_without_iceberg_are_refused(
     moto: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = moto.place("refused")
     location = LakeLocation.parse(place.url, place.options)
     options = ApplyOptions("host=/nowhere", "slot", ("p",), location, "iceberg")
-    with pytest.raises(ConfigurationError, match="have the format delta, not iceberg"):
+    with pytest.raises(ConfigurationError, match="need a catalog: set --iceberg-catalog"):
         run_apply(options, once=True)
-    another = f"another job writes to {re.escape(location.url)}: stop"
-    with only_job(location), pytest.raises(ConfigurationError, match=another):
-        run_apply(options, once=True)
+    wrong = options._replace(location=location._replace(catalog=(("uri", "sqlite://"),)), format="delta")
+    with pytest.raises(ConfigurationError, match="have no catalog: remove --iceberg-catalog"):
+        run_apply(wrong, once=True)

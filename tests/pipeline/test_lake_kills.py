@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, Forward, Request
-from tests.integration.object_stores import MotoServer, Server
+from tests.integration.object_stores import MotoServer, SeaweedServer, Server
 from tests.pipeline.run_without_spark import TABLES, run_segments
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.test_run import next_event, process
@@ -27,9 +28,9 @@ START_TIMEOUT_S = 900.0
 SEGMENTS = 4
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
+@pytest.fixture(scope="module", params=[MotoServer, pytest.param(SeaweedServer, marks=pytest.mark.nightly)])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with credentials(), request.param() as made:
         yield made
 
 
@@ -40,9 +41,9 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(params=["delta", "iceberg"])
-def location(request: pytest.FixtureRequest, moto: Server, tmp_path: Path) -> LakeLocation:
+def location(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> LakeLocation:
     """A place for tables of each format."""
-    place = moto.place(f"lake/{request.node.name}")
+    place = server.place("lake/" + re.sub(r"\W+", "-", request.node.name))
     is_iceberg = request.param == "iceberg"
     catalog = {"uri": f"sqlite:///{tmp_path / 'catalog.db'}"} if is_iceberg else {}
     return LakeLocation.parse(place.url, place.options, catalog)
@@ -106,10 +107,10 @@ KILLS = {
 
 
 def test_a_run_that_is_killed_between_two_tables_and_before_a_commit_has_each_record_once(
-    moto: Server, source: str, location: LakeLocation
+    server: Server, source: str, location: LakeLocation
 ) -> None:
     kills = KILLS["iceberg" if location.catalog else "delta"]
-    with FaultyRelay(moto.endpoint) as relay:
+    with FaultyRelay(server.endpoint) as relay:
         for (request, is_done), ends in zip(kills, ([3 * MIB, 2 * MIB], [3 * MIB, 3 * MIB]), strict=True):
             kill_a_run(source, location, relay, request, is_done=is_done)
             assert ends_of(location) == ends
@@ -121,7 +122,7 @@ def test_a_run_that_is_killed_between_two_tables_and_before_a_commit_has_each_re
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_a_run_that_is_killed_ten_times_has_each_record_once(
-    moto: Server, tmp_path: Path, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a request of each kind, before and after the store has carried it out, and every time in another batch."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -130,7 +131,7 @@ def test_a_run_that_is_killed_ten_times_has_each_record_once(
     requests = (r"/records/part", r"/transactions/part", f"/records/{commit}", f"/transactions/{commit}", r"run\.json")
     kills = [(request, is_done) for request in requests for is_done in (False, True)]
     ends = []
-    with FaultyRelay(moto.endpoint) as relay:
+    with FaultyRelay(server.endpoint) as relay:
         for request, is_done in kills:
             kill_a_run(source, location, relay, request, is_done=is_done, skip=1)
             ends.append(ends_of(location))

@@ -5,7 +5,7 @@ The readers use nothing of walproxy but the name of the folder or the URL, as an
 - deltalake and pyiceberg read their own format; Polars reads both, by a reader of its own.
 - DuckDB's extensions `delta` and `iceberg` are downloads for one version of DuckDB, and their wheels are for others
   than the one in use. So DuckDB reads the live files, which deltalake or pyiceberg lists, with its own reader of
-  Parquet; in an object store, where it would need one more extension, the dataset of deltalake.
+  Parquet; in an object store, where it would need one more extension, the dataset of deltalake, or one of pyarrow.
 - No jar of Delta or Iceberg for this Spark is on a package index, nor one that reads S3. So Spark reads the live files
   in a folder, with its own reader of Parquet.
 
@@ -20,6 +20,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
@@ -27,7 +28,7 @@ from pyiceberg.table import Table as PyIcebergTable
 from pyspark.sql import SparkSession
 
 from tests.integration.archive_fixtures import credentials
-from tests.integration.object_stores import MotoServer, Server
+from tests.integration.object_stores import MotoServer, Place, Server
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
 from tests.pipeline.logical_server import Source
 from tests.pipeline.run_without_spark import run_segments
@@ -144,6 +145,24 @@ def delta_readers(uri: str, spark: SparkSession, options: dict[str, str] | None 
     ]
 
 
+def stored_iceberg_readers(location: LakeLocation, identifier: tuple[str, str]) -> list[Reader]:
+    """Return all readers of an Iceberg table in an object store, with pyiceberg's own client of it."""
+    options = dict(location.options)
+    files = {"s3.endpoint": options["endpoint"], "s3.region": options["region"]}
+    catalog = SqlCatalog("walproxy", **dict(location.catalog), **files)
+    table: PyIcebergTable = catalog.load_table(identifier)
+    catalog.close()
+    paths = [task.file.file_path.removeprefix("s3://") for task in table.scan().plan_files()]
+    s3 = pyarrow.fs.S3FileSystem(endpoint_override=options["endpoint"], region=options["region"])
+    dataset = ds.dataset(paths, ds.dataset(paths[-1:], format="parquet", filesystem=s3).schema, "parquet", s3)
+    of_polars = {"endpoint": options["endpoint"], "region": options["region"], "allow_http": "true"}
+    return [
+        Reader("pyiceberg", lambda: table.scan().to_arrow()),
+        Reader("Polars", lambda: pl.scan_iceberg(table, storage_options=of_polars).collect().to_arrow()),
+        Reader("DuckDB", lambda: dataset_by_duckdb(dataset), in_iceberg),
+    ]
+
+
 def iceberg_readers(folder: Path, identifier: tuple[str, str], spark: SparkSession) -> list[Reader]:
     """Return all readers of an Iceberg table in a folder, which has the catalog of its tables."""
     catalog = SqlCatalog("walproxy", uri=f"sqlite:///{folder / 'iceberg.db'}", warehouse=str(folder))
@@ -192,6 +211,17 @@ def test_delta_tables_of_wal_in_s3_are_equal_in_every_reader(spark: SparkSession
         assert_equal(decoded_rows(segments, view), delta_readers(f"{place.url}/{view}", spark, options))
 
 
+def test_iceberg_tables_of_wal_in_s3_are_equal_in_every_reader(segments: str, moto: Server, tmp_path: Path) -> None:
+    place = moto.place("iceberg-readers")
+    catalog = {"uri": f"sqlite:///{tmp_path / 'catalog.db'}"}
+    location = LakeLocation.parse(place.url, place.options, catalog)
+    run_segments(RunConfig(segments, location, "iceberg", VIEWS))
+    for view in VIEWS:
+        wanted = decoded_rows(segments, view)
+        fields = [pa.field(field.name, in_iceberg(plain(field.type))) for field in wanted.schema]
+        assert_equal(wanted.cast(pa.schema(fields)), stored_iceberg_readers(location, ("wal", view)))
+
+
 KINDS = """
     CREATE TABLE kinds (id bigint PRIMARY KEY, small smallint, number int, amount numeric(12,2), wide numeric(38,10),
         free numeric, single real, double double precision, word text, code varchar(5), padded char(5), raw bytea,
@@ -227,22 +257,31 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("is_stored", [False, True], ids=["folder", "s3"])
 def test_tables_that_follow_are_equal_in_every_reader(
-    spark: SparkSession, empty: Source, tmp_path: Path, table_format: FollowingFormat
+    spark: SparkSession, empty: Source, tmp_path: Path, moto: Server, table_format: FollowingFormat, is_stored: bool
 ) -> None:
     empty.run(KINDS, *STORY)
     empty.publish("kinds", "log")
-    options = options_of(empty, tmp_path, table_format)
+    place = moto.place(f"follow-{table_format}") if is_stored else Place(str(tmp_path))
+    catalog = {"uri": f"sqlite:///{tmp_path / 'catalog.db'}"} if is_stored and table_format == "iceberg" else {}
+    options = options_of(empty, LakeLocation.parse(place.url, place.options, catalog), table_format)
     run_apply(options, once=True)
     empty.run(*CHANGES)
     run_apply(options, once=True)
-    folder = options.location.folder
-    assert folder is not None
     compare(empty, options.location, table_format, "kinds")
     for name in ("kinds", "log"):
         expected = rows_here(options.location, table_format, parse_table(name))
-        if table_format == "delta":
-            readers = delta_readers(str(folder / f"public.{name}"), spark)
-        else:
-            readers = iceberg_readers(folder, ("public", name), spark)
-        assert_equal(expected, readers)
+        assert_equal(expected, readers_of(options.location, name, spark))
+
+
+def readers_of(location: LakeLocation, name: str, spark: SparkSession) -> list[Reader]:
+    """Return all readers of a table that follows."""
+    if location.catalog:
+        return stored_iceberg_readers(location, ("public", name))
+    if location.folder is None:
+        options = {**dict(location.options), "allow_http": "true"}
+        return delta_readers(f"{location}/public.{name}", spark, options)
+    if (location.folder / "iceberg.db").exists():
+        return iceberg_readers(location.folder, ("public", name), spark)
+    return delta_readers(str(location.folder / f"public.{name}"), spark)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.integration.archive_fixtures import credentials
-from tests.integration.object_stores import MotoServer
+from tests.integration.object_stores import MotoServer, Place, SeaweedServer
 from tests.pipeline.apply_fixtures import PGBENCH_TABLES, ApplyProcess, compare, make_bench, start_bench
 from tests.pipeline.logical_server import Source, logical_server, wait_until
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
@@ -61,15 +61,21 @@ class Lake(NamedTuple):
     format: FollowingFormat
 
 
-@pytest.fixture(params=[*FOLLOWING_FORMATS, "s3"])
-def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
-    """A folder for each format, and a real S3 server (moto)."""
-    if request.param != "s3":
-        yield Lake(LakeLocation.parse(tmp_path / "lake"), request.param)
+@pytest.fixture(params=["folder", "moto", "seaweedfs"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A folder, and a real S3 server: two of them."""
+    if request.param == "folder":
+        yield Place(str(tmp_path / "lake"))
         return
-    with credentials(), MotoServer() as moto:
-        place = moto.place("lake")
-        yield Lake(LakeLocation.parse(place.url, place.options), "delta")
+    with credentials(), MotoServer() if request.param == "moto" else SeaweedServer() as server:
+        yield server.place("lake")
+
+
+@pytest.fixture(params=FOLLOWING_FORMATS)
+def lake(request: pytest.FixtureRequest, place: Place, tmp_path: Path) -> Lake:
+    has_catalog = request.param == "iceberg" and "://" in place.url
+    catalog = {"uri": f"sqlite:///{tmp_path / 'catalog.db'}"} if has_catalog else {}
+    return Lake(LakeLocation.parse(place.url, place.options, catalog), request.param)
 
 
 def change_tables(source: Source, stop: threading.Event) -> None:

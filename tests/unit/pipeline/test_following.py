@@ -184,7 +184,7 @@ def test_a_merge_that_was_decided_by_an_older_position_is_not_committed(
 ) -> None:
     table, faster = new_table(), new_table()
     table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
-    module = sys.modules[type(table).__module__]
+    module = sys.modules[type(table)._merge.__module__]
     compare = module.require_position  # type: ignore[attr-defined]
 
     def then_another_job_commits(*positions: Any) -> None:
@@ -226,7 +226,7 @@ def test_a_table_of_somebody_else_is_known_as_such(new_table: Any, tmp_path: Pat
 
 def test_small_files_and_old_versions_do_not_pile_up(new_table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table, most, merges = new_table(), 3, 6
-    monkeypatch.setattr(sys.modules[type(table).__module__], "SMALL_FILES_MAX", most)
+    monkeypatch.setattr(sys.modules[type(table)._merge.__module__], "SMALL_FILES_MAX", most)
     table.replace(SCHEMA, [], Position(1, 0))
     for number in range(merges):
         table.merge(merge(rows_of(number)), ["id"], Position(2 + number, 0), expected=Position(1 + number, 0))

@@ -10,7 +10,7 @@ import click
 from safekeeper.base import logs
 from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.parameters import DURATION, SIZE
-from walproxy.cli.pipeline_commands.tables_options import lake_options
+from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.choices import FOLLOWING_FORMATS, ON_BAD_VALUE, FollowingFormat, OnBadValue
@@ -26,13 +26,12 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 @click.option("--publication", "publications", required=True, multiple=True, metavar="NAME", help="Can be repeated.")
 @click.option("--to", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
 @lake_options
+@iceberg_catalog
 @click.option(
     "--format",
     "table_format",
     type=click.Choice(FOLLOWING_FORMATS),
-    default="delta",
-    show_default=True,
-    help="Format of new tables.",
+    help="Format of new tables; by default delta, or iceberg if a catalog is given.",
 )
 @click.option(
     "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Follow only this table; can be repeated."
@@ -75,7 +74,8 @@ def apply(
     publications: tuple[str, ...],
     to: str,
     lake_options: Mapping[str, str],
-    table_format: FollowingFormat,
+    iceberg_catalog: Mapping[str, str],
+    table_format: FollowingFormat | None,
     tables: tuple[str, ...],
     as_text: tuple[str, ...],
     once: bool,
@@ -103,6 +103,7 @@ def apply(
       walproxy pipeline apply --primary "host=db1 dbname=shop" --slot lake --publication lake --to /lake/shop
       walproxy pipeline apply ... --to /lake/shop --format iceberg --once
       walproxy pipeline apply ... --to s3://bucket/shop --lake-options region=eu-central-1
+      walproxy pipeline apply ... --to s3://bucket/shop --iceberg-catalog uri=https://catalog.example
       walproxy pipeline apply ... --to /lake/shop --verify
     """
     logs.configure(lambda: "walproxy pipeline apply", "warning")
@@ -121,8 +122,8 @@ def apply(
         primary,
         slot,
         publications,
-        LakeLocation.parse(to, lake_options),
-        table_format,
+        LakeLocation.parse(to, lake_options, iceberg_catalog),
+        table_format or ("iceberg" if iceberg_catalog else "delta"),
         frozenset(parse_table(table) for table in tables),
         frozenset(as_text),
         frozenset(parse_table(table) for table in copy_again),

@@ -54,7 +54,12 @@ CATALOG_ERRORS: Final = (
 
 def namespace_of(location: LakeLocation) -> str:
     """Return the namespace of the tables of a location."""
-    return dict(location.catalog).get("namespace", NAMESPACE)
+    return given_namespace(location) or NAMESPACE
+
+
+def given_namespace(location: LakeLocation) -> str | None:
+    """Return the namespace that the catalog's options name, None if they do not."""
+    return dict(location.catalog).get("namespace")
 
 
 def open_catalog(location: LakeLocation) -> Catalog:

@@ -15,7 +15,7 @@ import base64
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -39,6 +39,7 @@ from safekeeper.archive.objects import ObjectInfo
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.lake.catalog import CATALOG_ERRORS, catalog_error, catalog_errors, namespace_of, open_catalog
+from walproxy.pipeline.lake.iceberg_files import FileEnds
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
 from walproxy.pipeline.tables.iceberg_table import (
@@ -168,7 +169,7 @@ class IcebergLake(LakeTable[IcebergVersion]):
         if batch is not None:
             summary |= {f"{_PREFIX}writer": batch.writer, f"{_PREFIX}batch": str(batch.number)}
             changed[f"{BATCH_PROPERTY}{batch.writer}"] = str(batch.number)
-        ends = _Ends({f"{self.location}/{file.key}": file for file in files})
+        ends = FileEnds({f"{self.location}/{file.key}": (file.end, file.footer.bytes) for file in files})
         try:
             with table.transaction() as transaction:
                 transaction.set_properties(changed)
@@ -176,7 +177,7 @@ class IcebergLake(LakeTable[IcebergVersion]):
                 with update.overwrite() if removed else update.merge_append() as snapshot:
                     for file in removed:
                         snapshot.delete_data_file(version.files[file.path])
-                    for url in ends.files:
+                    for url in ends.ends:
                         snapshot.append_data_file(parquet_file_to_data_file(ends, transaction.table_metadata, url))
         except CATALOG_ERRORS as error:
             if self._load().table.metadata_location == table.metadata_location:
@@ -207,40 +208,22 @@ class IcebergLake(LakeTable[IcebergVersion]):
 
     def _orphans(self, stored: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         with catalog_errors(f"clean the table {self.location}", self.location):
-            table = self._load().table
-            snapshots = in_order(table)
-            needed = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
-            needed |= {snapshot.manifest_list for snapshot in snapshots}
-            orphans = list(stored)
-            # Mostly the newest snapshot needs them all, and the lists of the others need not be read.
-            for some in (snapshots[-1:], snapshots):
-                needed |= files_named(table, some)
-                orphans = [info for info in orphans if f"{self.location}/{info.key}" not in needed]
-                if not orphans:
-                    break
-        return orphans
+            return unneeded(self._load().table, self.location, stored)
 
 
-class _Ends(NamedTuple):
-    """Files whose ends were read already, as pyiceberg reads their footers."""
-
-    files: Mapping[str, StoredFile]
-
-    def new_input(self, url: str) -> "_End":
-        return _End(self.files[url])
-
-
-class _End:
-    """The end of a file, with the size of the whole."""
-
-    def __init__(self, file: StoredFile) -> None:
-        self._file = file
-
-    def __len__(self) -> int:
-        return self._file.footer.bytes
-
-    def open(self) -> pa.BufferReader:
-        return pa.BufferReader(self._file.end)
+def unneeded(table: PyIcebergTable, location: LakeLocation, stored: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    """Return those of the objects of a location that no snapshot of its table needs, nor the log of its metadata."""
+    snapshots = in_order(table)
+    needed = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
+    needed |= {snapshot.manifest_list for snapshot in snapshots}
+    orphans = list(stored)
+    # Mostly the newest snapshot needs them all, and the lists of the others need not be read.
+    for some in (snapshots[-1:], snapshots):
+        needed |= files_named(table, some)
+        orphans = [info for info in orphans if f"{location}/{info.key}" not in needed]
+        if not orphans:
+            break
+    return orphans
 
 
 def files_named(table: PyIcebergTable, snapshots: Sequence[Snapshot]) -> set[str]:
@@ -287,11 +270,7 @@ def _made(catalog: Catalog, location: LakeLocation, schema: pa.Schema) -> PyIceb
 
 def _schema_of(table: PyIcebergTable, location: LakeLocation) -> pa.Schema:
     """Return the columns of a table. Raises ConfigurationError if it is not ours, or not at this location."""
-    if table.location().rstrip("/") != location.url:
-        raise ConfigurationError(
-            f"the catalog has the table {'.'.join(_identifier(location))} at {table.location()}, not at {location}: "
-            "name another namespace, or that location"
-        )
+    require_location(table, _identifier(location), location)
     content = table.properties.get(_SCHEMA)
     if content is None:
         raise ConfigurationError(
@@ -301,6 +280,15 @@ def _schema_of(table: PyIcebergTable, location: LakeLocation) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content)))
     except (ValueError, pa.ArrowInvalid) as error:
         raise ConfigurationError(f"the property {_SCHEMA} of the table {location} is damaged") from error
+
+
+def require_location(table: PyIcebergTable, identifier: tuple[str, str], location: LakeLocation) -> None:
+    """See that a table is at the location where its catalog has it. Raises ConfigurationError."""
+    if table.location().rstrip("/") != location.url:
+        raise ConfigurationError(
+            f"the catalog has the table {'.'.join(identifier)} at {table.location()}, not at {location}: name another "
+            "namespace, or that location"
+        )
 
 
 def table_names(location: LakeLocation) -> list[str]:

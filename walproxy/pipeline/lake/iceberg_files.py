@@ -1,16 +1,18 @@
-"""pyiceberg's files, of metadata only, as objects of a store: pyiceberg loads this class by its name (`py-io-impl`).
+"""pyiceberg's files as objects of a store: pyiceberg loads this class by its name (`py-io-impl`).
 
-So one client with one set of options and credentials makes all requests. Each file is read and written whole; data
-files are not read here.
+So one client with one set of options and credentials makes all requests. Each file is read and written whole: metadata,
+and data files whose rows a merge writes again.
 """
 
 import io
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
@@ -53,6 +55,33 @@ class StoreFiles(FileIO):
     def _place(self, url: str) -> tuple[ObjectStore, str]:
         parts = urlsplit(url)
         return LakeLocation(f"{parts.scheme}://{parts.netloc}", self._options).store(), parts.path.lstrip("/")
+
+
+class FileEnds(NamedTuple):
+    """Data files whose ends were read already, as pyiceberg reads their footers.
+
+    Attributes:
+        ends: the end of a file, at least the footer, and the size of the whole, by its URL.
+    """
+
+    ends: Mapping[str, tuple[bytes, int]]
+
+    def new_input(self, url: str) -> "_End":
+        return _End(*self.ends[url])
+
+
+class _End:
+    """The end of a file, with the size of the whole."""
+
+    def __init__(self, content: bytes, size: int) -> None:
+        self._content = content
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def open(self) -> pa.BufferReader:
+        return pa.BufferReader(self._content)
 
 
 class StoredInput(InputFile):

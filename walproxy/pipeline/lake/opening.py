@@ -91,7 +91,7 @@ def open_lake_table(
     if location.folder is not None:
         return open_table(location.url, name, format, schema, create=schema is not None)
     check_table_name(name)
-    _check_format(location, format)
+    check_format(location, format)
     place = location.below(name)
     table = find_lake_table(place, schema)
     if table is None:
@@ -135,7 +135,8 @@ def find_names(location: LakeLocation) -> list[str]:
     return [name for name in sorted(location.store().entries()[0]) if not name.startswith("_")]
 
 
-def _check_format(location: LakeLocation, format: TableFormat | None) -> None:
+def check_format(location: LakeLocation, format: TableFormat | None) -> None:
+    """See that tables of a location in an object store can have a format, None: any. Raises ConfigurationError."""
     if format == "iceberg" and not location.catalog:
         raise ConfigurationError(
             f"Iceberg tables in {location} need a catalog: set --iceberg-catalog to "

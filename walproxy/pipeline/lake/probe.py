@@ -37,7 +37,8 @@ def require_single_winner(store: ObjectStore) -> None:
             if winners > 1 or not store.probe():
                 raise ConfigurationError(
                     f"{store.url} accepts several puts of one object that must not exist (If-None-Match), so commits "
-                    "to Delta tables could be lost there: use a store with conditional puts, or a folder"
+                    "to Delta tables and states of jobs could be lost there: use a store with conditional puts, or a "
+                    "folder"
                 )
 
 

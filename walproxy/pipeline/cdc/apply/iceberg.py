@@ -1,33 +1,34 @@
-"""A table that follows, in Iceberg's format, written with pyiceberg.
-
-    FOLDER/iceberg.db              the catalog of all Iceberg tables of the folder; a namespace for each schema
-    FOLDER/SCHEMA.NAME/data/       data files
-    FOLDER/SCHEMA.NAME/metadata/   metadata, manifests
+"""A table that follows, in Iceberg's format, written with pyiceberg: what folders and object stores have in common.
 
 The position is a property of the table, set in the same step as the files are changed. A merge writes the files again
 in which a row of the batch may be, without that row (copy on write), and one file with the new rows. Files carry
 Iceberg's ids of columns, so a column that goes and comes again under the same name is another one.
+
+`iceberg_folder.py` and `iceberg_store.py` have the catalog and the files of the two.
 """
 
 import contextlib
-import uuid
+import itertools
+from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes
-from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError
+from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan, parquet_file_to_data_file, schema_to_pyarrow
+from pyiceberg.io.pyarrow import ArrowScan, _pyarrow_to_schema_without_ids, schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table import Table as PyIcebergTable
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import DecimalType, IntegerType, LongType, StringType
+from sqlalchemy.exc import IntegrityError
 
+from safekeeper.base.errors import ArchiveError, StorageFailed
 from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
@@ -35,15 +36,11 @@ from walproxy.pipeline.cdc.apply.following import (
     Merge,
     Position,
     key_filter,
-    library_errors,
     no_check,
-    safe_name,
 )
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.disk import storage_errors, sync_folder
-from walproxy.pipeline.tables.iceberg_table import bound_transaction, open_catalog
-from walproxy.pipeline.tables.parquet_files import write_parquet
+from walproxy.pipeline.tables.iceberg_table import bound_transaction
 from walproxy.pipeline.tables.position import require_position
 
 _POSITION: Final = "walproxy.apply.position"
@@ -58,14 +55,41 @@ _PROPERTIES: Final = {
 
 
 class IcebergFollowing(FollowingTable):
-    """A table in Iceberg's format."""
+    """A table in Iceberg's format.
 
-    def __init__(self, tables: LakeLocation, table: TableName) -> None:
+    Args:
+        identifier: the table's name in its catalog.
+    """
+
+    def __init__(self, tables: LakeLocation, table: TableName, identifier: tuple[str, str]) -> None:
         super().__init__(tables, table)
-        assert self.location.folder is not None  # see following_table
-        self.folder = self.location.folder
-        self._identifier = (safe_name(table.schema), safe_name(table.name))
-        self._catalog: SqlCatalog | None = None
+        self._identifier = identifier
+        self._catalog: Catalog | None = None
+
+    @abstractmethod
+    def _open_catalog(self) -> Catalog:
+        """Open the catalog, which has the table if there is one."""
+
+    @abstractmethod
+    def _prepare_place(self) -> None:
+        """Prepare the location for a new table."""
+
+    @abstractmethod
+    def _write(
+        self, metadata: TableMetadata, schema: pa.Schema, parts: Iterable[Iterator[pa.RecordBatch]]
+    ) -> list[DataFile]:
+        """Write a file for each part that has rows, durably."""
+
+    @abstractmethod
+    def _remove_unused(self, table: PyIcebergTable, horizon: datetime) -> None:
+        """Remove files that no snapshot names and that are older than a time."""
+
+    @abstractmethod
+    def _failures(self, verb: str) -> contextlib.AbstractContextManager[None]:
+        """Raise what pyiceberg and its catalog raise in the block as one line."""
+
+    def _require_ours(self, table: PyIcebergTable) -> None:
+        """See that the catalog has the table at this location. Raises ConfigurationError."""
 
     @staticmethod
     def storable(data_type: pa.DataType) -> pa.DataType:
@@ -93,26 +117,38 @@ class IcebergFollowing(FollowingTable):
         *,
         require_only_job: Callable[[], None] = no_check,
     ) -> None:
-        with self._failures("write"):
+        with self._failures("read"):
             table = self._loaded()
-            require_only_job()
-            if table is not None and _types_differ(self.schema(), schema):
-                # A column of another type is another column; and nothing of the old rows is to stay.
-                self._opened_catalog().drop_table(self._identifier)
-                table = None
-            if table is None:
-                table = self._make(schema)
-            with bound_transaction(table) as transaction:
-                with transaction.update_schema(allow_incompatible_changes=True) as update:
-                    for name in set(_arrow_schema(table).names) - set(schema.names):
-                        update.delete_column((name,))
-                    update.union_by_name(schema)
-                old = [task.file for task in table.scan().plan_files()]
-                self._exchange(transaction, table, old, batches, position)
+        before, version = (None, None) if table is None else (_position_of(table), table.metadata_location)
+        require_only_job()
+        try:
+            with self._failures("write"):
+                if table is None:
+                    table = self._make(schema)
+                    version = table.metadata_location
+                with bound_transaction(table) as transaction:
+                    _set_schema(transaction, table, schema)
+                    old = [task.file for task in table.scan().plan_files()]
+                    self._exchange(transaction, old, batches, position)
+        except (StorageFailed, ArchiveError):
+            # What is reported of a commit that was faster differs; the version and the position do not.
+            with self._failures("read"):
+                table = self._loaded()
+            if table is not None and table.metadata_location != version:
+                found = _position_of(table)
+                if found == position and self.location.folder is None:
+                    return  # Only the reply was lost.
+                if found != position:
+                    require_position(self.location, before, found)
+            raise
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        with self._failures("add columns to"), self._existing().update_schema() as update:
-            update.union_by_name(pa.schema(fields))
+        try:
+            with self._failures("add columns to"), self._existing().update_schema() as update:
+                update.union_by_name(pa.schema(fields))
+        except (StorageFailed, ArchiveError):
+            if self.location.folder is not None or not {field.name for field in fields} <= set(self.schema().names):
+                raise
 
     def widen(self, name: str, data_type: pa.DataType) -> bool:
         old = self.schema().field(name).type
@@ -120,14 +156,18 @@ class IcebergFollowing(FollowingTable):
             return False
         if old.precision > data_type.precision:
             return False
-        with self._failures("widen a column of"), self._existing().update_schema() as update:
-            update.update_column((name,), DecimalType(data_type.precision, data_type.scale))
+        try:
+            with self._failures("widen a column of"), self._existing().update_schema() as update:
+                update.update_column((name,), DecimalType(data_type.precision, data_type.scale))
+        except (StorageFailed, ArchiveError):
+            if self.location.folder is not None or self.schema().field(name).type != data_type:
+                raise
         return True
 
     def _merge(self, merge: Merge, key: Sequence[str], position: Position, expected: Position) -> None:
         with self._failures("merge into"):
             table = self._existing()
-            require_position(self.folder, expected, _position_of(table))
+            require_position(self.location, expected, _position_of(table))
             tasks = list(table.scan().plan_files())
             kept: Iterable[pa.RecordBatch] = ()
             if merge.truncated:
@@ -143,7 +183,7 @@ class IcebergFollowing(FollowingTable):
                 touched = []
             rows = _chain(kept, merge.upserts.to_batches())
             with bound_transaction(table) as transaction:
-                self._exchange(transaction, table, [task.file for task in touched], rows, position)
+                self._exchange(transaction, [task.file for task in touched], rows, position)
 
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         names = keys.column_names
@@ -172,11 +212,7 @@ class IcebergFollowing(FollowingTable):
             table = self._existing()
             table.maintenance.expire_snapshots().older_than(horizon.replace(tzinfo=None)).commit()
             table.refresh()
-            used = set(table.inspect.all_files()["file_path"].to_pylist())
-        with storage_errors(f"remove old files of {self.folder}"):
-            for path in (self.folder / "data").glob("*.parquet"):
-                if str(path) not in used and path.stat().st_mtime < horizon.timestamp():
-                    path.unlink()
+            self._remove_unused(table, horizon)
 
     def to_arrow(self) -> pa.Table:
         with self._failures("read"):
@@ -188,19 +224,14 @@ class IcebergFollowing(FollowingTable):
             catalog.close()
 
     def _exchange(
-        self,
-        transaction: Transaction,
-        table: PyIcebergTable,
-        old: Sequence[DataFile],
-        rows: Iterable[pa.RecordBatch],
-        position: Position,
+        self, transaction: Transaction, old: Sequence[DataFile], rows: Iterable[pa.RecordBatch], position: Position
     ) -> None:
         """Put files with these rows in place of old ones, and set the position, when the transaction commits."""
-        schema = schema_to_pyarrow(transaction.table_metadata.schema())
+        metadata = transaction.table_metadata
+        schema = schema_to_pyarrow(metadata.schema())
         plain = pa.schema([pa.field(field.name, _small(field.type), metadata=field.metadata) for field in schema])
-        new = [
-            parquet_file_to_data_file(table.io, transaction.table_metadata, path) for path in self._write(plain, rows)
-        ]
+        parts = ((batch.select(plain.names).cast(plain) for batch in part) for part in _parts(rows))
+        new = self._write(metadata, plain, parts)
         if old or new:
             with transaction.update_snapshot(snapshot_properties={_POSITION: str(position)}).overwrite() as snapshot:
                 for file in old:
@@ -209,52 +240,29 @@ class IcebergFollowing(FollowingTable):
                     snapshot.append_data_file(file)
         transaction.set_properties({_POSITION: f"{position.lsn}/{position.sequence}"})
 
-    def _write(self, schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> list[str]:
-        """Write rows into files of bounded size, on disk when this returns."""
-        folder = self.folder / "data"
-        written = []
-        with storage_errors(f"write the table {self.folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
-            for part in _parts(rows):
-                path = str(folder / f"{uuid.uuid4().hex}.parquet")
-                if write_parquet(path, (batch.select(schema.names).cast(schema) for batch in part), schema).rows:
-                    written.append(path)
-                else:
-                    Path(path).unlink()
-            sync_folder(folder)
-        return written
-
     def _make(self, schema: pa.Schema) -> PyIcebergTable:
         catalog = self._opened_catalog()
-        with contextlib.suppress(NamespaceAlreadyExistsError):
+        self._prepare_place()
+        with contextlib.suppress(NamespaceAlreadyExistsError, IntegrityError):
             catalog.create_namespace(self._identifier[0])
-        with storage_errors(f"make the table {self.folder}"):
-            (self.folder / "metadata").mkdir(parents=True, exist_ok=True)
-            sync_folder(self.folder)
-            sync_folder(self.folder.parent)
-        return catalog.create_table(
-            self._identifier, schema, location=str(self.folder), properties=_PROPERTIES | {_OURS: str(self.table)}
-        )
+        properties = _PROPERTIES | {_OURS: str(self.table)}
+        return catalog.create_table(self._identifier, schema, location=self.location.url, properties=properties)
 
     def _loaded(self) -> PyIcebergTable | None:
         try:
-            return self._opened_catalog().load_table(self._identifier)
-        except NoSuchTableError:
+            return self._existing()
+        except (NoSuchTableError, NoSuchNamespaceError):
             return None
 
     def _existing(self) -> PyIcebergTable:
-        return self._opened_catalog().load_table(self._identifier)
+        table = self._opened_catalog().load_table(self._identifier)
+        self._require_ours(table)
+        return table
 
-    def _opened_catalog(self) -> SqlCatalog:
+    def _opened_catalog(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = open_catalog(self.folder.parent)
+            self._catalog = self._open_catalog()
         return self._catalog
-
-    @contextlib.contextmanager
-    def _failures(self, verb: str) -> Iterator[None]:
-        """Tell what pyiceberg and SQLite refuse as one line."""
-        with library_errors(f"{verb} the Iceberg table {self.folder}", self.folder):
-            yield
 
 
 def _position_of(table: PyIcebergTable) -> Position | None:
@@ -277,8 +285,22 @@ def _arrow_schema(table: PyIcebergTable) -> pa.Schema:
     return pa.schema([pa.field(field.name, _small(field.type), metadata=field.metadata) for field in schema])
 
 
-def _types_differ(known: pa.Schema, wanted: pa.Schema) -> bool:
-    return any(known.field(field.name).type != field.type for field in wanted if field.name in known.names)
+def _set_schema(transaction: Transaction, table: PyIcebergTable, wanted: pa.Schema) -> None:
+    """Give a table these columns. One of another type is another column, of which nothing of the old rows stays."""
+    known = pa.schema([field.remove_metadata() for field in _arrow_schema(table)])
+    same = [field for field in wanted if field.name not in known.names or known.field(field.name).type == field.type]
+    others = [field for field in wanted if field not in same]
+    with transaction.update_schema(allow_incompatible_changes=True) as update:
+        for name in {*known.names} - {field.name for field in same}:
+            update.delete_column((name,))
+        update.union_by_name(pa.schema(same))
+        for field in _pyarrow_to_schema_without_ids(pa.schema(others)).fields:
+            update.add_column((field.name,), field.field_type)
+    if others:
+        with transaction.update_schema() as update:  # pyiceberg does not move a column that it has just added.
+            update.move_first(wanted.names[0])
+            for before, name in itertools.pairwise(wanted.names):
+                update.move_after(name, before)
 
 
 def _parts(rows: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:

@@ -58,6 +58,7 @@ from walproxy.pipeline.cdc.slot import (
 from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
 from walproxy.pipeline.choices import FollowingFormat, OnBadValue
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import check_format
 from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.lake.state import StateObject
 from walproxy.postgres.logical_replication import WAITING_READER
@@ -65,7 +66,6 @@ from walproxy.postgres.logical_replication import WAITING_READER
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 _TIDY_S: Final = 3600.0
-_STORE_FORMAT: Final[FollowingFormat] = "delta"
 
 
 class ApplyOptions(NamedTuple):
@@ -175,9 +175,13 @@ def following_table(tables: LakeLocation, table_format: FollowingFormat, table: 
         from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 
         return DeltaFollowing(tables, table)
-    from walproxy.pipeline.cdc.apply.iceberg import IcebergFollowing
+    if tables.folder is None:
+        from walproxy.pipeline.cdc.apply.iceberg_store import IcebergInStore
 
-    return IcebergFollowing(tables, table)
+        return IcebergInStore(tables, table)
+    from walproxy.pipeline.cdc.apply.iceberg_folder import IcebergInFolder
+
+    return IcebergInFolder(tables, table)
 
 
 @contextmanager
@@ -193,11 +197,7 @@ def opened_job(
     """
     stop = stop or threading.Event()
     if options.location.folder is None and first:
-        if options.format != _STORE_FORMAT:
-            raise ConfigurationError(
-                f"tables that follow in an object store have the format {_STORE_FORMAT}, not {options.format}: leave "
-                "--format out, or name a folder"
-            )
+        check_format(options.location, options.format)
         require_single_winner(options.location.store())
     with ExitStack() as stack:
         asking = stack.enter_context(closing(connect(options.conninfo, application_name=WAITING_READER)))
