@@ -28,7 +28,7 @@ from walproxy.pipeline.lake.files import read_footer_of
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
 from walproxy.pipeline.tables.delta_statistics import statistics_of
-from walproxy.pipeline.tables.delta_table import bounds_of
+from walproxy.pipeline.tables.delta_table import add_actions, bounds_of
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, first_line, normal_schema
 from walproxy.pipeline.tables.table import Batch, Removal
@@ -56,7 +56,7 @@ class DeltaVersion(Version):
 
     def live_files(self) -> list[LiveFile]:
         files = []
-        for action in pa.table(self.table.get_add_actions(flatten=True)).to_pylist():
+        for action in add_actions(self.table):
             path, rows, size = action["path"], action["num_records"], action["size_bytes"]
             if rows is None:  # Another program added it.
                 rows = read_footer_of(self._store, DataFile(path, 0, size)).rows

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
@@ -176,6 +175,8 @@ def _is_in_order(paths: Sequence[str], column: str | None, filesystem: "pyarrow.
     """Return whether the rows are sorted if the files are read one after the other."""
     if column is None:
         return True
+    import pyarrow.compute as pc  # It takes 50 ms, and who only reads tables needs it not.
+
     last = None
     for path in paths:
         with _reading(path, filesystem), pq.ParquetFile(path, filesystem=filesystem) as file:

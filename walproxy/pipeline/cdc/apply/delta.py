@@ -38,6 +38,7 @@ from walproxy.pipeline.cdc.apply.following import (
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.tables.delta_table import add_actions
 from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.tables.position import require_position
 
@@ -152,7 +153,7 @@ class DeltaFollowing(FollowingTable):
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         names = keys.column_names
         with self._failures("read"):
-            actions = pa.table(self._refreshed().get_add_actions(flatten=True)).to_pylist()
+            actions = add_actions(self._refreshed())
         wanted = [*names, *(column for column in columns if column not in names)]
         name = names[0]
         # Files of delta-rs state their texts' bounds in a type that pyarrow does not compare with text.
@@ -166,7 +167,7 @@ class DeltaFollowing(FollowingTable):
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with self._failures("read"):
-            actions = pa.table(self._refreshed().get_add_actions(flatten=True)).to_pylist()
+            actions = add_actions(self._refreshed())
             yield from self._dataset(actions, self.schema()).to_batches(columns=list(columns))
 
     def _dataset(self, actions: Sequence[dict[str, Any]], schema: pa.Schema) -> ds.Dataset:
@@ -180,7 +181,7 @@ class DeltaFollowing(FollowingTable):
 
     def tidy(self, keep: timedelta) -> None:
         table = self._refreshed()
-        sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
+        sizes = [action["size_bytes"] for action in add_actions(table)]
         if sum(size < SMALL_FILE_BYTES for size in sizes) > SMALL_FILES_MAX:
             with self._commit("compact"):
                 table.optimize.compact()
