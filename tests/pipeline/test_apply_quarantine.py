@@ -1,13 +1,20 @@
 """What is wrong with one table does not stop the others: it is quarantined, and copied again when it can be."""
 
+import json
+import logging
+import re
 import threading
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from safekeeper.base.settings import Address
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
@@ -37,13 +44,22 @@ def source(empty: Source) -> Source:
     return empty
 
 
+def get(address: str, path: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
 def test_a_bad_table_is_quarantined_and_the_others_go_on(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tables_module, "_RETRY_MIN_S", 0.2)
     monkeypatch.setattr(tables_module, "_RETRY_MAX_S", 0.5)
-    options = options_of(source, tmp_path, interval_s=0.05)
+    options = options_of(source, tmp_path, interval_s=0.05, http_listen=Address("127.0.0.1", 0))
     stop = threading.Event()
+    caplog.set_level(logging.INFO, "walproxy")
 
     def state(table: str) -> str:
         return read_status(options.location).tables[f"public.{table}"].state
@@ -66,12 +82,15 @@ def test_a_bad_table_is_quarantined_and_the_others_go_on(
             assert quarantined in metrics.read_text()
             assert 'walproxy_apply_table_quarantined{table="public.good"} 0' in metrics.read_text()
             compare(source, options.location, "delta", "good")
+            (address,) = re.findall(r"HTTP on (\S+)", caplog.text)
+            assert get(address, "/readyz") == (503, {"status": "not ready", "reason": "quarantined: public.bad"})
             words = ["status", "--primary", source.conninfo, "--slot", source.slot, "--to", str(options.location)]
             shown = CliRunner().invoke(cdc, words)
             assert shown.exit_code == 1
             assert "public.good: following" in shown.output and "public.bad: quarantined since" in shown.output
             source.run("UPDATE bad SET d = '2024-02-02' WHERE id = 1")
             wait_until(lambda: job.done() or state("bad") == "following")
+            assert get(address, "/readyz")[0] == 200
         finally:
             stop.set()
         job.result(60)

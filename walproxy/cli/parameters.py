@@ -11,7 +11,8 @@ import click
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import parse_lsn
-from safekeeper.base.settings import key_values, positive_size
+from safekeeper.base.networks import Networks
+from safekeeper.base.settings import address, key_values, positive_size
 from safekeeper.net.tls import ClientTls
 from walproxy.proxy.config import DEFAULT_HTTP
 from walproxy.recovery.plan import CURRENT, LATEST
@@ -75,6 +76,7 @@ def _timeline(text: str) -> str:
     raise ValueError("write latest, current or the number of a timeline")
 
 
+ADDRESS: Final = Parameter("HOST:PORT", address)
 CLUSTER_ID: Final = Parameter("ID", _cluster_id)
 DURATION: Final = Parameter("TIME", _duration_s)
 """Seconds."""
@@ -84,6 +86,7 @@ INSTANT: Final = Parameter("TIME", _instant)
 
 KEY_VALUES: Final = Parameter("KEY=VALUE,...", key_values)
 LSN: Final = Parameter("LSN", parse_lsn)
+NETWORKS: Final = Parameter("NETWORK,...", Networks.parse)
 SIZE: Final = Parameter("SIZE", positive_size)
 """Bytes, above 0."""
 

@@ -9,7 +9,9 @@ import click
 
 from safekeeper.base import logs
 from safekeeper.base.errors import ConfigurationError
-from walproxy.cli.parameters import DURATION, SIZE
+from safekeeper.base.networks import Networks
+from safekeeper.base.settings import Address
+from walproxy.cli.parameters import ADDRESS, DURATION, NETWORKS, SIZE
 from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
@@ -66,6 +68,8 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
     metavar="SIZE",
     help="WAL that the slot may retain on the primary; above it the slot is created again and all tables are copied.",
 )
+@click.option("--http-listen", type=ADDRESS, help="Address on which to serve /status, /metrics and /readyz.")
+@click.option("--http-allow", type=NETWORKS, help="Networks from which HTTP is accepted.")
 @click.option("--verify", is_flag=True, help="Catch up, compare all rows with the source, and end.")
 @click.option("--repair", is_flag=True, help="As --verify, and copy tables that differ again.")
 def apply(
@@ -88,6 +92,8 @@ def apply(
     start_over: bool,
     on_bad_value: OnBadValue,
     max_retained: int | None,
+    http_listen: Address | None,
+    http_allow: Networks | None,
     verify: bool,
     repair: bool,
 ) -> None:
@@ -135,6 +141,8 @@ def apply(
         timedelta(seconds=keep),
         on_bad_value,
         max_retained,
+        http_listen=http_listen,
+        http_allow=http_allow,
     )
     if verify or repair:
         verify_once(options, repair=repair)

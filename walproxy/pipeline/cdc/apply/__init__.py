@@ -16,6 +16,7 @@ iceberg_folder  its catalog and files in a folder
 iceberg_store   its catalog and files in an object store
 job_file        what the job keeps beside the tables
 status_files    what the job reports, for people and for monitoring
+status_pages    the same over HTTP
 
 A table's *position* (commit_lsn, sequence) stands in the table itself, in the same commit as the rows: every change
 below it is in, none at or beyond it. So a change that is read again after a crash is passed over. And a copy, which is

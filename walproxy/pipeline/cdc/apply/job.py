@@ -27,6 +27,8 @@ import msgspec
 
 from safekeeper.base.errors import ArchiveError, ArchiveUnavailable, ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.networks import Networks
+from safekeeper.base.settings import Address
 from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Job, job_state, only_job, read_job, write_job
@@ -84,6 +86,8 @@ class ApplyOptions(NamedTuple):
         on_bad_value: what becomes of a value that the type of its column cannot hold.
         max_retained_bytes: of WAL that the slot may retain; beyond it the job starts over with a new slot.
         keys_max: rows of a table that a verification names at most.
+        http_listen: where the job's status is served over HTTP; None: nowhere.
+        http_allow: the networks from which that is read, None for all.
     """
 
     conninfo: str
@@ -103,6 +107,8 @@ class ApplyOptions(NamedTuple):
     on_bad_value: OnBadValue = "stop"
     max_retained_bytes: int | None = None
     keys_max: int = 20
+    http_listen: Address | None = None
+    http_allow: Networks | None = None
 
     def is_wanted(self, table: TableName) -> bool:
         """Return whether a table of the publications is followed."""
@@ -140,11 +146,12 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
         WalproxyError: what an operator must look at. Without `once`, a server that does not answer is waited for.
     """
     stop = stop or threading.Event()
-    with only_job(options.location):
+    status = StatusFiles(options.location)
+    with only_job(options.location), _served(options, status):
         begins = True
         while True:
             try:
-                with opened_job(options, first=begins, ends=once, stop=stop) as job:
+                with opened_job(options, first=begins, ends=once, stop=stop, status=status) as job:
                     begins = False
                     job.copy_missing()
                     if once:
@@ -160,13 +167,28 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
                 return
             except _SlotTooFarBehind as error:
                 _log.error("%s", error)
+                status.problem = str(error)
                 continue
             except (SourceUnavailable, ArchiveUnavailable) as error:
                 if once:
                     raise
                 _log.warning("%s; retrying in %.0f s", error, _RETRY_S)
+                status.problem = str(error)
             if stop.wait(_RETRY_S):
                 return
+
+
+@contextmanager
+def _served(options: ApplyOptions, status: StatusFiles) -> Iterator[None]:
+    """Serve the status in the block, if the options say so."""
+    if options.http_listen is None:
+        yield
+        return
+    from walproxy.pipeline.cdc.apply.status_pages import served_pages
+
+    with served_pages(status, options.http_listen, options.http_allow) as address:
+        _log.info("HTTP on %s", address)
+        yield
 
 
 def following_table(tables: LakeLocation, table_format: FollowingFormat, table: TableName) -> FollowingTable:
@@ -186,7 +208,12 @@ def following_table(tables: LakeLocation, table_format: FollowingFormat, table: 
 
 @contextmanager
 def opened_job(
-    options: ApplyOptions, *, first: bool, ends: bool, stop: threading.Event | None = None
+    options: ApplyOptions,
+    *,
+    first: bool,
+    ends: bool,
+    stop: threading.Event | None = None,
+    status: StatusFiles | None = None,
 ) -> Iterator["ApplyJob"]:
     """Give the job, with its connections.
 
@@ -194,8 +221,9 @@ def opened_job(
         first: tables are to be copied again on request.
         ends: it ends when all tables are up to now; copies wait for open transactions as long as it takes.
         stop: when set, a step does not wait for a server that sends nothing.
+        status: what the job reports to.
     """
-    stop = stop or threading.Event()
+    stop, status = stop or threading.Event(), status or StatusFiles(options.location)
     if options.location.folder is None and first:
         check_format(options.location, options.format)
         require_single_winner(options.location.store())
@@ -218,7 +246,7 @@ def opened_job(
         require_position(asking, options.slot, job.position_lsn)  # the session holds the slot: no other one moves it
         # A job that does not get the slot has not disturbed the one that has it.
         write_job(state, job)
-        yield stack.enter_context(closing(ApplyJob(options, state, job, feed, asking, stop, ends=ends)))
+        yield stack.enter_context(closing(ApplyJob(options, state, job, feed, asking, stop, status, ends=ends)))
 
 
 def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *, start_over: bool) -> Job:
@@ -270,6 +298,7 @@ class ApplyJob:
         feed: ChangeFeed,
         asking: Connection,
         stop: threading.Event,
+        status: StatusFiles,
         *,
         ends: bool,
     ) -> None:
@@ -289,7 +318,7 @@ class ApplyJob:
             is_held_back=lambda: is_held_back(asking, options.slot),
             stop=stop,
         )
-        self._status = StatusFiles(options.location)
+        self._status = status
         self._tidied_at: dict[TableName, float] = {}
         self.tables = Tables(options, asking, job, waits_for_copies=ends)
 

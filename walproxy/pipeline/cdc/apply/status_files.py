@@ -3,8 +3,9 @@
 LOCATION/_walproxy_apply/status.json    position, lag, and the state of each table
 LOCATION/_walproxy_apply/metrics.prom   the same in Prometheus' text format, for a textfile collector
 
-Both are replaced whole after each step. They are not synced: after a crash the next step writes them again. In an
-object store, where each put is charged, a step that only moves positions does not replace reports of the last 10 s.
+`status_pages.py` serves the same over HTTP. Both are replaced whole after each step. They are not synced: after a crash
+the next step writes them again. In an object store, where each put is charged, a step that only moves positions does
+not replace reports of the last 10 s.
 """
 
 import time
@@ -14,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from safekeeper.base.errors import ConfigurationError
-from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.pipeline.cdc.apply.job_file import OWN_FOLDER, Job
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.lake.location import LakeLocation
@@ -42,8 +43,10 @@ class ApplyStatus(msgspec.Struct, frozen=True):
         position: all tables that follow have what was committed below it.
         lag_bytes: of WAL on the quorum that are not read yet.
         retained_bytes: of WAL that the slot retains on the primary.
-        copies: tables that were copied since the job was started.
+        copies: tables that were copied since the connection to the server was made.
         time: Unix time of the report.
+        current_time: Unix time at which the tables were known last to have everything that was on the quorum; before
+            the first time, that of the start.
     """
 
     slot: str
@@ -53,25 +56,37 @@ class ApplyStatus(msgspec.Struct, frozen=True):
     copies: int
     time: float
     tables: dict[str, TableStatus]
+    current_time: float = 0.0
 
 
 class StatusFiles:
-    """Writes both files of a location."""
+    """Writes both files of a location.
+
+    Attributes:
+        last: the last report, None before the first one.
+        problem: why the job waits, empty if it does not. Both are replaced, never changed: another thread reads them.
+    """
 
     def __init__(self, tables: LakeLocation) -> None:
         self._tables = tables
+        self.last: ApplyStatus | None = None
+        self.problem = ""
+        self._current_at = time.time()
         self._stored_at = 0.0
         self._stored_states: dict[str, str] = {}
 
     def write(self, job: Job, tables: Tables, lag_bytes: int, retained_bytes: int) -> None:
         """Replace both files. Raises StorageFailed, StorageFull, ArchiveError."""
+        now = time.time()
+        if lag_bytes == 0:
+            self._current_at = now
         status = ApplyStatus(
             job.slot,
             format_lsn(job.position_lsn),
             lag_bytes,
             retained_bytes,
             tables.copies,
-            time.time(),
+            now,
             {
                 **{str(target.table): TableStatus("following", str(target.position)) for target in tables},
                 **{
@@ -79,16 +94,18 @@ class StatusFiles:
                     for name, each in sorted(tables.quarantined.items())
                 },
             },
+            self._current_at,
         )
+        self.last, self.problem = status, ""
         if self._tables.folder is None:
             states: dict[str, str] = {name: table.state for name, table in status.tables.items()}
-            now = time.monotonic()
-            if states == self._stored_states and now - self._stored_at < _STORE_INTERVAL_S:
+            elapsed_s = time.monotonic() - self._stored_at
+            if states == self._stored_states and elapsed_s < _STORE_INTERVAL_S:
                 return
-            self._stored_states, self._stored_at = states, now
+            self._stored_states, self._stored_at = states, time.monotonic()
         content = msgspec.json.format(msgspec.json.encode(status), indent=2) + b"\n"
         self._replace(_STATUS_FILE, content)
-        self._replace(_METRICS_FILE, "\n".join(_metrics(status, job.position_lsn)).encode() + b"\n")
+        self._replace(_METRICS_FILE, metrics_text(status))
 
     def _replace(self, name: str, content: bytes) -> None:
         folder = self._tables.folder
@@ -119,12 +136,22 @@ def read_status(tables: LakeLocation) -> ApplyStatus:
         raise ConfigurationError(f"{report.name} is damaged, or a newer version's: {error}") from None
 
 
-def _metrics(status: ApplyStatus, position_lsn: Lsn) -> Iterable[str]:
+def metrics_text(status: ApplyStatus) -> bytes:
+    """Return a report in Prometheus' text format."""
+    return "\n".join(_metrics(status)).encode() + b"\n"
+
+
+def _metrics(status: ApplyStatus) -> Iterable[str]:
+    position_lsn = parse_lsn(status.position)
     gauges = {
         "walproxy_apply_position_bytes": ("LSN below which all tables that follow have everything.", position_lsn),
         "walproxy_apply_lag_bytes": ("WAL on the quorum that is not read yet.", status.lag_bytes),
         "walproxy_apply_slot_retained_bytes": ("WAL that the slot retains on the primary.", status.retained_bytes),
         "walproxy_apply_report_time_seconds": ("Unix time of this report.", status.time),
+        "walproxy_apply_current_time_seconds": (
+            "Unix time at which the tables had everything that was on the quorum.",
+            status.current_time,
+        ),
     }
     for name, (text, value) in gauges.items():
         yield f"# HELP {name} {text}"
