@@ -93,6 +93,7 @@ ARROWS = (
         (OSError(ARROWS.format("503 Slow Down: <Code>SlowDown</Code>")), REMOTE, ArchiveUnavailable, "SlowDown"),
         (OSError(ARROWS.format("403 Forbidden: <Code>ExpiredToken</Code>")), REMOTE, ArchiveRefused, "have expired"),
         (OSError(ARROWS.format("404: <Code>NoSuchBucket</Code>")), REMOTE, ArchiveRefused, "make the bucket"),
+        (OSError(ARROWS.format("404 Not Found: <Code>NoSuchKey</Code>")), REMOTE, StorageFailed, "NoSuchKey$"),
         (DeltaError(ARROWS.format("very secret: oops")), REMOTE, ArchiveUnavailable, r"\*\*\*: oops"),
         (DeltaError("Invalid table version: 7\nand more"), REMOTE, StorageFailed, "Invalid table version: 7$"),
         (OSError("Generic LocalFileSystem error"), LakeLocation("/lake"), StorageFailed, "LocalFileSystem error$"),

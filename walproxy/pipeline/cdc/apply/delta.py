@@ -23,7 +23,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_de
 from deltalake.exceptions import TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from safekeeper.base.errors import ArchiveError, ArchiveUnavailable, StorageFailed, WalproxyError
+from safekeeper.base.errors import ArchiveError, StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
@@ -49,9 +49,6 @@ _VERSION_DIGITS: Final = 20
 _HOUR: Final = timedelta(hours=1)
 _STORE_CONFIGURATION: Final = {"delta.checkpointInterval": "10"}
 """A merge reads each entry of the log since the last checkpoint, twice; delta-rs would write one after 100 entries."""
-
-_SIGNS_OF_DAMAGE: Final = ("404 Not Found", "416 Range Not Satisfiable")
-"""A store's replies, as delta-rs prints them, about a file of the log that is missing or too short."""
 
 
 class DeltaFollowing(FollowingTable):
@@ -268,10 +265,7 @@ class DeltaFollowing(FollowingTable):
         except WalproxyError:
             raise
         except Exception as error:  # delta-rs raises some that have no class of their own.
-            failure = lake_error(error, doing, self.location)
-            if isinstance(failure, ArchiveUnavailable) and any(sign in str(error) for sign in _SIGNS_OF_DAMAGE):
-                failure = StorageFailed(str(failure))  # The store works; this table does not.
-            raise failure from error
+            raise lake_error(error, doing, self.location) from error
 
 
 def _noting_failures(batches: Iterable[pa.RecordBatch], failures: list[WalproxyError]) -> Iterator[pa.RecordBatch]:
