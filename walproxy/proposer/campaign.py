@@ -427,6 +427,7 @@ class Campaign:
         self._candidacy.was_elected = True
         if not stream.is_open:
             # Its identity from before the votes may be older than they are.
+            stream.identities_due += 1
             self._out.append(IdentifyPrimary())
             return
         same_log = stream.is_checked and self._has_written(vote) and vote.history[-1].tli == stream.tli

@@ -54,6 +54,7 @@ class PrimaryStream:
     """The state of the WAL stream from the primary.
 
     Attributes:
+        identities_due: the number of `IdentifyPrimary` that were returned and not answered on this connection.
         is_open: `StartReplication` was returned, and the stream has not ended.
         tli: the timeline that it streams.
         is_checked: its WAL below the beginning of the stream was verified.
@@ -66,6 +67,7 @@ class PrimaryStream:
             record, to compare with its present WAL; empty if unknown.
     """
 
+    identities_due: int = 0
     is_open: bool = False
     tli: int = 0
     is_checked: bool = False
@@ -100,6 +102,7 @@ class PrimaryStream:
         """Handle the end of the connection."""
         self.is_open = self.awaits_link = False
         self.ended_lsn = None
+        self.identities_due = 0
 
     def require_open(self) -> None:
         """Check that the stream is open: the shell must have dropped WAL of a primary that was refused or given up."""

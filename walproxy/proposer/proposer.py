@@ -231,6 +231,11 @@ class Proposer:
                 `received_lsn`; own_begin_lsn is the start of the last segment in which a timed record is known to
                 begin, or of the log. Empty if that is unknown.
         """
+        if self._stream.identities_due > 1:
+            # An answer for an election that was given up; the primary did not reply then. The next one is for the last.
+            self._stream.identities_due -= 1
+            return self._take()
+        self._stream.identities_due = 0
         first = self.primary is None and not self.candidacy.held_term
         self.primary = primary
         self._greeted_for_refusal_at = None

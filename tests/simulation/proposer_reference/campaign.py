@@ -262,6 +262,7 @@ class ReferenceCampaign:
             return
         self._known.was_elected = True
         if not stream.is_open:
+            stream.identities_due += 1
             self._expected.append(IdentifyPrimary())
             return
         goes_on = (

@@ -21,6 +21,10 @@ class PrimaryEvents(Leading):
         self, primary: PrimaryIdentity, now: float, own_page_crcs: tuple[int, ...] = (), own_begin_lsn: int = 0
     ) -> None:
         """1.1, 4.2, 7.12."""
+        if self._stream.identities_due > 1:
+            self._stream.identities_due -= 1
+            return
+        self._stream.identities_due = 0
         is_first = self.primary is None and not self.known.held[0]
         self.primary = primary
         self._refusals.greeted_at = None

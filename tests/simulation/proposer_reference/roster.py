@@ -69,6 +69,7 @@ class Stream:
     """The COPY from the primary.
 
     Attributes:
+        identities_due: how often the primary was to be identified, and was not yet (4.2).
         is_open: whether it was started, and has not ended.
         is_checked: whether its bytes were found to be those of the log.
         compares: whether it begins with bytes to compare.
@@ -79,6 +80,7 @@ class Stream:
         own_begin_lsn, own_page_crcs: of what was received before this connection; empty if unknown.
     """
 
+    identities_due: int = 0
     is_open: bool = False
     is_checked: bool = False
     compares: bool = False

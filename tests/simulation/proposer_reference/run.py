@@ -184,7 +184,7 @@ class ReferenceRun:
     def _part(self) -> None:
         self.primary = self._probe = None
         stream = self._stream
-        stream.is_open, stream.awaits_link, stream.ended_lsn = False, False, None
+        stream.is_open, stream.awaits_link, stream.ended_lsn, stream.identities_due = False, False, None, 0
         if self.term is not None:
             self.term.streams = False
 

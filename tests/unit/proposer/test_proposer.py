@@ -457,6 +457,26 @@ def test_the_primary_is_identified_anew_after_the_votes() -> None:
     assert table.did(IdentifyPrimary)
 
 
+def test_of_several_identities_that_are_due_the_last_one_counts() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.votes()
+    table.event(table.proposer.disconnected(1, table.now))
+    table.ticks()
+    table.connects(1, 2, 3)
+    table.votes()
+    assert table.did(IdentifyPrimary)
+    # A primary that hung answers both: were the first one taken, the second one would come into the COPY.
+    table.sees()
+    assert table.sent(DigestRequest) == {} and table.proposer.phase is Phase.VERIFYING
+    table.sees()
+    assert table.sent(DigestRequest).keys() == {1}
+    table.event(table.proposer.primary_lost(table.now))
+    table.sees()
+    assert table.proposer.primary is PRIMARY
+
+
 # The check of the primary (S9, S10).
 
 
