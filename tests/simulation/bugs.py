@@ -34,6 +34,7 @@ from tests.simulation.world import World
 from walproxy.failover import failover as failover_module
 from walproxy.failover import server as failover_server
 from walproxy.failover import world as failover_world
+from walproxy.failover.candidates import HostLook
 from walproxy.postgres.walreceiver import ReplicationConnection
 from walproxy.proposer import election, refusals, replication
 from walproxy.proposer import leadership as leadership_module
@@ -772,6 +773,13 @@ BUGS: dict[str, Bug] = {
         "what is promoted has every such record when it is signalled, not only when it was looked at",
         "failovers",
         ((failover_server, "lost_since", dropped_seals.never_lost),),
+    ),
+    "unseen_records_overlooked": Bug(
+        "S15",
+        "what a standby has received beyond the log counts as kept, unless it was seen that no record is complete",
+        "failovers",
+        ((HostLook, "kept_lsn", property(dropped_seals.kept_as_replayed)),),
+        scenario="a_standby_has_received_a_record_that_nobody_sees",
     ),
     "waits_for_the_last_byte": Bug(
         "S15",

@@ -30,6 +30,8 @@ class DirectStandby:
         passed_over: numbers of timelines with a history file that was placed in its pg_wal.
         life: grows when it is set up anew.
         is_cut_off: whether it reaches no primary.
+        replay_limit_lsn: its replay stands there, until it is promoted; None: it replays all that is complete.
+        is_hidden: the command may not read its WAL, so that it cannot see where the last complete record ends.
     """
 
     def __init__(self, world: "World", name: str, rng: random.Random) -> None:
@@ -40,6 +42,8 @@ class DirectStandby:
         self.passed_over: set[int] = set()
         self.life = 0
         self.is_cut_off = False
+        self.replay_limit_lsn: Lsn | None = None
+        self.is_hidden = False
         self._rng = rng
         self._stray_since_s: float | None = None
         self._set_up_at_s = 0.0
@@ -60,6 +64,16 @@ class DirectStandby:
         return self.source.record_end_at_or_below(self.received_lsn) if self.received_lsn else 0
 
     @property
+    def replayed_lsn(self) -> Lsn:
+        """How far it has replayed by now."""
+        return self.applied_lsn if self.replay_limit_lsn is None else min(self.replay_limit_lsn, self.applied_lsn)
+
+    @property
+    def complete_lsn(self) -> Lsn:
+        """What the command finds out of `applied_lsn`, 0 if nothing."""
+        return 0 if self.is_hidden else self.applied_lsn
+
+    @property
     def on_disk(self) -> tuple[Lsn, int]:
         """How far it replays before a promotion, and on which timeline."""
         return self.applied_lsn, tli_of_byte(self.source.tli, self.source.ancestors, self.applied_lsn - 1)
@@ -68,6 +82,11 @@ class DirectStandby:
     def line(self) -> VirtualPrimary:
         """A primary with its bytes, and its timelines."""
         return self.source
+
+    def stand_still(self, source: VirtualPrimary, received_lsn: Lsn, replayed_lsn: Lsn) -> None:
+        """Have this, receive no more, and show nobody what of it is complete beyond the replay: for scenarios."""
+        self.source, self.received_lsn = source, received_lsn
+        self.replay_limit_lsn, self.is_hidden = replayed_lsn, True
 
     def start(self) -> None:
         """Begin to follow the primary."""

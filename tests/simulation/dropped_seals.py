@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import Effects, Send
+from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import Elected, PreVoteResponse, TailPreVoteRequest, VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory, last_tli
@@ -113,6 +114,11 @@ def never_lost(look: HostLook, end: LogEnd) -> str:
 def has_the_last_byte(look: HostLook, end: LogEnd) -> bool:
     """A standby is waited for until it has replayed the log's last byte, which may be in the midst of a record."""
     return not obstacle(look, end) and look.replayed_lsn >= end.end_lsn
+
+
+def kept_as_replayed(look: HostLook) -> Lsn:
+    """What a standby has not replayed has no complete record, unless one was seen."""
+    return look.complete_lsn or look.replayed_lsn or look.received_lsn
 
 
 class GrantsTailsOverTheLiving(Acceptor):

@@ -299,7 +299,10 @@ class FailoverOperator:
     Attributes:
         commands: those that run.
         missing: safekeepers that nobody reaches, while it brings commits back at the end.
+        has_accidents: servers may be lost while they are promoted, and who has failed may try again.
     """
+
+    has_accidents = True
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -356,7 +359,7 @@ class FailoverOperator:
             world.counts.count("commands killed")
         else:
             world.counts.count("failovers failed")
-        if command.report is None and not world.is_healing and self._chance.random() < 0.7:
+        if command.report is None and not world.is_healing and self.has_accidents and self._chance.random() < 0.7:
             world.clock.after(REPEAT_AFTER_S * self._chance.random(), self._repeat, command)
 
     def _repeat(self, command: Command) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, WalproxyError
-from safekeeper.base.lsn import Lsn
+from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.settings import Address
 from tests.simulation.direct_standby import DirectStandby
 from tests.simulation.network import TO_SAFEKEEPER, Connection
@@ -37,6 +37,7 @@ from walproxy.proxy import safekeeper_requests as requests_module
 
 if TYPE_CHECKING:
     from tests.simulation.failover import Command
+    from tests.simulation.standby import SimStandby
 
 
 PROMOTION_S = 0.3
@@ -196,8 +197,8 @@ class VirtualServer:
             system_id=SYSTEM_ID,
             tli=server.tli,
             received_lsn=server.streamed_lsn,
-            replayed_lsn=server.applied_lsn,
-            complete_lsn=server.applied_lsn,
+            replayed_lsn=server.replayed_lsn,
+            complete_lsn=server.complete_lsn,
         )
 
     def reserve(self, tlis: range, timeout_s: float = 10.0) -> None:
@@ -219,19 +220,33 @@ class VirtualServer:
             WalproxyError: it lacks WAL, does not answer, or is lost on the way, before or after the signal.
         """
         server, world = self._server(), self._command.world
-        fate = world.rng.random() if not world.is_healing else 1.0
+        is_calm = world.is_healing or not world.failover.has_accidents
+        fate = world.rng.random() if not is_calm else 1.0
         if fate < 0.04:
             raise WalproxyError(f"{self.name} was lost before it was signalled")
-        if fate > 0.94 and not world.is_healing and isinstance(server, DirectStandby):
+        if fate > 0.94 and not is_calm and isinstance(server, DirectStandby):
             server.be_set_up_again()
         reason = server_module.lost_since(self.look(), end) if not isinstance(server, VirtualPrimary) else ""
         if reason:
             raise WalproxyError(f"{self.name} is not promoted: it {reason}")
         if fate > 0.08 and not isinstance(server, VirtualPrimary):
+            self._require_part_of_the_log(server, end)
             promote, delay_s = self._command.servers.promote, PROMOTION_S * world.rng.random()
             world.clock.after(delay_s, promote, self.name, server.life, self._command)
         if 0.08 < fate < 0.12:
             raise WalproxyError(f"{self.name} was lost after it was signalled")
+
+    def _require_part_of_the_log(self, server: "SimStandby | DirectStandby", end: LogEnd) -> None:
+        """See that no record of it is complete above the position where the log has left its timeline (13.7)."""
+        left_lsn = None if server.tli == end.tli else end.left_lsn(server.tli)
+        if left_lsn is not None and server.applied_lsn > left_lsn:
+            violation = Violation(
+                "PromotedIsPartOfTheLog",
+                f"{self.name} has records of timeline {server.tli} up to {format_lsn(server.applied_lsn)}, and the log "
+                f"left it at {format_lsn(left_lsn)}",
+            )
+            self._command.loop.failure = violation
+            raise violation
 
     def _server(self) -> Any:
         server = self._command.servers.at(self.name)

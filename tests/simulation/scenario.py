@@ -19,6 +19,8 @@ otherwise.
     A stops | starts | recycles old WAL     operator rebootstraps over S1 S2 S3
     operator undoes | fails to undo the rebootstrap over S1 S2 S3 as S1 keeps it
     R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
+    D1 has received what A wrote up to b, has replayed a, and shows no more         (a standby of A itself)
+    operator fails over | cannot fail over [to R1]        (the old primary is taken for dead)
     the safekeepers archive                 S1 S2 remove old WAL            (all that they may)
     S1 flushes slowly | quickly             b is given up                   (by the operator: it may be lost)
     run 0.5 s                               histories keep 2 terms
@@ -53,7 +55,9 @@ from typing import NamedTuple
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.consensus.membership import Member
+from tests.simulation.direct_standby import DirectStandby
 from tests.simulation.disk import DiskCopy
+from tests.simulation.failover import FailoverOperator
 from tests.simulation.network import TO_PROXY, TO_SAFEKEEPER
 from tests.simulation.primary import VirtualPrimary
 from tests.simulation.profiles import Profile
@@ -71,6 +75,7 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 WAIT_S = 10.0
 RECORD_BYTES = 100
 SLOW_FLUSH_S = 20.0
+FAILOVER_S = 30.0
 _CALM = Profile(
     delay_s=0.002,
     flush_delay_s=0.002,
@@ -103,6 +108,22 @@ class Record(NamedTuple):
         return self.primary.read(self.start_lsn, self.end_lsn)
 
 
+class CalmOperator(FailoverOperator):
+    """Fails over once, on servers that are not lost meanwhile. A proxy runs beside what is promoted."""
+
+    has_accidents = False
+
+    def on_promoted(self, promoted: VirtualPrimary) -> None:
+        """It has the next letter, writes its first record, and the last proxy is started there."""
+        promoted.name = chr(ord("A") + len(self.world.primaries) - 1)
+        promoted.write_record(RECORD_BYTES)
+        promoted.flush()
+        proxy = self.world.proxies[-1]
+        proxy.stop()
+        proxy.primary, proxy.others = promoted, ()
+        proxy.start()
+
+
 class Stage(World):
     """A world in which only what the scenario says goes wrong: nothing restarts by itself."""
 
@@ -111,6 +132,7 @@ class Stage(World):
         self.records: dict[str, Record] = {}
         self.given_up: set[str] = set()
         self.copies: dict[str, DiskCopy] = {}
+        self.failover = CalmOperator(self)
         self.start()
 
     def safekeeper_died(self, safekeeper: SimSafekeeper) -> None:
@@ -333,6 +355,22 @@ class Stage(World):
         standby.leave()
         standby.stream_from(*self.each_safekeeper(safekeeper))
 
+    def has_received(self, name: str, source: str, received: str, replayed: str) -> None:
+        standby = DirectStandby(self, name, self.rng)
+        standby.stand_still(self.primary(source), self.records[received].end_lsn, self.records[replayed].end_lsn)
+        self.directs.append(standby)
+
+    def fails_over(self, how: str, wanted: str | None) -> None:
+        self.failover.begin(wanted=wanted or "", old_is_dead=True, unreachable=frozenset())
+        (command,) = self.failover.commands
+        deadline_s = self.clock.now + FAILOVER_S
+        while not command.is_over:
+            if self.clock.now >= deadline_s:
+                raise ScenarioFailed(f"the failover waits: {command.waits_for}\n" + "\n".join(self.trace()))
+            self.run(deadline_s, events=1)
+        if (command.report is None) != (how == "cannot fail"):
+            raise ScenarioFailed(f"the failover {command.error or 'is done'}\n" + "\n".join(self.trace()))
+
     def leaves(self, name: str) -> None:
         self.standby(name).leave()
 
@@ -535,6 +573,8 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"operator fails to undo the rebootstrap over {_SS} as {_S} keeps it", Stage.fails_to_undo),
     (rf"{_STANDBY} streams from {_S}", Stage.streams_from),
     (rf"{_STANDBY} leaves", Stage.leaves),
+    (rf"(D\d) has received what {_A} wrote up to {_R}, has replayed {_R}, and shows no more", Stage.has_received),
+    (r"operator (fails|cannot fail) over(?: to ([RD]\d))?", Stage.fails_over),
     (r"remote_apply waits for (.+)", Stage.waits_for),
     (r"the safekeepers archive", Stage.archives),
     (rf"{_SS} removes? old WAL", Stage.remove),

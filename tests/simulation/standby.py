@@ -68,6 +68,16 @@ class SimStandby:
         return min(self.applied_lsn, self._restart_lsn or self.applied_lsn)
 
     @property
+    def replayed_lsn(self) -> Lsn:
+        """How far it has replayed: it replays at once."""
+        return self.applied_lsn
+
+    @property
+    def complete_lsn(self) -> Lsn:
+        """Where the last complete record ends of what it has received."""
+        return self.applied_lsn
+
+    @property
     def streamed_lsn(self) -> Lsn:
         """What its walreceiver has received since it has connected, 0 while it is not connected."""
         return self.received_lsn if self.safekeeper is not None else 0

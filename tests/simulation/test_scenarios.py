@@ -13,6 +13,7 @@ from tests.simulation.scenario import SCENARIOS, ScenarioFailed, Stage, perform,
 from tests.simulation.world import SimulationFailed
 
 BITES = {
+    "a_standby_has_received_a_record_that_nobody_sees": "unseen_records_overlooked",
     "a_live_proposer_without_a_primary_is_left_alone": "tail_term_over_a_live_proposer",
     "a_fork_below_what_is_archived": "archived_lsn_survives_a_fork",
     "a_folder_that_was_replaced_comes_back": "ids_counted_for_folders",

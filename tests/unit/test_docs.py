@@ -38,6 +38,7 @@ from tests.simulation.archive_checker import ArchiveChecker
 from tests.simulation.bugs import BUGS
 from tests.simulation.checkers import Checker
 from tests.simulation.failover import FailoverOperator
+from tests.simulation.failover_shell import VirtualServer
 from tests.simulation.minority import Minority
 from tests.simulation.profiles import PROFILES
 from tests.simulation.proposer_reference.checker import ProposerChecker
@@ -295,7 +296,7 @@ def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> 
     text = section("invariants.md", "What follows from them, and is checked")
     names = set(re.findall(r"`([\w.]+)`", text))
     checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, FailoverOperator, Minority, World)
-    shells = (RealSafekeeper, RealProxy, ReferenceChecker, ProposerChecker, ShellDisk)
+    shells = (RealSafekeeper, RealProxy, ReferenceChecker, ProposerChecker, ShellDisk, VirtualServer)
     kinds = (*checkers, *shells, Acceptor, Proposer, Leadership, Progress)
     functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
     files = set(re.findall(r"tests/[\w/]+\.py", text))
