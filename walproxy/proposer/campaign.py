@@ -91,6 +91,8 @@ class Campaign:
         self.cluster = cluster
         self.primary = primary
         self.is_tail = primary is None
+        # Without a primary a member's greeting names the server; that member may be gone when a quorum has voted.
+        self._server = primary or a_member_of(roster.peers, cluster)
         self.asked = voters_of(roster.peers, cluster)
         self.leader_id: LeaderId | None = None
         self.pre_votes: dict[int, PreVoteResponse] = {}
@@ -309,9 +311,8 @@ class Campaign:
         """Return the first message to the members of the term that is won (step 5)."""
         assert self.plan is not None and self.leader_id is not None  # by the outcome
         vote = self.donor_vote
-        # In a tail term the log says of which PostgreSQL it is.
-        source = self._roster.peers[self.donor].greeting if self.is_tail else self.primary
-        assert source is not None  # by the outcome: the donor is connected
+        source = self.primary or self._server
+        assert source is not None  # a cluster is found by the greeting of a member
         gives_up = self.verification is not None and self.verification.gives_up
         seal = self._config.seal if self.is_tail else None
         history, forgotten_term = shorten_history(
@@ -408,10 +409,9 @@ class Campaign:
         self.asked[safekeeper_id] = identity
         self.refusals.discard(safekeeper_id)
         if greeting.membership is None:
-            # It missed the end of the bootstrap; the membership lists it. In a tail term other members know the server.
-            server = self.primary or a_member_of(self._roster.peers, self.cluster)
-            if server is None:
-                return
+            # It missed the end of the bootstrap; the membership lists it.
+            server = self.primary or self._server
+            assert server is not None  # a cluster is found by the greeting of a member
             self._out.append(self._roster.ask(safekeeper_id, bootstrap_of(self.cluster, server), now))
         request = VoteRequest(self.leader_id, self.membership.generation, self.cluster.id, self.membership)
         self._out.append(self._roster.ask(safekeeper_id, request, now))

@@ -87,6 +87,8 @@ class ReferenceCampaign:
         self.cluster = cluster
         self.primary = primary
         self.is_tail = primary is None
+        # 12.3: what a member's greeting says of the server.
+        self._member = next(each for _, each in sorted(roster.greetings().items()) if each.cluster_id == cluster.id)
         self.asked = roster.voters(cluster)
         self.leader_id: LeaderId | None = None
         self.votes: dict[Identity, VoteResponse] = {}
@@ -239,10 +241,7 @@ class ReferenceCampaign:
         self.asked[safekeeper_id] = folder
         self._out.discard(safekeeper_id)
         if greeting.membership is None:  # 0.9, 12.3
-            told = [each for _, each in sorted(self._roster.greetings().items()) if each.cluster_id == self.cluster.id]
-            if self.primary is None and not told:
-                return
-            self._send(safekeeper_id, self.cluster.bootstrap(self.primary or told[0]))
+            self._send(safekeeper_id, self.cluster.bootstrap(self.primary or self._member))
         membership = self.cluster.membership
         self._send(safekeeper_id, VoteRequest(self.leader_id, membership.generation, self.cluster.id, membership))
 
@@ -395,8 +394,7 @@ class ReferenceCampaign:
         """The first `Elected` of the term."""
         assert self.leader_id is not None and self.beginning is not None
         vote, lsn = self._vote, self.beginning.lsn
-        source = self._roster.peers[self.donor].greeting if self.is_tail else self.primary
-        assert source is not None
+        source = self.primary or self._member
         seal = self._config.seal if self.is_tail else None
         membership = self.cluster.membership
         history, forgotten = history_of_term(

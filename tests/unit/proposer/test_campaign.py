@@ -210,6 +210,13 @@ def test_without_a_primary_another_members_greeting_names_the_server() -> None:
     assert (told.cluster_id, told.membership) == (CLUSTER, MEMBERS)
     assert (told.system_id, told.segment_size) == (greeting.system_id, greeting.segment_size)
     assert told.server_version == greeting.server_version
+    # The log of the third is chosen, whose own greeting does not name the server.
+    leader_id = table.sent(VoteRequest)[3].leader_id
+    table.event(table.proposer.disconnected(1, table.now))
+    table.hears(2, vote(leader_id))
+    table.hears(3, vote(leader_id, flush_lsn=END + 100))
+    elected = table.sent(Elected)[3]
+    assert (elected.system_id, elected.segment_size) == (greeting.system_id, greeting.segment_size)
 
 
 def test_a_vote_that_is_refused_and_then_given_on_another_connection_counts() -> None:
