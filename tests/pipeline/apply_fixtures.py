@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from tests.pipeline.logical_server import Source
-from walproxy.pipeline.cdc.apply.job import ApplyOptions, following_table
+from walproxy.pipeline.cdc.apply.job import ApplyOptions
+from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.choices import FollowingFormat
 from walproxy.pipeline.lake.location import LakeLocation

@@ -27,8 +27,9 @@ from walproxy.pipeline.cdc.apply import delta, iceberg
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
-from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, following_table, opened_job, run_apply
+from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, opened_job, run_apply
 from walproxy.pipeline.cdc.apply.job_file import only_job
+from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import TableName

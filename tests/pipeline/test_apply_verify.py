@@ -10,7 +10,8 @@ from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
 from walproxy.pipeline.cdc.apply.following import Merge, Position
-from walproxy.pipeline.cdc.apply.job import ApplyOptions, following_table, run_apply
+from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
+from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.apply.verify import TablesDiffer, run_verify
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.slot import create_slot

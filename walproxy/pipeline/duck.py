@@ -280,7 +280,8 @@ def named_in(statement: str, tables: Iterable[str]) -> list[str]:
         *(view for view, sources in _MADE_FROM.items() if view not in found and set(sources) <= set(found)),
     ]
     lower = statement.lower()
-    return [name for name in possible if name.lower() in lower] or possible
+    # `public.orders` may be written "public"."orders".
+    return [name for name in possible if all(part in lower for part in name.lower().split("."))] or possible
 
 
 def check_statement(connection: DuckDBPyConnection, statement: str) -> None:

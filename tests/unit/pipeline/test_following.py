@@ -25,8 +25,8 @@ from walproxy.pipeline.cdc.apply.following import (
     library_errors,
     unused_name,
 )
-from walproxy.pipeline.cdc.apply.job import following_table
 from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined, job_state, only_job, read_job, write_job
+from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.tables.position import TableMoved

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from walproxy.pipeline.duck import FolderTables, Tables
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.pipeline.tables.table_folder import APPLY_JOB_FILE, local_folder
 
 
 def tables_at(place: str, options: Mapping[str, str], catalog: Mapping[str, str]) -> Tables:
@@ -15,9 +15,18 @@ def tables_at(place: str, options: Mapping[str, str], catalog: Mapping[str, str]
     Raises:
         ConfigurationError: it is not a place of tables, or an option is not valid.
     """
-    if not options and not catalog and ("://" not in place or place.lower().startswith("file://")):
-        return FolderTables(local_folder(place))
-    from walproxy.pipeline.lake.duck import LakeTables  # Its libraries take longer than a query of a folder.
+    is_folder = not options and not catalog and ("://" not in place or place.lower().startswith("file://"))
+    tables: Tables
+    if is_folder:
+        tables = FolderTables(local_folder(place))
+        if not (local_folder(place) / APPLY_JOB_FILE).exists():
+            return tables
+    # Libraries of object stores, and those of row changes, take longer than a query of a folder.
+    from walproxy.pipeline.cdc.apply.duck import followed_tables
+    from walproxy.pipeline.lake.duck import LakeTables
     from walproxy.pipeline.lake.location import LakeLocation
 
-    return LakeTables(LakeLocation.parse(place, options, catalog))
+    location = LakeLocation.parse(place, options, catalog)
+    if not is_folder:
+        tables = LakeTables(location)
+    return followed_tables(location, tables) or tables

@@ -21,6 +21,9 @@ from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.tables.disk import Disk, replace_durably
 from walproxy.pipeline.tables.parquet_files import normal_schema, schema_difference
 
+APPLY_JOB_FILE: Final = "_walproxy_apply/job.json"
+"""Where a job of `walproxy pipeline apply` keeps its state beside the tables that it writes."""
+
 FORMATS: Final = TABLE_FORMATS
 
 OWN_FOLDER: Final = "_walproxy"

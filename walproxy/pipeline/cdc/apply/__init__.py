@@ -9,6 +9,8 @@ row_hashes      two sets of rows, compared by hashes over ranges of their key
 net_changes     many changes to at most one per row; pure
 net_columns     the same for many rows at once, by columns
 copying         a table as of a position in the WAL
+opening         such a table by its location, format and name
+duck            such tables in DuckDB
 following       what a table that follows can do, and its position
 delta           such a table in Delta Lake's format
 iceberg         such a table in Iceberg's format

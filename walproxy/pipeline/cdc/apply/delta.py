@@ -18,10 +18,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.fs
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
 from deltalake.exceptions import TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 
 from safekeeper.base.errors import ArchiveError, StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
@@ -167,14 +165,13 @@ class DeltaFollowing(FollowingTable):
             actions = add_actions(self._refreshed())
             yield from self._dataset(actions, self.schema()).to_batches(columns=list(columns))
 
+    def dataset(self) -> ds.Dataset:
+        with self._failures("read"):
+            return self._dataset(add_actions(self._refreshed()), self.schema())
+
     def _dataset(self, actions: Sequence[dict[str, Any]], schema: pa.Schema) -> ds.Dataset:
         """Return the rows of files of the log."""
-        folder = self.location.folder
-        if folder is not None:
-            return ds.dataset([str(folder / action["path"]) for action in actions], schema=schema, format="parquet")
-        sizes = {action["path"]: action["size_bytes"] for action in actions}
-        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
-        return ds.dataset(list(sizes), schema=schema, format="parquet", filesystem=pyarrow.fs.PyFileSystem(handler))
+        return self._dataset_of({action["path"]: action["size_bytes"] for action in actions}, schema)
 
     def tidy(self, keep: timedelta) -> None:
         table = self._refreshed()

@@ -14,12 +14,15 @@ import contextlib
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs
+from deltalake.fs import DeltaStorageHandler
 
 from safekeeper.base.errors import ArchiveError, StorageFailed, StorageFull, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
@@ -158,6 +161,22 @@ class FollowingTable(ABC):
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield these columns of all rows, in this order."""
+
+    @abstractmethod
+    def dataset(self) -> ds.Dataset:
+        """Return all rows as they are now, of which a reader gets the columns that it asks for."""
+
+    def _dataset_of(self, sizes: Mapping[str, int], schema: pa.Schema) -> ds.Dataset:
+        """Return the rows of files.
+
+        Args:
+            sizes: in bytes, by the path within the table.
+        """
+        folder = self.location.folder
+        if folder is not None:
+            return ds.dataset([str(folder / path) for path in sizes], schema=schema, format="parquet")
+        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), dict(sizes))
+        return ds.dataset(list(sizes), schema=schema, format="parquet", filesystem=pyarrow.fs.PyFileSystem(handler))
 
     @abstractmethod
     def tidy(self, keep: timedelta) -> None:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError, NoSuchTableError
@@ -28,7 +29,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import DecimalType, IntegerType, LongType, StringType
 from sqlalchemy.exc import IntegrityError
 
-from safekeeper.base.errors import ArchiveError, StorageFailed
+from safekeeper.base.errors import ArchiveError, ConfigurationError, StorageFailed
 from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
@@ -205,6 +206,17 @@ class IcebergFollowing(FollowingTable):
             schema = pa.schema([known.field(name) for name in columns])
             for batch in _read(table, list(table.scan().plan_files())):
                 yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+
+    def dataset(self) -> ds.Dataset:
+        with self._failures("read"):
+            tasks = list(self._existing().scan().plan_files())
+            if any(task.delete_files for task in tasks):
+                raise ConfigurationError(
+                    f"another program deleted rows of the Iceberg table {self.location}: read it with that program"
+                )
+            beginning = f"{self.location}/"
+            sizes = {task.file.file_path.removeprefix(beginning): task.file.file_size_in_bytes for task in tasks}
+            return self._dataset_of(sizes, self.schema())
 
     def tidy(self, keep: timedelta) -> None:
         horizon = datetime.now(UTC) - keep

@@ -32,6 +32,7 @@ from safekeeper.base.settings import Address
 from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Job, job_state, only_job, read_job, write_job
+from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
@@ -189,21 +190,6 @@ def _served(options: ApplyOptions, status: StatusFiles) -> Iterator[None]:
     with served_pages(status, options.http_listen, options.http_allow) as address:
         _log.info("HTTP on %s", address)
         yield
-
-
-def following_table(tables: LakeLocation, table_format: FollowingFormat, table: TableName) -> FollowingTable:
-    """Return a table of a location, whether it is there or not."""
-    if table_format == "delta":
-        from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
-
-        return DeltaFollowing(tables, table)
-    if tables.folder is None:
-        from walproxy.pipeline.cdc.apply.iceberg_store import IcebergInStore
-
-        return IcebergInStore(tables, table)
-    from walproxy.pipeline.cdc.apply.iceberg_folder import IcebergInFolder
-
-    return IcebergInFolder(tables, table)
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.state import StateObject
 from walproxy.pipeline.tables.disk import locked, storage_errors, sync_folder
+from walproxy.pipeline.tables.table_folder import APPLY_JOB_FILE
 
-OWN_FOLDER: Final = "_walproxy_apply"
-_JOB_FILE: Final = "job.json"
+OWN_FOLDER: Final = APPLY_JOB_FILE.partition("/")[0]
 _LOCK_FILE: Final = "lock"
 _VERSION: Final = 2
 _LOCK_TIMEOUT_S: Final = 2.0
@@ -87,7 +87,7 @@ class Job(msgspec.Struct, frozen=True):
 
 def job_state(tables: LakeLocation) -> StateObject:
     """Return the file of the job whose tables are in a location."""
-    return StateObject(tables, f"{OWN_FOLDER}/{_JOB_FILE}")
+    return StateObject(tables, APPLY_JOB_FILE)
 
 
 def read_job(state: StateObject) -> Job | None:
