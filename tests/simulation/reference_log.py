@@ -98,6 +98,7 @@ class ReferenceLog:
         self.named_lsn = 0
         self.archive_here = ""
         self.is_counted = False
+        self._search_anew()
         if self.is_misplaced:
             self.written_end = self.durable_end = 0
 
@@ -267,7 +268,12 @@ class ReferenceLog:
             return False
         begin_lsn = control.wal_begin_lsn
         starts = range(begin_lsn + size, begin_lsn + size * TRIMMED_SEGMENTS_MAX + 1, size)
-        lsn = max((start for start in starts if self._is_removable_below(start, request)), default=0)
+        removable = [start for start in starts if self._is_removable_below(start, request)]
+        if not removable:
+            return False
+        timed_lsn = self._newest_timed_record()
+        readable = (s for s in removable if s <= timed_lsn and 0 < self.wal.record_end(s) <= self.readable_lsn)
+        lsn = max(readable, default=0)
         if lsn:
             yield from self.persist(wal_begin_lsn=lsn)
             yield TrimWal(lsn)
@@ -275,7 +281,7 @@ class ReferenceLog:
 
     def _is_removable_below(self, lsn: int, request: TrimRequest) -> bool:
         """Whether the segments that end at or below `lsn`, a segment's start, may go."""
-        size, begin_lsn = self.control.segment_size, self.control.wal_begin_lsn
+        size = self.control.segment_size
         last_segment = (self.flush_lsn - 1) // size * size
         if request.has_archive:
             safe_lsn = self.archived_lsn if self.archive_id == self.archive_here else 0
@@ -293,8 +299,22 @@ class ReferenceLog:
             files_bytes = last_segment + 2 * size - (lsn - size)
             if not request.has_archive or request.limit_bytes is None or files_bytes <= request.limit_bytes:
                 return False
-        timed_lsn = self.wal.last_timed_record(begin_lsn, self.readable_lsn)
-        return timed_lsn >= lsn and 0 < self.wal.record_end(lsn) <= self.readable_lsn
+        return True
+
+    def _newest_timed_record(self) -> int:
+        """Where the newest record begins that bears a time and can be read.
+
+        A segment is searched until the position that readers may see is in a later one. A record that began in it, and
+        was not complete then, is not found: more is kept.
+        """
+        size = self.control.segment_size
+        begin_lsn = max(self._searched_lsn // size * size, self.control.wal_begin_lsn)
+        found_lsn = self.wal.last_timed_record(begin_lsn, self.readable_lsn)
+        self._timed_lsn, self._searched_lsn = found_lsn or self._timed_lsn, self.readable_lsn
+        return self._timed_lsn
+
+    def _search_anew(self) -> None:
+        self._timed_lsn, self._searched_lsn = 0, 0
 
     # ------------------------------------------------------------------ adoption
 
@@ -322,6 +342,7 @@ class ReferenceLog:
             base_lsn = message.base_lsn if self.flush_lsn < message.base_lsn else None
             if base_lsn is not None and base_lsn > settled_lsn:
                 return RefusalCode.RANGE
+        self._search_anew()
         if base_lsn is not None and (base_lsn == 0 or base_lsn % message.segment_size):
             raise ProtocolBroken(f"a log cannot begin at {base_lsn}")
         if base_lsn is not None:
@@ -406,6 +427,7 @@ class ReferenceLog:
 
     def begin_cluster(self, message: Bootstrap) -> Effects:
         """0.10 and 0.13: an empty log of another cluster; the old one is set aside, its state kept for an undo."""
+        self._search_anew()
         control = self.control
         kept: dict[str, Any] = {}
         if not message.undo and control.cluster_id and (control.history or control.replaced is None):
@@ -446,6 +468,7 @@ class ReferenceLog:
         if replaced is None or replaced.cluster_id != message.cluster_id:
             yield from self.begin_cluster(message)
             return
+        self._search_anew()
         state = msgspec.structs.replace(
             replaced,
             **_identity(message),
