@@ -16,6 +16,7 @@ from tests.integration.faulty_relay import FaultyRelay, answer
 from tests.integration.object_stores import MotoServer, Place, Server
 from tests.pipeline.test_query import TIME, end
 from walproxy.cli.pipeline_commands.query import query as command
+from walproxy.cli.pipeline_work.tables_at import tables_at
 from walproxy.pipeline.duck import query
 from walproxy.pipeline.lake.duck import LakeTables
 from walproxy.pipeline.lake.location import LakeLocation
@@ -109,6 +110,17 @@ def test_a_statement_that_is_wrong_or_reaches_out_is_one_line(
     with pytest.raises(ConfigurationError, match=complaint) as caught:
         rows_of(location, statement)
     assert "\n" not in str(caught.value)
+
+
+def test_who_may_not_list_a_store_and_so_is_refused_what_is_missing_reads_its_tables(
+    moto: Server, location: LakeLocation
+) -> None:
+    write(location, "transactions", end(7, 1))
+    with FaultyRelay(moto.endpoint) as relay:
+        relay.when("GET", r"/_walproxy_apply/", answer(403, "AccessDenied"))
+        options = {**dict(location.options), "endpoint": relay.endpoint}
+        with query(tables_at(location.url, options, {}), "SELECT count(*) FROM transactions") as result:
+            assert list(result.rows) == [(1,)]
 
 
 def test_a_place_without_tables_and_a_store_that_refuses_are_one_line(moto: Server, location: LakeLocation) -> None:

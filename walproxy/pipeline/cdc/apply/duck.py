@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
-from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
+from safekeeper.base.errors import ArchiveRefused, ConfigurationError, StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import folder_name
 from walproxy.pipeline.cdc.apply.job_file import job_state, read_job
 from walproxy.pipeline.cdc.apply.opening import following_table
@@ -86,7 +86,11 @@ def followed_tables(location: LakeLocation, others: Tables) -> FollowedTables | 
         ConfigurationError: the job's file is not understood, or its tables need a catalog.
         StorageFailed, ArchiveError: the job's file cannot be read.
     """
-    job = read_job(job_state(location))
+    try:
+        job = read_job(job_state(location))
+    except ArchiveRefused:
+        # A store does not tell who may not list it that an object is missing. A reader of tables of WAL needs no list.
+        return None
     if job is None:
         return None
     table_format = next((each for each in FOLLOWING_FORMATS if each == job.format), None)
