@@ -359,6 +359,7 @@ class Leadership(Replication):
     def report_apply(self, before_lsn: Lsn) -> None:
         """Report the apply position to PostgreSQL if it differs from `before_lsn`, also if it has gone back."""
         if self.streaming and self._standbys.apply_lsn(self.commit_lsn) != before_lsn:
+            self._reported = (self.write_lsn, self.commit_lsn)
             self._out.append(self.status())
 
     def on_storage_full(self, safekeeper_id: int, reason: str) -> None:

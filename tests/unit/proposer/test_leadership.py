@@ -225,6 +225,20 @@ def test_an_advance_of_apply_alone_is_reported_at_once_and_only_once() -> None:
     assert table.reports() == [ReportStatus(START + 50, START + 50, START + 10)]
 
 
+def test_a_write_position_that_was_lowered_with_an_apply_position_is_reported_when_it_is_back() -> None:
+    table = Table("a")
+    table.acks(1, START, readers=True)
+    table.receives(START + 100)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 100, readers=safekeeper_id == 1, flush_lsn=START + 50)
+    assert table.reports()[-1].write_lsn == START + 100
+    table.leadership.disconnected(2, table.now)
+    table.hears(1, at(START + 20))
+    assert [(report.write_lsn, report.apply_lsn) for report in table.reports()] == [(START + 50, START + 20)]
+    table.acks(3, START + 100, flush_lsn=START + 50)
+    assert [report.write_lsn for report in table.reports()] == [START + 100]
+
+
 def test_apply_is_never_above_what_is_committed_and_0_before_the_terms_start_is() -> None:
     table = Table("a", answers=False)
     table.acks(1, START, readers=True)
