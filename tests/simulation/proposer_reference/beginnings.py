@@ -34,7 +34,10 @@ class Beginnings(ReferenceRun):
         disconnected = {
             action.safekeeper_id
             for action in self._actions
-            if isinstance(action, Disconnect) and worded(action) not in for_others and not self._is_silent(action)
+            if isinstance(action, Disconnect)
+            and worded(action) not in for_others
+            # One that is silent may be another server's, too: the reason says for what it was.
+            and not (action.reason.startswith("no reply") and self._is_silent(action))
         }
         is_refused = (self._has(Finish) or self._has(RefusePrimary)) and not self._is_refused_already()
         begins = asks or is_refused or disconnected & set(self.roster.foreigners(primary))
