@@ -32,6 +32,7 @@ class ReferenceTerm(TermState):
         """`Elected`, to a safekeeper that has greeted (`folder`), or to one that is to skip WAL (6.1)."""
         expected = self.elected_for(safekeeper_id)
         if folder is not None:
+            self.truncate_reached_lsn = self.truncate_limit()
             known = self.members.get(safekeeper_id)
             expected = self._first_elected(safekeeper_id)
             member = Member(folder)

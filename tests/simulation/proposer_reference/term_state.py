@@ -141,6 +141,8 @@ class TermState:
         self._timing = timing
         self._began_at = now
         self._adopters: dict[Identity, Member] | None = None
+        # What it could be before another data folder took a member's place: taken then, and not sent yet.
+        self.truncate_reached_lsn = 0
         self._before: dict[int, tuple[int, int]] = {}
         self.learnt: dict[Identity, int] = {}
 
@@ -172,10 +174,10 @@ class TermState:
 
     def truncate_limit(self) -> int:
         """7.9, 10.8: the lowest flush_lsn of all members, once all have adopted the term."""
-        adopted = self._adopted()
+        adopted, reached_lsn = self._adopted(), max(self.truncate_lsn, self.truncate_reached_lsn)
         if folders_of(self.membership) != adopted.keys():
-            return self.truncate_lsn
-        return max(self.truncate_lsn, min(self.commit_lsn, *[member.flush_lsn for member in adopted.values()]))
+            return reached_lsn
+        return max(reached_lsn, min(self.commit_lsn, *[member.flush_lsn for member in adopted.values()]))
 
     def status(self) -> ReportStatus:
         """7.6."""
@@ -190,7 +192,8 @@ class TermState:
             sorted([times.get(folder, -inf) for folder in half.folders])[len(half.folders) - half.commit]
             for half in halves(self.membership)
         )
-        return self.streams and now - max(answered_at, self._began_at) < self._timing.heartbeat_timeout_s
+        # Rounded as there: a difference of two such times may be less than the timeout at its very end.
+        return self.streams and now < max(answered_at, self._began_at) + self._timing.heartbeat_timeout_s
 
     def is_confirmed(self, sequence: int, sent_again: Set[int]) -> bool:
         """7.12: a commit quorum that follows has answered a message of this number or a later one.
