@@ -126,7 +126,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         if term is not None:
             if self.config.seal is not None and term.commit_lsn:
                 self.known.was_elected = True  # 13.1: a takeover holds until the seal is committed.
-            term.truncate_lsn = term.truncate_limit()
+            term.truncate_lsn = term.truncate_now()
             self._decide()
             self._hang_up(term)
             self._follow_term(now)

@@ -144,6 +144,7 @@ class TermState:
         # What it could be before another data folder took a member's place: taken then, and not sent yet.
         self.truncate_reached_lsn = 0
         self._before: dict[int, tuple[int, int]] = {}
+        self._has_streamed = False
         self.learnt: dict[Identity, int] = {}
 
     def voters(self) -> dict[Identity, Member]:
@@ -173,11 +174,15 @@ class TermState:
         return max(self.commit_lsn, committed(self.membership, lsns, self.start_lsn))
 
     def truncate_limit(self) -> int:
+        """How far truncate_lsn may have been advanced."""
+        return max(self.truncate_now(), self.truncate_reached_lsn)
+
+    def truncate_now(self) -> int:
         """7.9, 10.8: the lowest flush_lsn of all members, once all have adopted the term."""
-        adopted, reached_lsn = self._adopted(), max(self.truncate_lsn, self.truncate_reached_lsn)
+        adopted = self._adopted()
         if folders_of(self.membership) != adopted.keys():
-            return reached_lsn
-        return max(reached_lsn, min(self.commit_lsn, *[member.flush_lsn for member in adopted.values()]))
+            return self.truncate_lsn
+        return max(self.truncate_lsn, min(self.commit_lsn, *[member.flush_lsn for member in adopted.values()]))
 
     def status(self) -> ReportStatus:
         """7.6."""
@@ -275,6 +280,7 @@ class TermState:
     def begin_event(self) -> None:
         """Keep what was in flight before the event, by which 7.10 decides."""
         self._before = {i: (m.last_begin_lsn, m.sent_lsn) for i, m in self.members.items()}
+        self._has_streamed = self.streams
 
     def advance(self) -> None:
         """7.5: recompute commit_lsn, which never goes back."""
