@@ -30,8 +30,9 @@ from tests.forking.probe import LIMITS
 from tests.forking.server import COMMANDS, COMMANDS_KEY, MESSAGE_BYTES, PRELOADED, Request
 from walproxy.lab.cluster.local_cluster import Child, LocalProcess
 
-# Variables that are read after the imports only: ours, libpq's, those of the archive's stores, and what pytest writes.
-_READ_LATE = ("WALPROXY_", "SAFEKEEPER_", "PG", "AWS_", "XDG_", "PYTEST_")
+# Variables that are read after the imports only: ours, libpq's, those of the archive's stores, what pytest writes, and
+# what a Spark session and Polars leave in the process that has used them.
+_READ_LATE = ("WALPROXY_", "SAFEKEEPER_", "PG", "AWS_", "XDG_", "PYTEST_", "SPARK_", "PYSPARK_", "_RJEM_MALLOC_CONF")
 _END_TIMEOUT_S = 10.0
 _POSSIBLE = sys.platform == "linux" and os.environ.get("WALPROXY_TESTS_FORK") != "0"
 

@@ -170,6 +170,7 @@ def test_what_a_fork_would_not_have_read_is_started(monkeypatch: pytest.MonkeyPa
             return process is not None and process.wait(DEADLINE_S) == 0
 
         assert forks(*PROBE, "exit", "0", WALPROXY_TESTS_PROBE="1", PGUSER="one")
+        assert forks(*PROBE, "exit", "0", SPARK_HOME="C", PYSPARK_PYTHON="C", _RJEM_MALLOC_CONF="C")
         for name in ("PYTHONPATH", "PYTHONHASHSEED", "LC_ALL", "LANG", "LD_PRELOAD", "TZ", "PSYCOPG_IMPL"):
             assert not forks(*PROBE, "exit", "0", **{name: "C"})
         assert not forks("-c", "pass")
