@@ -33,6 +33,8 @@ from walproxy.lab.cluster.local_cluster import Child, LocalProcess
 # Variables that are read after the imports only: ours, libpq's, those of the archive's stores, what pytest writes, and
 # what a Spark session and Polars leave in the process that has used them.
 _READ_LATE = ("WALPROXY_", "SAFEKEEPER_", "PG", "AWS_", "XDG_", "PYTEST_", "SPARK_", "PYSPARK_", "_RJEM_MALLOC_CONF")
+# Of the process before its tests: one of them may have changed it while the first daemon is forked.
+_ENVIRONMENT = dict(os.environ)
 _END_TIMEOUT_S = 10.0
 _POSSIBLE = sys.platform == "linux" and os.environ.get("WALPROXY_TESTS_FORK") != "0"
 
@@ -203,7 +205,7 @@ class _Server:
     """One process of tests/forking/server.py."""
 
     def __init__(self, key: str) -> None:
-        self._environment = dict(os.environ)
+        self._environment = _ENVIRONMENT
         self._asking = threading.Lock()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -212,6 +214,7 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                env=_ENVIRONMENT,
                 cwd=Path(__file__).parents[2],
                 start_new_session=True,  # Ctrl-C in the terminal is for us.
             )

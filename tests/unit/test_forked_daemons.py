@@ -161,6 +161,16 @@ def test_a_command_that_does_not_end_is_killed() -> None:
         daemons.run_walproxy("limbo", "--url", f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
 
 
+def test_a_server_that_is_made_in_a_changed_environment_suits_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemons.stop_servers(PROBE[1])
+    with Path(os.devnull).open("wb") as nothing:
+        with monkeypatch.context() as patched:
+            patched.setenv("TZ", "C")
+            assert daemons.start([*PROBE, "exit", "0"], output=nothing.fileno()) is None
+        process = daemons.start([*PROBE, "exit", "0"], output=nothing.fileno())
+        assert process is not None and process.wait(DEADLINE_S) == 0
+
+
 def test_what_a_fork_would_not_have_read_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path(os.devnull).open("wb") as nothing:
 
