@@ -21,7 +21,6 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -36,8 +35,9 @@ from typing import ClassVar, Self
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
+from tests.waiting import wait_for
+
 _DEADLINE_S = 60.0
-_POLL_S = 0.05
 _BUCKET = "archive"
 _LIST_NAMESPACE = {"s3": "http://s3.amazonaws.com/doc/2006-03-01/"}
 
@@ -311,20 +311,19 @@ class SeaweedServer(Server):
             raise
         self.endpoint = f"http://127.0.0.1:{self._program.endpoint}"
         self._client = _s3_client(self.endpoint)
-        self._wait()
+        try:
+            wait_for(self._stores, "the parts of SeaweedFS have found each other", _DEADLINE_S)
+        except BaseException:
+            self.close()
+            raise
 
-    def _wait(self) -> None:
-        """Return when the parts of the server have found each other: then an object can be stored."""
-        deadline = time.monotonic() + _DEADLINE_S
-        while True:
-            try:
-                self._client.put("started", b"1")
-                return
-            except BaseError:
-                if time.monotonic() > deadline:
-                    self.close()
-                    raise
-                time.sleep(_POLL_S)
+    def _stores(self) -> bool:
+        """Return whether an object can be stored."""
+        try:
+            self._client.put("started", b"1")
+        except BaseError:
+            return False
+        return True
 
     def close(self) -> None:
         self._program.close()

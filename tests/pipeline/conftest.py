@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a process: starting it takes longer than most of them."""
+"""One Spark session and one PostgreSQL for all tests of a process, and one S3 server for those of a file."""
 
 import logging
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ import pytest
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
+from tests.integration.archive_fixtures import credentials
+from tests.integration.object_stores import MotoServer, Server
 from tests.pipeline.logical_server import Source, logical_server
 from walproxy.pipeline.spark_session import spark_session
 from walproxy.postgres.local_server import LocalPostgres
@@ -35,6 +37,13 @@ def server() -> Iterator[LocalPostgres]:
 def empty(server: LocalPostgres) -> Iterator[Source]:
     """An empty database."""
     with closing(Source(server)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Server]:
+    """A real S3 server, and its credentials in the environment."""
+    with credentials(), MotoServer() as made:
         yield made
 
 

@@ -12,12 +12,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy.exc import OperationalError
 
 from safekeeper.base.errors import ArchiveUnavailable, ConfigurationError
-from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import MotoServer, Server
+from tests.integration.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source
-from tests.pipeline.test_apply_store import CHANGES, MORE, NAME, SCHEMA, SETUP, TABLES, Killing, merge, rows_of
+from tests.pipeline.test_apply_store import CHANGES, MORE, NAME, SCHEMA, TABLES, Killing, begun, merge, rows_of
 from walproxy.pipeline.cdc.apply.following import Position
 from walproxy.pipeline.cdc.apply.iceberg_store import IcebergInStore
 from walproxy.pipeline.cdc.apply.job import TablesQuarantined, run_apply
@@ -25,18 +24,9 @@ from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.lake.location import LakeLocation
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
-
-
 @pytest.fixture
 def source(empty: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    empty.run(*SETUP)
-    empty.publish(*TABLES)
-    return empty
+    return begun(empty, tmp_path / "cache", monkeypatch)
 
 
 def located(server: Server, prefix: str, folder: Path, endpoint: str = "", catalog: str = "catalog") -> LakeLocation:

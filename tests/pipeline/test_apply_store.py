@@ -17,9 +17,8 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
-from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer
-from tests.integration.object_stores import MotoServer, Server
+from tests.integration.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
@@ -65,18 +64,17 @@ MORE = (
 )
 
 
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
+def begun(empty: Source, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+    """Return the database as the tests begin with it; jobs keep their locks in `cache`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    empty.run(*SETUP)
+    empty.publish(*TABLES)
+    return empty
 
 
 @pytest.fixture
 def source(empty: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    empty.run(*SETUP)
-    empty.publish(*TABLES)
-    return empty
+    return begun(empty, tmp_path / "cache", monkeypatch)
 
 
 def located(server: Server, source: Source, endpoint: str = "") -> LakeLocation:

@@ -14,9 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError
-from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer, ignore_conditions
-from tests.integration.object_stores import LocalFolder, MotoServer, RcloneServer, Server
+from tests.integration.object_stores import LocalFolder, RcloneServer, Server
 from tests.pipeline.small_wal import Pieces, decoded_rows, small_wal, write_wal
 from tests.unit.table_rows import SMALL, small
 from tests.unit.wal_builder import MIB
@@ -32,12 +31,6 @@ from walproxy.pipeline.schemas import VIEWS, arrow_schema
 from walproxy.pipeline.tables.parquet_files import DataFile
 from walproxy.pipeline.tables.position import TableMoved
 from walproxy.pipeline.tables.table import After
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

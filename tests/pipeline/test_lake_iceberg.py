@@ -4,7 +4,6 @@ import itertools
 import re
 import sqlite3
 import urllib.parse
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError, WalproxyError
 from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import MotoServer, RcloneServer, Server
+from tests.integration.object_stores import RcloneServer, Server
 from tests.pipeline.logical_server import Source
 from tests.pipeline.run_without_spark import TABLES, run_segments
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
@@ -33,12 +32,6 @@ from walproxy.pipeline.schemas import VIEWS, arrow_schema
 from walproxy.pipeline.tables.parquet_files import DataFile
 from walproxy.pipeline.tables.position import TableMoved
 from walproxy.pipeline.tables.table import After
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from safekeeper.base.errors import ConfigurationError
-from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import MotoServer, Server
+from tests.integration.object_stores import Server
 from tests.unit.table_rows import SMALL, small
 from walproxy.cli.pipeline_commands.maintain import maintain as command
 from walproxy.pipeline.jobs.maintain import Maintained, maintain
@@ -22,12 +21,6 @@ from walproxy.pipeline.lake.table import LakeTable
 from walproxy.pipeline.tables.table import After, Removal
 
 OF_ANY_AGE_S = -3600.0
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
 
 
 @pytest.fixture(params=["delta", "iceberg"])

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from safekeeper.base.errors import ArchiveRefused, ConfigurationError
-from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import MotoServer, Place, Server
+from tests.integration.object_stores import Place, Server
 from tests.pipeline.test_query import TIME, end
 from walproxy.cli.pipeline_commands.query import query as command
 from walproxy.cli.pipeline_work.tables_at import tables_at
@@ -24,12 +22,6 @@ from walproxy.pipeline.lake.opening import open_lake_table
 from walproxy.pipeline.schemas import arrow_schema
 
 EMPTY: Final = (("uri", "sqlite:///:memory:"),)
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
 
 
 @pytest.fixture

@@ -27,8 +27,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table as PyIcebergTable
 from pyspark.sql import SparkSession
 
-from tests.integration.archive_fixtures import credentials
-from tests.integration.object_stores import MotoServer, Place, Server
+from tests.integration.object_stores import Place, Server
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
 from tests.pipeline.logical_server import Source
 from tests.pipeline.run_without_spark import run_segments
@@ -194,12 +193,6 @@ def test_iceberg_tables_of_wal_are_equal_in_every_reader(spark: SparkSession, se
         wanted = decoded_rows(segments, view)
         fields = [pa.field(field.name, in_iceberg(plain(field.type))) for field in wanted.schema]
         assert_equal(wanted.cast(pa.schema(fields)), iceberg_readers(tmp_path, ("wal", view), spark))
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
 
 
 def test_delta_tables_of_wal_in_s3_are_equal_in_every_reader(spark: SparkSession, segments: str, moto: Server) -> None:

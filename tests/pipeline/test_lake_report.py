@@ -1,7 +1,6 @@
 """Reports on tables in a real S3 server (moto) are those on the same tables in a folder."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from tests.integration.archive_fixtures import credentials
 from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import MotoServer, Server
+from tests.integration.object_stores import Server
 from tests.pipeline.report_story import make_night, views_of, write_tables
 from tests.pipeline.test_report import snapshot
 from walproxy.cli.pipeline_commands.report import report as command
@@ -21,12 +19,6 @@ from walproxy.pipeline.lake.opening import open_lake_table
 from walproxy.pipeline.schemas import arrow_schema
 
 USED = ("relation_volume", "transaction_volume", "transactions", "tuple_stats")
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
 
 
 def report_on(*arguments: str) -> Any:

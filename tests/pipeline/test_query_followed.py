@@ -1,14 +1,12 @@
 """SQL over tables that follow tables of a database, in a folder and in S3 (moto), in both formats."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
-from tests.integration.archive_fixtures import credentials
-from tests.integration.object_stores import MotoServer, Place, Server
+from tests.integration.object_stores import Place, Server
 from tests.pipeline.apply_fixtures import options_of
 from tests.pipeline.logical_server import Source
 from walproxy.cli.pipeline_commands.query import query
@@ -33,12 +31,6 @@ CHANGES = (
     "INSERT INTO orders VALUES (200, 1.5, 'late')",
     "DELETE FROM orders WHERE id <= 50",
 )
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
 
 
 @pytest.fixture(params=FOLLOWING_FORMATS)

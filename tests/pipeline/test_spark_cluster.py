@@ -1,14 +1,14 @@
 """The run job on a standalone Spark cluster, archive and tables in S3: each record is there once, whatever dies."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.integration.archive_fixtures import Archive, credentials
+from tests.integration.archive_fixtures import Archive
 from tests.integration.faulty_relay import FaultyRelay, first
-from tests.integration.object_stores import MotoServer, Server
+from tests.integration.object_stores import Server
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.spark_cluster import SparkCluster
 from tests.pipeline.test_run import next_event, process
@@ -22,12 +22,6 @@ TABLES = ("records", "transactions", "relation_volume")
 END_TIMEOUT_S = 900.0
 SEGMENTS = 6
 pytestmark = pytest.mark.timeout(1200)
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[Server]:
-    with credentials(), MotoServer() as made:
-        yield made
 
 
 class Job:

@@ -18,8 +18,9 @@ def tables_at(place: str, options: Mapping[str, str], catalog: Mapping[str, str]
     is_folder = not options and not catalog and ("://" not in place or place.lower().startswith("file://"))
     tables: Tables
     if is_folder:
-        tables = FolderTables(local_folder(place))
-        if not (local_folder(place) / APPLY_JOB_FILE).exists():
+        folder = local_folder(place)
+        tables = FolderTables(folder)
+        if not (folder / APPLY_JOB_FILE).exists():
             return tables
     # Libraries of object stores, and those of row changes, take longer than a query of a folder.
     from walproxy.pipeline.cdc.apply.duck import followed_tables

@@ -92,15 +92,11 @@ class DeltaFollowing(FollowingTable):
                     commit_properties=_properties(position),
                 )
         except (StorageFailed, ArchiveError):
-            # What delta-rs reports of a commit that was faster differs; the version and the position do not.
             table = None if failures else self._current()
-            if table is not None and table.version() != version:
-                found = _position_of(table)
-                if found == position and self.location.folder is None:
-                    return  # Only the reply was lost.
-                if found != position:
-                    require_position(self.location, before, found)
-            raise
+            if table is None or table.version() == version:
+                raise
+            if not self._is_replaced(_position_of(table), position, before):
+                raise
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         known = set(self.schema().names)

@@ -1,6 +1,6 @@
 """Tables that follow, in DuckDB, for `walproxy pipeline query`: each as a view SCHEMA.NAME, as at its source.
 
-Beside them a place may have tables of WAL, which are queried as ever. DuckDB reads a table as an Arrow dataset, so that
+Beside them a place may have tables of WAL. DuckDB reads a table as an Arrow dataset, so that
 a column which was added later is null in older files.
 """
 
@@ -12,14 +12,13 @@ import duckdb
 import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
-from safekeeper.base.errors import ArchiveRefused, ConfigurationError, StorageFailed, WalproxyError
+from safekeeper.base.errors import ArchiveRefused, ConfigurationError, WalproxyError
 from walproxy.pipeline.cdc.apply.following import folder_name
 from walproxy.pipeline.cdc.apply.job_file import job_state, read_job
 from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
 from walproxy.pipeline.duck import Tables, identifier
-from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import check_format
 
@@ -67,10 +66,7 @@ class FollowedTables(NamedTuple):
         return self.others.file(name)
 
     def failure(self, error: duckdb.Error) -> WalproxyError | None:
-        if self.folder is not None:
-            return self.others.failure(error)
-        failure = lake_error(error, f"read the tables in {self.location}", self.location)
-        return None if isinstance(failure, StorageFailed) else failure  # The store did not cause it.
+        return self.others.failure(error)
 
     def __str__(self) -> str:
         return str(self.location)

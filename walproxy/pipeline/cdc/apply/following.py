@@ -122,6 +122,28 @@ class FollowingTable(ABC):
             TableMoved: another job has written to the table since.
         """
 
+    def _is_replaced(self, found: Position | None, position: Position, before: Position | None) -> bool:
+        """Decide about a replacement that failed although the table has another version now.
+
+        What a library reports of a commit that was faster differs; the version and the position do not.
+
+        Args:
+            found: the table's position now.
+            position: that of the replacement.
+            before: the table's position before it.
+
+        Returns:
+            True: only the reply was lost.
+
+        Raises:
+            TableMoved: another job has written to the table.
+        """
+        if found == position and self.location.folder is None:
+            return True
+        if found != position:
+            require_position(self.location, before, found)
+        return False
+
     @abstractmethod
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Add columns that it has not; they are null in the rows that it has."""

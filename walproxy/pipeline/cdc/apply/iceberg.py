@@ -132,16 +132,12 @@ class IcebergFollowing(FollowingTable):
                     old = [task.file for task in table.scan().plan_files()]
                     self._exchange(transaction, old, batches, position)
         except (StorageFailed, ArchiveError):
-            # What is reported of a commit that was faster differs; the version and the position do not.
             with self._failures("read"):
                 table = self._loaded()
-            if table is not None and table.metadata_location != version:
-                found = _position_of(table)
-                if found == position and self.location.folder is None:
-                    return  # Only the reply was lost.
-                if found != position:
-                    require_position(self.location, before, found)
-            raise
+            if table is None or table.metadata_location == version:
+                raise
+            if not self._is_replaced(_position_of(table), position, before):
+                raise
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         try:
