@@ -14,7 +14,7 @@ UNIT_WORKERS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo recording walk lint check test sim exhaustive exhaustive-all mutate fuzz majors conformance torture soak bench clean
+.PHONY: help install demo recording walk lint check test sim night exhaustive exhaustive-all mutate fuzz majors conformance torture soak bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (wh
 
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(SEED)
+
+night: .venv/.dev ## run seeds for HOURS, from where the last night ended, and report all nights: make night HOURS=8
+	$(BIN)/python -m tests.simulation.night --hours $(or $(HOURS),8)
 
 exhaustive: .venv/.dev ## every interleaving of two terms in a small world: with slow flushes, with late answers, with a change of the member
 	$(BIN)/python -m tests.simulation.exhaustive --terms 2 --records 1 --prompt

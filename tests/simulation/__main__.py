@@ -121,9 +121,9 @@ def main(arguments: list[str] | None = None) -> int:
                 break
             held.add(outcome)
     if failure is not None:
-        _print_failure(failure)
+        print_failure(failure)
         if options.shrink_s > 0:
-            _print_shrunk(failure, options.shrink_s)
+            print_shrunk(failure, options.shrink_s)
         return 1
     _print_reached(held, time.monotonic() - began_at, is_all_profiles=options.profile is None)
     if options.digest:
@@ -173,7 +173,8 @@ def _with_progress(outcomes: Iterator[Outcome | Failure], total: int) -> Iterato
         yield outcome
 
 
-def _print_failure(failure: Failure) -> None:
+def print_failure(failure: Failure) -> None:
+    """Print a seed that did not hold: its faults, its trace, and how to run it again."""
     task = failure.task
     print(f"\nseed {task.seed}, profile {task.profile_name}: {failure.invariant} does not hold\n")
     if task.is_of_swarm:
@@ -182,8 +183,8 @@ def _print_failure(failure: Failure) -> None:
     print(f"\n{failure.text}\n\nTo run only this again, paste it into a test:\n\n{task.as_test()}")
 
 
-def _print_shrunk(failure: Failure, within_s: float) -> None:
-    """Make the failing run short, and say where it is and how to replay it."""
+def print_shrunk(failure: Failure, within_s: float) -> None:
+    """Make the failing run short, and print where it is and how to replay it."""
     task = failure.task
     with Console().status("making it short") as status:
         began_at = told_at = time.monotonic()

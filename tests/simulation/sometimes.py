@@ -45,7 +45,7 @@ _HITS, _PROBE = "_sometimes_hits", "_sometimes_probe"
 _NEVER_RAISED: Final = ("InvariantViolation", "LocalProtocolError")
 _DEFINITIONS: Final = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _TEXT_MAX: Final = 100
-_RAREST: Final = 10
+RAREST: Final = 10
 
 
 class Point(NamedTuple):
@@ -160,13 +160,16 @@ def watched_points() -> Points:
     return Points(paths, situations=SITUATIONS)
 
 
-def report(points: Sequence[Point], seeds: Counter[int], total: int, explained: Sequence[Explained]) -> str:
+def report(
+    points: Sequence[Point], seeds: Counter[int], total: int, explained: Sequence[Explained], rarest: int = RAREST
+) -> str:
     """Return what was reached and what was not, as lines.
 
     Args:
         seeds: by point, the number of seeds that reached it.
         total: the number of seeds.
         explained: why some are not reached.
+        rarest: how many of those that fewest seeds have reached are listed, too.
     """
     never = [point for index, point in enumerate(points) if not seeds[index]]
     open_points = [point for point in never if not any(each.matches(point) for each in explained)]
@@ -181,8 +184,8 @@ def report(points: Sequence[Point], seeds: Counter[int], total: int, explained: 
         f"the others are explained, {len(open_points)} are not:"
     )
     lines += [f"  never: {point}" for point in open_points]
-    rarest = sorted((count, index) for index, count in seeds.items() if count)[:_RAREST]
-    lines += [f"  in {count} seeds: {points[index]}" for count, index in rarest]
+    seldom = sorted((count, index) for index, count in seeds.items() if count)[:rarest]
+    lines += [f"  in {count} seeds: {points[index]}" for count, index in seldom]
     lines += [f"error: reached, but explained as impossible: {each}" for each in refuted(points, seeds, explained)]
     return "\n".join(lines)
 
