@@ -67,7 +67,7 @@ class ReplicationConnection(CommandConnection):
         received_lsn: the end of what was handed over in this stream.
         server_end_lsn: how far the primary's WAL reached, by its last message; ahead of `received_lsn` while the
             walsender catches up.
-        last_message_s: the event loop's time of the last message.
+        last_message_s: the event loop's time of the last message, or since when messages are read again.
     """
 
     def __init__(self, connection: psycopg.AsyncConnection, conninfo: str, timeout_s: float) -> None:
@@ -272,6 +272,8 @@ class ReplicationConnection(CommandConnection):
                 self._watch()
 
     def _watch(self) -> None:
+        # A connection that waited for a request, or was not read, was not silent.
+        self.last_message_s = self._loop.time()
         self._loop.add_reader(self._socket, self._on_readable)
         # libpq may hold messages already, and the socket does not show those.
         self._loop.call_soon(self._on_readable)

@@ -338,3 +338,16 @@ def test_conninfo_of_replication_keeps_what_the_operator_said() -> None:
     assert words["options"] == "-c a=b -c wal_sender_timeout=1\\ s"
     with pytest.raises(ConfigurationError):
         replication_conninfo("nonsense=1", "wp")
+
+
+@streaming
+async def test_silence_is_counted_from_the_begin_of_the_stream_and_of_the_reading(stream: Stream) -> None:
+    """A spare proxy may have waited for hours on this connection, before it has won a term and streams."""
+    now = asyncio.get_running_loop().time()
+    stream.connection.last_message_s = now - 100  # The stream has not begun yet.
+    await stream.settle()
+    assert stream.connection.last_message_s >= now
+    stream.connection.pause_reading()
+    stream.connection.last_message_s = now - 100
+    stream.connection.resume_reading()
+    assert stream.connection.last_message_s >= now
