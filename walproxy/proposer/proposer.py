@@ -703,10 +703,14 @@ class Proposer:
             self.roster.forget_greetings()
             self.roster.greet_all(self.primary, now)
         self.campaign = self._bootstrap = None
-        wait_s = self.timing.retry_interval_s / 2
+        self._next_attempt_at = max(self._next_attempt_at, now + self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Return how long to wait before the next attempt: longer after each that was lost."""
+        pause_s = self.timing.retry_interval_s / 2
         if self.candidacy.failed:
-            wait_s *= 2 ** min(self.candidacy.failed, BACKOFF_DOUBLINGS_MAX) * (0.5 + self._jitter)
-        self._next_attempt_at = max(self._next_attempt_at, now + wait_s)
+            pause_s *= 2 ** min(self.candidacy.failed, BACKOFF_DOUBLINGS_MAX) * (0.5 + self._jitter)
+        return pause_s
 
     # ------------------------------------------------------------------ a term (steps 5 to 8)
 
@@ -747,7 +751,6 @@ class Proposer:
             stream.awaits_link = campaign.awaits_link
             leadership.streaming = stream.is_checked = stream.is_open and not stream.awaits_link
             candidacy.has_led = True
-        candidacy.failed = 0
         if self.config.seal is not None:
             term, floor = leadership.leader_id.term, elected.history[-1].floor
             if self.config.seal.cancels:
@@ -813,7 +816,7 @@ class Proposer:
         if self.leadership is not None and self.leadership.has_lost_its_start():
             self._end_term(now, "the donor was disconnected before a quorum had its WAL")
 
-    def _end_term(self, now: float, reason: str) -> None:
+    def _end_term(self, now: float, reason: str, *, is_deposed: bool = False) -> None:
         """Stop leading; report positions of 0 to PostgreSQL until the next term has reached its start (S1)."""
         leadership, candidacy = self.leadership, self.candidacy
         assert leadership is not None  # by the callers
@@ -825,7 +828,12 @@ class Proposer:
         self.leadership = None
         self._stream.ended_lsn = self._probe_sequence = None
         self._out.append(ReportStatus(0, 0, 0))
-        self._next_attempt_at = now
+        if is_deposed and not leadership.commit_lsn:
+            # It has failed like a campaign: of two candidates that depose each other by turns, one must wait longer.
+            candidacy.failed += 1
+            self._next_attempt_at = now + self._pause_s()
+        else:
+            candidacy.failed, self._next_attempt_at = 0, now
         # New greetings: positions and promises may have changed since the last ones.
         self.roster.forget_greetings()
         self.roster.greet_all(self.primary, now)
@@ -841,7 +849,8 @@ class Proposer:
             self._follow_campaign(self.campaign, now)
         if code is RefusalCode.STALE_TERM:
             if leadership is not None and refusal.promised.term > leadership.leader_id.term:
-                self._end_term(now, f"safekeeper {safekeeper_id} has promised {refusal.promised}")
+                reason = f"safekeeper {safekeeper_id} has promised {refusal.promised}"
+                self._end_term(now, reason, is_deposed=True)
         elif code is RefusalCode.RANGE and leadership is not None:
             leadership.on_range_refused(safekeeper_id, refusal.reason, now)
         elif code is RefusalCode.STORAGE_FULL and leadership is not None:

@@ -53,7 +53,6 @@ class Leading(ReferenceRun):
             stream.awaits_link = campaign.awaits_link
             term.streams = stream.is_checked = stream.is_open and not stream.awaits_link
             self.known.has_led = True
-        self.known.failed = 0
         self.known.held = elected.leader_id.term, start_lsn
         self.term = self._acting = term
         self.campaign = None

@@ -140,10 +140,14 @@ class ReferenceRun:
             self.roster.forget_greetings()
             self._greet_all()
         self.campaign = self._bootstrap = None
+        self._pause_until = max(self._pause_until, now + self._pause_s())
+
+    def _pause_s(self) -> float:
+        """The waits: the shortest pause before the next attempt."""
         pause_s = self.config.timing.retry_interval_s / 2
         if self.known.failed:
             pause_s *= 2 ** min(self.known.failed, BACKOFF_DOUBLINGS_MAX) * 0.5
-        self._pause_until = max(self._pause_until, now + pause_s)
+        return pause_s
 
     def _learn_of_term(self) -> None:
         """11.3."""
@@ -154,8 +158,8 @@ class ReferenceRun:
                 self.roster.learn(term.elected.cluster_id, term.folder_states())
                 term.learnt = acknowledged
 
-    def _end_term(self) -> None:
-        """8.1."""
+    def _end_term(self, *, is_deposed: bool = False) -> None:
+        """8.1; the waits."""
         term = self.term
         if term is None:
             return
@@ -163,7 +167,9 @@ class ReferenceRun:
         self.known.held = term.leader_id.term, max(term.start_lsn, term.commit_lsn)
         self.term = self._probe = self._stream.ended_lsn = None
         self._ended = True
-        self._pause_until = 0.0
+        has_failed = is_deposed and not term.commit_lsn
+        self.known.failed = self.known.failed + 1 if has_failed else 0
+        self._pause_until = self._now + self._pause_s() if has_failed else 0.0
         self.roster.forget_greetings()
         self._greet_all()
 

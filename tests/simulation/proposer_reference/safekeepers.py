@@ -160,7 +160,7 @@ class SafekeeperEvents(MemberChanges):
             self._follow_campaign(now)
         if code is RefusalCode.STALE_TERM:
             if term is not None and refusal.promised.term > term.leader_id.term:
-                self._end_term()
+                self._end_term(is_deposed=True)
         elif code is RefusalCode.RANGE and term is not None:
             term.range_refused(safekeeper_id)
         elif code in (

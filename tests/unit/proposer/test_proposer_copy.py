@@ -188,37 +188,68 @@ def test_a_copy_whose_first_record_has_not_linked_yet_is_not_continued_by_the_ne
     assert table.proposer.leadership is None and table.did(StopReplication)
 
 
-def test_the_pauses_between_campaigns_are_short_again_after_a_term() -> None:
-    def loses_a_campaign(table: Table) -> float:
-        """Lose a campaign after its votes, and return the time until the next one."""
-        while table.proposer.phase is Phase.GATHERING:
-            table.ticks(0.01)
-        for safekeeper_id in (1, 2):
-            table.hears(safekeeper_id, PreVoteResponse(True))
-        leader_id = table.sent(VoteRequest)[1].leader_id
-        for safekeeper_id in (1, 2, 3):
-            table.hears(safekeeper_id, VoteResponse(leader_id, False, LeaderId(leader_id.term, "other")))
-        lost_at = table.now
-        while table.proposer.phase is Phase.GATHERING:
-            table.ticks(0.01)
-        return table.now - lost_at
+def loses_a_campaign(table: Table) -> float:
+    """Lose a campaign after its votes, and return the time until the next one."""
+    while table.proposer.phase is Phase.GATHERING:
+        table.ticks(0.01)
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(True))
+    leader_id = table.sent(VoteRequest)[1].leader_id
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, VoteResponse(leader_id, False, LeaderId(leader_id.term, "other")))
+    lost_at = table.now
+    while table.proposer.phase is Phase.GATHERING:
+        table.ticks(0.01)
+    return table.now - lost_at
 
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
-    waits = [loses_a_campaign(table) for _ in range(4)]
-    assert waits[-1] > 2 * waits[0]
+
+def wins_a_term(table: Table) -> LeaderId:
+    """Win the campaign that has begun."""
     table.votes()
     table.sees()
     table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
-    assert table.proposer.phase is Phase.LEADING
+    assert table.proposer.leadership is not None
+    return table.proposer.leadership.leader_id
+
+
+def is_deposed(table: Table) -> float:
+    """Lose the term to another candidate, and return the time until the next campaign."""
     table.event(table.proposer.primary_lost(table.now))
     table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(table.proposer.term + 1, "other")))
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, greeting(safekeeper_id))
     table.sees()
+    lost_at = table.now
+    while table.proposer.phase is Phase.GATHERING:
+        table.ticks(0.01)
+    return table.now - lost_at
+
+
+def test_the_pauses_between_campaigns_are_short_again_after_a_term() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    waits = [loses_a_campaign(table) for _ in range(4)]
+    assert waits[-1] > 2 * waits[0]
+    leader_id = wins_a_term(table)
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    assert is_deposed(table) == 0
     assert loses_a_campaign(table) < 1.5 * waits[0]
+
+
+def test_a_term_that_was_lost_before_a_quorum_had_its_start_makes_the_pauses_longer() -> None:
+    """Two candidates that depose each other by turns would otherwise both begin at once, as long as it takes."""
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    waits = [loses_a_campaign(table) for _ in range(3)]
+    wins_a_term(table)
+    waits.append(is_deposed(table))
+    waits.append(loses_a_campaign(table))
+    assert waits[3] > 1.5 * waits[2]
+    assert waits[4] > 1.5 * waits[3]
 
 
 def test_a_copy_whose_wal_was_not_compared_yet_is_not_continued_by_the_next_term() -> None:

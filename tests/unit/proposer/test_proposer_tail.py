@@ -212,6 +212,7 @@ def test_a_deposed_run_that_has_only_led_tail_terms_is_not_fenced() -> None:
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, greeting(safekeeper_id, promised=higher))
     table.sees()
+    table.ticks(0.5)  # the pause after a term that nobody had adopted
     assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, PreVoteResponse(False, "run2"))
