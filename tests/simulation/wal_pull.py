@@ -7,6 +7,7 @@ acceptor however late, whoever leads by then. It has a source of chance of its o
 import random
 from typing import TYPE_CHECKING, Any
 
+from safekeeper.base.lsn import segment_start
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     PeerRead,
@@ -17,6 +18,7 @@ from safekeeper.consensus.messages import (
     Refusal,
 )
 from tests.simulation.network import TO_SAFEKEEPER, Connection
+from tests.simulation.synthetic_wal import SEGMENT_SIZE
 
 if TYPE_CHECKING:
     from tests.simulation.safekeeper import SimSafekeeper
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 BLOCK_BYTES_MAX = 10_000
 IN_FLIGHT = 2
 SILENCE_S = 0.7
-# Some of what a source has sent is handed over late, and out of order.
+# Some of what a source has sent is handed over late, and out of order: then the pull stands still until it is ended, so
+# only while there are faults.
 LATE = 0.05
 LATE_S_MAX = 2.0
 
@@ -90,7 +93,9 @@ class SimPuller:
         pull, begin_lsn = self._asked[connection.number]
         if begin_lsn >= pull.end_lsn:
             return
-        end_lsn = min(pull.end_lsn, begin_lsn + self.chance.randint(1, BLOCK_BYTES_MAX))
+        # A read ends with its segment at the latest.
+        segment_end_lsn = segment_start(begin_lsn, SEGMENT_SIZE) + SEGMENT_SIZE
+        end_lsn = min(pull.end_lsn, begin_lsn + self.chance.randint(1, BLOCK_BYTES_MAX), segment_end_lsn)
         self._asked[connection.number] = pull, end_lsn
         request = PeerRead(pull.leader_id, end_lsn, begin_lsn, end_lsn)
         self._world.note(self.name, "asks a member", request, connection.number)
@@ -114,7 +119,7 @@ class SimPuller:
             pull, _ = self._asked[connection.number]
             self._answers += 1
             content = (self.life, pull, message.begin_lsn, bytes(message.payload))
-            if self.chance.random() < LATE:
+            if self.chance.random() < LATE and not self._world.is_healing:
                 self._world.clock.after(LATE_S_MAX * self.chance.random(), self._hand_over, *content)
             else:
                 self._hand_over(*content)
