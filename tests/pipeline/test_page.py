@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from walproxy.pipeline.pages.page import PAGE_BYTES, compare, header_of
 from walproxy.pipeline.pages.private_server import PrivatePostgres
 from walproxy.pipeline.pages.relation import PageId, RelationName, read_page
 from walproxy.pipeline.pages.restore import PageRequest, _relation_id, restore_page
+from walproxy.pipeline.pages.row import _name_of, _table_of
 from walproxy.pipeline.schemas import arrow_schema
 from walproxy.pipeline.tables import open_table
-from walproxy.postgres.local_server import LocalPostgres, find_servers
+from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed, find_servers
 from walproxy.recovery.config import SourceConfig
 
 DATABASE = "bank"
@@ -49,10 +51,15 @@ class Bank:
     Attributes:
         versions: by the path of the relation's file.
         early_lsn: before the backup was done.
+        unfinished_lsn: where a transaction had not ended.
+        unfinished_ctid, aborted_ctid: the rows of the table `entries` that it, and one that was aborted, had inserted.
     """
 
     past: Past
     early_lsn: Lsn = 0
+    unfinished_lsn: Lsn = 0
+    unfinished_ctid: str = ""
+    aborted_ctid: str = ""
     table: str = ""
     index: str = ""
     versions: dict[str, list[Version]] = field(default_factory=dict)
@@ -76,6 +83,22 @@ class Bank:
             block = 1 if path == self.index else 0
             version = Version(parse_lsn(lsn), content[block * PAGE_BYTES : (block + 1) * PAGE_BYTES])
             self.versions.setdefault(path, []).append(version)
+
+    def leave_unfinished(self) -> None:
+        """Insert a row in a transaction that is aborted, and one in a transaction that has not ended at a position."""
+        insert = "INSERT INTO entries VALUES (12345678901234567890.123, %s) RETURNING ctid::text"
+        with psycopg.connect(self.past.server.conninfo(dbname=DATABASE)) as connection:
+            connection.execute("CREATE TABLE entries (amount numeric, note text)")
+            connection.execute("ALTER TABLE entries ALTER note SET STORAGE EXTERNAL")
+            connection.commit()
+            [(self.aborted_ctid,)] = connection.execute(insert, ("aborted",)).fetchall()
+            connection.rollback()
+            [(self.unfinished_ctid,)] = connection.execute(insert, (1000 * "long ",)).fetchall()
+            # The commit of another transaction: the WAL before it is on the disk.
+            self.execute("CREATE TABLE later ()")
+            [(lsn,)] = self.execute("SELECT pg_current_wal_flush_lsn()::text")
+            self.unfinished_lsn = parse_lsn(lsn)
+            connection.commit()
 
     def numbers(self, path: str) -> str:
         """What WAL calls the relation of a file base/DATABASE/FILE."""
@@ -116,6 +139,7 @@ def bank() -> Iterator[Bank]:
             made.remember()
             made.execute("BEGIN", "UPDATE accounts SET note = 'twice' WHERE id = 12", "COMMIT", "VACUUM accounts")
             made.remember()
+            made.leave_unfinished()
             past.archive_up_to(past.flush_lsn())
             yield made
         finally:
@@ -162,6 +186,35 @@ def test_the_last_version_of_an_index_page_is_that_of_the_primary(bank: Bank) ->
     assert said["primary"]["same"]
     assert said["primary"]["read_by"] == "file"
     assert parse_lsn(said["page_lsn"]) == header_of(version.content).lsn
+
+
+def row_of(bank: Bank, ctid: str, at_lsn: Lsn, relation: str) -> dict[str, Any]:
+    block, line = ctid.strip("()").split(",")
+    answer = run(*bank.words(relation, int(block), at_lsn), "--line", line, "--json")
+    assert answer.exit_code == 0, answer.exception
+    row: dict[str, Any] = json.loads(answer.output, parse_float=Decimal)["row"]
+    return row
+
+
+def test_a_row_has_its_values_of_that_time_also_if_no_query_would_show_it(bank: Bank) -> None:
+    at_lsn = bank.versions[bank.table][1].at_lsn
+    old = row_of(bank, "(0,5)", at_lsn, bank.numbers(bank.table))
+    assert (old["visible"], old["made"], old["ended"]) == (False, "committed", "committed")
+    assert old["content"] == {"id": 5, "balance": 0, "note": "old"}
+    block, line = old["version"]["next_ctid"]
+    answer = run(*bank.words(f"{DATABASE}.public.accounts", block, at_lsn), "--line", str(line))
+    made = f"made by transaction {old['version']['xmax']} (committed), not ended"
+    assert f"row at line pointer {line}: visible at this LSN, {made}\n" in answer.output, answer.exception
+    assert '\n  id       5\n  balance  5\n  note     "old"\n' in answer.output
+
+
+def test_a_row_of_a_transaction_that_was_aborted_or_had_not_ended_is_not_visible(bank: Bank) -> None:
+    aborted = row_of(bank, bank.aborted_ctid, bank.unfinished_lsn, f"{DATABASE}.public.entries")
+    assert (aborted["visible"], aborted["made"], aborted["content"]["note"]) == (False, "aborted", "aborted")
+    unfinished = row_of(bank, bank.unfinished_ctid, bank.unfinished_lsn, f"{DATABASE}.public.entries")
+    assert not unfinished["visible"]
+    # The number has more digits than a double. The text comes out of the TOAST table.
+    assert unfinished["content"] == {"amount": Decimal("12345678901234567890.123"), "note": 1000 * "long "}
 
 
 def write_page_versions(bank: Bank, folder: Path) -> None:
@@ -220,6 +273,15 @@ def test_asking_for_a_relation_changes_no_page() -> None:
             _relation_id(server, RelationName("gone", "public", "accounts"))
         with pytest.raises(ConfigurationError, match="it is a view"):
             _relation_id(server, RelationName("postgres", "pg_catalog", "pg_views"))
+        with pytest.raises(ConfigurationError, match="pg_class_oid_index was not a table at that LSN"):
+            _table_of(server, RelationName("postgres", "pg_catalog", "pg_class_oid_index"))
+        assert _name_of(server, RelationId(1664, 0, 1262)) == RelationName("template1", "pg_catalog", "pg_database")
+        with pytest.raises(ConfigurationError, match="was not the file of a table at that LSN"):
+            _name_of(server, RelationId(1663, 5, 99_999))
+        with pytest.raises(ConfigurationError, match="there was no database 99 at that LSN"):
+            _name_of(server, RelationId(1663, 99, 16384))
+        with pytest.raises(LocalPostgresFailed, match="in single-user mode: division by zero"):
+            server.ask_once("postgres", "SELECT 1 / 0 AS number")
         relation = _relation_id(server, RelationName("postgres", "pg_catalog", "pg_class"))
         page = read_page(folder / "data", PageId(relation, 0, 0))
         assert header_of(page).is_regular

@@ -20,6 +20,12 @@ _TIMEOUT_S = 60.0
 @click.option("--relation", required=True, metavar="NAME", help="[DATABASE.]SCHEMA.NAME, or T/D/R in numbers.")
 @click.option("--block", required=True, type=click.IntRange(0, 2**32 - 2), metavar="N", help="Number of the block.")
 @click.option("--fork", type=click.Choice(FORKS), default="main", show_default=True, help="Fork of the relation.")
+@click.option(
+    "--line",
+    type=click.IntRange(1, 2**11),
+    metavar="N",
+    help="Print the row at this line pointer: ctid is (block,line).",
+)
 @click.option("--at", metavar="LSN", help="State at this LSN.")
 @click.option("--at-time", type=INSTANT, help="State at this time, instead of --at (ISO 8601).")
 @click.option(
@@ -59,6 +65,7 @@ def page(
     relation: str,
     block: int,
     fork: str,
+    line: int | None,
     at: str | None,
     at_time: datetime | None,
     backup: Path,
@@ -72,23 +79,30 @@ def page(
     primary: str | None,
     **command_line: Any,
 ) -> int:
-    """Restore one page of a table as it was at an LSN.
+    """Restore one page of a table, or a row of it, as it was at an LSN.
 
     A temporary PostgreSQL recovers the backup and the archive's WAL up to there; it accepts no connections from other
     users, and its folder is removed. The header of the page is compared with the WAL records of the page. --verify
     compares the bytes with those of the primary, if the page has not changed there since: the exit code is 1 if bytes
     differ that must not.
 
+    --line prints the row version that the line pointer leads to, visible or not: its columns, and which transactions
+    have made and ended it.
+
     \b
     Examples:
       walproxy pipeline page --relation public.orders --block 7 --at 5/60000000 --backup base/ \\
           --archive s3://bucket/main --output page.bin
+      walproxy pipeline page --relation shop.public.orders --block 7 --line 3 --at 5/60000000 --backup base/ \\
+          --archive s3://bucket/main
       walproxy pipeline page --relation 1663/16384/20001 --block 0 --at 5/60000000 --backup base/ \\
           --archive s3://bucket/main --hex --verify --primary "host=db1 user=postgres"
     """
     logs.configure(lambda: "walproxy pipeline page", "warning")
     if (at is None) == (at_time is None):
         raise click.UsageError("give either --at or --at-time")
+    if line is not None and fork != "main":
+        raise click.UsageError(f"--line is of the fork main: the fork {fork} has no rows")
     if is_verified and primary is None:
         raise click.UsageError("--verify requires --primary")
     loaded = settings.load(
@@ -106,6 +120,7 @@ def page(
         tables.absolute() if tables is not None else None,
         target_timeline,
         work_dir.absolute() if work_dir is not None else None,
+        line,
     )
     compared = primary if is_verified else None
     return restore_and_print(request, compared, output, as_json=as_json, as_hex=as_hex)

@@ -13,6 +13,7 @@ from walproxy.pipeline.pages.page import hex_dump
 from walproxy.pipeline.pages.primary import Verdict, verify
 from walproxy.pipeline.pages.relation import FORKS, parse_relation
 from walproxy.pipeline.pages.restore import PageRequest, RestoredPage, restore_page
+from walproxy.pipeline.pages.row import Row
 
 __all__ = ["PageRequest", "parse_lsn", "parse_relation", "restore_and_print"]
 
@@ -81,7 +82,25 @@ def _page_lines(restored: RestoredPage, verdict: Verdict | None) -> list[str]:
         )
     else:
         lines.append("header: none, the page was never used")
+    lines += _row_lines(restored.row) if restored.row is not None else []
     return lines + (_verdict_lines(verdict) if verdict is not None else [])
+
+
+def _row_lines(row: Row) -> list[str]:
+    version = row.version
+    made = "a transaction that is frozen" if version.xmin is None else f"transaction {version.xmin} ({row.made})"
+    who = f"multixact {version.xmax}" if version.is_multi else f"transaction {version.xmax} ({row.ended})"
+    how = "locked" if version.is_locked_only else "deleted, updated or locked" if version.is_multi else "ended"
+    ended = f"{how} by {who}" if version.xmax else "not ended"
+    kind = "heap-only, " if version.is_heap_only else ""
+    seen = "visible" if row.is_visible else "not visible"
+    lines = [
+        f"row at line pointer {row.line}: {seen} at this LSN, made by {made}, {ended}",
+        f"version: {kind}{version.columns} columns stored in {version.length} bytes, next version at "
+        f"({version.next_ctid[0]},{version.next_ctid[1]})",
+    ]
+    width = max((len(name) for name in row.content), default=0)
+    return lines + [f"  {name:{width}}  {bytes(value).decode()}" for name, value in row.content.items()]
 
 
 def _verdict_lines(verdict: Verdict) -> list[str]:
@@ -119,6 +138,16 @@ def _as_json(restored: RestoredPage, verdict: Verdict | None) -> dict[str, Any]:
             "end_lsn": lsn(history.last.end_lsn),
             "rmgr": history.last.rmgr,
             "operation": history.last.operation,
+        }
+    if restored.row is not None:
+        row = restored.row
+        content["row"] = {
+            "line": row.line,
+            "visible": row.is_visible,
+            "made": row.made,
+            "ended": row.ended,
+            "version": row.version._asdict(),
+            "content": row.content,
         }
     if verdict is not None:
         content["primary"] = {

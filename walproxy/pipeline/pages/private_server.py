@@ -47,6 +47,7 @@ _SETTINGS: Final = {
 }
 _PREPARED: Final = re.compile(r"^max_prepared_xacts setting:\s+(\d+)$", re.MULTILINE)
 _FATAL: Final = re.compile(r"(?:FATAL|PANIC):  (.*)$", re.MULTILINE)
+_ERROR: Final = re.compile(r"ERROR:  (.*)$", re.MULTILINE)
 _VALUE: Final = re.compile(r'^\s*\d+: (\w+)(?: = "(.*)")?\t\(typeid', re.MULTILINE)
 _END: Final = "walproxy_end"
 
@@ -97,14 +98,21 @@ class PrivatePostgres(LocalPostgres):
             reasons = _FATAL.findall(self.log_path.read_text(errors="replace")) if self.log_path.exists() else []
             raise RecoveryFailed(f"PostgreSQL did not recover: {reasons[-1] if reasons else error}") from error
 
-    def ask_once(self, database: str, query: str) -> dict[str, str | None] | None:
+    def ask_once(
+        self, database: str, query: str, settings: Mapping[str, str] | None = None
+    ) -> dict[str, str | None] | None:
         """Return the first row of a query to the stopped server, None if it has no rows. Changes nothing on disk.
+
+        Args:
+            settings: of this one process.
 
         Raises:
             ConfigurationError: there is no such database.
-            LocalPostgresFailed: it did not answer.
+            LocalPostgresFailed: it did not answer, or the query failed.
         """
-        words = ["--single", "-j", "-D", str(self.data_directory), "-c", "log_min_messages=fatal"]
+        words = ["--single", "-j", "-D", str(self.data_directory), "-c", "log_min_messages=error"]
+        for name, value in (settings or {}).items():
+            words += ["-c", f"{name}={value}"]
         process = subprocess.Popen(
             [self.binaries.path("postgres"), *words, database],
             stdin=subprocess.PIPE,
@@ -129,6 +137,8 @@ class PrivatePostgres(LocalPostgres):
             if f'database "{database}" does not exist' in complaint:
                 raise ConfigurationError(f"there was no database {database!r} at that LSN: correct --relation")
             raise LocalPostgresFailed(f"PostgreSQL does not answer in single-user mode: {complaint}")
+        if failed := _ERROR.search(complaints):
+            raise LocalPostgresFailed(f"PostgreSQL cannot answer in single-user mode: {failed[1]}")
         row = {name: value for name, value in _VALUE.findall(answer.partition(_END)[0]) if value}
         return row or None
 
@@ -180,3 +190,8 @@ class PrivatePostgres(LocalPostgres):
         )
         path.chmod(0o600)
         self._give(path)
+
+
+def sql_text(text: str) -> str:
+    """Return a text for SQL in whatever encoding: single-user mode takes bytes as they come."""
+    return f"pg_catalog.convert_from('\\x{text.encode().hex()}', 'UTF8')"

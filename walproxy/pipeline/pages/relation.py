@@ -6,7 +6,7 @@ database (0 for a shared relation) and file. https://www.postgresql.org/docs/cur
 
 import re
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Final, Literal, NamedTuple
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.jobs.catalog import RelationId
@@ -84,10 +84,22 @@ def read_page(data_directory: Path, page: PageId) -> bytes:
             f"block {page.block} is beyond the end of the relation {page.relation}, which has {blocks} blocks at "
             "that LSN: correct --block"
         )
-    number, block = divmod(page.block, _SEGMENT_BLOCKS)
-    with _segment(path, number).open("rb") as file:
-        file.seek(block * PAGE_BYTES)
+    with _file_of(path, page.block, "rb") as file:
         return file.read(PAGE_BYTES)
+
+
+def write_page(data_directory: Path, page: PageId, content: bytes) -> None:
+    """Replace a page of a server that is stopped, which exists. Its checksum is as it was."""
+    with _file_of(_path(data_directory, page.relation, page.fork), page.block, "rb+") as file:
+        file.write(content)
+
+
+def _file_of(path: Path, block: int, mode: Literal["rb", "rb+"]) -> IO[bytes]:
+    """Return the file that has a block, at its begin."""
+    number, block_of_file = divmod(block, _SEGMENT_BLOCKS)
+    file = _segment(path, number).open(mode)
+    file.seek(block_of_file * PAGE_BYTES)
+    return file
 
 
 def _segment(path: Path, number: int) -> Path:

@@ -27,8 +27,9 @@ from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.catalog import RelationId
 from walproxy.pipeline.pages.history import History, LogReader, Record, history_of
 from walproxy.pipeline.pages.page import PageHeader, header_of
-from walproxy.pipeline.pages.private_server import PrivatePostgres
+from walproxy.pipeline.pages.private_server import PrivatePostgres, sql_text
 from walproxy.pipeline.pages.relation import PageId, RelationName, read_page
+from walproxy.pipeline.pages.row import Row, read_row
 from walproxy.postgres.binaries import ServerBinaries, find_servers, server_user
 from walproxy.recovery.base_backup import BackupFacts, BaseBackup
 from walproxy.recovery.config import SourceConfig, open_sources
@@ -62,6 +63,7 @@ class PageRequest(NamedTuple):
         tables: a folder with the table `page_versions`, None to read the WAL alone.
         timeline: as `walproxy restore --target-timeline`.
         work_folder: where the throw-away data folder is made.
+        line: the line pointer of a row that is wanted, too; None for none.
     """
 
     relation: RelationName | RelationId
@@ -73,6 +75,7 @@ class PageRequest(NamedTuple):
     tables: Path | None = None
     timeline: str = LATEST
     work_folder: Path | None = None
+    line: int | None = None
 
 
 class RestoredPage(NamedTuple):
@@ -84,6 +87,7 @@ class RestoredPage(NamedTuple):
         last_record: the last one of the whole log that is complete there.
         history: which records made the page.
         replayed_bytes: how much WAL PostgreSQL went through.
+        row: the row that was wanted.
     """
 
     page: PageId
@@ -95,6 +99,7 @@ class RestoredPage(NamedTuple):
     major: int
     tli: int
     replayed_bytes: int
+    row: Row | None = None
 
 
 Progress = Callable[[str], None]
@@ -132,6 +137,7 @@ def restore_page(request: PageRequest, progress: Progress = lambda step: None) -
         with PrivatePostgres(binaries, folder / "data") as server:
             page = _recover(server, backup, plan, goal, request, progress)
             content = read_page(server.data_directory, page)
+            row = read_row(server, request.relation, page, request.line) if request.line is not None else None
     finally:
         _remove(folder)
     progress("comparing the page with the WAL")
@@ -149,6 +155,7 @@ def restore_page(request: PageRequest, progress: Progress = lambda step: None) -
         binaries.major,
         path.tli_of(last_record.lsn),
         replayed_bytes,
+        row,
     )
 
 
@@ -242,18 +249,13 @@ def _recover(
 
 
 def _relation_id(server: PrivatePostgres, relation: RelationName) -> RelationId:
-    query = _RELATION_QUERY.format(schema=_literal(relation.schema), name=_literal(relation.name))
+    query = _RELATION_QUERY.format(schema=sql_text(relation.schema), name=sql_text(relation.name))
     found = server.ask_once(relation.database, query)
     if found is None:
         raise ConfigurationError(f"there was no relation {relation} at that LSN: correct --relation")
     if found.get("relation") is None:
         raise ConfigurationError(f"{relation} has no pages: it is a view or a partitioned table")
     return RelationId(*(int(found[name] or 0) for name in ("tablespace", "database", "relation")))
-
-
-def _literal(text: str) -> str:
-    """Return a text for SQL in whatever encoding: single-user mode takes bytes as they come."""
-    return f"pg_catalog.convert_from('\\x{text.encode().hex()}', 'UTF8')"
 
 
 def _check(history: History, header: PageHeader, page: PageId, at_lsn: Lsn) -> None:
