@@ -16,14 +16,14 @@ from tests.pipeline.logical_server import Source
 from walproxy.pipeline.cdc.apply.job import ApplyOptions
 from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.publication import TableName, parse_table
-from walproxy.pipeline.choices import FollowingFormat
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
 
 PGBENCH_TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers")
 
 
 def options_of(
-    source: Source, place: LakeLocation | Path, table_format: FollowingFormat = "delta", **more: Any
+    source: Source, place: LakeLocation | Path, table_format: TableFormat = "delta", **more: Any
 ) -> ApplyOptions:
     """Return the options of a job whose tables are below a place."""
     location = _location(place).below("lake")
@@ -34,7 +34,7 @@ def _location(place: LakeLocation | Path) -> LakeLocation:
     return LakeLocation.parse(place) if isinstance(place, Path) else place
 
 
-def rows_here(place: LakeLocation | Path, table_format: FollowingFormat, name: TableName) -> pa.Table:
+def rows_here(place: LakeLocation | Path, table_format: TableFormat, name: TableName) -> pa.Table:
     """Return the rows of a table that follows."""
     table = following_table(_location(place), table_format, name)
     try:
@@ -43,7 +43,7 @@ def rows_here(place: LakeLocation | Path, table_format: FollowingFormat, name: T
         table.close()
 
 
-def compare(source: Source, place: LakeLocation | Path, table_format: FollowingFormat, *tables: str) -> None:
+def compare(source: Source, place: LakeLocation | Path, table_format: TableFormat, *tables: str) -> None:
     """See that tables have the rows of their sources, each as often, in every column that the source has."""
     for text in tables:
         name = parse_table(text)

@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from safekeeper.base.lsn import Lsn
+from tests.unit.table_rows import open_table
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.schemas import arrow_schema
-from walproxy.pipeline.tables import TableFormat, open_table
 
 MIB = 1 << 20
 DATABASE = 16_384
@@ -264,7 +265,7 @@ def _tuple_stats(night: Night) -> list[Record]:
 
 
 def write_tables(
-    folder: Path, views: dict[str, list[Record]], table_format: TableFormat = "parquet", *, files: int = 2
+    folder: Path, views: dict[str, list[Record]], table_format: TableFormat = "delta", *, files: int = 2
 ) -> None:
     """Write views as the tables of a folder, each in so many files."""
     for name, rows in views.items():

@@ -31,7 +31,7 @@ from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect
 from walproxy.pipeline.cdc.slot import drop_slot, usable_slot
-from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
 
 SETUP = (
@@ -91,9 +91,9 @@ STORY: tuple[tuple[str, ...], ...] = (
 )
 
 
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 def test_tables_follow_changes_of_rows_and_of_columns(
-    source: Source, tmp_path: Path, table_format: FollowingFormat
+    source: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:
     options = options_of(source, tmp_path, table_format)
     for chapter in STORY:
@@ -236,9 +236,9 @@ def test_a_column_that_was_added_before_a_crash_is_not_mistaken_for_a_later_one(
     compare(source, options.location, "delta", *TABLES)
 
 
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 def test_a_crash_in_the_first_copy_begins_it_again(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: FollowingFormat
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: TableFormat
 ) -> None:
     options = options_of(source, tmp_path, table_format)
     kind = type(job_module.following_table(LakeLocation.parse(tmp_path), table_format, TableName("public", "t")))
@@ -253,7 +253,7 @@ def test_a_crash_in_the_first_copy_begins_it_again(
 
 @pytest.mark.parametrize("table_format", ["delta", pytest.param("iceberg", marks=pytest.mark.nightly)])
 def test_a_job_that_is_killed_under_load_ends_with_the_rows_of_the_source(
-    empty: Source, tmp_path: Path, table_format: FollowingFormat
+    empty: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:
     make_bench(empty)
     empty.publish()

@@ -18,7 +18,7 @@ from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source
 from tests.pipeline.test_apply_store import CHANGES, MORE, NAME, SCHEMA, TABLES, Killing, begun, merge, rows_of
 from walproxy.pipeline.cdc.apply.following import Position
-from walproxy.pipeline.cdc.apply.iceberg_store import IcebergInStore
+from walproxy.pipeline.cdc.apply.iceberg import IcebergFollowing
 from walproxy.pipeline.cdc.apply.job import TablesQuarantined, run_apply
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.lake.location import LakeLocation
@@ -34,13 +34,13 @@ def located(server: Server, prefix: str, folder: Path, endpoint: str = "", catal
     return LakeLocation.parse(place.url, place.options, {"uri": f"sqlite:///{folder / f'{catalog}.db'}"})
 
 
-def opened(location: LakeLocation) -> Iterator[IcebergInStore]:
-    with closing(IcebergInStore(location, NAME)) as table:
+def opened(location: LakeLocation) -> Iterator[IcebergFollowing]:
+    with closing(IcebergFollowing(location, NAME)) as table:
         yield table
 
 
 @pytest.fixture
-def table(moto: Server, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[IcebergInStore]:
+def table(moto: Server, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[IcebergFollowing]:
     yield from opened(located(moto, f"iceberg-{request.node.name}", tmp_path))
 
 
@@ -77,7 +77,7 @@ def test_tables_that_another_catalog_has_are_quarantined_and_stay_as_they_are(
     compare(source, options.location, "iceberg", *TABLES)
 
 
-def test_a_commit_whose_reply_was_lost_is_in(table: IcebergInStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_reply_was_lost_is_in(table: IcebergFollowing, monkeypatch: pytest.MonkeyPatch) -> None:
     done = SqlCatalog.commit_table
     lost = 0
 
@@ -99,7 +99,7 @@ def test_a_commit_whose_reply_was_lost_is_in(table: IcebergInStore, monkeypatch:
 
 
 def test_a_catalog_that_does_not_reply_is_one_line_and_changes_nothing(
-    table: IcebergInStore, monkeypatch: pytest.MonkeyPatch
+    table: IcebergFollowing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
 

@@ -25,7 +25,7 @@ from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import usable_slot
-from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.postgres.local_server import LocalPostgres
 
 SETUP = (
@@ -99,9 +99,9 @@ def test_a_bad_table_is_quarantined_and_the_others_go_on(
     compare(source, options.location, "delta", "good", "bad")
 
 
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 def test_bad_values_become_null_or_text_as_the_options_demand(
-    source: Source, tmp_path: Path, table_format: FollowingFormat
+    source: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:
     as_null = options_of(source, tmp_path / "null", table_format, on_bad_value="null")
     run_apply(as_null, once=True)
@@ -230,9 +230,9 @@ def test_a_slot_that_retains_too_much_is_made_again_and_everything_is_copied(
     run_apply(options, once=True)
 
 
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 def test_a_larger_precision_is_followed_in_place_where_the_format_can(
-    source: Source, tmp_path: Path, table_format: FollowingFormat, caplog: pytest.LogCaptureFixture
+    source: Source, tmp_path: Path, table_format: TableFormat, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     options = options_of(source, tmp_path, table_format)

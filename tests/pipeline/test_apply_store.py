@@ -32,9 +32,9 @@ from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import TableName
-from walproxy.pipeline.choices import FOLLOWING_FORMATS
+from walproxy.pipeline.choices import TABLE_FORMATS
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.position import TableMoved
+from walproxy.pipeline.lake.position import TableMoved
 
 SETUP = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, big text, n numeric(12,2), at timestamptz)",
@@ -276,7 +276,7 @@ def ids_in(table: FollowingTable) -> list[int]:
     return sorted(table.to_arrow()["id"].to_pylist())
 
 
-@pytest.fixture(params=FOLLOWING_FORMATS)
+@pytest.fixture(params=TABLE_FORMATS)
 def new_table(moto: Server, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], FollowingTable]]:
     """A function that opens the same table each time."""
     place = moto.place(prefix_of(request))

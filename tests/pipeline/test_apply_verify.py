@@ -15,7 +15,7 @@ from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.apply.verify import TablesDiffer, run_verify
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.slot import create_slot
-from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 
 SEEDS = {"delta": 7, "iceberg": 8}
 STEPS = 24
@@ -37,9 +37,9 @@ def harm(options: ApplyOptions, name: str, **columns: pa.Array) -> None:
         table.merge(gone, list(columns), Position(*position), expected=Position(*position))
 
 
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 def test_rows_that_a_table_lacks_are_named_and_repaired(
-    source: Source, tmp_path: Path, table_format: FollowingFormat
+    source: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:
     source.run(
         "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10,2), f float8)",
@@ -64,9 +64,9 @@ def test_rows_that_a_table_lacks_are_named_and_repaired(
     compare(source, options.location, table_format, "t", "log")
 
 
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 def test_random_steps_of_ddl_and_dml_leave_nothing_to_find(
-    source: Source, tmp_path: Path, table_format: FollowingFormat
+    source: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:
     source.run(*SETUP)
     create_slot(source.connection, source.slot)

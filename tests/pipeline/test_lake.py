@@ -25,12 +25,11 @@ from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.lake.delta import DeltaLake
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import open_lake_table
+from walproxy.pipeline.lake.parquet_files import DataFile
+from walproxy.pipeline.lake.position import After, TableMoved
 from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.lake.state import StateObject
 from walproxy.pipeline.schemas import VIEWS, arrow_schema
-from walproxy.pipeline.tables.parquet_files import DataFile
-from walproxy.pipeline.tables.position import TableMoved
-from walproxy.pipeline.tables.table import After
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,9 @@ from walproxy.pipeline.jobs.run import RunConfig
 from walproxy.pipeline.lake.iceberg import IcebergLake, table_names
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import open_lake_table
+from walproxy.pipeline.lake.parquet_files import DataFile
+from walproxy.pipeline.lake.position import After, TableMoved
 from walproxy.pipeline.schemas import VIEWS, arrow_schema
-from walproxy.pipeline.tables.parquet_files import DataFile
-from walproxy.pipeline.tables.position import TableMoved
-from walproxy.pipeline.tables.table import After
 
 
 @pytest.fixture
@@ -183,7 +182,6 @@ def test_what_is_not_a_table_of_this_program_and_catalog_is_refused_and_left_alo
         ),
         (location, "rows", None, SMALL.append(pa.field("more", pa.int64())), "column 'more' is not in the table"),
         (location, "rows", "delta", SMALL, "have no catalog: remove --iceberg-catalog"),
-        (location, "rows", "parquet", SMALL, "not parquet: leave --format out"),
         (location._replace(catalog=()), "rows", "iceberg", SMALL, "need a catalog: set --iceberg-catalog to uri="),
         (location, "none", None, None, "has no table 'none'"),
         (location, "odd", None, pa.schema([pa.field("odd", pa.duration("s"))]), "Iceberg cannot have such a column"),

@@ -17,8 +17,8 @@ from walproxy.cli.pipeline_commands.maintain import maintain as command
 from walproxy.pipeline.jobs.maintain import Maintained, maintain
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_lake_table, open_lake_table
-from walproxy.pipeline.lake.table import LakeTable
-from walproxy.pipeline.tables.table import After, Removal
+from walproxy.pipeline.lake.position import After
+from walproxy.pipeline.lake.table import LakeTable, Removal
 
 OF_ANY_AGE_S = -3600.0
 

@@ -35,7 +35,7 @@ from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.unit.wal_builder import MIB
 from walproxy.pipeline.cdc.apply.job import run_apply
 from walproxy.pipeline.cdc.publication import parse_table
-from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.jobs.run import RunConfig
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.schemas import VIEWS
@@ -249,10 +249,10 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 @pytest.mark.parametrize("is_stored", [False, True], ids=["folder", "s3"])
 def test_tables_that_follow_are_equal_in_every_reader(
-    spark: SparkSession, empty: Source, tmp_path: Path, moto: Server, table_format: FollowingFormat, is_stored: bool
+    spark: SparkSession, empty: Source, tmp_path: Path, moto: Server, table_format: TableFormat, is_stored: bool
 ) -> None:
     empty.run(KINDS, *STORY)
     empty.publish("kinds", "log")

@@ -18,6 +18,7 @@ from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from tests.cluster_templates import cluster_template, init_by_copying
 from tests.integration.restore_fixtures import MIB, Past, make_past, remove_segment, take_backup
 from tests.scratch import scratch_folder
+from tests.unit.table_rows import open_table
 from walproxy.cli.pipeline_commands.page import page as page_command
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.opening import open_input
@@ -29,7 +30,6 @@ from walproxy.pipeline.pages.relation import PageId, RelationName, read_page
 from walproxy.pipeline.pages.restore import PageRequest, _relation_id, restore_page
 from walproxy.pipeline.pages.row import _name_of, _table_of
 from walproxy.pipeline.schemas import arrow_schema
-from walproxy.pipeline.tables import open_table
 from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed, find_servers
 from walproxy.recovery.config import SourceConfig
 
@@ -221,7 +221,7 @@ def write_page_versions(bank: Bank, folder: Path) -> None:
     """Write the table page_versions of the whole archive."""
     wal_input = open_input(str(bank.past.archive))
     path = wal_input.log_path()
-    table = open_table(folder, "page_versions", "parquet", arrow_schema("page_versions"))
+    table = open_table(folder, "page_versions", "delta", arrow_schema("page_versions"))
     batches = [
         view_batch("page_versions", decode_piece(wal_input, path, piece), Piece(piece.begin_lsn, piece.end_lsn))
         for piece in plan_pieces(path, wal_input.extents(path))

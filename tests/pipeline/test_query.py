@@ -13,14 +13,16 @@ from typing import Any
 import click.testing
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from tests.pipeline.report_story import make_night, views_of, write_tables
+from tests.unit.table_rows import open_table
 from walproxy.cli.pipeline_commands.query import query as command
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.duck import FolderTables, QueryFailed, literal, query
 from walproxy.pipeline.schemas import COLUMNS, arrow_schema
-from walproxy.pipeline.tables import TableFormat, open_table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "pipeline.md"
 TIME = datetime(2026, 11, 21, 14, 16, 5, 123456, tzinfo=UTC)
@@ -40,9 +42,7 @@ def row(view: str, **values: Any) -> dict[str, Any]:
     return {**empty, **values}
 
 
-def write(
-    folder: Path, view: str, *rows: dict[str, Any], table_format: TableFormat = "parquet", name: str = ""
-) -> None:
+def write(folder: Path, view: str, *rows: dict[str, Any], table_format: TableFormat = "delta", name: str = "") -> None:
     with open_table(folder, name or view, table_format, arrow_schema(view)) as table:
         file = table.new_file().write([pa.RecordBatch.from_pylist(list(rows), arrow_schema(view))])
         table.commit(None, None, [file] if file is not None else [])
@@ -99,7 +99,7 @@ def test_the_wal_of_a_transaction_is_that_of_its_subtransactions_up_to_its_end(t
     ]
 
 
-@pytest.mark.parametrize("table_format", ["parquet", "iceberg", "delta"])
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 def test_tables_of_every_format_are_read_and_lsns_converted(tmp_path: Path, table_format: TableFormat) -> None:
     lsn = 0x1_0000_2000
     write(tmp_path, "transactions", end(lsn, 1), end(lsn + 1, 2), table_format=table_format)
@@ -112,9 +112,9 @@ def test_tables_of_every_format_are_read_and_lsns_converted(tmp_path: Path, tabl
     assert rows_of(tmp_path, statement) == [{"text": "1/2000", "high": high, "time": TIME, "others": 0}]
 
 
-@pytest.mark.parametrize("table_format", ["parquet", "iceberg", "delta"])
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 def test_only_files_that_are_part_of_the_table_are_read(tmp_path: Path, table_format: TableFormat) -> None:
-    folder = tmp_path / "it's 100 [%]" if table_format == "parquet" else tmp_path / "it's [1]"
+    folder = tmp_path / "it's [1]"
     for lsn in (1, 2):
         write(folder, "transactions", end(lsn, lsn), table_format=table_format)
     with open_table(folder, "transactions", create=False) as table:
@@ -277,3 +277,30 @@ def test_query_and_report_import_neither_spark_nor_plotly() -> None:
         imported = {name.partition(".")[0] for name in found.stdout.split()}
         assert "duckdb" in imported
         assert imported & ({"pyspark", "py4j", "plotly"} | too_slow) == set()
+
+
+def test_rows_are_exported_as_one_plain_file_that_appears_whole(tmp_path: Path) -> None:
+    tables, file = tmp_path / "tables", tmp_path / "export.parquet"
+    write_tables(tables, views_of(make_night()))
+    file.write_text("what was there before")
+
+    def export(statement: str) -> click.testing.Result:
+        return click.testing.CliRunner().invoke(command, [statement, "--tables", str(tables), "--parquet", str(file)])
+
+    twice = export("SELECT lsn, end_lsn AS lsn FROM records")
+    assert isinstance(twice.exception, ConfigurationError)
+    assert str(twice.exception) == "the column lsn occurs twice: name one of them with AS"
+    broken = export("SELECT CASE WHEN lsn > 0 THEN error('no') END AS word FROM records")
+    assert isinstance(broken.exception, WalproxyError)
+    assert file.read_text() == "what was there before"
+    assert list(tmp_path.iterdir()) in ([tables, file], [file, tables])
+
+    done = export("FROM records")
+    expected = rows_of(tables, "FROM records ORDER BY lsn")
+    assert done.output == f"{file}: {len(expected)} rows, {file.stat().st_size} bytes\n"
+    found = pq.read_table(file)
+    assert found.sort_by("lsn").to_pylist() == expected
+    assert export("FROM records WHERE lsn < 0").exit_code == 0
+    assert pq.read_table(file).num_rows == 0
+    both = click.testing.CliRunner().invoke(command, ["FROM records", "--tables", "x", "--json", "--parquet", "y"])
+    assert both.exit_code == 2

@@ -13,7 +13,7 @@ from walproxy.cli.pipeline_commands.query import query
 from walproxy.cli.pipeline_work.tables_at import tables_at
 from walproxy.pipeline import duck
 from walproxy.pipeline.cdc.apply.job import run_apply
-from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
 
 SETUP = (
@@ -33,16 +33,14 @@ CHANGES = (
 )
 
 
-@pytest.fixture(params=FOLLOWING_FORMATS)
-def table_format(request: pytest.FixtureRequest) -> FollowingFormat:
-    chosen: FollowingFormat = request.param
+@pytest.fixture(params=TABLE_FORMATS)
+def table_format(request: pytest.FixtureRequest) -> TableFormat:
+    chosen: TableFormat = request.param
     return chosen
 
 
 @pytest.fixture(params=["folder", "s3"])
-def location(
-    request: pytest.FixtureRequest, moto: Server, tmp_path: Path, table_format: FollowingFormat
-) -> LakeLocation:
+def location(request: pytest.FixtureRequest, moto: Server, tmp_path: Path, table_format: TableFormat) -> LakeLocation:
     is_stored = request.param == "s3"
     place = moto.place(f"query-{table_format}") if is_stored else Place(str(tmp_path))
     catalog = {"uri": f"sqlite:///{tmp_path / 'catalog.db'}"} if is_stored and table_format == "iceberg" else {}
@@ -52,7 +50,7 @@ def location(
 def test_followed_tables_are_queried_by_their_names_as_they_are_now(
     empty: Source,
     location: LakeLocation,
-    table_format: FollowingFormat,
+    table_format: TableFormat,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

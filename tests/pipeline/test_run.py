@@ -21,13 +21,15 @@ from pyspark.sql import SparkSession
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.pipeline.small_wal import Pieces, add_transactions, decoded_rows, small_wal, write_wal
+from tests.unit.table_rows import open_table
 from tests.unit.wal_builder import MIB, WalBuilder
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.jobs import run_folder
 from walproxy.pipeline.jobs.run import BatchDone, Finished, RunConfig, Waiting, _Job, run
 from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.position import TableMoved
 from walproxy.pipeline.schemas import VIEWS
-from walproxy.pipeline.tables import FORMATS, TableFormat, TableMoved, open_table
 
 Event = BatchDone | Waiting | Finished
 START_TIMEOUT_S = 120.0
@@ -205,7 +207,7 @@ def test_a_batch_that_is_called_for_while_the_stream_is_stopped_does_not_block_t
     assert query.is_stopped
 
 
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 def test_of_two_runs_without_a_lock_the_slower_one_ends_and_each_record_is_there_once(
     folder: str, wal: WalBuilder, tmp_path: Path, table_format: TableFormat
 ) -> None:

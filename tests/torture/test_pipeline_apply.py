@@ -17,7 +17,7 @@ from tests.pipeline.logical_server import Source, logical_server, wait_until
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import create_slot
-from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
 
 KILLS = 10
@@ -58,7 +58,7 @@ class Lake(NamedTuple):
     """Where tables follow, and in which format."""
 
     location: LakeLocation
-    format: FollowingFormat
+    format: TableFormat
 
 
 @pytest.fixture(params=["folder", "moto", "seaweedfs"])
@@ -71,7 +71,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield server.place("lake")
 
 
-@pytest.fixture(params=FOLLOWING_FORMATS)
+@pytest.fixture(params=TABLE_FORMATS)
 def lake(request: pytest.FixtureRequest, place: Place, tmp_path: Path) -> Lake:
     has_catalog = request.param == "iceberg" and "://" in place.url
     catalog = {"uri": f"sqlite:///{tmp_path / 'catalog.db'}"} if has_catalog else {}

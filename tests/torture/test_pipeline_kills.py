@@ -22,10 +22,11 @@ import pytest
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.integration.cluster_fixtures import Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
+from tests.unit.table_rows import open_table
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
-from walproxy.pipeline.tables import FORMATS, TableFormat, open_table
 
 KILLS = int(os.environ.get("WALPROXY_TORTURE_KILLS", "10"))
 START_TIMEOUT_S = 120.0
@@ -117,7 +118,7 @@ def seconds_until_seen(cluster: Gated, pipeline: Pipeline) -> float:
 
 @NEWEST
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 def test_ten_kills_of_a_pipeline_lose_and_double_no_record(
     table_format: TableFormat, new_gated: NewGated, tmp_path: Path
 ) -> None:

@@ -3,15 +3,43 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from walproxy.pipeline.choices import TableFormat
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import open_lake_table
+from walproxy.pipeline.lake.parquet_files import DataFile, LiveFile
+from walproxy.pipeline.lake.table import LakeTable
 from walproxy.pipeline.schemas import arrow_schema
-from walproxy.pipeline.tables import DataFile, Table
+
+Table: TypeAlias = LakeTable[Any]
 
 RECORDS = arrow_schema("records")
 SMALL = pa.schema([pa.field("lsn", pa.int64(), False), pa.field("word", pa.string())])
+
+
+def open_table(
+    folder: Path | str,
+    name: str,
+    table_format: TableFormat | None = None,
+    schema: pa.Schema | None = None,
+    *,
+    create: bool = True,
+) -> Table:
+    """Open a table of a folder."""
+    return open_lake_table(LakeLocation.parse(folder), name, table_format, schema, create=create)
+
+
+def folder_of(table: Table) -> Path:
+    """Return the folder of a table."""
+    return Path(table.location.url)
+
+
+def path_of(table: Table, file: DataFile | LiveFile) -> Path:
+    """Return where a file of a table in a folder is."""
+    return folder_of(table) / file.path
 
 
 def small(lsns: Iterable[int]) -> pa.RecordBatch:
@@ -62,12 +90,6 @@ def written(table: Table, lsns: Iterable[int]) -> DataFile:
 def lsns_of(table: Table) -> list[int]:
     """Return the LSN of each row of the table, sorted."""
     return sorted(table.to_arrow(["lsn"])["lsn"].to_pylist())
-
-
-def lsns_in(folder: Path) -> list[int]:
-    """Return the LSN of each row that a reader finds who lists a folder, sorted."""
-    paths = sorted(folder.glob("*.parquet"))
-    return sorted(lsn for path in paths for lsn in pq.ParquetFile(path).read(["lsn"])["lsn"].to_pylist())
 
 
 def tree(folder: Path) -> set[str]:

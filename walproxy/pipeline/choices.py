@@ -2,14 +2,14 @@
 
 from typing import Final, Literal, TypeAlias, get_args
 
-TableFormat: TypeAlias = Literal["parquet", "iceberg", "delta"]
+TableFormat: TypeAlias = Literal["delta", "iceberg"]
 TABLE_FORMATS: Final[tuple[TableFormat, ...]] = get_args(TableFormat)
 
-FOLDER_FORMAT: Final[TableFormat] = "parquet"
-"""The format of new tables in a folder. In an object store a catalog makes Iceberg tables, and none Delta tables."""
-
-FollowingFormat: TypeAlias = Literal["delta", "iceberg"]
-FOLLOWING_FORMATS: Final[tuple[FollowingFormat, ...]] = get_args(FollowingFormat)
+FORMER_FORMAT: Final = "parquet"
+NO_FORMER_FORMAT: Final = (
+    "tables no longer have the format parquet: leave it out for delta, or name iceberg; the files of both are Parquet, "
+    "and `walproxy pipeline query SQL --tables DIR --parquet FILE` writes rows of a table into one plain file"
+)
 
 OnBadValue: TypeAlias = Literal["stop", "null", "text"]
 ON_BAD_VALUE: Final[tuple[OnBadValue, ...]] = get_args(OnBadValue)

@@ -1,9 +1,9 @@
 """Tables in DuckDB: one view for each table of a folder, in a connection that reads this folder and nothing else.
 
 Tables of an object store are in `lake/duck.py`. A table itself reports which Parquet files it consists of now
-(`Table.live_files`), and a view reads exactly these. So Delta and Iceberg need no extension of DuckDB, and files that
-were removed, or never committed, are in no view. A view shows one version of its table; two views can differ by the
-batches that were committed between them.
+(`LakeTable.live_files`), and a view reads exactly these. So Delta and Iceberg need no extension of DuckDB, and files
+that were removed, or never committed, are in no view. A view shows one version of its table; two views can differ by
+the batches that were committed between them.
 
 Besides the tables there are
 
@@ -34,8 +34,9 @@ from duckdb import DuckDBPyConnection, StatementType
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.pipeline.tables import find_tables, open_table
-from walproxy.pipeline.tables.disk import storage_errors
+from walproxy.pipeline.lake.disk import storage_errors
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import find_names, open_lake_table
 
 BLOCKS: Final = "blocks"
 TRANSACTION_SIZES: Final = "transaction_sizes"
@@ -101,6 +102,7 @@ _QUERIES_OF_VIEWS: Final = {
 
 
 _FETCHED_ROWS: Final = 10_000
+_BATCH_ROWS: Final = 100_000
 
 
 class QueryFailed(WalproxyError):
@@ -146,11 +148,11 @@ class FolderTables(NamedTuple):
     folder: Path
 
     def names(self) -> list[str]:
-        return [table.name for table in find_tables(self.folder)]
+        return find_names(LakeLocation(str(self.folder)))
 
     def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
-        with open_table(self.folder, name, schema=schema, create=False) as table:
-            paths = [file.path for file in table.live_files()]
+        with open_lake_table(LakeLocation(str(self.folder)), name, schema=schema, create=False) as table:
+            paths = [f"{table.location}/{file.path}" for file in table.live_files()]
             columns = table.schema
         if not paths:
             connection.register(name, columns.empty_table())
@@ -255,18 +257,35 @@ def query(
         StorageFailed, ArchiveError: a table cannot be read.
         QueryFailed: it cannot be carried out.
     """
+    with _ready(tables, statement, threads, memory_bytes) as (connection, existing), duckdb_errors(tables, existing):
+        connection.execute(statement)
+        described = connection.description or []
+        rows = iter(lambda: connection.fetchmany(_FETCHED_ROWS), [])
+        columns, types = [str(each[0]) for each in described], [str(each[1]) for each in described]
+        yield Result(columns, types, (row for fetched in rows for row in fetched))
+
+
+@contextlib.contextmanager
+def query_arrow(
+    tables: Tables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
+) -> Iterator[pa.RecordBatchReader]:
+    """Give the rows that a statement about tables returns, for Arrow, for this block. See `query`."""
+    with _ready(tables, statement, threads, memory_bytes) as (connection, existing), duckdb_errors(tables, existing):
+        yield connection.sql(statement).to_arrow_reader(_BATCH_ROWS)
+
+
+@contextlib.contextmanager
+def _ready(
+    tables: Tables, statement: str, threads: int | None, memory_bytes: int | None
+) -> Iterator[tuple[DuckDBPyConnection, list[str]]]:
+    """Give a connection that can carry out a statement, and the names of all tables."""
     existing = tables.names()
     if not existing:
         raise ConfigurationError(f"{tables} has no tables: walproxy pipeline run writes some")
     with connect(tables, threads=threads, memory_bytes=memory_bytes) as connection:
         check_statement(connection, statement)
         add_views(connection, tables, named_in(statement, existing), existing)
-        with duckdb_errors(tables, existing):
-            connection.execute(statement)
-            described = connection.description or []
-            rows = iter(lambda: connection.fetchmany(_FETCHED_ROWS), [])
-            columns, types = [str(each[0]) for each in described], [str(each[1]) for each in described]
-            yield Result(columns, types, (row for fetched in rows for row in fetched))
+        yield connection, existing
 
 
 def named_in(statement: str, tables: Iterable[str]) -> list[str]:

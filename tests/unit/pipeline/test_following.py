@@ -29,7 +29,7 @@ from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined, j
 from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.position import TableMoved
+from walproxy.pipeline.lake.position import TableMoved
 
 SCHEMA = pa.schema([pa.field("id", pa.int32()), pa.field("a b", pa.string()), pa.field("n", pa.decimal128(10, 2))])
 NAME = TableName("public", "t")
@@ -214,9 +214,9 @@ def test_a_table_of_somebody_else_is_known_as_such(new_table: Any, tmp_path: Pat
 
         write_deltalake(str(table.location.folder), rows_of(1))
     else:
-        from walproxy.pipeline.tables.iceberg_table import open_catalog
+        from walproxy.pipeline.lake.catalog import open_catalog
 
-        catalog = open_catalog(tmp_path)
+        catalog = open_catalog(table.location)
         catalog.create_namespace("public")
         catalog.create_table(("public", "t"), SCHEMA, location=str(table.location.folder))
         catalog.close()

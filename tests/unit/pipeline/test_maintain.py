@@ -9,30 +9,29 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
-from tests.unit.table_rows import SMALL, lsns_of, tree, written
+from tests.unit.table_rows import SMALL, lsns_of, open_table, path_of, tree, written
 from walproxy.cli.pipeline_commands.maintain import maintain as command
 from walproxy.pipeline.jobs.maintain import maintain
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables import open_table
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two tables with three small files each, and one file of a task that was killed long ago."""
     for name in ("one", "two"):
-        with open_table(tmp_path, name, "parquet", SMALL) as table:
+        with open_table(tmp_path, name, "delta", SMALL) as table:
             for batch in range(3):
                 table.commit("me", batch, [written(table, [batch])])
     with open_table(tmp_path, "one") as table:
         long_ago = time.time() - 2 * 86400
-        os.utime(written(table, [9]).path, (long_ago, long_ago))
+        os.utime(path_of(table, written(table, [9])), (long_ago, long_ago))
     return tmp_path
 
 
 def test_all_tables_of_a_folder_are_tidied_up(folder: Path) -> None:
     told: list[str] = []
     one, two = maintain(LakeLocation.parse(folder), progress=lambda name, done, total: told.append(name))
-    assert (one.name, one.format, one.files, one.problem) == ("one", "parquet", 1, None)
+    assert (one.name, one.format, one.files, one.problem) == ("one", "delta", 1, None)
     assert one.compaction.files_removed == two.compaction.files_removed == 3
     assert (one.orphans.files, two.orphans.files) == (1, 0)
     assert one.expired.files == 0
@@ -54,15 +53,15 @@ def test_a_dry_run_changes_nothing(folder: Path) -> None:
 
 
 def test_a_table_that_is_damaged_does_not_keep_the_others_from_being_done(folder: Path) -> None:
-    entry = folder / "one" / "_walproxy" / "commits" / f"{1:016d}.json"
+    entry = folder / "one" / "_delta_log" / f"{1:020d}.json"
     entry.write_text("{")
     one, two = maintain(LakeLocation.parse(folder))
     assert one.problem is not None
-    assert "is damaged" in one.problem
+    assert "could not open the table" in one.problem
     assert (two.problem, two.files) == (None, 1)
     result = CliRunner().invoke(command, [str(folder)])
     assert result.exit_code == 1
-    assert f"PROBLEM: {entry} is damaged" in result.output
+    assert f"PROBLEM: could not open the table {folder}/one: " in result.output
 
 
 def test_tables_that_are_not_there_are_refused(folder: Path) -> None:

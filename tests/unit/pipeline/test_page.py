@@ -8,6 +8,7 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from tests.unit.record_bodies import Block, Image, body
+from tests.unit.table_rows import open_table
 from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import write_segments
 from walproxy.pipeline.decoder.views import Piece, view_batch
@@ -18,7 +19,6 @@ from walproxy.pipeline.pages.history import LogReader, history_of
 from walproxy.pipeline.pages.page import PAGE_BYTES, compare, header_of, hex_dump
 from walproxy.pipeline.pages.relation import PageId, RelationName, parse_relation, read_page
 from walproxy.pipeline.schemas import arrow_schema
-from walproxy.pipeline.tables import open_table
 
 HEAP, HEAP2 = 10, 9
 INSERT, VISIBLE = 0x00, 0x40
@@ -263,7 +263,7 @@ def test_a_record_that_ends_behind_its_piece_is_not_complete_at_the_piece_s_end(
 def write_page_versions(log: LogReader, folder: Path, tables: Path) -> None:
     """Write the table of the first two segments, in two pieces each; the third is to be read from the WAL."""
     wal_input = open_input(str(folder))
-    with open_table(tables, "page_versions", "parquet", arrow_schema("page_versions")) as table:
+    with open_table(tables, "page_versions", "delta", arrow_schema("page_versions")) as table:
         pieces = []
         for begin_lsn, end_lsn, available_lsn in log.pieces[:2]:
             cut_lsn = begin_lsn + PAGE_BYTES  # What was done to the page in its first segment is on both sides of it.

@@ -15,7 +15,7 @@ from walproxy.cli.parameters import ADDRESS, DURATION, NETWORKS, SIZE
 from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
-from walproxy.pipeline.choices import FOLLOWING_FORMATS, ON_BAD_VALUE, FollowingFormat, OnBadValue
+from walproxy.pipeline.choices import ON_BAD_VALUE, TABLE_FORMATS, OnBadValue, TableFormat
 
 _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 
@@ -32,7 +32,7 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 @click.option(
     "--format",
     "table_format",
-    type=click.Choice(FOLLOWING_FORMATS),
+    type=click.Choice(TABLE_FORMATS),
     help="Format of new tables; by default delta, or iceberg if a catalog is given.",
 )
 @click.option(
@@ -79,7 +79,7 @@ def apply(
     to: str,
     lake_options: Mapping[str, str],
     iceberg_catalog: Mapping[str, str],
-    table_format: FollowingFormat | None,
+    table_format: TableFormat | None,
     tables: tuple[str, ...],
     as_text: tuple[str, ...],
     once: bool,

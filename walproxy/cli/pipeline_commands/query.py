@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
@@ -14,6 +15,13 @@ from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_
 @click.option("--tables", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option(
+    "--parquet",
+    "parquet_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the rows into a plain Parquet file, which is replaced.",
+)
 @limits
 @lake_options
 @iceberg_catalog
@@ -22,6 +30,7 @@ def query(
     tables: str,
     as_json: bool,
     as_csv: bool,
+    parquet_file: Path | None,
     cores: int | None,
     memory: int,
     lake_options: Mapping[str, str],
@@ -37,17 +46,21 @@ def query(
       walproxy pipeline query "SELECT rmgr, count(*) FROM records GROUP BY rmgr ORDER BY 2 DESC" --tables tables
       walproxy pipeline query --tables tables --json <<< "SELECT * FROM transaction_sizes ORDER BY wal_bytes DESC"
       walproxy pipeline query "SELECT * FROM transactions WHERE lsn >= lsn('5/40000000')" --tables tables --csv
+      walproxy pipeline query "FROM records WHERE lsn < lsn('5/40000000')" --tables tables --parquet records.parquet
     """
-    if as_json and as_csv:
-        raise click.UsageError("--json and --csv cannot be combined")
+    if as_json + as_csv + (parquet_file is not None) > 1:
+        raise click.UsageError("--json, --csv and --parquet cannot be combined")
     if sql is None:
         sql = sys.stdin.read()
     statement = sql.strip().rstrip(";")
     if not statement:
         raise click.UsageError("SQL is missing: give it as an argument or on standard input")
     logs.configure(lambda: "walproxy pipeline query", "warning")
-    from walproxy.cli.pipeline_work.query import ask
+    from walproxy.cli.pipeline_work.query import ask, export
 
+    if parquet_file is not None:
+        export(tables, lake_options, iceberg_catalog, statement, parquet_file, threads=cores, memory_bytes=memory)
+        return
     ask(
         tables,
         lake_options,

@@ -4,14 +4,20 @@ import csv
 import sys
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
+import pyarrow as pa
 
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import LSN_MAX, format_lsn
 from walproxy.cli.pipeline_work.tables_at import tables_at
-from walproxy.pipeline.duck import Result, query
+from walproxy.pipeline.duck import Result, query, query_arrow
+from walproxy.pipeline.lake.disk import storage_errors, sync_folder
+from walproxy.pipeline.lake.parquet_files import first_line, write_parquet
 
 _SHOWN_MAX: Final = 1000
 _NUMBERS: Final = ("BIGINT", "DECIMAL", "DOUBLE", "FLOAT", "HUGEINT", "INTEGER", "SMALLINT", "TINYINT")
@@ -46,6 +52,34 @@ def ask(
             writer.writerows([_text(value) for value in row] for row in result.rows)
         else:
             _show(result)
+
+
+def export(
+    place: str,
+    options: Mapping[str, str],
+    catalog: Mapping[str, str],
+    statement: str,
+    file: Path,
+    *,
+    threads: int | None,
+    memory_bytes: int | None,
+) -> None:
+    """Query the tables of a folder or a URL, and write the rows into a Parquet file, which appears whole. See `ask`."""
+    tables = tables_at(place, options, catalog)
+    with query_arrow(tables, statement, threads=threads, memory_bytes=memory_bytes) as batches:
+        names = batches.schema.names
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigurationError(f"the column {one_line(twice)} occurs twice: name one of them with AS")
+        new = file.absolute().with_name(f"{file.name}.new")
+        try:
+            written = write_parquet(str(new), batches, batches.schema)
+        except pa.ArrowException as error:
+            raise ConfigurationError(f"the rows cannot be written to {file}: {first_line(error)}") from error
+        with storage_errors(f"write {file}"):
+            new.rename(file)
+            sync_folder(new.parent)
+    click.echo(f"{file}: {written.rows} rows, {written.bytes} bytes")
 
 
 def _show(result: Result) -> None:

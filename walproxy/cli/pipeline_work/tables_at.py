@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from walproxy.pipeline.duck import FolderTables, Tables
-from walproxy.pipeline.tables.table_folder import APPLY_JOB_FILE, local_folder
+from walproxy.pipeline.lake.names import APPLY_JOB_FILE, local_folder
 
 
 def tables_at(place: str, options: Mapping[str, str], catalog: Mapping[str, str]) -> Tables:

@@ -54,7 +54,7 @@ def write_tables(wal: Path, tables: Path, names: Sequence[str] = ()) -> float:
 
     try:
         run(
-            RunConfig(str(wal), LakeLocation.parse(tables), "parquet", tuple(names) or DEFAULT_TABLES, once=True),
+            RunConfig(str(wal), LakeLocation.parse(tables), None, tuple(names) or DEFAULT_TABLES, once=True),
             note,
             Event(),
         )

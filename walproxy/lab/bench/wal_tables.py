@@ -3,7 +3,7 @@
     waldump-stats, waldump-text   pg_waldump, one process
     decode                        the decoder with checksums, one thread
     lsn, records                  Spark's rows of the view `records`: one column, all columns
-    parquet                       `pipeline run` with the table `records`, all columns
+    table                         `pipeline run` with the table `records`, all columns
     relation_volume, ...          views that are summed up in the tasks
     next-query                    a query of a session that is warm, in seconds, whatever the WAL's size
 
@@ -30,7 +30,7 @@ from walproxy.lab.bench.wal_runs import write_tables
 
 STATS, TEXT, NEXT_QUERY = "waldump-stats", "waldump-text", "next-query"
 _AGGREGATED = ("relation_volume", "page_versions", "transactions", "tuple_stats")
-CASES = (STATS, TEXT, "decode", "lsn", "records", "parquet", *_AGGREGATED, NEXT_QUERY)
+CASES = (STATS, TEXT, "decode", "lsn", "records", "table", *_AGGREGATED, NEXT_QUERY)
 
 
 class TableCell(NamedTuple):
@@ -98,7 +98,7 @@ class Subject:
             return _timed(lambda: _waldump(self._wal, ("--stats",) if case == STATS else ()))
         if case == "decode":
             return _timed(lambda: _decode(self._wal))
-        if case == "parquet":
+        if case == "table":
             return write_tables(self._wal.folder, self._directory / "tables", ("records",))
         if case == NEXT_QUERY:
             return _timed(self._query)

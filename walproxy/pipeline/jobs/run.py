@@ -34,20 +34,22 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from safekeeper.base.errors import ArchiveUnavailable, ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.pipeline.choices import DEFAULT_TABLES, FOLDER_FORMAT, TableFormat
+from walproxy.pipeline.choices import DEFAULT_TABLES, TableFormat
 from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.jobs.table_files import FILES_SCHEMA, TablePart, TaskPlan, write_pieces
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.lake.opening import AppendedTable, open_lake_table
+from walproxy.pipeline.lake.opening import open_lake_table
+from walproxy.pipeline.lake.parquet_files import DataFile
+from walproxy.pipeline.lake.position import After
 from walproxy.pipeline.lake.probe import require_single_winner
+from walproxy.pipeline.lake.table import LakeTable
 from walproxy.pipeline.schemas import arrow_schema, spark_ddl
 from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import PIECES, SourceOptions
 from walproxy.pipeline.source.tasks import input_of
 from walproxy.pipeline.spark_errors import SparkFailed, spark_errors
 from walproxy.pipeline.spark_session import check_java, spark_session
-from walproxy.pipeline.tables import After, DataFile
 from walproxy.wal_sources.source import LogPath, SourceUnavailable
 
 _log = logging.getLogger(__name__)
@@ -201,7 +203,7 @@ class _Job:
         self._stop = stop
         self._options = self._source_options(None)
         self._input: WalInput = input_of(self._options.path, self._options.archive_options)
-        self._tables: dict[str, AppendedTable] = {}
+        self._tables: dict[str, LakeTable[Any]] = {}
         self._committed: dict[str, Lsn | None] = {}  # What each table has, None for nothing (rule X1).
         self._held: dict[str, Lsn] = {}
         self._committing = threading.Lock()
@@ -228,13 +230,11 @@ class _Job:
         """Open the tables, and see whether what they hold goes together with the input."""
         path = self._input.log_path(self._options.tli)
         place = self.config.tables_at
-        is_remote = place.folder is None
-        if is_remote and not place.catalog:
-            require_single_winner(place.store())
+        if place.folder is None and not place.catalog:
+            require_single_winner(place.object_store())
         self._folder.check(self._input, path)
-        table_format = self.config.format or (None if is_remote else FOLDER_FORMAT)
         for name in self.config.tables:
-            self._tables[name] = open_lake_table(place, name, table_format, arrow_schema(name))
+            self._tables[name] = open_lake_table(place, name, self.config.format, arrow_schema(name))
         self._read_positions()
         if self.config.start is not None and self.lsn < self.config.start:
             raise ConfigurationError(

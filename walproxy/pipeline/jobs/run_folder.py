@@ -18,10 +18,10 @@ import msgspec
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.cache_folder import cache_folder
 from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.pipeline.lake.disk import storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.state import StateObject
 from walproxy.pipeline.source.offsets import Offset
-from walproxy.pipeline.tables.disk import storage_errors
 from walproxy.wal_sources.source import LogPath
 
 _FOLDER: Final = "_run"

@@ -15,9 +15,9 @@ import pyarrow as pa
 from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece
+from walproxy.pipeline.lake.parquet_files import DataFile
 from walproxy.pipeline.source.bounds import without_records_before
 from walproxy.pipeline.source.tasks import input_of, workspace
-from walproxy.pipeline.tables.parquet_files import DataFile
 from walproxy.wal_sources.source import LogPath
 
 FILES_SCHEMA: Final = pa.schema(

@@ -1,14 +1,15 @@
-"""Iceberg's catalogs for tables in object stores, and their errors as errors of ours, in one line.
+"""Iceberg's catalogs, and their errors as errors of ours, in one line.
 
 A table of Iceberg is what its catalog names, and a commit is the catalog's: it replaces the name of the table's
-metadata if it is still the one that was read. So the store needs no conditional puts, and a catalog must be given.
-pyiceberg has them: SQL, REST, Glue. Options are pyiceberg's (`uri`, `type`, `warehouse`, `token` ...),
-completed by what it finds in `.pyiceberg.yaml` and the environment under the catalog's name; `name` and `namespace`
-are ours.
+metadata if it is still the one that was read. So the store needs no conditional puts, and a catalog must be given;
+only a folder has one of its own, a SQLite file (`LakeLocation.with_catalog_beside`). pyiceberg has them: SQL, REST,
+Glue. Options are pyiceberg's (`uri`, `type`, `warehouse`, `token` ...), completed by what it finds in `.pyiceberg.yaml`
+and the environment under the catalog's name; `name` and `namespace` are ours.
 """
 
 import contextlib
 import json
+import zlib
 from collections.abc import Iterator
 from typing import Final
 
@@ -25,14 +26,26 @@ from pyiceberg.exceptions import (
     OAuthError,
     RESTError,
     UnauthorizedError,
+    ValidationError,
     ValidationException,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from safekeeper.archive.store_errors import reason_of
-from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError, StorageFailed, WalproxyError
+from safekeeper.base.errors import (
+    ArchiveRefused,
+    ArchiveUnavailable,
+    ConfigurationError,
+    ObjectMissing,
+    StorageFailed,
+    WalproxyError,
+)
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.iceberg_table import CATALOG_NAME, DAMAGE_ERRORS, NAMESPACE
+
+CATALOG_NAME: Final = "walproxy"
+NAMESPACE: Final = "wal"
+DAMAGE_ERRORS: Final = (ValidationError, ValueError, TypeError, EOFError, LookupError, SystemError, zlib.error)
+"""What pyiceberg raises when it reads metadata or a manifest that is damaged."""
 
 FILES: Final = "walproxy.pipeline.lake.iceberg_files.StoreFiles"
 STORE_OPTIONS: Final = "walproxy.store-options"
@@ -78,9 +91,12 @@ def open_catalog(location: LakeLocation) -> Catalog:
         "py-io-impl": FILES,
         STORE_OPTIONS: json.dumps(dict(location.options)),
     }
-    with catalog_errors("open the catalog", location):
+    whose = f" of {location}" if location.folder is not None else ""
+    with catalog_errors(f"open the catalog{whose}", location):
         try:
-            catalog = load_catalog(name, **properties)
+            # What the environment has of a catalog of this name is not meant for a folder.
+            is_beside = location.folder is not None
+            catalog = SqlCatalog(name, **properties) if is_beside else load_catalog(name, **properties)
         except (ArgumentError, NoSuchPropertyException, NotInstalledError, ImportError, ValueError) as error:
             raise ConfigurationError(f"--iceberg-catalog: {_reason(error, location)}") from error
         if isinstance(catalog, SqlCatalog):
@@ -113,11 +129,21 @@ def catalog_errors(doing: str, location: LakeLocation) -> Iterator[None]:
         StorageFailed: the table cannot be read or written.
     """
     try:
-        yield
+        with missing_files(doing):
+            yield
     except WalproxyError:
         raise
     except CATALOG_ERRORS as error:
         raise catalog_error(error, doing, location) from error
+
+
+@contextlib.contextmanager
+def missing_files(doing: str) -> Iterator[None]:
+    """Raise StorageFailed if a file is missing that a table needs: the store works, this table does not."""
+    try:
+        yield
+    except ObjectMissing as error:
+        raise StorageFailed(f"could not {doing}: {error}") from error
 
 
 def catalog_error(error: Exception, doing: str, location: LakeLocation) -> WalproxyError:
@@ -125,6 +151,8 @@ def catalog_error(error: Exception, doing: str, location: LakeLocation) -> Walpr
     reason = f"could not {doing}: {_reason(error, location)}"
     if isinstance(error, NoSuchTableError | NoSuchNamespaceError):
         return StorageFailed(f"could not {doing}: its catalog no longer has it")
+    if location.folder is not None:
+        return StorageFailed(reason)
     if isinstance(error, _REFUSED):
         return ArchiveRefused(f"{reason}: correct the catalog's options")
     if isinstance(error, SQLAlchemyError | RESTError | OSError):

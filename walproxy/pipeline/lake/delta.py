@@ -9,10 +9,11 @@ one of two commits fails. In a folder it is a link; delta-rs syncs nothing there
 The table's description marks it as ours: delta-rs takes no property of its own for a new table.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
@@ -20,22 +21,21 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from safekeeper.archive.objects import ObjectInfo
-from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.choices import TableFormat
+from walproxy.pipeline.lake.delta_statistics import statistics_of
+from walproxy.pipeline.lake.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.lake.errors import lake_error, lake_errors
 from walproxy.pipeline.lake.files import read_footer_of
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
-from walproxy.pipeline.tables.delta_statistics import statistics_of
-from walproxy.pipeline.tables.delta_table import add_actions, bounds_of
-from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
-from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile, first_line, normal_schema
-from walproxy.pipeline.tables.table import Batch, Removal
+from walproxy.pipeline.lake.parquet_files import DataFile, LiveFile, first_line, normal_schema
+from walproxy.pipeline.lake.position import Batch
+from walproxy.pipeline.lake.table import LakeTable, Removal, StoredFile, Version
 
-_OURS: Final = "WAL as tables, written by walproxy"
+OURS: Final = "WAL as tables, written by walproxy"
 _PREFIX: Final = "walproxy."
-_LOG: Final = "_delta_log"
+LOG: Final = "_delta_log"
+_READ_ATTEMPTS: Final = 5
 
 
 class DeltaVersion(Version):
@@ -46,22 +46,31 @@ class DeltaVersion(Version):
         number: of the version.
     """
 
-    def __init__(self, table: DeltaTable, store: ObjectStore) -> None:
+    def __init__(self, table: DeltaTable, location: LakeLocation) -> None:
         self.table = table
         self.number = table.version()
-        self._store = store
+        self._location = location
 
     def last_batch(self, writer: str) -> int | None:
         return self.table.transaction_version(writer)
 
     def live_files(self) -> list[LiveFile]:
-        files = []
-        for action in add_actions(self.table):
-            path, rows, size = action["path"], action["num_records"], action["size_bytes"]
-            if rows is None:  # Another program added it.
-                rows = read_footer_of(self._store, DataFile(path, 0, size)).rows
-            files.append(LiveFile(path, rows, size, bounds_of(action)))
-        return files
+        with lake_errors(f"read the table {self._location}", self._location):
+            if self._has_deleted_rows():
+                raise ConfigurationError(
+                    f"another program deleted rows of the Delta table {self._location}: read it with that program"
+                )
+            files = []
+            for action in add_actions(self.table):
+                path, rows, size = action["path"], action["num_records"], action["size_bytes"]
+                if rows is None:  # Another program added it.
+                    rows = read_footer_of(self._location.store(), DataFile(path, 0, size)).rows
+                files.append(LiveFile(path, rows, size, bounds_of(action)))
+            return files
+
+    def _has_deleted_rows(self) -> bool:
+        has_vectors = "deletionVectors" in (self.table.protocol().reader_features or ())
+        return has_vectors and self.table.deletion_vectors().read_all().num_rows > 0
 
 
 class DeltaLake(LakeTable[DeltaVersion]):
@@ -85,20 +94,18 @@ class DeltaLake(LakeTable[DeltaVersion]):
             ArchiveError, StorageFailed: see LakeTable.
         """
         found = _found(location)
-        is_new = found is None and schema is not None
-        if is_new:
+        if found is None and schema is not None:
             found = _made(location, schema)
         if found is None:
             return None
         table = cls(location, normal_schema(pa.schema(found.schema().to_arrow())), found)
-        if is_new:
-            table._sync(0)
+        if schema is not None:
+            table._sync(found.version())  # Its writer may have been killed before it did so.
         return table
 
     @property
     def is_ours(self) -> bool:
-        """Whether walproxy has made the table."""
-        return self._load().table.metadata().description == _OURS
+        return self._load().table.metadata().description == OURS
 
     def _load(self) -> DeltaVersion:
         opened, self._opened = self._opened, None
@@ -109,9 +116,16 @@ class DeltaLake(LakeTable[DeltaVersion]):
                 except (DeltaError, OSError):
                     opened = None  # The log may have been shortened: it is opened again.
             if opened is None:
-                opened = DeltaTable(self.location.url, storage_options=self.location.delta_options())
+                opened = self._open_again()
             self._opened = opened
-            return DeltaVersion(opened, self.location.store())
+            return DeltaVersion(opened, self.location)
+
+    def _open_again(self) -> DeltaTable:
+        """Open the table. In a folder the log may be shortened while delta-rs reads it; then it is read again."""
+        for _ in range(_READ_ATTEMPTS - 1 if self.location.folder is not None else 0):
+            with contextlib.suppress(DeltaError, OSError):
+                return DeltaTable(self.location.url)
+        return DeltaTable(self.location.url, storage_options=self.location.delta_options())
 
     def _commit(
         self,
@@ -159,12 +173,12 @@ class DeltaLake(LakeTable[DeltaVersion]):
         with lake_errors(f"remove old states of the table {self.location}", self.location):
             dead = self._former_files(keep_s)
             removed = self._removed([info for info in store.list() if info.key in dead], dry_run=dry_run)
-            entries = [info for info in store.list(_LOG) if info.key.endswith(".json")]
+            entries = [info for info in store.list(LOG) if info.key.endswith(".json")]
             if dry_run:
                 gone = [info for info in entries if info.modified < limit_s]
             else:
                 self._clean_log(wanted)
-                kept = {info.key for info in store.list(_LOG)}
+                kept = {info.key for info in store.list(LOG)}
                 gone = [info for info in entries if info.key not in kept]
         return removed.plus(Removal(len(gone), sum(info.size for info in gone), len(gone)))
 
@@ -188,20 +202,20 @@ class DeltaLake(LakeTable[DeltaVersion]):
         with lake_errors(f"clean the table {self.location}", self.location):
             needed = {file.path for file in self.live_files()} | self._former_files(0)
         # The log is removed by `expire`.
-        return [info for info in stored if info.key not in needed and not info.key.startswith(_LOG)]
+        return [info for info in stored if info.key not in needed and not info.key.startswith(LOG)]
 
     def _sync(self, number: int) -> None:
         """Put on disk what a commit of this version may have written, if the table is in a folder."""
         if self.location.folder is None:
             return
-        log = self.location.folder / _LOG
+        log = self.location.folder / LOG
         with storage_errors(f"sync the table {self.location}"):
             for path in (
                 log / f"{number:020d}.json",
                 log / f"{number:020d}.checkpoint.parquet",
                 log / "_last_checkpoint",
             ):
-                if path.exists():
+                with contextlib.suppress(FileNotFoundError):
                     sync_file(path)
             sync_folder(log)
             sync_folder(self.location.folder)
@@ -226,7 +240,7 @@ def _made(location: LakeLocation, schema: pa.Schema) -> DeltaTable:
             columns,
             mode="error",
             name=location.name,
-            description=_OURS,
+            description=OURS,
             storage_options=location.delta_options(),
         )
     except (DeltaError, OSError) as error:
@@ -234,3 +248,21 @@ def _made(location: LakeLocation, schema: pa.Schema) -> DeltaTable:
         if found is None:
             raise lake_error(error, f"create the table {location}", location) from error
         return found
+
+
+def add_actions(table: DeltaTable) -> list[dict[str, Any]]:
+    """Return the files of a table as its log states them, with their bounds as `min.NAME` and `max.NAME`."""
+    # pyarrow.table would import pandas, if it is installed, to see whether this is one of its frames: 0.3 s.
+    return pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all().to_pylist()
+
+
+def bounds_of(action: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the bounds of 64-bit integers that an add action states."""
+    bounds = {}
+    for key, low in action.items():
+        if key.startswith("min.") and isinstance(low, int) and not isinstance(low, bool):
+            name = key.removeprefix("min.")
+            high = action.get(f"max.{name}")
+            if isinstance(high, int):
+                bounds[name] = low, high
+    return bounds

@@ -14,7 +14,7 @@ from safekeeper.base.errors import ConfigurationError, ObjectMissing, StorageFai
 from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_lake_table, find_names
-from walproxy.pipeline.tables.parquet_files import normal_schema, schema_difference
+from walproxy.pipeline.lake.parquet_files import normal_schema, schema_difference
 
 
 class LakeTables(NamedTuple):

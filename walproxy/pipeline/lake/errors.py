@@ -13,10 +13,9 @@ from typing import Final
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from safekeeper.archive.store_errors import translated
 from safekeeper.base.errors import ArchiveUnavailable, StorageFailed, WalproxyError
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.parquet_files import first_line
+from walproxy.pipeline.lake.parquet_files import first_line
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _SIGNS_OF_DAMAGE: Final = ("404 Not Found", "416 Range Not Satisfiable")
@@ -46,6 +45,8 @@ def lake_error(error: Exception, doing: str, location: LakeLocation) -> Walproxy
     """Return the error that stands for one of delta-rs. See `lake_errors`."""
     text = _ARROW.sub(": ", _COLOUR.sub("", str(error)))
     if location.folder is None and ("Error performing" in text or "Generic S3 error" in text):
+        from safekeeper.archive.store_errors import translated  # It imports the client of object stores.
+
         failure = translated(Exception(text), doing, location.secrets)
         if isinstance(failure, ArchiveUnavailable) and any(sign in text for sign in _SIGNS_OF_DAMAGE):
             return StorageFailed(str(failure))  # The store works; this table does not.

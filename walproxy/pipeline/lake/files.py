@@ -1,7 +1,8 @@
-"""Parquet files as objects of a store: written with one put, under a name that no object had.
+"""Parquet files of a table: each is written under a name that no file had.
 
-A file is written to memory, or to a temporary file if it is large, and then stored whole: an object appears complete or
-not at all. A file of a task that was killed is not part of the table, because no commit names it.
+In an object store a file is written to memory, or to a temporary file if it is large, and then stored whole with one
+put: an object appears complete or not at all. In a folder it is written to its place, and synced. A file of a task that
+was killed is not part of the table, because no commit names it.
 """
 
 import tempfile
@@ -12,10 +13,12 @@ from typing import IO, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from safekeeper.archive.store import WHOLE_MAX_BYTES, ObjectStore
 from safekeeper.base.errors import ConfigurationError, ObjectMissing
-from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.parquet_files import DataFile, Footer, first_line, footer_of, write_rows
+from walproxy.pipeline.lake.location import LakeLocation, Store
+from walproxy.pipeline.lake.parquet_files import DataFile, Footer, first_line, footer_of, write_parquet, write_rows
+
+_WHOLE_MAX_BYTES: Final = 64 << 20
+"""What is stored with one request."""
 
 _PIECE_BYTES: Final = 1 << 20
 _TAIL_BYTES: Final = 64 << 10
@@ -38,28 +41,37 @@ class NewLakeFile(NamedTuple):
     schema: pa.Schema
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> DataFile | None:
-        """Store the batches as a new object, durably; None, and no object, if there are no rows.
+        """Store the batches as a new file, durably; None, and no file, if there are no rows.
+
+        In a folder the file's name is on disk when the folder was synced, which `LakeTable.commit` does.
 
         Returns:
             the file; its path is the key within the table.
 
         Raises:
             ConfigurationError: a batch has other columns than the table.
-            ArchiveError: the store.
+            StorageFull, StorageFailed, ArchiveError.
         """
         key = f"{self.stem}-{uuid.uuid4().hex}.parquet"
-        with tempfile.SpooledTemporaryFile(max_size=WHOLE_MAX_BYTES) as file:
+        if self.location.folder is not None:
+            path = self.location.folder / key
+            written = write_parquet(str(path), batches, self.schema)
+            if written.rows == 0:
+                path.unlink()
+                return None
+            return written._replace(path=key)
+        with tempfile.SpooledTemporaryFile(max_size=_WHOLE_MAX_BYTES) as file:
             rows = write_rows(pa.PythonFile(file, "w"), batches, self.schema)
             if rows == 0:
                 return None
             size = file.tell()
             file.seek(0)
             # No other object has this name, so that no condition is needed.
-            self.location.store().put(key, file.read() if size <= WHOLE_MAX_BYTES else _pieces(file), absent=False)
+            self.location.store().put(key, file.read() if size <= _WHOLE_MAX_BYTES else _pieces(file), absent=False)
         return DataFile(key, rows, size)
 
     def remove(self, file: DataFile) -> None:
-        """Remove a file that `write` has returned and that is not to be committed. Raises ArchiveError."""
+        """Remove a file that `write` has returned and that is not to be committed."""
         self.location.store().delete([file.path])
 
 
@@ -68,12 +80,12 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def read_footer_of(store: ObjectStore, file: DataFile) -> Footer:
+def read_footer_of(store: Store, file: DataFile) -> Footer:
     """Return the content of the footer of a stored file, whose size must be the given one. See `read_end_of`."""
     return read_end_of(store, file)[0]
 
 
-def read_end_of(store: ObjectStore, file: DataFile) -> tuple[Footer, bytes]:
+def read_end_of(store: Store, file: DataFile) -> tuple[Footer, bytes]:
     """Return the content of the footer of a stored file, and the end of the file with it.
 
     Raises:
@@ -92,7 +104,7 @@ def read_end_of(store: ObjectStore, file: DataFile) -> tuple[Footer, bytes]:
         raise ConfigurationError(f"{name} is not a Parquet file, or is truncated: {first_line(error)}") from error
 
 
-def _tail(store: ObjectStore, file: DataFile, length: int) -> bytes:
+def _tail(store: Store, file: DataFile, length: int) -> bytes:
     try:
         found = store.part(file.path, file.bytes - length, file.bytes + 1)
     except ObjectMissing as error:

@@ -3,6 +3,9 @@
     NAME/*.parquet     data files, those of tasks that were killed included
     NAME/metadata/     metadata, manifests
 
+In a folder, the catalog of all its tables is `iceberg.db` in it. Metadata have absolute paths: the folder cannot be
+moved.
+
 Every commit, also one without files, makes a snapshot, and pyiceberg then demands from the catalog that the snapshot
 before it is the one that was read. In the same step it sets the table's property `walproxy.batch.WRITER`: the position
 (rule X1). pyiceberg must not repeat a refused commit by itself, because it would put it upon the snapshot of another
@@ -27,36 +30,45 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.io.pyarrow import (
+    UnsupportedPyArrowTypeException,
+    _pyarrow_to_schema_without_ids,
+    parquet_file_to_data_file,
+)
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table import TableProperties
-from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import LongType
 from sqlalchemy.exc import IntegrityError
 
 from safekeeper.archive.objects import ObjectInfo
-from safekeeper.base.errors import ConfigurationError, StorageFailed
+from safekeeper.base.errors import ConfigurationError, ObjectMissing, StorageFailed
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.lake.catalog import CATALOG_ERRORS, catalog_error, catalog_errors, namespace_of, open_catalog
 from walproxy.pipeline.lake.iceberg_files import FileEnds
-from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.lake.table import LakeTable, StoredFile, Version
-from walproxy.pipeline.tables.iceberg_table import (
-    BATCH_PROPERTY,
-    TABLE_PROPERTIES,
-    IcebergTable,
+from walproxy.pipeline.lake.iceberg_snapshots import (
+    files_named,
     in_order,
     is_linear,
-    last_batch_of,
     old_snapshots,
     to_look_into,
+    unneeded,
 )
-from walproxy.pipeline.tables.parquet_files import LiveFile, normal_schema
-from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, Batch, Removal
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.parquet_files import LiveFile, first_line, normal_schema
+from walproxy.pipeline.lake.position import Batch
+from walproxy.pipeline.lake.table import COMMIT_ATTEMPTS, LakeTable, Removal, StoredFile, Version
 
 _PREFIX: Final = "walproxy."
+BATCH_PROPERTY: Final = "walproxy.batch."
 _SCHEMA: Final = "walproxy.arrow_schema"
+TABLE_PROPERTIES: Final[dict[str, str]] = {
+    "commit.manifest-merge.enabled": "true",
+    "commit.retry.num-retries": "0",  # A commit is tried again by us, after a look at what the other writer did.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "write.parquet.compression-codec": "zstd",
+}
 _RETRIES: Final = TableProperties.COMMIT_NUM_RETRIES
 
 
@@ -72,7 +84,8 @@ class IcebergVersion(Version):
         self._location = location
 
     def last_batch(self, writer: str) -> int | None:
-        return last_batch_of(self.table, writer)
+        value = self.table.properties.get(f"{BATCH_PROPERTY}{writer}")
+        return int(value) if value is not None else None
 
     @cached_property
     def files(self) -> dict[str, IcebergFile]:
@@ -122,7 +135,7 @@ class IcebergLake(LakeTable[IcebergVersion]):
 
     @classmethod
     def open(cls, location: LakeLocation, schema: pa.Schema | None = None) -> "IcebergLake | None":
-        """Return the table of a location in an object store, None if its catalog has none.
+        """Return the table of a location, None if its catalog has none.
 
         Args:
             schema: make the table if it is not there, with these columns.
@@ -132,6 +145,8 @@ class IcebergLake(LakeTable[IcebergVersion]):
                 another location, or another catalog has it.
             ArchiveError, StorageFailed: see LakeTable.
         """
+        if schema is not None:
+            _check_schema(schema)
         catalog = open_catalog(location)
         try:
             with catalog_errors(f"open the table {location}", location):
@@ -143,6 +158,10 @@ class IcebergLake(LakeTable[IcebergVersion]):
         except BaseException:
             catalog.close()
             raise
+
+    @property
+    def is_ours(self) -> bool:
+        return True  # `open` refuses others.
 
     def close(self) -> None:
         self._catalog.close()
@@ -177,8 +196,9 @@ class IcebergLake(LakeTable[IcebergVersion]):
                 with update.overwrite() if removed else update.merge_append() as snapshot:
                     for file in removed:
                         snapshot.delete_data_file(version.files[file.path])
+                    metadata = transaction.table_metadata  # pyiceberg copies all of it each time.
                     for url in ends.ends:
-                        snapshot.append_data_file(parquet_file_to_data_file(ends, transaction.table_metadata, url))
+                        snapshot.append_data_file(parquet_file_to_data_file(ends, metadata, url))
         except CATALOG_ERRORS as error:
             if self._load().table.metadata_location == table.metadata_location:
                 raise catalog_error(error, f"commit to the table {self.location}", self.location) from error
@@ -211,35 +231,15 @@ class IcebergLake(LakeTable[IcebergVersion]):
             return unneeded(self._load().table, self.location, stored)
 
 
-def unneeded(table: PyIcebergTable, location: LakeLocation, stored: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """Return those of the objects of a location that no snapshot of its table needs, nor the log of its metadata."""
-    snapshots = in_order(table)
-    needed = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
-    needed |= {snapshot.manifest_list for snapshot in snapshots}
-    orphans = list(stored)
-    # Mostly the newest snapshot needs them all, and the lists of the others need not be read.
-    for some in (snapshots[-1:], snapshots):
-        needed |= files_named(table, some)
-        orphans = [info for info in orphans if f"{location}/{info.key}" not in needed]
-        if not orphans:
-            break
-    return orphans
-
-
-def files_named(table: PyIcebergTable, snapshots: Sequence[Snapshot]) -> set[str]:
-    """Return the manifest lists, manifests and data files of snapshots."""
-    found = set()
-    for snapshot in snapshots:
-        found.add(snapshot.manifest_list)
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in found:
-                entries = manifest.fetch_manifest_entry(table.io)
-                found |= {manifest.manifest_path, *(entry.data_file.file_path for entry in entries)}
-    return found
-
-
 def _identifier(location: LakeLocation) -> tuple[str, str]:
     return namespace_of(location), location.name
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    try:
+        _pyarrow_to_schema_without_ids(normal_schema(schema))
+    except (TypeError, ValueError, NotImplementedError, UnsupportedPyArrowTypeException) as error:
+        raise ConfigurationError(f"Iceberg cannot have such a column: {first_line(error)}") from error
 
 
 def _found(catalog: Catalog, location: LakeLocation) -> PyIcebergTable | None:
@@ -247,6 +247,13 @@ def _found(catalog: Catalog, location: LakeLocation) -> PyIcebergTable | None:
         return catalog.load_table(_identifier(location))
     except (NoSuchTableError, NoSuchNamespaceError):
         return None
+    except ObjectMissing as error:
+        if location.folder is None:
+            raise
+        raise ConfigurationError(
+            f"the Iceberg table {location} is not where its catalog expects it ({error}): such a table cannot be "
+            "moved, move it back"
+        ) from error
 
 
 def _made(catalog: Catalog, location: LakeLocation, schema: pa.Schema) -> PyIcebergTable:
@@ -259,13 +266,17 @@ def _made(catalog: Catalog, location: LakeLocation, schema: pa.Schema) -> PyIceb
             )
         return found
     schema = normal_schema(schema)
-    IcebergTable.check_schema(schema)
     with contextlib.suppress(NamespaceAlreadyExistsError, IntegrityError):
         catalog.create_namespace(namespace_of(location))
-    properties = TABLE_PROPERTIES | {_SCHEMA: base64.b64encode(schema.serialize().to_pybytes()).decode()}
+    properties = TABLE_PROPERTIES | schema_property(schema)
     with contextlib.suppress(TableAlreadyExistsError):
         return catalog.create_table(_identifier(location), schema, location=location.url, properties=properties)
     return catalog.load_table(_identifier(location))
+
+
+def schema_property(schema: pa.Schema) -> dict[str, str]:
+    """Return the property of a table that has its columns, and marks it as ours."""
+    return {_SCHEMA: base64.b64encode(schema.serialize().to_pybytes()).decode()}
 
 
 def _schema_of(table: PyIcebergTable, location: LakeLocation) -> pa.Schema:

@@ -1,6 +1,7 @@
-"""pyiceberg's files as objects of a store: pyiceberg loads this class by its name (`py-io-impl`).
+"""pyiceberg's files as objects of a store or files of a folder: pyiceberg loads this class by its name (`py-io-impl`).
 
-So one client with one set of options and credentials makes all requests. Each file is read and written whole: metadata,
+So one client with one set of options and credentials makes all requests, and files of a folder are on disk before the
+catalog names them. Each file is read and written whole: metadata,
 and data files whose rows a merge writes again.
 """
 
@@ -16,10 +17,9 @@ import pyarrow as pa
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
-from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import ObjectMissing
 from walproxy.pipeline.lake.catalog import STORE_OPTIONS
-from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.location import LakeLocation, Store
 
 _METADATA: Final = ".metadata.json"
 
@@ -52,7 +52,9 @@ class StoreFiles(FileIO):
             store, key = self._place(url)
             store.delete([key])
 
-    def _place(self, url: str) -> tuple[ObjectStore, str]:
+    def _place(self, url: str) -> tuple[Store, str]:
+        if url.startswith("/"):
+            return LakeLocation("/").store(), url.lstrip("/")
         parts = urlsplit(url)
         return LakeLocation(f"{parts.scheme}://{parts.netloc}", self._options).store(), parts.path.lstrip("/")
 
@@ -87,7 +89,7 @@ class _End:
 class StoredInput(InputFile):
     """An object that is read."""
 
-    def __init__(self, location: str, store: ObjectStore, key: str) -> None:
+    def __init__(self, location: str, store: Store, key: str) -> None:
         super().__init__(location)
         self._store = store
         self._key = key
@@ -113,7 +115,7 @@ class StoredInput(InputFile):
 class StoredOutput(OutputFile):
     """An object that is written, with one put when it is closed. Its name, from pyiceberg, has a UUID."""
 
-    def __init__(self, location: str, store: ObjectStore, key: str) -> None:
+    def __init__(self, location: str, store: Store, key: str) -> None:
         super().__init__(location)
         self._store = store
         self._key = key

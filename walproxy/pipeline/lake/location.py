@@ -1,27 +1,49 @@
 """Where tables are: a folder of this machine or a shared one, or a prefix of an object store.
 
 Credentials come from the options or the environment (as obstore and delta-rs read it: `AWS_ACCESS_KEY_ID` etc.), never
-from the URL, because messages show it.
+from the URL, because messages show it. The client of object stores is imported only for such a store.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
-from safekeeper.archive.location import REQUEST_RETRIES, endpoint_is_plain, open_location
-from safekeeper.archive.objects import NO_OPTIONS
-from safekeeper.archive.store import ObjectStore
-from safekeeper.archive.store_errors import secrets_of
+from safekeeper.archive.objects import NO_OPTIONS, ObjectInfo
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.tables.table_folder import local_folder
+from walproxy.pipeline.lake.folder import FolderStore
+from walproxy.pipeline.lake.names import local_folder
+
+if TYPE_CHECKING:
+    from safekeeper.archive.store import ObjectStore
 
 _SCHEMES: Final = ("s3", "gs", "az")
 _TIMEOUT_S: Final = 30.0
 _STORES_MAX: Final = 64
 _SHOWN: Final = ("uri", "type", "name", "namespace", "warehouse")
 _NOT_FOR_DELTA: Final = "root_certificate"
+_CATALOG_FILE: Final = "iceberg.db"
+_BUSY_TIMEOUT_S: Final = 60
+
+
+class Store(Protocol):
+    """What a table needs of the place of its files. See `ObjectStore`, `FolderStore`."""
+
+    @property
+    def url(self) -> str: ...
+
+    def put(self, key: str, data: bytes | memoryview | Iterable[bytes], *, absent: bool) -> bool: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def part(self, key: str, begin: int, end: int) -> bytes: ...
+
+    def list(self, folder: str = "") -> list[ObjectInfo]: ...
+
+    def entries(self, folder: str = "") -> tuple[set[str], set[str]]: ...
+
+    def delete(self, keys: Iterable[str]) -> None: ...
 
 
 class LakeLocation(NamedTuple):
@@ -30,7 +52,7 @@ class LakeLocation(NamedTuple):
     Attributes:
         url: an absolute path, or `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`.
         options: of the object store, by obstore's names.
-        catalog: of Iceberg tables in an object store, by pyiceberg's names (`catalog.py`); none: Delta tables.
+        catalog: of Iceberg tables, by pyiceberg's names (`catalog.py`); none: Delta tables, and in a folder any.
     """
 
     url: str
@@ -64,6 +86,8 @@ class LakeLocation(NamedTuple):
             raise ConfigurationError(f"{url} has a '%', which its libraries would decode: name another prefix")
         if _NOT_FOR_DELTA in map(str.lower, options):
             raise ConfigurationError(f"{url}: the option {_NOT_FOR_DELTA} is not supported for tables")
+        from safekeeper.archive.location import open_location
+
         opened = open_location(url, options, _TIMEOUT_S)
         return cls(opened.url, tuple(sorted(options.items())), tuple(sorted(catalog.items())))
 
@@ -81,18 +105,29 @@ class LakeLocation(NamedTuple):
         """Return the location of a folder in this one."""
         return self._replace(url=f"{self.url.rstrip('/')}/{name}")
 
-    def store(self) -> ObjectStore:
-        """Return the store of this location, opened once in a process; a local folder is created.
+    def with_catalog_beside(self) -> "LakeLocation":
+        """Return a folder of tables with the catalog of its Iceberg tables, a SQLite file in it."""
+        return self._replace(catalog=(("uri", f"sqlite:///{self.url}/{_CATALOG_FILE}?timeout={_BUSY_TIMEOUT_S}"),))
 
-        Raises:
-            ConfigurationError: the local folder cannot be created.
-        """
+    @property
+    def has_catalog_beside(self) -> bool:
+        """Whether a folder of tables has such a catalog."""
+        return self.folder is not None and (self.folder / _CATALOG_FILE).exists()
+
+    def store(self) -> Store:
+        """Return the files of this location."""
+        return self.object_store() if self.folder is None else FolderStore(self.folder)
+
+    def object_store(self) -> "ObjectStore":
+        """Return the object store of this location, which is not a folder, opened once in a process."""
         return _store(self)
 
     def delta_options(self) -> dict[str, str] | None:
         """Return what delta-rs takes for the options of this store; None for a folder."""
         if self.folder is not None:
             return None
+        from safekeeper.archive.location import REQUEST_RETRIES, endpoint_is_plain
+
         options = dict(self.options)
         plain = str(endpoint_is_plain(options)).lower()
         # Callers repeat a failed request themselves, after they have read the table again.
@@ -101,6 +136,8 @@ class LakeLocation(NamedTuple):
     @property
     def secrets(self) -> list[str]:
         """What no message may contain."""
+        from safekeeper.archive.store_errors import secrets_of
+
         password = unquote(urlsplit(dict(self.catalog).get("uri", "")).password or "")
         hidden = {name: value for name, value in self.catalog if name not in _SHOWN}
         return [*secrets_of(dict(self.options)), *secrets_of(hidden), *([password] if password else [])]
@@ -110,6 +147,7 @@ class LakeLocation(NamedTuple):
 
 
 @functools.lru_cache(_STORES_MAX)
-def _store(location: LakeLocation) -> ObjectStore:
-    is_local = location.folder is not None
-    return ObjectStore.open(location.url, options=dict(location.options), timeout_s=_TIMEOUT_S, makes_folder=is_local)
+def _store(location: LakeLocation) -> "ObjectStore":
+    from safekeeper.archive.store import ObjectStore
+
+    return ObjectStore.open(location.url, options=dict(location.options), timeout_s=_TIMEOUT_S)

@@ -1,99 +1,61 @@
 """A table by its location and name, and which tables a location has.
 
-Tables in a folder are those of `walproxy/pipeline/tables`, in every format. Tables in an object store are Iceberg
-tables if the location has a catalog, otherwise Delta tables. pyiceberg, whose import takes two seconds, is imported
-only then.
+Tables in an object store are Iceberg tables if the location has a catalog, otherwise Delta tables. A folder can have
+both: it has a catalog of its own for its Iceberg tables. pyiceberg, whose import takes two seconds, is imported only
+for Iceberg.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol, Self
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.choices import TableFormat
-from walproxy.pipeline.lake.delta import DeltaLake
-from walproxy.pipeline.lake.files import NewLakeFile
+from walproxy.pipeline.choices import NO_FORMER_FORMAT, TABLE_FORMATS, TableFormat
+from walproxy.pipeline.lake.delta import LOG, DeltaLake
+from walproxy.pipeline.lake.disk import make_folder, storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.names import check_table_name
+from walproxy.pipeline.lake.parquet_files import normal_schema, schema_difference
 from walproxy.pipeline.lake.table import LakeTable
-from walproxy.pipeline.tables import After, DataFile, NewFile, find_tables, open_table
-from walproxy.pipeline.tables.compaction import TARGET_BYTES, Compaction
-from walproxy.pipeline.tables.parquet_files import LiveFile, normal_schema, schema_difference
-from walproxy.pipeline.tables.table import Removal
-from walproxy.pipeline.tables.table_folder import check_table_name
 
+FORMER_IDENTITY: Final = "_walproxy/table.json"
+"""What each table in a folder had in an earlier version: `conversion.py` takes such tables over."""
 
-class AppendedTable(Protocol):
-    """A table that batches are added to, wherever it is. See `Table` and `LakeTable`."""
-
-    @property
-    def format(self) -> TableFormat: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    def new_file(self, stem: str = "part") -> NewFile | NewLakeFile: ...
-
-    def last_batch(self, writer: str) -> int | None: ...
-
-    def commit(
-        self,
-        writer: str | None,
-        batch: int | None,
-        files: Sequence[DataFile],
-        properties: Mapping[str, str] | None = None,
-        after: After | None = None,
-    ) -> bool: ...
-
-    def live_files(self) -> list[LiveFile]: ...
-
-    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table: ...
-
-    def compact(
-        self,
-        target_bytes: int = TARGET_BYTES,
-        *,
-        dry_run: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Compaction: ...
-
-    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal: ...
-
-    def remove_orphans(self, older_than_s: float, *, dry_run: bool = False) -> Removal: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+_ICEBERG_METADATA: Final = "metadata"
+_MISREAD: Final = frozenset("%?")
+"""Characters of paths that the libraries take for parts of a URL."""
 
 
 def open_lake_table(
-    location: LakeLocation, name: str, format: TableFormat | None = None, schema: pa.Schema | None = None
-) -> AppendedTable:
+    location: LakeLocation,
+    name: str,
+    format: TableFormat | None = None,
+    schema: pa.Schema | None = None,
+    *,
+    create: bool = True,
+) -> LakeTable[Any]:
     """Open a table of a location.
 
     Args:
-        format: what the table must be; None: whatever it is.
-        schema: make the table if it is not there; its columns must be these.
+        format: what the table must be; None: whatever it is, and for a new one Delta unless the location has a catalog.
+        schema: what its columns must be; None: whatever they are.
+        create: make the table if it is not there and a schema is given.
 
     Raises:
-        ConfigurationError: there is no such table, it has another format or other columns, or another program made it.
-            Nothing was written.
+        ConfigurationError: there is no such table, it has another format or other columns, another program made it, or
+            it must be converted first. Nothing was written.
         ArchiveError, StorageFull, StorageFailed.
     """
-    if location.folder is not None:
-        return open_table(location.url, name, format, schema, create=schema is not None)
     check_table_name(name)
-    check_format(location, format)
+    if format is not None and format not in TABLE_FORMATS:
+        raise ConfigurationError(NO_FORMER_FORMAT)
+    if location.folder is None:
+        check_format(location, format)
+    else:
+        location = _of_format(location, location.folder, name, format, is_new=create and schema is not None)
     place = location.below(name)
-    table = find_lake_table(place, schema)
+    table = find_lake_table(place, schema if create else None)
     if table is None:
         raise ConfigurationError(f"{location} has no table {name!r}: create it by writing to it")
     difference = schema_difference(table.schema, normal_schema(schema)) if schema is not None else None
@@ -104,7 +66,7 @@ def open_lake_table(
 
 
 def find_lake_table(place: LakeLocation, schema: pa.Schema | None = None) -> LakeTable[Any] | None:
-    """Open the table at a place in an object store; None if there is none.
+    """Open the table at a place, an Iceberg table if that has a catalog; None if there is none.
 
     Args:
         schema: make the table if it is not there, with these columns, to write to it.
@@ -124,15 +86,102 @@ def find_lake_table(place: LakeLocation, schema: pa.Schema | None = None) -> Lak
     return table
 
 
+def _of_format(
+    location: LakeLocation, folder: Path, name: str, wanted: TableFormat | None, *, is_new: bool
+) -> LakeLocation:
+    """Return the location of a table in a folder, with the folder's catalog for an Iceberg table.
+
+    Args:
+        is_new: prepare the folder for a new table if it is not there.
+
+    Raises:
+        ConfigurationError: it has another format, is of an earlier version, or something else is there.
+        StorageFull, StorageFailed.
+    """
+    place = folder / name
+    require_converted(place)
+    with storage_errors(f"open the table {place}"):
+        found = _format_in(place)
+        if found is None:
+            if not is_new:
+                raise ConfigurationError(f"{location} has no table {name!r}: create it by writing to it")
+            check_path(place)
+            make_folder(place.parent)
+    if found is not None and wanted is not None and found != wanted:
+        raise ConfigurationError(
+            f"the table {place} has the format {found}, not {wanted}: name that one, or another folder"
+        )
+    return location.with_catalog_beside() if (found or wanted) == "iceberg" else location
+
+
+def check_path(place: Path) -> None:
+    """See that a new table can be in a folder. Raises ConfigurationError."""
+    if set(str(place)) & _MISREAD:
+        raise ConfigurationError(
+            f"the path {place} has a '%' or '?', which the libraries of tables misinterpret: name another folder"
+        )
+
+
+def _format_in(place: Path) -> TableFormat | None:
+    """Return the format of the table in a folder, None if there is none.
+
+    Raises:
+        ConfigurationError: something else is there.
+        OSError.
+    """
+    try:
+        names = {path.name for path in place.iterdir()}
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise ConfigurationError(f"{place} is a file: name another folder or table") from None
+    if LOG in names:
+        return "delta"
+    if _ICEBERG_METADATA in names:
+        return "iceberg"
+    if names:
+        raise ConfigurationError(
+            f"{place} has no table, but something else, such as {min(names)}: name another folder or table"
+        )
+    return None
+
+
+def require_converted(place: Path) -> None:
+    """See that the table in a folder is not of an earlier version. Raises ConfigurationError."""
+    if (place / FORMER_IDENTITY).exists():
+        raise ConfigurationError(
+            f"an earlier version wrote the table {place}: take it over by `walproxy pipeline maintain --convert "
+            f"{place.parent}`"
+        )
+
+
 def find_names(location: LakeLocation) -> list[str]:
-    """Return the names of the tables of a location, sorted. Raises ConfigurationError, StorageFailed, ArchiveError."""
-    if location.folder is not None:
-        return [table.name for table in find_tables(location.folder)]
-    if location.catalog:
+    """Return the names of the tables of a location, sorted.
+
+    Delta tables of other programs count: only opening them shows that.
+
+    Raises:
+        ConfigurationError: a table in a folder must be converted first.
+        StorageFailed, ArchiveError.
+    """
+    if location.folder is None and location.catalog:
         from walproxy.pipeline.lake.iceberg import table_names
 
         return table_names(location)
-    return [name for name in sorted(location.store().entries()[0]) if not name.startswith("_")]
+    names = sorted(name for name in location.store().entries()[0] if not name.startswith("_"))
+    return names if location.folder is None else _tables_among(names, location, location.folder)
+
+
+def _tables_among(names: list[str], location: LakeLocation, folder: Path) -> list[str]:
+    for name in names:
+        require_converted(folder / name)
+    found = [name for name in names if (folder / name / LOG).is_dir()]
+    others = {name for name in names if (folder / name / _ICEBERG_METADATA).is_dir()}
+    if others and location.has_catalog_beside:
+        from walproxy.pipeline.lake.iceberg import table_names
+
+        found += others & {*table_names(location.with_catalog_beside())}
+    return sorted(found)
 
 
 def check_format(location: LakeLocation, format: TableFormat | None) -> None:
@@ -145,8 +194,3 @@ def check_format(location: LakeLocation, format: TableFormat | None) -> None:
         )
     if format == "delta" and location.catalog:
         raise ConfigurationError(f"Delta tables in {location} have no catalog: remove --iceberg-catalog")
-    if format == "parquet":
-        raise ConfigurationError(
-            "tables in an object store have the format delta, or iceberg with --iceberg-catalog, not parquet: leave "
-            "--format out, or name a folder"
-        )

@@ -9,9 +9,9 @@ process's own, and the next put replaces it.
 
 from safekeeper.archive.store import ObjectTag
 from safekeeper.base.errors import ObjectMissing, StorageFailed
+from walproxy.pipeline.lake.disk import replace_durably, storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.disk import Disk, replace_durably, storage_errors
-from walproxy.pipeline.tables.position import TableMoved
+from walproxy.pipeline.lake.position import TableMoved
 
 
 class StateObject:
@@ -42,7 +42,7 @@ class StateObject:
         try:
             if folder is not None:
                 return (folder / self._key).read_bytes()
-            content, self._tag = self._location.store().get_tagged(self._key)
+            content, self._tag = self._location.object_store().get_tagged(self._key)
         except (FileNotFoundError, ObjectMissing):
             self._tag = None
             return None
@@ -60,7 +60,7 @@ class StateObject:
         folder = self._location.folder
         if folder is not None:
             with storage_errors(f"write {self.name}"):
-                replace_durably(Disk(), folder / self._key, content)
+                replace_durably(folder / self._key, content)
             return
         unclear = [*self._unclear]
         self._unclear.append(content)
@@ -76,7 +76,7 @@ class StateObject:
 
     def _put(self, content: bytes) -> bool:
         """Put the object in the place of the version that is known; return whether it is the object now."""
-        store = self._location.store()
+        store = self._location.object_store()
         if self._tag is None:
             store.put(self._key, content, absent=True)
             return False  # Only reading it returns its tag.

@@ -1,33 +1,33 @@
-"""The interface of a table that may be in an object store, written once for every format.
+"""The interface of a table in a folder or an object store, written once for every format.
+
+Tasks write files (`new_file`), one process commits them (`commit`) under the name of a writer and the number of a
+batch. What was committed last is part of the table, changed in the same atomic step as the rows, so that a batch which
+comes again after a crash is recognised: its files are removed, and no row comes twice. Writers of different names may
+commit to one table at once, from several processes or machines.
 
 A format has two primitives: `_load` returns one version of the table, and `_commit` makes the next one from it, or does
 nothing if anything else was committed meanwhile. What a version says and what is committed against it belong together,
 so that no lock is needed:
 
-- A commit names the position that its writer believes the table has (rule X1, `tables/position.py`).
+- A commit names the position that its writer believes the table has (rule X1, `position.py`).
 - After a commit whose outcome is unclear (no reply, or a refusal of a repeated request) the table is read again, and
   its position decides.
 - Files are stored before the commit that names them, under names that no file had, and removed only if no version names
   them.
 """
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.fs
-from deltalake.fs import DeltaStorageHandler
 
 from safekeeper.archive.objects import ObjectInfo
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.choices import TableFormat
-from walproxy.pipeline.lake.errors import lake_errors
-from walproxy.pipeline.lake.files import NewLakeFile, read_end_of
-from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.compaction import (
+from walproxy.pipeline.lake.compaction import (
     TARGET_BYTES,
     Compaction,
     Replacement,
@@ -36,12 +36,22 @@ from walproxy.pipeline.tables.compaction import (
     order_column,
     outcome_of,
 )
-from walproxy.pipeline.tables.dataset import dataset_of
-from walproxy.pipeline.tables.parquet_files import DataFile, Footer, LiveFile, schema_difference
-from walproxy.pipeline.tables.position import TableMoved
-from walproxy.pipeline.tables.table import COMMIT_ATTEMPTS, After, Batch, Removal
+from walproxy.pipeline.lake.disk import storage_errors, sync_folder
+from walproxy.pipeline.lake.errors import lake_errors
+from walproxy.pipeline.lake.files import NewLakeFile, read_end_of
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.parquet_files import DataFile, Footer, LiveFile, schema_difference
+from walproxy.pipeline.lake.position import After, Batch, TableMoved
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds  # It imports pandas: that takes longer than a short query.
+    import pyarrow.fs
+
+COMMIT_ATTEMPTS: Final = 50
+"""Attempts of a commit, if other writers are faster each time."""
 
 _NAME_PARTS: Final = "/\\"
+_STEM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class StoredFile(NamedTuple):
@@ -55,6 +65,22 @@ class StoredFile(NamedTuple):
     key: str
     footer: Footer
     end: bytes
+
+
+class Removal(NamedTuple):
+    """The files that were removed, or would be.
+
+    Attributes:
+        versions: how many former states of the table can no longer be read.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    versions: int = 0
+
+    def plus(self, other: "Removal") -> "Removal":
+        """Return the sum of both."""
+        return Removal(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 class Version(ABC):
@@ -113,20 +139,38 @@ class LakeTable(ABC, Generic[VersionT]):
             False: there is a newer version by now, which may even be this one.
         """
 
-    def dataset(self) -> ds.Dataset:
+    @property
+    @abstractmethod
+    def is_ours(self) -> bool:
+        """Whether walproxy has made the table, for rows that are only added."""
+
+    def dataset(self) -> "ds.Dataset":
         """Return the newest version. A filter on columns with bounds opens only the files that can match."""
+        from walproxy.pipeline.lake.dataset import dataset_of
+
         # delta-rs' own dataset would pass over files of other programs whose log lacks limits of a column.
         files = self.live_files()
         return dataset_of(files, self.schema, self._filesystem(files))
 
-    def _filesystem(self, files: Sequence[LiveFile]) -> pyarrow.fs.FileSystem:
+    def _filesystem(self, files: Sequence[LiveFile]) -> "pyarrow.fs.FileSystem":
         """Return the table's files by their keys, for a reader of Arrow."""
+        import pyarrow.fs
+        from deltalake.fs import DeltaStorageHandler
+
+        if self.location.folder is not None:
+            return pyarrow.fs.SubTreeFileSystem(self.location.url, pyarrow.fs.LocalFileSystem())
         sizes = {file.path: file.bytes for file in files}
         handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
         return pyarrow.fs.PyFileSystem(handler)
 
     def new_file(self, stem: str = "part") -> NewLakeFile:
-        """Return where a task writes a file; it can be sent to the task."""
+        """Return where a task writes a file; it can be sent to the task.
+
+        Raises:
+            ConfigurationError: no file's name can begin with `stem`.
+        """
+        if _STEM.fullmatch(stem) is None:
+            raise ConfigurationError(f"the name of a table's file cannot begin with {stem!r}")
         return NewLakeFile(self.location, stem, self.schema)
 
     def last_batch(self, writer: str) -> int | None:
@@ -137,7 +181,7 @@ class LakeTable(ABC, Generic[VersionT]):
         """Return the files that make up the newest version."""
         return self._load().live_files()
 
-    def to_arrow(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
+    def to_arrow(self, columns: Sequence[str] | None = None, filter: "ds.Expression | None" = None) -> pa.Table:
         """Return rows of the newest version, in no order."""
         names = list(columns) if columns is not None else self.schema.names
         schema = pa.schema([self.schema.field(name) for name in names])
@@ -151,7 +195,7 @@ class LakeTable(ABC, Generic[VersionT]):
         properties: Mapping[str, str] | None = None,
         after: After | None = None,
     ) -> bool:
-        """Add the rows of the files to the table, all or none, durably. See `Table.commit`.
+        """Add the rows of the files to the table, all or none, durably.
 
         Args:
             writer: who writes; None for rows that are added once and never again.
@@ -184,6 +228,7 @@ class LakeTable(ABC, Generic[VersionT]):
                 return False
             if checked is None:
                 checked = [self._checked(file) for file in files]
+                self._sync_names()
             if self._commit(version, named, checked, properties or {}):
                 return True
         raise StorageFailed(
@@ -204,6 +249,12 @@ class LakeTable(ABC, Generic[VersionT]):
             raise ConfigurationError(f"{file.path} has {footer.rows} rows, its task wrote {file.rows}: write it again")
         return StoredFile(file.path, footer, end)
 
+    def _sync_names(self) -> None:
+        """Put the names of new files on disk, if the table is in a folder: those who wrote them have not."""
+        if self.location.folder is not None:
+            with storage_errors(f"sync the table {self.location}"):
+                sync_folder(self.location.folder)
+
     def discard(self, files: Sequence[DataFile]) -> None:
         """Remove files that are not to be committed; those that are part of the table are left."""
         if files:
@@ -217,7 +268,15 @@ class LakeTable(ABC, Generic[VersionT]):
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Compaction:
-        """Put few large files in the place of many small ones. See `Table.compact`."""
+        """Put few large files in the place of many small ones. Commits go on meanwhile; readers see each row once.
+
+        The small files stay until `expire`: a reader that has begun to read them can continue.
+
+        Args:
+            target_bytes: how large a file shall be; those of half that size are left alone.
+            dry_run: only return what would be done.
+            progress: called with (bytes done, bytes in all).
+        """
         files = self.live_files()
         column = order_column(self.schema)
         filesystem = self._filesystem(files)
@@ -235,6 +294,7 @@ class LakeTable(ABC, Generic[VersionT]):
     def _replaced(self, replacements: Sequence[Replacement]) -> Compaction:
         """Make the new files part of the table in the place of the old ones, in one step."""
         checked = [self._checked(each.new) for each in replacements]
+        self._sync_names()
         old = [file for each in replacements for file in each.old]
         for _ in range(COMMIT_ATTEMPTS):
             version = self._load()
@@ -247,7 +307,10 @@ class LakeTable(ABC, Generic[VersionT]):
 
     @abstractmethod
     def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
-        """Remove what only versions need that are older than `keep_s`, and old parts of the log. See `Table.expire`."""
+        """Remove what only versions need that are older than `keep_s`, and old parts of the log.
+
+        A reader that began longer ago than that may find its files gone.
+        """
 
     def remove_orphans(self, older_than_s: float, *, dry_run: bool = False) -> Removal:
         """Remove files that no version names and that were stored more than `older_than_s` ago.

@@ -18,9 +18,10 @@ from walproxy.pipeline.decoder.decode import Decoded, Workspace
 from walproxy.pipeline.decoder.opcodes import operation_name, rmgr_name
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece
 from walproxy.pipeline.input.wal_input import WalInput
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import open_lake_table
 from walproxy.pipeline.pages.relation import PageId
 from walproxy.pipeline.schemas import arrow_schema
-from walproxy.pipeline.tables import open_table
 from walproxy.wal_sources.source import Extent, LogPath
 
 _VIEW: Final = "page_versions"
@@ -195,7 +196,8 @@ class _KnownParts:
     def __init__(self, tables: Path, page: PageId, at_lsn: Lsn) -> None:
         columns = ["begin_lsn", "end_lsn", "records", "last_end_lsn", "image_lsn", "records_since_image"]
         relation = page.relation
-        with open_table(tables, _VIEW, schema=arrow_schema(_VIEW), create=False) as table:
+        location = LakeLocation(str(tables.absolute()))
+        with open_lake_table(location, _VIEW, schema=arrow_schema(_VIEW), create=False) as table:
             is_page = (
                 (ds.field("relation") == relation.relation)
                 & (ds.field("block") == page.block)

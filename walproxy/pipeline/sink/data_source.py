@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 
 class PgtableDataSource(DataSource):
-    """A table in Parquet, Iceberg or Delta, to be appended to.
+    """A table in Delta or Iceberg, to be appended to.
 
     stream.writeStream.format("pgtable").option("path", "/data/tables").option("table", "records")
         .option("tableFormat", "delta").option("checkpointLocation", "/data/checkpoints/records").start()

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.choices import TableFormat
-from walproxy.pipeline.tables.table_folder import FORMATS, local_folder
+from walproxy.pipeline.choices import FORMER_FORMAT, NO_FORMER_FORMAT, TABLE_FORMATS, TableFormat
+from walproxy.pipeline.lake.names import local_folder
 
 OPTIONS: Final = {
     "path": "the folder of the tables",
     "table": "the table's name",
-    "tableFormat": "parquet, iceberg or delta; needed if the table does not exist yet",
+    "tableFormat": "delta or iceberg, of a new table; by default delta",
     "writer": "name of the writer; for a stream by default the id in its checkpoint",
     "batch": "number of the batch, for a batch query with a writer: written once, however often the query runs",
     "checkpointLocation": "of the stream: read for the default of writer",
@@ -55,8 +55,10 @@ class SinkOptions(NamedTuple):
             if not given.get(name):
                 raise ConfigurationError(f"pgtable needs the option {name!r}: {OPTIONS[name]}")
         table_format = given.get("tableformat")
-        if table_format is not None and table_format not in FORMATS:
-            raise ConfigurationError(f"unknown table format {table_format!r}: use one of {', '.join(FORMATS)}")
+        if table_format == FORMER_FORMAT:
+            raise ConfigurationError(f"option 'tableFormat': {NO_FORMER_FORMAT}")
+        if table_format is not None and table_format not in TABLE_FORMATS:
+            raise ConfigurationError(f"unknown table format {table_format!r}: use one of {', '.join(TABLE_FORMATS)}")
         writer, batch = given.get("writer") or None, _number(given.get("batch"))
         if streaming:
             if batch is not None:
@@ -64,6 +66,7 @@ class SinkOptions(NamedTuple):
             writer = writer or _writer_of_checkpoint(given.get("checkpointlocation"))
         elif (writer is None) != (batch is None):
             raise ConfigurationError("a batch query has both options 'writer' and 'batch', or neither")
+        local_folder(given["path"])
         return cls(given["path"], given["table"], table_format, writer, batch)
 
 

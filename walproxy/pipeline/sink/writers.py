@@ -1,19 +1,23 @@
 """Tasks write files, the driver commits them.
 
 The writers are made in a process of the driver's, which makes the table if it is missing, and are sent to the tasks.
-A task returns what it has written. The file of a task that was killed is an orphan (`Table.remove_orphans`).
+A task returns what it has written. The file of a task that was killed is an orphan (`LakeTable.remove_orphans`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import open_lake_table
+from walproxy.pipeline.lake.parquet_files import DataFile
+from walproxy.pipeline.lake.table import LakeTable
 from walproxy.pipeline.sink.options import SinkOptions
-from walproxy.pipeline.tables import DataFile, Table, open_table
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,9 @@ class _Writer:
         schema = self._new_file.schema
         return Written(self._new_file.write(batch.cast(schema) for batch in iterator))
 
-    def _open(self, schema: pa.Schema | None) -> Table:
+    def _open(self, schema: pa.Schema | None) -> LakeTable[Any]:
         options = self._options
-        return open_table(options.path, options.table, options.format, schema, create=schema is not None)
+        return open_lake_table(LakeLocation.parse(options.path), options.table, options.format, schema)
 
     def _commit(self, messages: Iterable[WriterCommitMessage | None], batch: int | None) -> None:
         with self._open(None) as table:

@@ -14,8 +14,6 @@ duck            such tables in DuckDB
 following       what a table that follows can do, and its position
 delta           such a table in Delta Lake's format
 iceberg         such a table in Iceberg's format
-iceberg_folder  its catalog and files in a folder
-iceberg_store   its catalog and files in an object store
 job_file        what the job keeps beside the tables
 status_files    what the job reports, for people and for monitoring
 status_pages    the same over HTTP

@@ -34,11 +34,11 @@ from walproxy.pipeline.cdc.apply.following import (
     unused_name,
 )
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.lake.delta import add_actions
+from walproxy.pipeline.lake.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.delta_table import add_actions
-from walproxy.pipeline.tables.disk import storage_errors, sync_file, sync_folder
-from walproxy.pipeline.tables.position import require_position
+from walproxy.pipeline.lake.position import require_position
 
 _LSN_APPLICATION: Final = "walproxy.apply.lsn"
 _SEQUENCE_APPLICATION: Final = "walproxy.apply.sequence"

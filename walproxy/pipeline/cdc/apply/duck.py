@@ -17,7 +17,7 @@ from walproxy.pipeline.cdc.apply.following import folder_name
 from walproxy.pipeline.cdc.apply.job_file import job_state, read_job
 from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.publication import TableName, parse_table
-from walproxy.pipeline.choices import FOLLOWING_FORMATS, FollowingFormat
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.duck import Tables, identifier
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import check_format
@@ -35,7 +35,7 @@ class FollowedTables(NamedTuple):
     """
 
     location: LakeLocation
-    format: FollowingFormat
+    format: TableFormat
     followed: dict[str, TableName]
     others: Tables
 
@@ -89,7 +89,7 @@ def followed_tables(location: LakeLocation, others: Tables) -> FollowedTables | 
         return None
     if job is None:
         return None
-    table_format = next((each for each in FOLLOWING_FORMATS if each == job.format), None)
+    table_format = next((each for each in TABLE_FORMATS if each == job.format), None)
     if table_format is None:
         raise ConfigurationError(f"the tables in {location} have the format {job.format}, which is not known")
     if location.folder is None:

@@ -28,8 +28,8 @@ from safekeeper.base.errors import ArchiveError, StorageFailed, StorageFull, Wal
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.parquet_files import first_line
-from walproxy.pipeline.tables.position import require_position
+from walproxy.pipeline.lake.parquet_files import first_line
+from walproxy.pipeline.lake.position import require_position
 
 SMALL_FILE_BYTES: Final = 16 << 20
 SMALL_FILES_MAX: Final = 16

@@ -1,15 +1,19 @@
-"""A table that follows, in Iceberg's format, written with pyiceberg: what folders and object stores have in common.
+"""A table that follows, in Iceberg's format, written with pyiceberg and a catalog (`lake/catalog.py`).
+
+    TABLES/SCHEMA.NAME/data-*.parquet   data files
+    TABLES/SCHEMA.NAME/metadata/        metadata, manifests
+
+In the catalog a table is SCHEMA.NAME; NAMESPACE_SCHEMA.NAME if the location names a namespace. A commit is the
+catalog's: it demands the snapshot that was read (rule X1). A request whose reply was lost may have been carried out:
+then the table is read again, and its position decides. A folder has a catalog of its own (`iceberg.db`).
 
 The position is a property of the table, set in the same step as the files are changed. A merge writes the files again
 in which a row of the batch may be, without that row (copy on write), and one file with the new rows. Files carry
 Iceberg's ids of columns, so a column that goes and comes again under the same name is another one.
-
-`iceberg_folder.py` and `iceberg_store.py` have the catalog and the files of the two.
 """
 
 import contextlib
 import itertools
-from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -21,7 +25,12 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan, _pyarrow_to_schema_without_ids, schema_to_pyarrow
+from pyiceberg.io.pyarrow import (
+    ArrowScan,
+    _pyarrow_to_schema_without_ids,
+    parquet_file_to_data_file,
+    schema_to_pyarrow,
+)
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table import Table as PyIcebergTable
@@ -29,7 +38,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import DecimalType, IntegerType, LongType, StringType
 from sqlalchemy.exc import IntegrityError
 
-from safekeeper.base.errors import ArchiveError, ConfigurationError, StorageFailed
+from safekeeper.base.errors import ArchiveError, ConfigurationError, StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
@@ -37,12 +46,19 @@ from walproxy.pipeline.cdc.apply.following import (
     Merge,
     Position,
     key_filter,
+    library_errors,
     no_check,
+    safe_name,
 )
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.lake.catalog import catalog_error, given_namespace, missing_files, open_catalog
+from walproxy.pipeline.lake.disk import sync_folder
+from walproxy.pipeline.lake.files import NewLakeFile, read_end_of
+from walproxy.pipeline.lake.iceberg import require_location
+from walproxy.pipeline.lake.iceberg_files import FileEnds
+from walproxy.pipeline.lake.iceberg_snapshots import unneeded
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.tables.iceberg_table import bound_transaction
-from walproxy.pipeline.tables.position import require_position
+from walproxy.pipeline.lake.position import require_position
 
 _POSITION: Final = "walproxy.apply.position"
 _OURS: Final = "walproxy.apply.table"
@@ -59,38 +75,14 @@ class IcebergFollowing(FollowingTable):
     """A table in Iceberg's format.
 
     Args:
-        identifier: the table's name in its catalog.
+        tables: their location, with a catalog.
     """
 
-    def __init__(self, tables: LakeLocation, table: TableName, identifier: tuple[str, str]) -> None:
+    def __init__(self, tables: LakeLocation, table: TableName) -> None:
         super().__init__(tables, table)
-        self._identifier = identifier
+        schema, namespace = safe_name(table.schema), given_namespace(tables)
+        self._identifier = (schema if namespace is None else f"{namespace}_{schema}", safe_name(table.name))
         self._catalog: Catalog | None = None
-
-    @abstractmethod
-    def _open_catalog(self) -> Catalog:
-        """Open the catalog, which has the table if there is one."""
-
-    @abstractmethod
-    def _prepare_place(self) -> None:
-        """Prepare the location for a new table."""
-
-    @abstractmethod
-    def _write(
-        self, metadata: TableMetadata, schema: pa.Schema, parts: Iterable[Iterator[pa.RecordBatch]]
-    ) -> list[DataFile]:
-        """Write a file for each part that has rows, durably."""
-
-    @abstractmethod
-    def _remove_unused(self, table: PyIcebergTable, horizon: datetime) -> None:
-        """Remove files that no snapshot names and that are older than a time."""
-
-    @abstractmethod
-    def _failures(self, verb: str) -> contextlib.AbstractContextManager[None]:
-        """Raise what pyiceberg and its catalog raise in the block as one line."""
-
-    def _require_ours(self, table: PyIcebergTable) -> None:
-        """See that the catalog has the table at this location. Raises ConfigurationError."""
 
     @staticmethod
     def storable(data_type: pa.DataType) -> pa.DataType:
@@ -127,7 +119,7 @@ class IcebergFollowing(FollowingTable):
                 if table is None:
                     table = self._make(schema)
                     version = table.metadata_location
-                with bound_transaction(table) as transaction:
+                with table.transaction() as transaction:
                     _set_schema(transaction, table, schema)
                     old = [task.file for task in table.scan().plan_files()]
                     self._exchange(transaction, old, batches, position)
@@ -179,7 +171,7 @@ class IcebergFollowing(FollowingTable):
             else:
                 touched = []
             rows = _chain(kept, merge.upserts.to_batches())
-            with bound_transaction(table) as transaction:
+            with table.transaction() as transaction:
                 self._exchange(transaction, [task.file for task in touched], rows, position)
 
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -240,12 +232,13 @@ class IcebergFollowing(FollowingTable):
         plain = pa.schema([pa.field(field.name, _small(field.type), metadata=field.metadata) for field in schema])
         parts = ((batch.select(plain.names).cast(plain) for batch in part) for part in _parts(rows))
         new = self._write(metadata, plain, parts)
-        if old or new:
-            with transaction.update_snapshot(snapshot_properties={_POSITION: str(position)}).overwrite() as snapshot:
-                for file in old:
-                    snapshot.delete_data_file(file)
-                for file in new:
-                    snapshot.append_data_file(file)
+        # Without files too: with a snapshot, pyiceberg demands that the one before it is the one that was read.
+        update = transaction.update_snapshot(snapshot_properties={_POSITION: str(position)})
+        with update.overwrite() if old else update.merge_append() as snapshot:
+            for file in old:
+                snapshot.delete_data_file(file)
+            for file in new:
+                snapshot.append_data_file(file)
         transaction.set_properties({_POSITION: f"{position.lsn}/{position.sequence}"})
 
     def _make(self, schema: pa.Schema) -> PyIcebergTable:
@@ -264,13 +257,59 @@ class IcebergFollowing(FollowingTable):
 
     def _existing(self) -> PyIcebergTable:
         table = self._opened_catalog().load_table(self._identifier)
-        self._require_ours(table)
+        require_location(table, self._identifier, self.location)
         return table
 
     def _opened_catalog(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = self._open_catalog()
+            self._catalog = open_catalog(self.location)
         return self._catalog
+
+    def _prepare_place(self) -> None:
+        # Files are stored only when the table exists, so that files without a table are those of another catalog.
+        has_files = any(name.endswith(".parquet") for name in self.location.store().entries()[1])
+        if has_files and self._loaded() is None:  # Another job may have made it meanwhile.
+            raise ConfigurationError(
+                f"{self.location} has files of a table that this catalog does not have: name its catalog, or another "
+                "prefix"
+            )
+
+    def _write(
+        self, metadata: TableMetadata, schema: pa.Schema, parts: Iterable[Iterator[pa.RecordBatch]]
+    ) -> list[DataFile]:
+        """Write a file for each part that has rows, durably."""
+        new, ends = NewLakeFile(self.location, "data", schema), {}
+        for part in parts:
+            file = new.write(part)
+            if file is not None:
+                ends[f"{self.location}/{file.path}"] = (read_end_of(self.location.store(), file)[1], file.bytes)
+        if self.location.folder is not None and ends:
+            sync_folder(self.location.folder)
+        files = FileEnds(ends)
+        return [parquet_file_to_data_file(files, metadata, url) for url in ends]
+
+    def _remove_unused(self, table: PyIcebergTable, horizon: datetime) -> None:
+        """Remove files that no snapshot names and that are older than a time."""
+        store = self.location.store()
+        # First list the existing files, then the needed ones: a commit in between only adds needed ones.
+        old = [info for info in store.list() if info.modified < horizon.timestamp()]
+        store.delete(info.key for info in unneeded(table.refresh(), self.location, old))
+
+    @contextlib.contextmanager
+    def _failures(self, verb: str) -> Iterator[None]:
+        """Raise what pyiceberg and its catalog raise in the block as one line."""
+        doing = f"{verb} the Iceberg table {self.location}"
+        if self.location.folder is not None:
+            with library_errors(doing, self.location.folder), missing_files(doing):
+                yield
+            return
+        try:
+            with missing_files(doing):
+                yield
+        except WalproxyError:
+            raise
+        except Exception as error:  # Any one: a table that pyiceberg does not take must not end the job of the others.
+            raise catalog_error(error, doing, self.location) from error
 
 
 def _position_of(table: PyIcebergTable) -> Position | None:

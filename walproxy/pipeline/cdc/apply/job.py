@@ -59,7 +59,7 @@ from walproxy.pipeline.cdc.slot import (
     usable_slot,
 )
 from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
-from walproxy.pipeline.choices import FollowingFormat, OnBadValue
+from walproxy.pipeline.choices import OnBadValue, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import check_format
 from walproxy.pipeline.lake.probe import require_single_winner
@@ -95,7 +95,7 @@ class ApplyOptions(NamedTuple):
     slot: str
     publications: tuple[str, ...]
     location: LakeLocation
-    format: FollowingFormat
+    format: TableFormat
     tables: frozenset[TableName] = frozenset()
     as_text: frozenset[str] = frozenset()
     copy_again: frozenset[TableName] = frozenset()
@@ -212,7 +212,7 @@ def opened_job(
     stop, status = stop or threading.Event(), status or StatusFiles(options.location)
     if options.location.folder is None and first:
         check_format(options.location, options.format)
-        require_single_winner(options.location.store())
+        require_single_winner(options.location.object_store())
     with ExitStack() as stack:
         asking = stack.enter_context(closing(connect(options.conninfo, application_name=WAITING_READER)))
         require_publications(asking, options.publications)

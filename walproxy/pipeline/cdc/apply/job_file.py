@@ -19,10 +19,10 @@ from safekeeper.base.errors import ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.cache_folder import cache_folder
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
+from walproxy.pipeline.lake.disk import locked, storage_errors, sync_folder
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.names import APPLY_JOB_FILE
 from walproxy.pipeline.lake.state import StateObject
-from walproxy.pipeline.tables.disk import locked, storage_errors, sync_folder
-from walproxy.pipeline.tables.table_folder import APPLY_JOB_FILE
 
 OWN_FOLDER: Final = APPLY_JOB_FILE.partition("/")[0]
 _LOCK_FILE: Final = "lock"

@@ -18,9 +18,9 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.pipeline.cdc.apply.job_file import OWN_FOLDER, Job
 from walproxy.pipeline.cdc.apply.tables import Tables
+from walproxy.pipeline.lake.disk import TEMPORARY_SUFFIX, storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.state import StateObject
-from walproxy.pipeline.tables.disk import TEMPORARY_SUFFIX, storage_errors
 
 _STATUS_FILE: Final = "status.json"
 _METRICS_FILE: Final = "metrics.prom"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
 
-from walproxy.pipeline.tables.parquet_files import LiveFile
+from walproxy.pipeline.lake.parquet_files import LiveFile
 
 LOCAL: Final = pyarrow.fs.LocalFileSystem()
 

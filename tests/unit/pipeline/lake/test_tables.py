@@ -11,15 +11,32 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from deltalake import write_deltalake
 
-from safekeeper.base.errors import ConfigurationError, StorageFailed
-from tests.unit.table_rows import RECORDS, SMALL, any_row, lsns_of, records, small, tree, written
+from safekeeper.base.errors import ConfigurationError
+from tests.unit.table_rows import (
+    RECORDS,
+    SMALL,
+    Table,
+    any_row,
+    folder_of,
+    lsns_of,
+    open_table,
+    path_of,
+    records,
+    small,
+    tree,
+    written,
+)
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
+from walproxy.pipeline.lake.compaction import Replacement
+from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.opening import find_names
+from walproxy.pipeline.lake.position import After, Batch, TableMoved
 from walproxy.pipeline.schemas import VIEWS, arrow_schema
-from walproxy.pipeline.tables import FORMATS, After, Table, TableFormat, TableMoved, find_tables, open_table
-from walproxy.pipeline.tables.table import Batch, Replacement
 
 
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(params=TABLE_FORMATS)
 def table_format(request: pytest.FixtureRequest) -> TableFormat:
     return request.param
 
@@ -30,9 +47,17 @@ def table(tmp_path: Path, table_format: TableFormat) -> Iterator[Table]:
         yield opened
 
 
+def late(table: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """Open the table once more; its next commit learns only when it fails what others commit from now on."""
+    other = again(table)
+    known, load = [other._load()], other._load
+    monkeypatch.setattr(other, "_load", lambda: known.pop() if known else load())
+    return other
+
+
 def again(table: Table) -> Table:
     """Open the table once more, as another process would."""
-    return open_table(table.folder.parent, table.name)
+    return open_table(folder_of(table).parent, table.name)
 
 
 def test_rows_and_batches_are_there_for_whoever_opens_the_table(table: Table) -> None:
@@ -62,7 +87,7 @@ def test_a_batch_that_comes_again_is_recognised_and_its_files_are_removed(table:
         with again(table) as after_the_crash:
             replayed = written(after_the_crash, [9])
             assert not after_the_crash.commit("me", batch, [replayed])
-            assert not Path(replayed.path).exists()
+            assert not path_of(table, replayed).exists()
     assert lsns_of(table) == [1, 2]
 
 
@@ -135,7 +160,7 @@ def test_a_batch_continues_the_position_that_its_writer_believes_or_is_refused(t
         with pytest.raises(TableMoved, match=rf"is at position {here}, not {there}: another job writes") as caught:
             table.commit("me", 200, [late], after=after)
         assert "\n" not in str(caught.value)
-        assert not Path(late.path).exists()
+        assert not path_of(table, late).exists()
     with pytest.raises(TableMoved, match="is at position 150, not 100"):
         table.commit("me", 120, [], after=After(100))
     assert not table.commit("me", 150, [written(table, range(5))], after=After(100)), "it is in already"
@@ -146,13 +171,14 @@ def test_a_batch_continues_the_position_that_its_writer_believes_or_is_refused(t
 def test_a_batch_that_was_decided_by_an_older_position_is_refused_in_the_last_moment_as_well(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table.commit("me", 4, [written(table, [1])])
-    late = written(table, [1, 2])
-    monkeypatch.setattr(table, "_is_in", lambda batch: False)
-    with pytest.raises(TableMoved):
-        table.commit("me", 5, [late], after=After(3))
-    assert not Path(late.path).exists()
-    assert lsns_of(table) == [1]
+    table.commit("me", 3, [written(table, [0])])
+    with late(table, monkeypatch) as slower:
+        table.commit("me", 4, [written(table, [1])])
+        file = written(slower, [1, 2])
+        with pytest.raises(TableMoved):
+            slower.commit("me", 5, [file], after=After(3))
+        assert not path_of(table, file).exists()
+    assert lsns_of(table) == [0, 1]
 
 
 def test_jobs_that_race_for_one_table_add_each_row_once(table: Table) -> None:
@@ -179,14 +205,14 @@ def test_a_task_gets_its_place_by_pickle_and_each_attempt_a_file_of_its_own(tabl
     assert first is not None
     assert second is not None
     assert first.path != second.path
-    assert Path(first.path).name.startswith("part-3-")
-    assert (first.rows, first.bytes) == (1, Path(first.path).stat().st_size)
+    assert path_of(table, first).name.startswith("part-3-")
+    assert (first.rows, first.bytes) == (1, path_of(table, first).stat().st_size)
     with pytest.raises(ConfigurationError, match="cannot begin with '_part'"):
         table.new_file("_part")
-    before = tree(table.folder)
+    before = tree(folder_of(table))
     assert place.write([]) is None
     assert place.write([small([])]) is None
-    assert tree(table.folder) == before
+    assert tree(folder_of(table)) == before
 
 
 def test_what_is_not_committed_is_not_read_and_can_be_discarded(table: Table) -> None:
@@ -194,7 +220,7 @@ def test_what_is_not_committed_is_not_read_and_can_be_discarded(table: Table) ->
     files = [written(table, [2]), written(table, [3])]
     assert lsns_of(table) == [1]
     table.discard(files)
-    assert not any(Path(file.path).exists() for file in files)
+    assert not any(path_of(table, file).exists() for file in files)
 
 
 def test_discarding_leaves_what_is_part_of_the_table(table: Table) -> None:
@@ -211,7 +237,7 @@ def test_a_filter_opens_only_files_that_can_match(table: Table) -> None:
     for live in table.live_files():
         assert live.rows == 10
         if live.bounds["lsn"] != (10, 19):
-            Path(live.path).unlink()
+            path_of(table, live).unlink()
     found = table.to_arrow(["lsn"], (ds.field("lsn") >= 12) & (ds.field("lsn") < 20))
     assert sorted(found["lsn"].to_pylist()) == list(range(12, 20))
 
@@ -228,7 +254,7 @@ def test_a_filter_for_nulls_finds_them(tmp_path: Path, table_format: TableFormat
 
 
 def test_other_columns_are_refused_by_name_and_nothing_is_written(table: Table) -> None:
-    before = tree(table.folder)
+    before = tree(folder_of(table))
     for schema, complaint in [
         (pa.schema([SMALL.field(0)]), "column 'word' is missing"),
         (SMALL.append(pa.field("more", pa.int64())), "column 'more' is not in the table"),
@@ -237,8 +263,8 @@ def test_other_columns_are_refused_by_name_and_nothing_is_written(table: Table) 
         (pa.schema([SMALL.field(1), SMALL.field(0)]), "column 'word' is in the place of the table's 'lsn'"),
     ]:
         with pytest.raises(ConfigurationError, match=complaint):
-            open_table(table.folder.parent, table.name, table.format, schema)
-    assert tree(table.folder) == before
+            open_table(folder_of(table).parent, table.name, table.format, schema)
+    assert tree(folder_of(table)) == before
 
 
 def test_a_difference_within_nested_columns_is_found(tmp_path: Path, table_format: TableFormat) -> None:
@@ -261,28 +287,29 @@ def test_a_file_with_other_columns_is_not_committed(table: Table) -> None:
 
 def test_a_file_that_is_not_what_the_task_wrote_is_not_committed(table: Table) -> None:
     file = written(table, [1])
-    with pytest.raises(ConfigurationError, match="has 1 rows and"):
+    with pytest.raises(ConfigurationError, match="has 1 rows, its task wrote 2"):
         table.commit("me", 0, [file._replace(rows=2)])
-    Path(file.path).write_bytes(Path(file.path).read_bytes()[:-3])
-    with pytest.raises(ConfigurationError, match="is not a Parquet file, or is truncated"):
+    path_of(table, file).write_bytes(path_of(table, file).read_bytes()[:-3])
+    with pytest.raises(ConfigurationError, match=r"does not have .* bytes: write it again"):
         table.commit("me", 0, [file])
-    Path(file.path).unlink()
-    with pytest.raises(StorageFailed, match=r"could not read .*: No such file or directory$"):
+    with pytest.raises(ConfigurationError, match="is not a Parquet file, or is truncated"):
+        table.commit("me", 0, [file._replace(bytes=file.bytes - 3)])
+    path_of(table, file).unlink()
+    with pytest.raises(ConfigurationError, match=r"is missing: write it again$"):
         table.commit("me", 0, [file])
     with pytest.raises(ConfigurationError, match="is not a new file of the table"):
-        table.commit("me", 0, [file._replace(path=str(table.folder.parent / "some.parquet"))])
+        table.commit("me", 0, [file._replace(path=str(folder_of(table).parent / "some.parquet"))])
     assert table.last_batch("me") is None
 
 
 def test_another_format_than_that_of_the_table_is_refused(table: Table) -> None:
-    other = next(each for each in FORMATS if each != table.format)
+    other = next(each for each in TABLE_FORMATS if each != table.format)
     with pytest.raises(ConfigurationError, match=f"has the format {table.format}, not {other}"):
-        open_table(table.folder.parent, table.name, other, SMALL)
+        open_table(folder_of(table).parent, table.name, other, SMALL)
 
 
 def test_columns_that_a_format_does_not_have_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
     schemas: dict[TableFormat, pa.Schema] = {
-        "parquet": pa.schema([pa.field("lsn", pa.int64()), pa.field("odd", pa.month_day_nano_interval())]),
         "iceberg": pa.schema([pa.field("lsn", pa.int64()), pa.field("odd", pa.duration("s"))]),
         "delta": pa.schema([pa.field("lsn", pa.int64()), pa.field("odd", pa.duration("s"))]),
     }
@@ -296,45 +323,38 @@ def test_what_is_there_and_is_no_table_of_ours_is_left_alone(tmp_path: Path, tab
     (tmp_path / "file").write_text("text")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "beach.jpg").write_text("blue")
-    (tmp_path / "theirs" / "_delta_log").mkdir(parents=True)
+    write_deltalake(tmp_path / "theirs", pa.table({"lsn": [1]}))
     before = tree(tmp_path)
-    for name, complaint in [("file", "a file"), ("photos", "such as beach.jpg"), ("theirs", "another program made")]:
+    theirs = "another program made" if table_format == "delta" else "has the format delta, not iceberg"
+    for name, complaint in [("file", "is a file"), ("photos", "such as beach.jpg"), ("theirs", theirs)]:
         with pytest.raises(ConfigurationError, match=complaint):
             open_table(tmp_path, name, table_format, SMALL)
     assert tree(tmp_path) == before
-    assert find_tables(tmp_path) == []
 
 
 def test_a_table_that_is_missing_is_made_only_if_it_may_be(tmp_path: Path) -> None:
-    for arguments in [{"create": False}, {"format": "delta"}, {}]:
+    for arguments in [{"create": False}, {"table_format": "delta"}, {}]:
         with pytest.raises(ConfigurationError, match="has no table 'rows'"):
             open_table(tmp_path, "rows", **arguments)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="unknown table format 'orc': use one of parquet, iceberg, delta"):
-        open_table(tmp_path, "rows", "orc", SMALL)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="no longer have the format parquet: leave it out for delta"):
+        open_table(tmp_path, "rows", "parquet", SMALL)  # type: ignore[arg-type]
     for name in ("", "_hidden", ".hidden", "a/b", "..", "a b"):
         with pytest.raises(ConfigurationError, match="cannot be the name of a table"):
-            open_table(tmp_path, name, "parquet", SMALL)
+            open_table(tmp_path, name, "delta", SMALL)
     for path, table_format in [("50%", "delta"), ("what?", "iceberg")]:
         with pytest.raises(ConfigurationError, match="misinterpret: name another folder"):
             open_table(tmp_path / path, "rows", table_format, SMALL)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="is needed here, not s3://bucket/tables"):
-        open_table("s3://bucket/tables", "rows", "parquet", SMALL)
     assert tree(tmp_path) == set()
 
 
 def test_tables_are_found_by_path_and_by_url(tmp_path: Path, table_format: TableFormat) -> None:
     folder = tmp_path / "two words"
     open_table(folder, "b", table_format, SMALL).close()
-    open_table(folder.as_uri(), "a", "parquet", SMALL).close()
-    assert find_tables(folder) == find_tables(folder.as_uri()) == [("a", "parquet"), ("b", table_format)]
-    assert find_tables(tmp_path / "nowhere") == []
-
-
-def test_a_damaged_identity_is_told_in_one_line(table: Table) -> None:
-    path = table.folder / "_walproxy" / "table.json"
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(ConfigurationError, match=r"table\.json is damaged, or a newer version's: .*"):
-        again(table)
+    open_table(folder.as_uri(), "a", "delta", SMALL).close()
+    found = [find_names(LakeLocation.parse(place)) for place in (folder, folder.as_uri())]
+    assert found == [["a", "b"], ["a", "b"]]
+    assert [open_table(folder, name).format for name in found[0]] == ["delta", table_format]
+    assert find_names(LakeLocation.parse(tmp_path / "nowhere")) == []
 
 
 def test_compaction_makes_few_sorted_files_of_many(table: Table) -> None:
@@ -386,11 +406,11 @@ def test_who_has_begun_to_read_goes_on_until_old_states_are_removed(table: Table
     begun = table.live_files()
     table.compact()
     table.expire(3600)
-    assert all(Path(file.path).exists() for file in begun)
+    assert all(path_of(table, file).exists() for file in begun)
     assert table.expire(0, dry_run=True).files >= 3
-    assert all(Path(file.path).exists() for file in begun)
+    assert all(path_of(table, file).exists() for file in begun)
     assert table.expire(0).files >= 3
-    assert not any(Path(file.path).exists() for file in begun)
+    assert not any(path_of(table, file).exists() for file in begun)
     assert table.expire(0).files <= 2
     assert lsns_of(table) == [0, 1, 2]
     with again(table) as other:
@@ -433,36 +453,32 @@ def test_of_two_compactions_at_once_the_slower_one_changes_nothing(table: Table)
     seen, merged = table.live_files(), written(table, range(4))
     with again(table) as faster:
         assert faster.compact().files_removed == 4
-    assert table._replace(seen, [table._checked(merged)]) is False
     assert table._replaced([Replacement(seen, merged)]).files_removed == 0
-    assert not Path(merged.path).exists()
+    assert not path_of(table, merged).exists()
     assert lsns_of(table) == [0, 1, 2, 3]
 
 
 def test_a_batch_that_another_process_commits_in_the_last_moment_is_recognised_as_well(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table.commit("me", 4, [written(table, [1])])
-    late = written(table, [1])
-    monkeypatch.setattr(table, "_is_in", lambda batch: False)
-    assert not table.commit("me", 4, [late])
-    assert not Path(late.path).exists()
+    with late(table, monkeypatch) as slower:
+        table.commit("me", 4, [written(table, [1])])
+        file = written(slower, [1])
+        assert not slower.commit("me", 4, [file])
+        assert not path_of(table, file).exists()
     assert lsns_of(table) == [1]
 
 
 @pytest.mark.parametrize("table_format", ["iceberg", "delta"], indirect=True)
 @pytest.mark.parametrize("rows", [0, 1])
-def test_what_was_decided_by_an_older_state_of_the_table_is_not_committed(
-    table: Table, monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
+def test_what_was_decided_by_an_older_state_of_the_table_is_not_committed(table: Table, rows: int) -> None:
     table.commit("me", 0, [written(table, [1])])
     with again(table) as late:
         late.last_batch("me")
-        known = late._refreshed()  # type: ignore[attr-defined]
+        known = late._load()
         table.commit("you", 0, [written(table, [2])])
-        monkeypatch.setattr(late, "_refreshed", lambda: known)
         files = [late._checked(written(late, [3]))] * rows
-        assert late._append(Batch("me", 1), files, {}) is None
+        assert not late._commit(known, Batch("me", 1), files, {})
     assert lsns_of(table) == [1, 2]
     assert table.last_batch("me") == 0
 
@@ -471,14 +487,14 @@ def test_files_of_killed_tasks_are_removed_once_they_are_old(table: Table) -> No
     table.commit("me", 0, [written(table, [1])])
     old, young = written(table, [2]), written(table, [3])
     long_ago = time.time() - 2 * 86400
-    os.utime(old.path, (long_ago, long_ago))
+    os.utime(path_of(table, old), (long_ago, long_ago))
     assert table.remove_orphans(86400, dry_run=True) == (1, old.bytes, 0)
-    assert Path(old.path).exists()
+    assert path_of(table, old).exists()
     assert table.remove_orphans(86400) == (1, old.bytes, 0)
-    assert not Path(old.path).exists()
+    assert not path_of(table, old).exists()
     assert table.commit("me", 1, [young])
     for live in table.live_files():
-        os.utime(live.path, (long_ago, long_ago))
+        os.utime(path_of(table, live), (long_ago, long_ago))
     assert table.remove_orphans(86400).files == 0
     assert lsns_of(table) == [1, 3]
 
@@ -489,8 +505,8 @@ def test_former_files_are_no_orphans(table: Table) -> None:
     begun = table.live_files()
     table.compact()
     long_ago = time.time() - 2 * 86400
-    for path in table.folder.rglob("*"):
+    for path in folder_of(table).rglob("*"):
         os.utime(path, (long_ago, long_ago), follow_symlinks=False)
     table.remove_orphans(0)
-    assert all(Path(file.path).exists() for file in begun)
+    assert all(path_of(table, file).exists() for file in begun)
     assert lsns_of(table) == [0, 1]

@@ -9,9 +9,9 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from tests.unit.table_rows import RECORDS, SMALL, records, small
-from walproxy.pipeline.tables import parquet_files
-from walproxy.pipeline.tables.compaction import order_column, plan
-from walproxy.pipeline.tables.parquet_files import (
+from walproxy.pipeline.lake import parquet_files
+from walproxy.pipeline.lake.compaction import order_column, plan
+from walproxy.pipeline.lake.parquet_files import (
     LiveFile,
     normal_schema,
     read_footer,

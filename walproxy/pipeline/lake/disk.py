@@ -1,7 +1,7 @@
-"""Names that appear and vanish durably: the few steps of a table of plain Parquet.
+"""Files and names that are durable, and locks: the few steps of a folder of tables.
 
-A name is durable once the folder that holds it was synced; a file's content once the file was. Every step is one
-method, so that a test can stop the world before and after each of them. Every method raises OSError.
+A name is durable once the folder that holds it was synced; a file's content once the file was. Every function but
+`storage_errors` raises OSError.
 """
 
 import contextlib
@@ -19,51 +19,16 @@ _LOCK_POLL_S = 0.005
 TEMPORARY_SUFFIX = ".new"
 
 
-class Disk:
-    """The operating system's files."""
-
-    def write(self, path: Path, content: bytes) -> None:
-        """Make a file with this content, or give it this content, and sync it. Not its name."""
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def link(self, old: Path, new: Path) -> None:
-        """Give a file a second name. Raises FileExistsError if a file has it."""
-        os.link(old, new)
-
-    def rename(self, old: Path, new: Path) -> None:
-        """Give `old` the name `new`, in place of whatever had it."""
-        old.rename(new)
-
-    def symlink(self, target: str, path: Path) -> None:
-        """Make a symbolic link."""
-        path.symlink_to(target)
-
-    def unlink(self, path: Path) -> None:
-        """Remove a name, if it is there."""
-        path.unlink(missing_ok=True)
-
-    def touch(self, path: Path) -> None:
-        """Make now the time of the last change of a file or folder."""
-        os.utime(path)
-
-    def make_folder(self, folder: Path) -> None:
-        """Make a folder and those on the way to it, unless they are there."""
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def sync_folder(self, folder: Path) -> None:
-        """Return when all names of a folder are on disk as they are now."""
-        sync_folder(folder)
-
-    def locked(self, path: Path) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock that is the file `path`, as `locked` does."""
-        return locked(path)
+def make_folder(folder: Path) -> None:
+    """Make a folder and those on the way to it, durably, unless they are there."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in new:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when all names of a folder are on disk as they are now. Raises OSError."""
+    """Return when all names of a folder are on disk as they are now."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -72,7 +37,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Return when the content of a file is on disk. Raises OSError."""
+    """Return when the content of a file is on disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -80,12 +45,15 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_durably(disk: Disk, path: Path, content: bytes) -> None:
-    """Make `content` the content of `path`: after any crash it is the old one or the new one. Raises OSError."""
+def replace_durably(path: Path, content: bytes) -> None:
+    """Make `content` the content of `path`: after any crash it is the old one or the new one."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    disk.write(temporary, content)
-    disk.rename(temporary, path)
-    disk.sync_folder(path.parent)
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    sync_folder(path.parent)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ A file is on disk when `write_parquet` returns; its name is not until its folder
 """
 
 import os
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.tables.disk import storage_errors
+from walproxy.pipeline.lake.disk import storage_errors
 
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
@@ -28,7 +27,7 @@ class DataFile(NamedTuple):
     """A file that was written and is to be committed.
 
     Attributes:
-        path: absolute.
+        path: within the table's folder.
         bytes: its size.
     """
 
@@ -41,7 +40,7 @@ class LiveFile(NamedTuple):
     """A file that is part of a table.
 
     Attributes:
-        path: absolute.
+        path: within the table's folder.
         bounds: the least and the greatest value of columns of 64-bit integers, where known.
     """
 
@@ -49,43 +48,6 @@ class LiveFile(NamedTuple):
     rows: int
     bytes: int
     bounds: dict[str, tuple[int, int]]
-
-
-class NewFile(NamedTuple):
-    """The place and name of a file that a task writes. Can be pickled. Every attempt of a task gets a file of its own.
-
-    Attributes:
-        folder: the table's folder for files that are being written.
-        stem: how the file's name begins.
-        schema: the table's.
-        suffix: how the file's name ends until it is committed.
-    """
-
-    folder: str
-    stem: str
-    schema: pa.Schema
-    suffix: str
-
-    def path(self) -> str:
-        """Return a path that no file had before."""
-        return f"{self.folder}/{self.stem}-{uuid.uuid4().hex}{self.suffix}"
-
-    def write(self, batches: Iterable[pa.RecordBatch]) -> DataFile | None:
-        """Write the batches to a path of its own, durably; None, and no file, if there are no rows.
-
-        Raises:
-            ConfigurationError: a batch has other columns than the table.
-            StorageFull, StorageFailed.
-        """
-        written = write_parquet(self.path(), batches, self.schema)
-        if written.rows == 0:
-            self.remove(written)
-            return None
-        return written
-
-    def remove(self, file: DataFile) -> None:
-        """Remove a file that `write` has returned and that is not to be committed."""
-        Path(file.path).unlink(missing_ok=True)
 
 
 class Footer(NamedTuple):

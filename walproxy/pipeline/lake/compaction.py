@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
-from walproxy.pipeline.tables.disk import storage_errors
-from walproxy.pipeline.tables.parquet_files import DataFile, LiveFile
+from walproxy.pipeline.lake.disk import storage_errors
+from walproxy.pipeline.lake.parquet_files import DataFile, LiveFile
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -73,7 +73,7 @@ def compact(
     dry_run: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Compaction:
-    """Merge small files of a table into large ones. See `Table.compact`.
+    """Merge small files of a table into large ones. See `LakeTable.compact`.
 
     Args:
         files: of the table.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from walproxy.pipeline.tables.parquet_files import Footer
+from walproxy.pipeline.lake.parquet_files import Footer
 
 _TEXT_MAX: Final = 32
 _GREATEST: Final = "\U0010ffff"
