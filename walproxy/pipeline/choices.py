@@ -11,6 +11,9 @@ FOLDER_FORMAT: Final[TableFormat] = "parquet"
 FollowingFormat: TypeAlias = Literal["delta", "iceberg"]
 FOLLOWING_FORMATS: Final[tuple[FollowingFormat, ...]] = get_args(FollowingFormat)
 
+FollowingMode: TypeAlias = Literal["mirror", "append", "soft-delete"]
+FOLLOWING_MODES: Final[tuple[FollowingMode, ...]] = get_args(FollowingMode)
+
 OnBadValue: TypeAlias = Literal["stop", "null", "text"]
 ON_BAD_VALUE: Final[tuple[OnBadValue, ...]] = get_args(OnBadValue)
 
