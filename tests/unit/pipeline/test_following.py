@@ -224,12 +224,15 @@ def test_a_table_of_somebody_else_is_known_as_such(new_table: Any, tmp_path: Pat
     assert table.position() is None
 
 
-def test_small_files_and_old_versions_do_not_pile_up(new_table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("key", [["id"], []])
+def test_small_files_and_old_versions_do_not_pile_up(
+    new_table: Any, monkeypatch: pytest.MonkeyPatch, key: list[str]
+) -> None:
     table, most, merges = new_table(), 3, 6
     monkeypatch.setattr(sys.modules[type(table)._merge.__module__], "SMALL_FILES_MAX", most)
     table.replace(SCHEMA, [], Position(1, 0))
     for number in range(merges):
-        table.merge(merge(rows_of(number)), ["id"], Position(2 + number, 0), expected=Position(1 + number, 0))
+        table.merge(merge(rows_of(number)), key, Position(2 + number, 0), expected=Position(1 + number, 0))
     table.tidy(timedelta(0))
     left = [path for path in table.location.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
     assert 0 < len(left) <= most
