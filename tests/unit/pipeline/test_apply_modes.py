@@ -214,6 +214,29 @@ def test_the_last_changes_give_the_rows_of_the_source(
     assert_state(tables[source.oid], source, content[source.oid], tmp_path_factory.mktemp("state"))
 
 
+def test_the_last_rows_of_keys_have_values_that_were_not_sent(tmp_path: Path) -> None:
+    target, table = as_history(SOURCES[0])
+    assert_state(table, SOURCES[0], [], tmp_path)
+    messages = [
+        built.insert(1, "1", "a", "x"),
+        built.insert(1, "2", "a", "y"),
+        built.update(1, ["1", "b", "z"]),
+        built.update(1, ["1", "c", UNSENT]),
+        built.update(1, ["1", "d", UNSENT]),
+        built.update(1, ["2", "e", None]),
+    ]
+    target.take_rows(rows_of(*messages).parts[0])
+    target.flush(Position(200, 0))
+    content: list[Row] = [{"id": "1", "a": "d", "big": "z"}, {"id": "2", "a": "e", "big": None}]
+    assert_state(table, SOURCES[0], content, tmp_path)
+    sent = [built.begin(300, 8), SOURCES[0].described, built.truncate([1]), built.commit(300, 330)]
+    [truncate] = Changes(committed([(5, each) for each in sent], Spool(), version=4))
+    target.take(truncate)
+    target.take_rows(rows_of(built.insert(1, "3", "f", None), lsn=400).parts[0])
+    target.flush(Position(500, 0))
+    assert_state(table, SOURCES[0], [{"id": "3", "a": "f", "big": None}], tmp_path)
+
+
 def history_row(row: dict[str, Any], source: Source) -> tuple[Any, ...]:
     place = (row["_op"], row["_commit_lsn"], row["_sequence"], us_of(row["_commit_time"]))
     return (*place, row["_unchanged"], *shown(row, source))
@@ -264,6 +287,30 @@ def test_without_a_key_an_update_is_a_delete_of_the_whole_old_row_and_an_update(
         full_rows(built.update(7, ["3", "y"]))
 
 
+def test_a_row_has_the_time_of_its_own_end_whatever_else_is_in_the_batch() -> None:
+    def taken(*, in_one_batch: bool) -> list[tuple[Any, ...]]:
+        target, table = softly(SOURCES[0])
+        parts = [
+            (100, [built.insert(1, number, "a", "x") for number in "123"]),
+            (200, [built.delete(1, key=["1", None, None])]),
+            (300, [built.truncate([1])]),
+            (400, [built.insert(1, number, "b", "x") for number in "45"] + [built.delete(1, key=["4", None, None])]),
+            (500, [built.truncate([1])]),
+            (600, [built.insert(1, "2", "c", "x")]),
+        ]
+        for lsn, messages in parts:
+            sent = [built.begin(lsn, 7, time_us=lsn), SOURCES[0].described, *messages, built.commit(lsn, lsn + 30)]
+            for change in Changes(committed([(5, each) for each in sent], Spool(), version=4)):
+                target.take(change)
+            if lsn == 100 or not in_one_batch:
+                target.flush(Position(lsn + 1, 0))
+        target.flush(Position(700, 0))
+        return sorted((row["id"], row["a"], us_of(row["_deleted_at"])) for row in table.rows)
+
+    expected = [(1, "a", 200), (2, "c", None), (3, "a", 300), (4, "b", 400), (5, "b", 500)]
+    assert taken(in_one_batch=True) == taken(in_one_batch=False) == expected
+
+
 def test_an_insert_without_a_value_is_refused_so_that_the_table_is_copied_again() -> None:
     for make in (as_history, softly):
         target, _ = make(SOURCES[0])
@@ -282,3 +329,34 @@ def test_a_value_that_is_nowhere_is_refused() -> None:
         target.take_rows(rows_of(built.update(1, ["2", "b", UNSENT], key=["1", None, None]), lsn=250).parts[0])
         with pytest.raises(RemoteProtocolError, match="its row was deleted before"):
             target.flush(Position(300, 0))
+        # The same if the table shows it.
+        target, table = make(SOURCES[0])
+        target.take_rows(rows_of(built.insert(1, "1", "a", "x"), built.delete(1, key=["1", None, None])).parts[0])
+        target.flush(Position(150, 0))
+        target.take_rows(rows_of(built.update(1, ["2", "b", UNSENT], key=["1", None, None]), lsn=250).parts[0])
+        with pytest.raises(RemoteProtocolError, match=r"has no row \(1,\).*--copy-again public\.t1"):
+            target.flush(Position(300, 0))
+
+
+@pytest.mark.parametrize("flushes_between", [False, True])
+def test_a_value_that_was_not_sent_follows_its_row_through_keys(*, flushes_between: bool) -> None:
+    messages = [
+        built.update(1, ["2", "b", UNSENT], key=["1", None, None]),
+        built.update(1, ["2", "c", UNSENT]),
+        built.update(1, ["3", "d", UNSENT], key=["2", None, None]),
+    ]
+    for make in (as_history, softly):
+        target, table = make(SOURCES[0])
+        target.take_rows(rows_of(built.insert(1, "1", "a", "x"), built.insert(1, "2", "z", "z")).parts[0])
+        target.take_rows(rows_of(built.delete(1, key=["2", None, None]), lsn=150).parts[0])
+        target.flush(Position(180, 0))
+        for number, message in enumerate(messages):
+            target.take_rows(rows_of(message, lsn=200 + 50 * number).parts[0])
+            if flushes_between:
+                target.flush(Position(240 + 50 * number, 0))
+        target.flush(Position(400, 0))
+        last = [row for row in table.rows if row["id"] == 3]
+        assert [(row["a"], row["big"]) for row in last] == [("d", "x")]
+        if make is as_history:
+            shown = [(row["id"], row["big"], row["_unchanged"]) for row in table.rows if row["_op"] == "update"]
+            assert shown == [(2, "x", None), (2, None, ["big"]), (3, "x", None)]

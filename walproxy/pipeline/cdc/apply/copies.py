@@ -199,7 +199,7 @@ def _with_gone(
         gone = None
         if key:
             old = pa.Table.from_batches(_aligned(old_keys, key_schema), key_schema)
-            gone = key_filter(old, pa.concat_tables(copied), keep_matches=False).drop_null()
+            gone = key_filter(old, pa.concat_tables(copied), keep_matches=False)
         for batch in old_rows:
             table = pa.Table.from_batches([batch])
             if gone is not None:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from safekeeper.pgwire.backend import POSTGRES_EPOCH_US
 from walproxy.pipeline.cdc.apply import message_columns
@@ -180,7 +179,7 @@ def _completed(change: Change, after: Tuple, old_key: Key, before: Sequence[Hist
 
 
 def last_sent(following: FollowingTable) -> Lookup:
-    """Return what looks up, for keys, the last value of each column that is not null.
+    """Return what looks up, for keys that are not deleted, the last value of each column that is not null.
 
     It is meant for columns that were not sent: these are not null, and were sent since their row was inserted.
     """
@@ -188,11 +187,9 @@ def last_sent(following: FollowingTable) -> Lookup:
     def lookup(keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         found = following.lookup(keys, [*columns, OP, COMMIT_LSN, SEQUENCE])
         found = found.sort_by([(COMMIT_LSN, "ascending"), (SEQUENCE, "ascending")])
-        found = found.filter(pc.not_equal(found[OP], DELETE))
-        of_rows = tuples_of(found.select(keys.column_names))
-        wanted = list(dict.fromkeys(tuples_of(keys)))
+        of_rows, operations = tuples_of(found.select(keys.column_names)), found[OP].to_pylist()
         last = {key: number for number, key in enumerate(of_rows)}
-        wanted = [key for key in wanted if key in last]
+        wanted = [key for key in dict.fromkeys(tuples_of(keys)) if key in last and operations[last[key]] != DELETE]
         result = found.select(keys.column_names).take(pa.array([last[key] for key in wanted], pa.int64()))
         for name in columns:
             is_there = found[name].is_valid().to_pylist()

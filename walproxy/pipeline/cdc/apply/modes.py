@@ -1,4 +1,4 @@
-"""The modes of a job: what its tables keep of the changes of their sources, and in which columns of their own. Pure.
+"""The modes of a job: what its tables keep of the changes of their sources, and in which columns of their own.
 
 | mode | a table has | columns of its own |
 |---|---|---|
