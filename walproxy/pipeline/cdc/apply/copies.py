@@ -111,9 +111,10 @@ def put_copy(
         schema = _united(following.schema(), schema)
         if mode == "append":
             rows = _chain(_reset(copy, schema), _aligned(rows, schema))
+            require_only_job()
             if _has_types(following, schema):
                 following.add_columns([field for field in schema if field.name not in following.schema().names])
-                following.append(rows, copy.position, expected=before, require_only_job=require_only_job)
+                following.append(rows, copy.position, expected=before)
                 return
             rows = _chain(_old_rows(following, schema), rows)
         else:

@@ -133,7 +133,9 @@ class DeltaFollowing(FollowingTable):
             promote_options="default",
         )
         with self._commit("merge into"):
-            merger = self._at(expected).merge(
+            table = self._at(expected)
+            version = table.version()
+            merger = table.merge(
                 source,
                 " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in key),
                 source_alias="s",
@@ -145,6 +147,9 @@ class DeltaFollowing(FollowingTable):
             merger = merger.when_matched_delete(predicate=f"NOT s.{_quoted(operation)}")
             merger = merger.when_matched_update_all(except_cols=[operation])
             merger.when_not_matched_insert_all(predicate=f"s.{_quoted(operation)}", except_cols=[operation]).execute()
+        if table.version() == version:
+            # delta-rs commits nothing if no row changes.
+            self._put((), position, expected, overwrites=False)
 
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         names = keys.column_names

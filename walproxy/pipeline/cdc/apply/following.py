@@ -169,25 +169,16 @@ class FollowingTable(ABC):
             with self._continuing(position, expected):
                 self._merge(merge.upserts, merge.deleted, key, position, expected)
 
-    def append(
-        self,
-        batches: Iterable[pa.RecordBatch],
-        position: Position,
-        *,
-        expected: Position,
-        require_only_job: Callable[[], None] = no_check,
-    ) -> None:
+    def append(self, batches: Iterable[pa.RecordBatch], position: Position, *, expected: Position) -> None:
         """Add rows.
 
         Args:
             batches: with the table's columns, in their order.
             expected: the table's position so far.
-            require_only_job: called before anything is written. Raises TableMoved.
 
         Raises:
             TableMoved: it has another one: another job writes to it.
         """
-        require_only_job()
         with self._continuing(position, expected):
             self._put(batches, position, expected, overwrites=False)
 
