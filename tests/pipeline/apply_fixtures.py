@@ -139,6 +139,51 @@ def make_bench(source: Source, accounts: int = 10_000) -> None:
     source.run(f"DELETE FROM pgbench_accounts WHERE aid > {accounts}")
 
 
+CHURN = """
+\\set id 2 * random(1, 100) + :client_id
+\\set other 2 * random(1, 100) + :client_id
+BEGIN;
+INSERT INTO churn VALUES (:id, 0, repeat('x', 3000)) ON CONFLICT (id) DO UPDATE SET n = churn.n + 1;
+DELETE FROM churn WHERE id = :other;
+UPDATE churn SET id = :other WHERE id = :id AND :id % 3 = 0;
+COMMIT;
+"""
+"""A workload of two clients, each with rows of its own."""
+
+
+def make_churn(source: Source) -> None:
+    """Make the table of CHURN, empty, and one in which the server notes each change of it."""
+    source.run(
+        "CREATE TABLE churn (id int PRIMARY KEY, n int, big text)",
+        "ALTER TABLE churn ALTER big SET STORAGE EXTERNAL",
+        "CREATE TABLE noted (number bigserial, op text, id int)",
+        """CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND OLD.id <> NEW.id THEN
+                INSERT INTO noted (op, id) VALUES ('delete', OLD.id);
+            END IF;
+            IF TG_OP <> 'DELETE' THEN
+                INSERT INTO noted (op, id) VALUES (lower(TG_OP), NEW.id);
+            END IF;
+            RETURN NULL;
+        END $$""",
+        "CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON churn FOR EACH ROW EXECUTE FUNCTION note()",
+    )
+
+
+def check_churn(source: Source, options: ApplyOptions) -> None:
+    """See that the table has each change once, or each deleted row with a mark. It was empty when it was copied."""
+    found = rows_here(options.location, options.format, TableName("public", "churn")).to_pylist()
+    noted = source.rows("SELECT op, id FROM noted ORDER BY number")
+    assert len({op for op, _ in noted}) == 3
+    if options.mode == "append":
+        changes = Counter((row["_op"], row["id"]) for row in found if row["_op"] not in ("copy", "reset"))
+        assert changes == Counter(noted), _few(changes - Counter(noted)) + " too many"
+        return
+    last = {number: op for op, number in noted}
+    marks = Counter((row["id"], row["_deleted"]) for row in found)
+    assert marks == Counter((number, op == "delete") for number, op in last.items())
+
+
 def start_bench(source: Source, seconds: int, *options: str) -> "subprocess.Popen[bytes]":
     """Begin a workload."""
     return subprocess.Popen(

@@ -12,12 +12,22 @@ import pytest
 
 from tests.integration.archive_fixtures import credentials
 from tests.integration.object_stores import MotoServer, Place, SeaweedServer
-from tests.pipeline.apply_fixtures import PGBENCH_TABLES, ApplyProcess, compare, make_bench, start_bench
+from tests.pipeline.apply_fixtures import (
+    CHURN,
+    PGBENCH_TABLES,
+    ApplyProcess,
+    check_churn,
+    compare,
+    make_bench,
+    make_churn,
+    start_bench,
+)
 from tests.pipeline.logical_server import Source, logical_server, wait_until
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
+from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import create_slot
-from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
+from walproxy.pipeline.choices import FOLLOWING_MODES, TABLE_FORMATS, FollowingMode, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
 
 KILLS = 10
@@ -124,6 +134,47 @@ def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, l
     last = ApplyProcess(source, folder, lake.format, ["--verify"], lake.location)
     assert last.wait() == 0, last.log.read_text()
     compare(source, lake.location, lake.format, *PGBENCH_TABLES, "wide", "log")
+
+
+@pytest.mark.parametrize("mode", FOLLOWING_MODES[1:])
+def test_ten_kills_cost_no_change_and_double_none(
+    source: Source, tmp_path: Path, lake: Lake, mode: FollowingMode
+) -> None:
+    chance = random.Random(SEED)
+    make_churn(source)
+    source.publish("churn")
+    script, folder, words = tmp_path / "script.sql", tmp_path / "lake", [f"--mode={mode}", "--memory=1MB"]
+    script.write_text(CHURN)
+    options = ApplyOptions(source.conninfo, source.slot, (source.publication,), *lake, mode=mode)
+    run_apply(options, once=True)
+    load = start_bench(source, LOAD_S, "--rate=200", f"--file={script}")
+    job = ApplyProcess(source, folder, lake.format, words, lake.location)
+    try:
+        for kill in range(KILLS):
+            time.sleep(chance.uniform(1.5, LOAD_S / KILLS))
+            assert job.is_running, job.log.read_text()
+            job.kill9()
+            job = ApplyProcess(source, folder, lake.format, words, lake.location)
+            print(f"{lake.location}: kill {kill + 1} of {KILLS}")
+        assert load.wait(2 * LOAD_S) == 0, "a client of the workload gave up"
+    finally:
+        load.kill()
+        load.wait()
+        job.kill9()
+    last = ApplyProcess(source, folder, lake.format, [*words, "--verify"], lake.location)
+    assert last.wait() == 0, last.log.read_text()
+    check_churn(source, options)
+    # A copy would begin the history again: nothing has been missed that made one necessary.
+    assert "copying public.churn" not in last.log.read_text()
+    # A copy of all that is there loses nothing either, whatever moment the job is killed at.
+    for _ in range(3):
+        source.run("ALTER TABLE churn ADD COLUMN filled int DEFAULT 7", "ALTER TABLE churn DROP COLUMN filled")
+        job = ApplyProcess(source, folder, lake.format, words, lake.location)
+        time.sleep(chance.uniform(1.5, 6))
+        job.kill9()
+    last = ApplyProcess(source, folder, lake.format, [*words, "--verify"], lake.location)
+    assert last.wait() == 0, last.log.read_text()
+    check_churn(source, options)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

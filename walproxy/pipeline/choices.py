@@ -11,6 +11,9 @@ NO_FORMER_FORMAT: Final = (
     "and `walproxy pipeline query SQL --tables DIR --parquet FILE` writes rows of a table into one plain file"
 )
 
+FollowingMode: TypeAlias = Literal["mirror", "append", "soft-delete"]
+FOLLOWING_MODES: Final[tuple[FollowingMode, ...]] = get_args(FollowingMode)
+
 OnBadValue: TypeAlias = Literal["stop", "null", "text"]
 ON_BAD_VALUE: Final[tuple[OnBadValue, ...]] = get_args(OnBadValue)
 

@@ -190,11 +190,12 @@ class Result(NamedTuple):
 
 @contextlib.contextmanager
 def connect(
-    tables: Tables, *, threads: int | None = None, memory_bytes: int | None = None
+    tables: Tables | None = None, *, threads: int | None = None, memory_bytes: int | None = None
 ) -> Iterator[DuckDBPyConnection]:
     """Open DuckDB for tables, without any view, for this block.
 
     Args:
+        tables: those whose files it may read; without them it reads no file.
         threads: as many as the machine has cores by default.
         memory_bytes: limit; what needs more is written to a temporary folder. The default is DuckDB's, most of the
             machine's memory.
@@ -209,7 +210,7 @@ def connect(
             connection.execute("SET TimeZone = 'UTC'")
             for macro in _MACROS:
                 connection.execute(f"CREATE MACRO {macro}")
-            if tables.folder is not None:
+            if tables is not None and tables.folder is not None:
                 connection.execute(f"SET allowed_directories = [{literal(str(tables.folder))}]")
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")

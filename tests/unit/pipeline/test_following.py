@@ -109,6 +109,17 @@ def test_a_truncate_removes_all_rows_and_new_ones_stay(new_table: Any) -> None:
     assert table.position() == Position(3, 0)
 
 
+def test_a_merge_that_changes_no_row_moves_the_position(new_table: Any) -> None:
+    table = new_table()
+    table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
+    # A row that was inserted and deleted within a step; and nothing at all.
+    table.merge(merge(rows_of(), 77), ["id"], Position(2, 0), expected=Position(1, 0))
+    assert new_table().position() == Position(2, 0)
+    table.merge(merge(rows_of()), ["id"], Position(3, 0), expected=Position(2, 0))
+    table.merge(merge(rows_of(2)), ["id"], Position(4, 0), expected=Position(3, 0))
+    assert content(table) == rows_of(1, 2).to_pylist()
+
+
 def test_without_a_key_rows_are_added(new_table: Any) -> None:
     table = new_table()
     table.replace(SCHEMA, rows_of(1).to_batches(), Position(1, 0))
@@ -224,12 +235,15 @@ def test_a_table_of_somebody_else_is_known_as_such(new_table: Any, tmp_path: Pat
     assert table.position() is None
 
 
-def test_small_files_and_old_versions_do_not_pile_up(new_table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("key", [["id"], []])
+def test_small_files_and_old_versions_do_not_pile_up(
+    new_table: Any, monkeypatch: pytest.MonkeyPatch, key: list[str]
+) -> None:
     table, most, merges = new_table(), 3, 6
     monkeypatch.setattr(sys.modules[type(table)._merge.__module__], "SMALL_FILES_MAX", most)
     table.replace(SCHEMA, [], Position(1, 0))
     for number in range(merges):
-        table.merge(merge(rows_of(number)), ["id"], Position(2 + number, 0), expected=Position(1 + number, 0))
+        table.merge(merge(rows_of(number)), key, Position(2 + number, 0), expected=Position(1 + number, 0))
     table.tidy(timedelta(0))
     left = [path for path in table.location.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
     assert 0 < len(left) <= most

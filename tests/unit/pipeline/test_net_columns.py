@@ -1,7 +1,7 @@
 """Changes of rows by columns: the same merges as from one change after the other, and which changes need the latter."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
@@ -105,6 +105,9 @@ def target_of(source: Source, **known: Any) -> tuple[Target, Table]:
     return Target(following, KnownTable(source.key, **known), fingerprint, arrow_type, Position(0, 0)), table
 
 
+MadeOf = Callable[[Source], tuple[Target, Table]]
+
+
 class Feed:
     """A server that sends what it is told to."""
 
@@ -138,9 +141,11 @@ def by_columns(items: list[Item], part: int, held_bytes_max: int) -> Iterator[Ch
     yield from stream.read(1 << 40, lambda: None)
 
 
-def run_by_columns(items: list[Item], part: int, held_bytes_max: int, flushes: Sequence[bool]) -> tuple[Any, Any]:
+def run_by_columns(
+    items: list[Item], part: int, held_bytes_max: int, flushes: Sequence[bool], made: MadeOf = target_of
+) -> tuple[Any, Any]:
     """Take all changes; return the tables, and where they were flushed."""
-    targets = {source.oid: target_of(source) for source in SOURCES}
+    targets = {source.oid: made(source) for source in SOURCES}
     positions = []
     wanted = iter(flushes)
     for found in by_columns(items, part, held_bytes_max):
@@ -162,8 +167,8 @@ def run_by_columns(items: list[Item], part: int, held_bytes_max: int, flushes: S
     return {oid: table for oid, (_, table) in targets.items()}, positions
 
 
-def run_one_by_one(items: list[Item], positions: Sequence[Position]) -> Any:
-    targets = {source.oid: target_of(source) for source in SOURCES}
+def run_one_by_one(items: list[Item], positions: Sequence[Position], made: MadeOf = target_of) -> Any:
+    targets = {source.oid: made(source) for source in SOURCES}
     left = list(positions)
     for change in Changes(committed(items, Spool(), version=4)):
         assert change.relation is not None
@@ -185,7 +190,7 @@ def sent(draw: st.DrawFn) -> tuple[list[Item], dict[int, list[Row]]]:
     described: set[int] = set()
     items: list[bytes] = []
     for number in range(1, draw(st.integers(1, 4)) + 1):
-        items.append(built.begin(number * 100, number))
+        items.append(built.begin(number * 100, number, time_us=number))
         for _ in range(draw(st.integers(0, 12))):
             source = draw(st.sampled_from(SOURCES))
             change = draw_change(draw, source, content[source.oid])
@@ -356,12 +361,9 @@ def test_rows_without_a_key_are_only_added() -> None:
     assert combine([INSERTED, built.delete(1, before=["1", None, None])], 3, ()) is None
 
 
-def rows_of(*messages: bytes, source: Source = SOURCES[0]) -> RowsByRelation:
-    found = list(
-        by_columns(
-            [(5, each) for each in [built.begin(100, 7), source.described, *messages, built.commit(100, 130)]], 9, 9999
-        )
-    )
+def rows_of(*messages: bytes, source: Source = SOURCES[0], lsn: int = 100) -> RowsByRelation:
+    sent = [built.begin(lsn, 7), source.described, *messages, built.commit(lsn, lsn + 30)]
+    found = list(by_columns([(5, each) for each in sent], 9, 9999))
     assert len(found) == 1 and isinstance(found[0], RowsByRelation)
     return found[0]
 

@@ -15,7 +15,14 @@ from walproxy.cli.parameters import ADDRESS, DURATION, NETWORKS, SIZE
 from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
-from walproxy.pipeline.choices import ON_BAD_VALUE, TABLE_FORMATS, OnBadValue, TableFormat
+from walproxy.pipeline.choices import (
+    FOLLOWING_MODES,
+    ON_BAD_VALUE,
+    TABLE_FORMATS,
+    FollowingMode,
+    OnBadValue,
+    TableFormat,
+)
 
 _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 
@@ -34,6 +41,14 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
     "table_format",
     type=click.Choice(TABLE_FORMATS),
     help="Format of new tables; by default delta, or iceberg if a catalog is given.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(FOLLOWING_MODES),
+    default="mirror",
+    show_default=True,
+    help="What the tables keep: the rows of the source; every change as a row; or its rows, and deleted ones with a "
+    "mark.",
 )
 @click.option(
     "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Follow only this table; can be repeated."
@@ -80,6 +95,7 @@ def apply(
     lake_options: Mapping[str, str],
     iceberg_catalog: Mapping[str, str],
     table_format: TableFormat | None,
+    mode: FollowingMode,
     tables: tuple[str, ...],
     as_text: tuple[str, ...],
     once: bool,
@@ -99,8 +115,10 @@ def apply(
 ) -> None:
     """Replicate tables of a database into lakehouse tables.
 
-    The first time the tables are copied; then every change is merged into them, exactly once, and only when it is on
-    the quorum. Each table of the source becomes one here, named SCHEMA.NAME. A table that cannot be followed is
+    The first time the tables are copied; then every change is put into them, exactly once, and only when it is on
+    the quorum. Each table of the source becomes one here, named SCHEMA.NAME. With --mode mirror, a table has the rows
+    of its source; with append, a row for each change, with _op, _commit_lsn, _commit_time and _sequence; with
+    soft-delete, also the rows that were deleted, with _deleted and _deleted_at. A table that cannot be followed is
     quarantined, and the others continue. Stop the job at any time, with kill -9 too, and start it again. Publication
     and slot: `walproxy pipeline cdc create`; a missing slot is created.
 
@@ -110,6 +128,8 @@ def apply(
       walproxy pipeline apply ... --to /lake/shop --format iceberg --once
       walproxy pipeline apply ... --to s3://bucket/shop --lake-options region=eu-central-1
       walproxy pipeline apply ... --to s3://bucket/shop --iceberg-catalog uri=https://catalog.example
+      walproxy pipeline apply ... --to /lake/history --mode append
+      walproxy pipeline apply ... --to /lake/archive --mode soft-delete --format iceberg
       walproxy pipeline apply ... --to /lake/shop --verify
     """
     logs.configure(lambda: "walproxy pipeline apply", "warning")
@@ -143,6 +163,7 @@ def apply(
         max_retained,
         http_listen=http_listen,
         http_allow=http_allow,
+        mode=mode,
     )
     if verify or repair:
         verify_once(options, repair=repair)

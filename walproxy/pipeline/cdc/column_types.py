@@ -139,6 +139,34 @@ def _convert(texts: pa.Array, data_type: pa.DataType) -> pa.Array:
     return texts.cast(data_type)
 
 
+def holds(held: pa.DataType, sent: pa.DataType) -> bool:
+    """Return whether a column of the first type holds every value of the second, from their text."""
+    if held == sent:
+        return True
+    if pa.types.is_decimal(held) and pa.types.is_decimal(sent):
+        return bool(held.scale == sent.scale and held.precision >= sent.precision)
+    for is_kind in (pa.types.is_signed_integer, pa.types.is_floating):
+        if is_kind(held) and is_kind(sent):
+            return bool(held.bit_width >= sent.bit_width)
+    return False
+
+
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return a type that holds every value of both: text, if neither holds those of the other."""
+    if holds(one, other):
+        return one
+    return other if holds(other, one) else pa.string()
+
+
+def printed(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return values as text, much as PostgreSQL prints them."""
+    if pa.types.is_boolean(values.type):
+        return pc.if_else(values, "t", "f")
+    if pa.types.is_binary(values.type):
+        return pa.array([None if value is None else "\\x" + value.hex() for value in values.to_pylist()], pa.string())
+    return values.cast(pa.string())
+
+
 def _bytes(text: str) -> bytes:
     if not text.startswith("\\x"):
         raise ValueError("not in hexadecimal form")

@@ -6,9 +6,16 @@ target          one table: which changes it takes, how it follows changes of its
 fingerprint     what of a source table must not change unnoticed, and what follows from a change; pure
 verify          whether the tables have the rows of their sources
 row_hashes      two sets of rows, compared by hashes over ranges of their key
+modes           what tables keep of changes, and the columns that they have for it
+held_changes    changes that wait for their table, and how they get into it: mirror, soft-delete
+history         the same of mode append
 net_changes     many changes to at most one per row; pure
 net_columns     the same for many rows at once, by columns
+message_columns the values of many messages, by columns
+row_arrays      texts of values to columns of a table
 copying         a table as of a position in the WAL
+copies          how that gets into a table that may have rows already
+present_rows    what a table shows of its source: what a verification compares
 opening         such a table by its location, format and name
 duck            such tables in DuckDB
 following       what a table that follows can do, and its position

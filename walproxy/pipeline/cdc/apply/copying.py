@@ -27,6 +27,7 @@ from walproxy.pipeline.cdc.server import (
     SourceUnavailable,
     connect,
     one_line_errors,
+    one_value,
     require_server,
     server_start,
     source_error,
@@ -46,9 +47,11 @@ class Snapshot(NamedTuple):
 
     Attributes:
         lsn: transactions whose commit record begins below it are in.
+        unix_us: when it was taken, by the server's clock.
     """
 
     lsn: Lsn
+    unix_us: int
     connection: Connection
     tables: list[PublishedTable]
 
@@ -137,7 +140,10 @@ def snapshot(
                 # A verification keeps the snapshot while the tables follow up to it.
                 connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
                 connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(f"{_LOCK_TIMEOUT_S}s"))
-        yield Snapshot(parse_lsn(row[1]), connection, published_tables(connection, publications))
+        unix_us = one_value(
+            connection, "SELECT (extract(epoch FROM now()) * 1000000)::bigint", doing="read the server's clock"
+        )
+        yield Snapshot(parse_lsn(row[1]), unix_us, connection, published_tables(connection, publications))
 
 
 def _copy_query(table: PublishedTable, columns: Sequence[str]) -> sql.Composed:

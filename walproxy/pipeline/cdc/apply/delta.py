@@ -26,7 +26,6 @@ from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
     FollowingTable,
-    Merge,
     Position,
     key_filter,
     library_errors,
@@ -84,7 +83,7 @@ class DeltaFollowing(FollowingTable):
             with _first_of(failures), self._commit("write"):
                 write_deltalake(
                     self.location.url if table is None else table,
-                    pa.RecordBatchReader.from_batches(schema, _noting_failures(batches, failures)),
+                    _reader(schema, batches, failures),
                     mode="error" if table is None else "overwrite",
                     schema_mode=None if table is None else "overwrite",
                     configuration=None if self.location.folder is not None else _STORE_CONFIGURATION,
@@ -110,25 +109,33 @@ class DeltaFollowing(FollowingTable):
             if self.location.folder is not None or not {field.name for field in new} <= set(self.schema().names):
                 raise
 
-    def _merge(self, merge: Merge, key: Sequence[str], position: Position, expected: Position) -> None:
-        if merge.truncated or not key:
-            with self._commit("write"):
-                write_deltalake(
-                    self._at(expected),
-                    merge.upserts,
-                    mode="overwrite" if merge.truncated else "append",
-                    commit_properties=_properties(position),
-                )
-            return
-        is_row = pa.repeat(pa.scalar(True), merge.upserts.num_rows)
-        is_gone = pa.repeat(pa.scalar(False), merge.deleted.num_rows)
-        operation = unused_name(_OPERATION, merge.upserts.column_names)
+    def _put(
+        self, batches: Iterable[pa.RecordBatch], position: Position, expected: Position, *, overwrites: bool
+    ) -> None:
+        failures: list[WalproxyError] = []
+        with _first_of(failures), self._commit("write"):
+            table = self._at(expected)
+            write_deltalake(
+                table,
+                _reader(pa.schema(table.schema().to_arrow()), batches, failures),
+                mode="overwrite" if overwrites else "append",
+                commit_properties=_properties(position),
+            )
+
+    def _merge(
+        self, upserts: pa.Table, deleted: pa.Table, key: Sequence[str], position: Position, expected: Position
+    ) -> None:
+        is_row = pa.repeat(pa.scalar(True), upserts.num_rows)
+        is_gone = pa.repeat(pa.scalar(False), deleted.num_rows)
+        operation = unused_name(_OPERATION, upserts.column_names)
         source = pa.concat_tables(
-            [merge.upserts.append_column(operation, is_row), merge.deleted.append_column(operation, is_gone)],
+            [upserts.append_column(operation, is_row), deleted.append_column(operation, is_gone)],
             promote_options="default",
         )
         with self._commit("merge into"):
-            merger = self._at(expected).merge(
+            table = self._at(expected)
+            version = table.version()
+            merger = table.merge(
                 source,
                 " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name in key),
                 source_alias="s",
@@ -140,6 +147,9 @@ class DeltaFollowing(FollowingTable):
             merger = merger.when_matched_delete(predicate=f"NOT s.{_quoted(operation)}")
             merger = merger.when_matched_update_all(except_cols=[operation])
             merger.when_not_matched_insert_all(predicate=f"s.{_quoted(operation)}", except_cols=[operation]).execute()
+        if table.version() == version:
+            # delta-rs commits nothing if no row changes.
+            self._put((), position, expected, overwrites=False)
 
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         names = keys.column_names
@@ -157,9 +167,14 @@ class DeltaFollowing(FollowingTable):
         return pa.concat_tables([pa.schema([schema.field(each) for each in wanted]).empty_table(), *parts])
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with self._failures("read"):
-            actions = add_actions(self._refreshed())
-            yield from self._dataset(actions, self.schema()).to_batches(columns=list(columns))
+        # What is committed while they are read must find the table free.
+        dataset = self.dataset()
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            with self._failures("read"):
+                yield from dataset.to_batches(columns=list(columns))
+
+        return rows()
 
     def dataset(self) -> ds.Dataset:
         with self._failures("read"):
@@ -261,13 +276,19 @@ class DeltaFollowing(FollowingTable):
             raise lake_error(error, doing, self.location) from error
 
 
-def _noting_failures(batches: Iterable[pa.RecordBatch], failures: list[WalproxyError]) -> Iterator[pa.RecordBatch]:
-    """delta-rs makes text of the errors of what it reads from: keep them as they are."""
-    try:
-        yield from batches
-    except WalproxyError as error:
-        failures.append(error)
-        raise
+def _reader(
+    schema: pa.Schema, batches: Iterable[pa.RecordBatch], failures: list[WalproxyError]
+) -> pa.RecordBatchReader:
+    """Return what delta-rs reads rows from. It makes text of errors: those of the rows are noted as they are."""
+
+    def noting() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except WalproxyError as error:
+            failures.append(error)
+            raise
+
+    return pa.RecordBatchReader.from_batches(schema, noting())
 
 
 @contextlib.contextmanager

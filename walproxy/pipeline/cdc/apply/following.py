@@ -161,8 +161,37 @@ class FollowingTable(ABC):
         Raises:
             TableMoved: it has another one: another job writes to it.
         """
+        if merge.truncated:
+            self.rewrite(merge.upserts.to_batches(), position, expected=expected)
+        elif not key:
+            self.append(merge.upserts.to_batches(), position, expected=expected)
+        else:
+            with self._continuing(position, expected):
+                self._merge(merge.upserts, merge.deleted, key, position, expected)
+
+    def append(self, batches: Iterable[pa.RecordBatch], position: Position, *, expected: Position) -> None:
+        """Add rows.
+
+        Args:
+            batches: with the table's columns, in their order.
+            expected: the table's position so far.
+
+        Raises:
+            TableMoved: it has another one: another job writes to it.
+        """
+        with self._continuing(position, expected):
+            self._put(batches, position, expected, overwrites=False)
+
+    def rewrite(self, batches: Iterable[pa.RecordBatch], position: Position, *, expected: Position) -> None:
+        """Put other rows in place of all. Arguments and errors as those of `append`."""
+        with self._continuing(position, expected):
+            self._put(batches, position, expected, overwrites=True)
+
+    @contextlib.contextmanager
+    def _continuing(self, position: Position, expected: Position) -> Iterator[None]:
+        """Decide about a commit that failed in the block. Raises TableMoved."""
         try:
-            self._merge(merge, key, position, expected)
+            yield
         except (StorageFailed, ArchiveError):
             # What a library reports of a commit that was faster differs; the position does not.
             found = self.position()
@@ -173,8 +202,16 @@ class FollowingTable(ABC):
             raise
 
     @abstractmethod
-    def _merge(self, merge: Merge, key: Sequence[str], position: Position, expected: Position) -> None:
-        """Put changes in, provided that the table has the expected position when they are committed."""
+    def _merge(
+        self, upserts: pa.Table, deleted: pa.Table, key: Sequence[str], position: Position, expected: Position
+    ) -> None:
+        """Put changes in by key, provided that the table has the expected position when they are committed."""
+
+    @abstractmethod
+    def _put(
+        self, batches: Iterable[pa.RecordBatch], position: Position, expected: Position, *, overwrites: bool
+    ) -> None:
+        """Add rows, or put them in place of all, provided that the table has the expected position then."""
 
     @abstractmethod
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -182,7 +219,7 @@ class FollowingTable(ABC):
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield these columns of all rows, in this order."""
+        """Return these columns of all rows, in this order, as the table is at the call."""
 
     @abstractmethod
     def dataset(self) -> ds.Dataset:

@@ -43,7 +43,6 @@ from walproxy.pipeline.cdc.apply.following import (
     SMALL_FILE_BYTES,
     SMALL_FILES_MAX,
     FollowingTable,
-    Merge,
     Position,
     key_filter,
     library_errors,
@@ -153,26 +152,48 @@ class IcebergFollowing(FollowingTable):
                 raise
         return True
 
-    def _merge(self, merge: Merge, key: Sequence[str], position: Position, expected: Position) -> None:
-        with self._failures("merge into"):
-            table = self._existing()
-            require_position(self.location, expected, _position_of(table))
-            tasks = list(table.scan().plan_files())
+    def _put(
+        self, batches: Iterable[pa.RecordBatch], position: Position, expected: Position, *, overwrites: bool
+    ) -> None:
+        with self._failures("write"):
+            table, tasks = self._at(expected)
             kept: Iterable[pa.RecordBatch] = ()
-            if merge.truncated:
-                touched = tasks
-            elif key:
-                keys = pa.concat_tables([merge.upserts.select(key), merge.deleted.select(key)])
-                touched = _files_with(table, tasks, keys)
-                small = [task for task in tasks if task.file.file_size_in_bytes < SMALL_FILE_BYTES]
-                if len(small) > SMALL_FILES_MAX:
-                    touched = [*touched, *(task for task in small if task not in touched)]
-                kept = _rows_without(table, touched, keys)
-            else:
-                touched = []
-            rows = _chain(kept, merge.upserts.to_batches())
-            with table.transaction() as transaction:
-                self._exchange(transaction, [task.file for task in touched], rows, position)
+            if not overwrites:
+                tasks = _too_small(tasks)
+                kept = _rows_of(table, tasks)
+            self._exchange_at(table, tasks, _chain(kept, batches), position)
+
+    def _merge(
+        self, upserts: pa.Table, deleted: pa.Table, key: Sequence[str], position: Position, expected: Position
+    ) -> None:
+        with self._failures("merge into"):
+            table, tasks = self._at(expected)
+            keys = pa.concat_tables([upserts.select(key), deleted.select(key)])
+            touched = _files_with(table, tasks, keys)
+            touched += [task for task in _too_small(tasks) if task not in touched]
+            kept = (
+                batch
+                for rows in _rows_of(table, touched)
+                for batch in key_filter(pa.Table.from_batches([rows]), keys, keep_matches=False).to_batches()
+            )
+            self._exchange_at(table, touched, _chain(kept, upserts.to_batches()), position)
+
+    def _at(self, expected: Position) -> tuple[PyIcebergTable, list[FileScanTask]]:
+        """Return the table as it is now, and its files. Raises TableMoved: it has another position."""
+        table = self._existing()
+        require_position(self.location, expected, _position_of(table))
+        return table, list(table.scan().plan_files())
+
+    def _exchange_at(
+        self,
+        table: PyIcebergTable,
+        tasks: Sequence[FileScanTask],
+        rows: Iterable[pa.RecordBatch],
+        position: Position,
+    ) -> None:
+        """Put rows in place of files of the table, provided that nothing was committed since it was read."""
+        with table.transaction() as transaction:
+            self._exchange(transaction, [task.file for task in tasks], rows, position)
 
     def lookup(self, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
         names = keys.column_names
@@ -191,9 +212,15 @@ class IcebergFollowing(FollowingTable):
         with self._failures("read"):
             table = self._existing()
             known = self.schema()
-            schema = pa.schema([known.field(name) for name in columns])
-            for batch in _read(table, list(table.scan().plan_files())):
-                yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+            tasks = list(table.scan().plan_files())
+        schema = pa.schema([known.field(name) for name in columns])
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            with self._failures("read"):
+                for batch in _rows_of(table, tasks):
+                    yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+
+        return rows()
 
     def dataset(self) -> ds.Dataset:
         with self._failures("read"):
@@ -324,6 +351,9 @@ def _small(data_type: pa.DataType) -> pa.DataType:
     """pyiceberg may prefer Arrow's large types."""
     if pa.types.is_large_string(data_type):
         return pa.string()
+    if pa.types.is_large_list(data_type) or pa.types.is_list(data_type):
+        # The field of the elements has their id in its metadata.
+        return pa.list_(data_type.value_field.with_type(_small(data_type.value_type)))
     return pa.binary() if pa.types.is_large_binary(data_type) else data_type
 
 
@@ -399,8 +429,14 @@ def _read(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa.R
         yield from scan.to_record_batches([task])
 
 
-def _rows_without(table: PyIcebergTable, tasks: Sequence[FileScanTask], keys: pa.Table) -> Iterator[pa.RecordBatch]:
+def _rows_of(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files with the table's columns and their types, in their order."""
     schema = _arrow_schema(table)
     for batch in _read(table, tasks):
-        rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-        yield from key_filter(rows, keys, keep_matches=False).to_batches()
+        yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+
+
+def _too_small(tasks: Sequence[FileScanTask]) -> list[FileScanTask]:
+    """Return the small files if there are too many: they become one with the next commit."""
+    small = [task for task in tasks if task.file.file_size_in_bytes < SMALL_FILE_BYTES]
+    return small if len(small) > SMALL_FILES_MAX else []

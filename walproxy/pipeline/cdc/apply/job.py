@@ -59,7 +59,7 @@ from walproxy.pipeline.cdc.slot import (
     usable_slot,
 )
 from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
-from walproxy.pipeline.choices import OnBadValue, TableFormat
+from walproxy.pipeline.choices import FollowingMode, OnBadValue, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import check_format
 from walproxy.pipeline.lake.probe import require_single_winner
@@ -89,6 +89,7 @@ class ApplyOptions(NamedTuple):
         keys_max: rows of a table that a verification names at most.
         http_listen: where the job's status is served over HTTP; None: nowhere.
         http_allow: the networks from which that is read, None for all.
+        mode: what the tables keep of changes.
     """
 
     conninfo: str
@@ -110,6 +111,7 @@ class ApplyOptions(NamedTuple):
     keys_max: int = 20
     http_listen: Address | None = None
     http_allow: Networks | None = None
+    mode: FollowingMode = "mirror"
 
     def is_wanted(self, table: TableName) -> bool:
         """Return whether a table of the publications is followed."""
@@ -223,7 +225,8 @@ def opened_job(
             for name in again - job.tables.keys():
                 raise ConfigurationError(f"--copy-again: this job has no table {name}")
             tables = {name: known for name, known in job.tables.items() if name not in again}
-            job = msgspec.structs.replace(job, tables=tables)
+            copying = {name: copy for name, copy in job.copying.items() if name not in again}
+            job = msgspec.structs.replace(job, tables=tables, copying=copying)
         job = msgspec.structs.replace(job, owner=uuid.uuid4().hex)
         feed = stack.enter_context(
             closing(ChangeFeed(options.conninfo, options.slot, options.publications, job.position_lsn, beside=asking))
@@ -244,6 +247,11 @@ def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *
     """
     identity, database = system_id(connection), connection.info.dbname
     job = read_job(state)
+    if job is not None and job.mode != options.mode:
+        raise ConfigurationError(
+            f"the tables in {options.location} are kept with --mode {job.mode}, not {options.mode}: add --mode "
+            f"{job.mode}, or name another folder"
+        )
     if job is None or start_over or job.starts_over:
         if job is not None and job.starts_over and read_slot(connection, options.slot) is not None:
             drop_slot(connection, options.slot)
@@ -251,7 +259,16 @@ def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *
             _log.info("creating slot %s: waiting for the transactions in progress", options.slot)
             create_slot(connection, options.slot)
         position_lsn = usable_slot(connection, options.slot)[1]
-        return Job(identity, database, options.slot, list(options.publications), options.format, position_lsn, {})
+        return Job(
+            identity,
+            database,
+            options.slot,
+            list(options.publications),
+            options.format,
+            position_lsn,
+            {},
+            mode=options.mode,
+        )
     asked: list[tuple[str, object, object]] = [
         ("the cluster", job.system_id, identity),
         ("the database", job.database, database),
@@ -442,6 +459,7 @@ class ApplyJob:
             self._job,
             position_lsn=position_lsn,
             tables=self.tables.known(),
+            copying=self.tables.copying(),
             quarantined=dict(self.tables.quarantined),
         )
         write_job(self._state, self._job)

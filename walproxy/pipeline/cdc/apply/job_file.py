@@ -26,7 +26,10 @@ from walproxy.pipeline.lake.state import StateObject
 
 OWN_FOLDER: Final = APPLY_JOB_FILE.partition("/")[0]
 _LOCK_FILE: Final = "lock"
-_VERSION: Final = 2
+_VERSION: Final = 3
+_VERSION_WITHOUT_MODE: Final = 2
+"""What is written for mirrors: older versions read it, and would take all tables for mirrors."""
+
 _LOCK_TIMEOUT_S: Final = 2.0
 
 
@@ -39,6 +42,7 @@ class KnownTable(msgspec.Struct, frozen=True):
         bad_text: further ones, since they had values that their type does not hold.
         bad_as_null: values that their type does not hold were made null, if there were any.
         dropped: columns that the source has no longer, which keep their values here.
+        is_full: it has no key, and a full replica identity: rows are identified by all of their values.
         fingerprint: None in a file of version 1: such a table is copied again.
     """
 
@@ -47,7 +51,20 @@ class KnownTable(msgspec.Struct, frozen=True):
     bad_text: list[str] = []
     bad_as_null: bool = False
     dropped: list[str] = []
+    is_full: bool = False
     fingerprint: Fingerprint | None = None
+
+
+class Copying(msgspec.Struct, frozen=True):
+    """A copy that is being made. If the table has its position, it was committed.
+
+    Attributes:
+        known: the source table, as of the copy.
+        lsn: the position.
+    """
+
+    known: KnownTable
+    lsn: Lsn
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -68,6 +85,8 @@ class Job(msgspec.Struct, frozen=True):
         position_lsn: every table has what was committed below it.
         tables: by `schema.name` as folders are named; one that is not here is not, or not wholly, copied.
         quarantined: tables that are not followed at present, and why.
+        copying: by name: copies that may have been committed, but are not in `tables` yet.
+        mode: what the tables keep of changes.
         starts_over: the slot is to be made again, and all tables are to be copied again.
         owner: differs between jobs that run, also between those of one process.
     """
@@ -83,6 +102,8 @@ class Job(msgspec.Struct, frozen=True):
     quarantined: dict[str, Quarantined] = {}
     starts_over: bool = False
     owner: str = ""
+    mode: str = "mirror"
+    copying: dict[str, Copying] = {}
 
 
 def job_state(tables: LakeLocation) -> StateObject:
@@ -116,6 +137,8 @@ def write_job(state: StateObject, job: Job) -> None:
         TableMoved: another job has replaced it.
         StorageFailed, StorageFull, ArchiveError.
     """
+    if job.mode == "mirror":
+        job = msgspec.structs.replace(job, version=_VERSION_WITHOUT_MODE)
     state.write(msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
 
 

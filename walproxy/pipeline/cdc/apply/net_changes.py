@@ -5,7 +5,12 @@ becomes one merge. An update that changes the key removes the old row and makes 
 
 A value that is stored out of line and did not change is not sent: it is the one that the row had before. If that is
 not among the changes, it is in the table, under the key that the row had there: its *home*.
+
+If rows that are deleted are kept, a key that goes has the row that it had last, if the changes show it, and the time.
+So the outcome does not depend on how the changes are divided into batches.
 """
+
+from collections.abc import Sequence
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import format_lsn
@@ -20,18 +25,28 @@ class NetChanges:
 
     Attributes:
         truncated: all rows that the table has are gone.
+        truncated_us: when they went.
         rows: for each key that was changed its new row, or None if the row no longer exists.
         homes: of rows that have values UNCHANGED, the key under which the table has them.
         appended: new rows of a table without key.
+        deleted_us: if rows that are deleted are kept, when each key went. Then `rows` has its last row, None if that
+            is in the table.
+        appended_deleted_us: the same of the first ones of `appended`.
         size: bytes that the server sent for what is held.
+
+    Times are those of commits, as in the messages.
     """
 
-    def __init__(self, key: tuple[int, ...]) -> None:
+    def __init__(self, key: tuple[int, ...], *, keeps_deleted: bool = False) -> None:
         self._key = key
+        self._keeps_deleted = keeps_deleted
         self.truncated = False
+        self.truncated_us = 0
         self.rows: dict[Key, Tuple | None] = {}
         self.homes: dict[Key, Key] = {}
         self.appended: list[Tuple] = []
+        self.deleted_us: dict[Key, int] = {}
+        self.appended_deleted_us: list[int] = []
         self.size = 0
 
     def __bool__(self) -> bool:
@@ -46,25 +61,34 @@ class NetChanges:
         """
         self.size += change.size
         if change.kind == "truncate":
-            self.truncated = True
-            self.rows.clear()
-            self.homes.clear()
-            self.appended.clear()
+            self._truncate(change.transaction.commit_time_us)
         elif change.kind == "insert":
             self._insert(change)
         elif change.kind == "update":
             self._update(change)
         elif change.kind == "delete":
             assert change.old is not None  # by pgoutput.decode
-            self._put(self._key_of(change, change.old), None, None)
+            self._remove(key_of(change, change.old, self._key), change)
+
+    def _truncate(self, time_us: int) -> None:
+        if not self.truncated:
+            self.truncated, self.truncated_us = True, time_us
+        if self._keeps_deleted:
+            self.deleted_us = dict.fromkeys(self.rows, time_us) | self.deleted_us
+            new = len(self.appended) - len(self.appended_deleted_us)
+            self.appended_deleted_us += [time_us] * new
+        else:
+            self.rows.clear()
+            self.homes.clear()
+            self.appended.clear()
 
     def _insert(self, change: Change) -> None:
         assert change.after is not None  # by pgoutput.decode
         if UNCHANGED in change.after:
             # Of an update by which the row comes to satisfy a row filter: PostgreSQL sends an insert.
-            raise self._impossible(change, "a value that is stored out of line was not sent")
+            raise impossible(change, "a value that is stored out of line was not sent")
         if self._key:
-            self._put(self._key_of(change, change.after), change.after, None)
+            self._put(key_of(change, change.after, self._key), change.after, None)
         else:
             self.appended.append(change.after)
 
@@ -72,27 +96,27 @@ class NetChanges:
         after = change.after
         assert after is not None  # by pgoutput.decode
         if not change.old_is_key and change.old is not None and UNCHANGED in after:
-            after = _filled(change.old, after)
-        old_key = new_key = self._key_of(change, after if change.old is None else _filled(change.old, after))
+            after = filled(change.old, after)
+        old_key = new_key = key_of(change, after if change.old is None else filled(change.old, after), self._key)
         if change.old is not None:
-            old_key = self._key_of(change, change.old)
+            old_key = key_of(change, change.old, self._key)
         home = None
         if UNCHANGED in after:
             after, home = self._completed(change, after, old_key)
         if old_key != new_key:
-            self._put(old_key, None, None)
+            self._remove(old_key, change)
         self._put(new_key, after, home)
 
     def _completed(self, change: Change, after: Tuple, old_key: Key) -> tuple[Tuple, Key | None]:
         """Fill in what was not sent from the row as it was before, if that is known here; else return its home."""
         if old_key not in self.rows:
             if self.truncated:
-                raise self._impossible(change, "its row was removed by a truncate")
+                raise impossible(change, "its row was removed by a truncate")
             return after, old_key
         before = self.rows[old_key]
-        if before is None:
-            raise self._impossible(change, "its row was deleted before")
-        after = _filled(before, after)
+        if before is None or old_key in self.deleted_us:
+            raise impossible(change, "its row was deleted before")
+        after = filled(before, after)
         return after, self.homes[old_key] if UNCHANGED in after else None
 
     def _put(self, key: Key, row: Tuple | None, home: Key | None) -> None:
@@ -101,23 +125,35 @@ class NetChanges:
             self.homes[key] = home
         elif self.homes:
             self.homes.pop(key, None)
+        if self.deleted_us:
+            self.deleted_us.pop(key, None)
 
-    def _key_of(self, change: Change, values: Tuple) -> Key:
-        key = tuple(values[index] for index in self._key)
-        if not key or None in key or UNCHANGED in key:
-            raise self._impossible(change, "it does not identify its row")
-        return key
-
-    @staticmethod
-    def _impossible(change: Change, reason: str) -> RemoteProtocolError:
-        relation = change.relation
-        name = f"{relation.schema}.{relation.name}" if relation is not None else "?"
-        return RemoteProtocolError(
-            f"the {change.kind} of {name} at {format_lsn(change.lsn)} cannot be applied: {reason}; copy the table again"
-        )
+    def _remove(self, key: Key, change: Change) -> None:
+        if not self._keeps_deleted:
+            self._put(key, None, None)
+            return
+        self.rows.setdefault(key, None)
+        self.deleted_us.setdefault(key, change.transaction.commit_time_us)
 
 
-def _filled(old: Tuple, new: Tuple) -> Tuple:
+def key_of(change: Change, values: Tuple, key: Sequence[int]) -> Key:
+    """Return the key of a row of a change. Raises RemoteProtocolError: it does not identify its row."""
+    found = tuple(values[index] for index in key)
+    if not found or None in found or UNCHANGED in found:
+        raise impossible(change, "it does not identify its row")
+    return found
+
+
+def impossible(change: Change, reason: str) -> RemoteProtocolError:
+    """Return what is raised of a change that cannot be."""
+    relation = change.relation
+    name = f"{relation.schema}.{relation.name}" if relation is not None else "?"
+    return RemoteProtocolError(
+        f"the {change.kind} of {name} at {format_lsn(change.lsn)} cannot be applied: {reason}; copy the table again"
+    )
+
+
+def filled(old: Tuple, new: Tuple) -> Tuple:
     """Return `new`, with the old values in place of what was not sent.
 
     A value that is stored out of line is not null: if the old row has null there, it has the columns of the key alone,

@@ -47,6 +47,7 @@ class ApplyStatus(msgspec.Struct, frozen=True):
         time: Unix time of the report.
         current_time: Unix time at which the tables were known last to have everything that was on the quorum; before
             the first time, that of the start.
+        mode: what the tables keep of changes.
     """
 
     slot: str
@@ -57,6 +58,7 @@ class ApplyStatus(msgspec.Struct, frozen=True):
     time: float
     tables: dict[str, TableStatus]
     current_time: float = 0.0
+    mode: str = "mirror"
 
 
 class StatusFiles:
@@ -95,6 +97,7 @@ class StatusFiles:
                 },
             },
             self._current_at,
+            job.mode,
         )
         self.last, self.problem = status, ""
         if self._tables.folder is None:

@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, StorageFailed
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.pipeline.cdc.apply.copies import Copy, plan_copy, put_copy
 from walproxy.pipeline.cdc.apply.copying import Snapshot, SnapshotDelayed
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
-from walproxy.pipeline.cdc.apply.job_file import Job, KnownTable, Quarantined
+from walproxy.pipeline.cdc.apply.job_file import Copying, Job, KnownTable, Quarantined
 from walproxy.pipeline.cdc.apply.target import Target, fields_of, known_of
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type
@@ -29,7 +30,7 @@ from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
 from walproxy.pipeline.cdc.publication import TableName, base_type
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_value
-from walproxy.pipeline.choices import OnBadValue
+from walproxy.pipeline.choices import FollowingMode, OnBadValue
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,9 @@ class TablePolicy(Protocol):
 
     @property
     def on_bad_value(self) -> OnBadValue: ...
+
+    @property
+    def mode(self) -> FollowingMode: ...
 
     def is_wanted(self, table: TableName) -> bool: ...
 
@@ -90,6 +94,7 @@ class Tables:
         self._targets: dict[TableName, Target] = {}
         self._by_oid: dict[int, Target] = {}
         self._to_copy: dict[TableName, str] = {}
+        self._copying: dict[TableName, Copying] = {}
         self._bad_text: dict[TableName, set[str]] = {}
         self._problems: dict[TableName, _Problem] = {}
         self.quarantined = dict(job.quarantined)
@@ -100,6 +105,9 @@ class Tables:
                 self._take_up(published[name], known)
             else:
                 _log.warning("%s is no longer published: its copy stays as it is", name)
+        for name, copying in job.copying.items():
+            if name in published and name not in job.tables:
+                self._take_up_copy(published[name], copying)
 
     def __iter__(self) -> Iterator[Target]:
         return iter(list(self._targets.values()))
@@ -112,6 +120,10 @@ class Tables:
     def known(self) -> dict[str, KnownTable]:
         """Return what is to be remembered of the tables that follow."""
         return {str(table): target.known for table, target in self._targets.items()}
+
+    def copying(self) -> dict[str, Copying]:
+        """Return the copies that may have been committed, and are not known otherwise."""
+        return {str(table): each for table, each in self._copying.items()}
 
     def following(self, table: TableName) -> FollowingTable:
         """Return a table of the folder, whether it exists or not."""
@@ -247,24 +259,30 @@ class Tables:
         following = self.following(table)
         if following.is_foreign():
             raise ConfigurationError(f"{following.location} is a table of another program: name another folder")
+        mode = self._policy.mode
         as_text, bad_text = self._policy.text_columns(table), self._bad_text.setdefault(table, set())
         position = Position(source.lsn, 0)
         while True:
-            known = known_of(made, as_text, sorted(bad_text), bad_as_null=self._bad_as_null)
-            schema = pa.schema(fields_of(made, type(following), [*as_text, *bad_text]))
-            null_if_bad = frozenset(schema.names) - set(made.key) if self._bad_as_null else frozenset()
+            known_of(made, as_text, bad_text, mode, bad_as_null=self._bad_as_null)  # Whether it can be followed.
+            plan = plan_copy(following, mode, fields_of(made, type(following), [*as_text, *bad_text]))
+            bad_text |= plan.as_text
+            known = known_of(made, as_text, bad_text, mode, bad_as_null=self._bad_as_null)
+            null_if_bad = frozenset(plan.schema.names) - set(made.key) if self._bad_as_null else frozenset()
             _log.info("copying %s as of %s: %s", table, format_lsn(source.lsn), reason)
             try:
                 with source.connection.transaction():
-                    rows = source.rows(made, schema, null_if_bad=null_if_bad)
+                    rows = source.rows(made, plan.schema, null_if_bad=null_if_bad)
+                    self._copying[table] = Copying(known, source.lsn)
                     # Only the job that can note something is the one that may replace a table.
-                    following.replace(schema, rows, position, require_only_job=note)
+                    copy = Copy(plan, made.key, rows, position, source.unix_us)
+                    put_copy(following, mode, copy, require_only_job=note)
                 break
             except BadValue as error:
                 if not self._keeps_as_text(table, error):
                     raise
                 reason = f"its column {error.column.rpartition('.')[2]} is kept as text from now on"
         self.copies += 1
+        del self._copying[table]
         self._end_quarantine(table)
         self._follow(table, known, made.fingerprint, position)
 
@@ -300,8 +318,14 @@ class Tables:
             else:
                 self._follow(table, known, fingerprint, position)
 
+    def _take_up_copy(self, table: TableName, copying: Copying) -> None:
+        """Follow a table whose copy was committed just before the job ended; else it is copied later."""
+        with self._quarantining(table):
+            if self.following(table).position() == Position(copying.lsn, 0):
+                self._take_up(table, copying.known)
+
     def _follow(self, table: TableName, known: KnownTable, fingerprint: Fingerprint, position: Position) -> None:
-        target = Target(self.following(table), known, fingerprint, self._type_of, position)
+        target = Target(self.following(table), known, fingerprint, self._type_of, position, self._policy.mode)
         self._targets[table] = self._by_oid[fingerprint.oid] = target
 
     @property
@@ -337,6 +361,7 @@ class Tables:
         except _TABLE_ERRORS as error:
             self._drop(table)
             self._to_copy.pop(table, None)
+            self._copying.pop(table, None)
             before = self._problems.get(table)
             delay_s = _RETRY_MIN_S if before is None else min(2 * before.delay_s, _RETRY_MAX_S)
             fingerprint = now.fingerprint if now is not None else None

@@ -12,30 +12,37 @@ The catalogs are compared before the changes of a step are taken, and may be new
 changes themselves announce is compared with the known columns too.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
 
-from safekeeper.base.errors import RemoteProtocolError
-from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, compare
-from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
+from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
+from walproxy.pipeline.cdc.apply.held_changes import HeldChanges, KeptRows, Layout, NetRows
+from walproxy.pipeline.cdc.apply.history import HistoryRows
 from walproxy.pipeline.cdc.apply.job_file import KnownTable
-from walproxy.pipeline.cdc.apply.net_changes import Key, NetChanges
-from walproxy.pipeline.cdc.apply.net_columns import NetColumns, combine
+from walproxy.pipeline.cdc.apply.modes import own_columns, require_other_names
+from walproxy.pipeline.cdc.apply.row_arrays import RowArrays
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
-from walproxy.pipeline.cdc.column_types import arrow_type, bytes_to_arrow, to_arrow
-from walproxy.pipeline.cdc.messages import UNCHANGED, Begin, Relation, Tuple, Value
+from walproxy.pipeline.cdc.column_types import arrow_type, holds
+from walproxy.pipeline.cdc.messages import Begin, Relation
 from walproxy.pipeline.cdc.published_tables import PublishedTable
 from walproxy.pipeline.cdc.server import SourceRefused
+from walproxy.pipeline.choices import FollowingMode
 
 _FULL_IDENTITY: Final = "f"
 _TRUNCATES_MAX: Final = 1000
 
 _XIDS: Final = 1 << 32
+
+_HELD: Final[Mapping[FollowingMode, type[HeldChanges]]] = {
+    "mirror": NetRows,
+    "append": HistoryRows,
+    "soft-delete": KeptRows,
+}
 
 TypeOf = Callable[[int, int], pa.DataType]
 """The Arrow type for OID and modifier of a type; of a domain that of its base type."""
@@ -87,20 +94,33 @@ def fields_of(table: PublishedTable, following: type[FollowingTable], as_text: S
 
 
 def known_of(
-    table: PublishedTable, as_text: Sequence[str], bad_text: Sequence[str], *, bad_as_null: bool
+    table: PublishedTable,
+    as_text: Sequence[str],
+    bad_text: Iterable[str],
+    mode: FollowingMode,
+    *,
+    bad_as_null: bool,
 ) -> KnownTable:
     """Return what is to be remembered of a source table.
 
     Raises:
-        SourceRefused: its rows cannot be identified, though updates and deletes of them are sent.
+        SourceRefused: its rows cannot be identified, though the mode demands it, and updates and deletes of them are
+            sent; or it has a column with a name that the mode needs.
     """
-    if table.replica_identity == _FULL_IDENTITY and not table.key:
+    is_full = table.replica_identity == _FULL_IDENTITY and not table.key
+    if is_full and mode != "append":
         raise SourceRefused(
             f"{table.table} has a full replica identity and no primary key, so equal rows are indistinguishable: give "
             "it a primary key, or name the other tables with --table"
         )
+    require_other_names(table.table, (column.name for column in table.columns), mode)
     return KnownTable(
-        list(table.key), list(as_text), sorted(bad_text), bad_as_null=bad_as_null, fingerprint=table.fingerprint
+        list(table.key),
+        list(as_text),
+        sorted(bad_text),
+        bad_as_null=bad_as_null,
+        is_full=is_full,
+        fingerprint=table.fingerprint,
     )
 
 
@@ -121,6 +141,7 @@ class Target:
         fingerprint: Fingerprint,
         type_of: TypeOf,
         position: Position,
+        mode: FollowingMode = "mirror",
     ) -> None:
         self.table = following.table
         self.position = position
@@ -134,10 +155,10 @@ class Target:
         self._labels: Mapping[str, Set[str]] = {}
         self.following = following
         self._type_of = type_of
-        self._schema = following.schema()
+        self._mode = mode
+        self._schema = self._columns_of_source()
         self._relation: Relation | None = None
-        self._net = NetChanges(())
-        self._rows: list[ChangedRows] = []  # those after what `_net` has
+        self._begin_anew()
 
     @property
     def source_oid(self) -> int:
@@ -216,10 +237,7 @@ class Target:
             self._look_at(change.relation, place)
             if self.copy_reason is not None:
                 return
-        if change.kind == "truncate":
-            self._rows.clear()
-        self._decode_rows()
-        self._net.add(change)
+        self._held.add(change)
 
     def take_rows(self, rows: ChangedRows) -> None:
         """Take the next changes of rows, but for those that the table has. Raises as `take`."""
@@ -232,14 +250,7 @@ class Target:
         if self.copy_reason is None and rows.relation is not self._relation:
             self._look_at(rows.relation, Position(transaction.commit_lsn, sequence))
         if self.copy_reason is None:
-            self._rows.append(rows)
-
-    def _decode_rows(self) -> None:
-        """Have the rows that are held taken one by one. Raises RemoteProtocolError."""
-        for rows in self._rows:
-            for change in rows.changes():
-                self._net.add(change)
-        self._rows.clear()
+            self._held.add_rows(rows)
 
     def flush(self, position: Position) -> bool:
         """Put what is held into the table, whose position it becomes; False if there is nothing.
@@ -251,17 +262,18 @@ class Target:
             TableMoved: another job writes to the table.
             StorageFailed, StorageFull.
         """
-        if not (self._net or self._rows) or self.copy_reason is not None:
+        if not self._held or self.copy_reason is not None:
             return False
-        self.following.merge(self._merge(), self.known.key, position, expected=self.position)
+        arrays = RowArrays(self.following, self._schema, self.known, self._labels, self.position)
+        self._held.put_into(arrays, position)
         self.position = position
         self._begin_anew()
         return True
 
     def _begin_anew(self) -> None:
         names = [column.name for column in self._relation.columns] if self._relation is not None else []
-        self._net = NetChanges(tuple(names.index(name) for name in self.known.key) if names else ())
-        self._rows.clear()
+        key = tuple(names.index(name) for name in self.known.key) if names else ()
+        self._held = _HELD[self._mode](Layout(names, key))
 
     def _look_at(self, relation: Relation, place: Position) -> None:
         """Compare the layout of the changes that follow with the known columns."""
@@ -278,7 +290,7 @@ class Target:
     def _identity_problem(self, relation: Relation) -> str | None:
         key = {column.name for column in relation.columns if column.is_key}
         if relation.replica_identity == _FULL_IDENTITY:
-            return None if self.known.key else "its replica identity changed"
+            return None if self.known.key or self.known.is_full else "its replica identity changed"
         return None if key == set(self.known.key) else "its key changed"
 
     def _partition_problem(self, transaction: Begin, partition: Relation) -> str | None:
@@ -314,13 +326,21 @@ class Target:
                 last = known.number
             if column.name not in self._text:
                 sent = self.following.storable(self._type_of(column.type_oid, column.type_modifier))
-                if not _holds(self._schema.field(column.name).type, sent):
+                if not self._takes(self._schema.field(column.name).type, sent):
                     return f"its column {column.name} was of another type"
         sent_names = {column.name for column in relation.columns}
         missing = [known.number for name, known in self._fingerprint.columns.items() if name not in sent_names]
         if missing and (min(missing) < last or not is_last_known):
             return "its columns were renamed for a while"
         return None
+
+    def _takes(self, held: pa.DataType, sent: pa.DataType) -> bool:
+        """Return whether a column may get values of a type. Only where types are united may it be a smaller integer."""
+        return held == sent or (holds(held, sent) and (self._mode != "mirror" or pa.types.is_decimal(sent)))
+
+    def _columns_of_source(self) -> pa.Schema:
+        """Return the columns of the table, without those that the mode adds."""
+        return pa.schema(list(self.following.schema())[len(own_columns(self._mode)) :])
 
     @property
     def _text(self) -> list[str]:
@@ -329,11 +349,12 @@ class Target:
     def _follow_columns(self, now: PublishedTable, added: Sequence[str], changed: Sequence[str]) -> str | None:
         """Add and widen columns; return why the table must be copied instead, if it must."""
         fields = {field.name: field for field in fields_of(now, type(self.following), self._text)}
+        require_other_names(self.table, added, self._mode)
         for name in added:
             if name in self.known.dropped:
                 return f"a column {name} was dropped, and another one of that name was added"
         for name in changed:
-            if fields[name].type == self._schema.field(name).type:
+            if holds(self._schema.field(name).type, fields[name].type):
                 continue
             if not self.following.widen(name, fields[name].type):
                 return f"its column {name} is of another type"
@@ -342,128 +363,5 @@ class Target:
         if new:
             self.following.add_columns(new)
         if new or changed:
-            self._schema = self.following.schema()
+            self._schema = self._columns_of_source()
         return None
-
-    def _merge(self) -> Merge:
-        """Return what is held, as tables."""
-        assert self._relation is not None  # something is held
-        combined = None
-        names = [column.name for column in self._relation.columns]
-        if self._rows and not self._net.rows and not self._net.appended:
-            messages = [data for rows in self._rows for _, data in rows.items]
-            combined = combine(messages, len(names), [names.index(name) for name in self.known.key])
-        if combined is None:
-            self._decode_rows()
-            return self._merge_of_net(self._relation)
-        merge = self._merge_of_columns(combined, names)
-        if not len(combined.left):
-            return merge
-        self._rows = _picked(self._rows, combined.left.tolist())
-        self._decode_rows()
-        left = self._merge_of_net(self._relation)
-        upserts, deleted = [merge.upserts, left.upserts], [merge.deleted, left.deleted]
-        return Merge(merge.truncated, pa.concat_tables(upserts), pa.concat_tables(deleted))
-
-    def _merge_of_net(self, relation: Relation) -> Merge:
-        kept = {key: row for key, row in self._net.rows.items() if row is not None}
-        rows = [*kept.values(), *self._net.appended]
-        homes = {number: self._net.homes[key] for number, key in enumerate(kept) if key in self._net.homes}
-        where = {column.name: index for index, column in enumerate(relation.columns)}
-        columns = {}
-        for field in self._schema:
-            index = where.get(field.name)
-            values: list[Value] = [None] * len(rows) if index is None else [row[index] for row in rows]
-            if field.name in self._labels:
-                self._check_labels(field.name, values)
-            bad_as_null = self.known.bad_as_null and field.name not in self.known.key
-            columns[field.name] = to_arrow(values, field.type, f"{self.table}.{field.name}", bad_as_null=bad_as_null)
-        upserts = self._completed(pa.table(columns, self._schema), rows, homes, where)
-        gone = [key for key, row in self._net.rows.items() if row is None]
-        return Merge(self._net.truncated, upserts, self._keys(gone))
-
-    def _merge_of_columns(self, combined: NetColumns, names: Sequence[str]) -> Merge:
-        columns = []
-        for field in self._schema:
-            if field.name not in names:
-                columns.append(pa.nulls(len(combined.rows), field.type))
-                continue
-            texts = combined.texts(names.index(field.name))
-            if field.name in self._labels:
-                self._check_labels(field.name, texts.unique().to_pylist())
-            bad_as_null = self.known.bad_as_null and field.name not in self.known.key
-            columns.append(bytes_to_arrow(texts, field.type, f"{self.table}.{field.name}", bad_as_null=bad_as_null))
-        upserts = pa.table(columns, self._schema)
-        key = pa.schema([self._schema.field(name) for name in self.known.key])
-        gone = [
-            bytes_to_arrow(combined.gone_keys(number), field.type, f"{self.table}.{field.name}")
-            for number, field in enumerate(key)
-        ]
-        return Merge(self._net.truncated, upserts, pa.table(gone, key))
-
-    def _check_labels(self, column: str, values: Iterable[Value]) -> None:
-        """See that the type of a column has these labels still. Raises SourceRefused."""
-        for value in set(values):
-            if isinstance(value, bytes) and (label := value.decode(errors="replace")) not in self._labels[column]:
-                raise SourceRefused(f"its column {column} had the label {label!r}, which its type has not")
-
-    def _keys(self, keys: Sequence[Key]) -> pa.Table:
-        schema = pa.schema([self._schema.field(name) for name in self.known.key])
-        arrays = [
-            to_arrow([key[index] for key in keys], field.type, f"{self.table}.{field.name}")
-            for index, field in enumerate(schema)
-        ]
-        return pa.table(arrays, schema)
-
-    def _completed(
-        self, upserts: pa.Table, rows: Sequence[Tuple], homes: dict[int, Key], where: dict[str, int]
-    ) -> pa.Table:
-        """Fill in values that were not sent, from the table: `homes` has for each such row where it is."""
-        if not homes:
-            return upserts
-        missing = [name for name, index in where.items() if any(rows[number][index] is UNCHANGED for number in homes)]
-        wanted = self._keys(list(homes.values()))
-        found = self.following.lookup(wanted, missing)
-        at = {key: number for number, key in enumerate(_tuples(found.select(self.known.key)))}
-        source_of: dict[int, int] = {}
-        for number, key in zip(homes, _tuples(wanted), strict=True):
-            if key not in at:
-                raise RemoteProtocolError(
-                    f"{self.table} has no row {key} at {format_lsn(self.position.lsn)}, though it was updated: copy it "
-                    f"again with --copy-again {self.table}"
-                )
-            source_of[number] = at[key]
-        for name in missing:
-            column = upserts[name].combine_chunks()
-            known = found[name].combine_chunks().cast(column.type)
-            indices = [
-                len(column) + source_of[number] if row[where[name]] is UNCHANGED else number
-                for number, row in enumerate(rows)
-            ]
-            filled = pa.concat_arrays([column, known]).take(pa.array(indices, pa.int64()))
-            upserts = upserts.set_column(upserts.schema.get_field_index(name), self._schema.field(name), filled)
-        return upserts
-
-
-def _picked(held: Iterable[ChangedRows], numbers: Sequence[int]) -> list[ChangedRows]:
-    """Return some of all changes that are held, by their numbers, which ascend."""
-    found, begin, first = [], 0, 0
-    for rows in held:
-        end = begin + len(rows.indices)
-        last = bisect_left(numbers, end, first)
-        if first < last:
-            found.append(rows.picked(number - begin for number in numbers[first:last]))
-        begin, first = end, last
-    return found
-
-
-def _holds(held: pa.DataType, sent: pa.DataType) -> bool:
-    """Return whether a column of the first type holds every value of the second, from their text."""
-    if held == sent:
-        return True
-    both_decimal = pa.types.is_decimal(held) and pa.types.is_decimal(sent)
-    return both_decimal and bool(held.scale == sent.scale and held.precision >= sent.precision)
-
-
-def _tuples(rows: pa.Table) -> list[tuple[object, ...]]:
-    return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))

@@ -1,7 +1,8 @@
 """Verify that the tables of a job have the rows of their sources, both as of one LSN.
 
 A snapshot of the source shows what was committed below an LSN; the tables follow up to exactly that LSN; then the rows
-are compared by hashes over key ranges (row_hashes.py). A table that was copied in the meantime is newer than the
+are compared by hashes over key ranges (row_hashes.py). What a table shows of its source depends on the mode
+(present_rows.py). A table that was copied in the meantime is newer than the
 snapshot, and is compared with another one.
 """
 
@@ -17,6 +18,7 @@ from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, opened_job
 from walproxy.pipeline.cdc.apply.job_file import only_job
+from walproxy.pipeline.cdc.apply.present_rows import present_rows
 from walproxy.pipeline.cdc.apply.row_hashes import Comparison, compare_rows
 from walproxy.pipeline.cdc.apply.target import Target
 from walproxy.pipeline.cdc.publication import TableName
@@ -32,20 +34,26 @@ class TablesDiffer(WalproxyError):
 
 
 class Verified(NamedTuple):
-    """A table that was compared with its source, both as of `lsn`."""
+    """A table that was compared with its source, both as of `lsn`.
+
+    Attributes:
+        comparison: None if it cannot be compared: in mode append, without a key, updates and deletes are rows, too.
+    """
 
     table: TableName
     lsn: Lsn
-    comparison: Comparison
+    comparison: Comparison | None
 
     @property
     def is_same(self) -> bool:
         """Whether there is no difference."""
-        return not self.comparison.differences
+        return self.comparison is None or not self.comparison.differences
 
     def lines(self) -> list[str]:
         """Return what is to be reported."""
         where = f"as of {format_lsn(self.lsn)}"
+        if self.comparison is None:
+            return [f"{self.table}: not compared: without a key, its changes do not show which rows its source has"]
         if self.is_same:
             return [
                 f"{self.table}: the same {self.comparison.rows} rows as its source {where}, "
@@ -130,6 +138,8 @@ def _verify(
 
 def _compared(options: ApplyOptions, source: Snapshot, made: PublishedTable, target: Target) -> Verified:
     following = target.following
+    if target.known.is_full:
+        return _logged(Verified(made.table, source.lsn, None))
     known = following.schema()
     names = [column.name for column in made.columns]
     null_if_bad = frozenset(names) - set(made.key) if target.known.bad_as_null else frozenset()
@@ -139,8 +149,12 @@ def _compared(options: ApplyOptions, source: Snapshot, made: PublishedTable, tar
             yield from source.rows(made, pa.schema([known.field(name) for name in columns]), null_if_bad=null_if_bad)
 
     schema = pa.schema([known.field(name) for name in names])
-    comparison = compare_rows(of_source, following.batches, schema, target.known.key, keys_max=options.keys_max)
-    verified = Verified(made.table, source.lsn, comparison)
+    of_table = present_rows(following, options.mode, target.known.key)
+    comparison = compare_rows(of_source, of_table, schema, target.known.key, keys_max=options.keys_max)
+    return _logged(Verified(made.table, source.lsn, comparison))
+
+
+def _logged(verified: Verified) -> Verified:
     for line in verified.lines():
         _log.log(logging.INFO if verified.is_same else logging.ERROR, "%s", line)
     return verified
