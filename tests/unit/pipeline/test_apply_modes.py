@@ -172,7 +172,7 @@ def us_of(time: Any) -> int | None:
     return None if time is None else round(time.timestamp() * 1_000_000) - POSTGRES_EPOCH_US
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sent(), st.integers(1, 30), st.sampled_from([1, 60, 1 << 20]), st.lists(st.booleans(), max_size=10))
 def test_deleted_rows_stay_as_they_were_whatever_the_batches_are(
     script: Script, part: int, held_bytes_max: int, flushes: list[bool]
@@ -190,7 +190,7 @@ def test_deleted_rows_stay_as_they_were_whatever_the_batches_are(
             assert got == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sent(), st.integers(1, 30), st.sampled_from([1, 60, 1 << 20]), st.lists(st.booleans(), max_size=10))
 def test_each_change_is_a_row_whatever_the_batches_are(
     script: Script, part: int, held_bytes_max: int, flushes: list[bool]
