@@ -293,7 +293,7 @@ def test_a_copy_that_was_committed_before_a_crash_is_not_made_again(
 
 
 @pytest.mark.parametrize("table_format", ["delta", pytest.param("iceberg", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("mode", KEEPING)
+@pytest.mark.parametrize("mode", ["append", pytest.param("soft-delete", marks=pytest.mark.nightly)])
 def test_a_job_that_is_killed_under_load_has_each_change_once(
     empty: Source, tmp_path: Path, mode: FollowingMode, table_format: TableFormat
 ) -> None:
@@ -316,8 +316,9 @@ def test_a_job_that_is_killed_under_load_has_each_change_once(
     assert read_status(options.location).copies == 0
 
 
-@pytest.mark.parametrize("table_format", [pytest.param("delta"), pytest.param("iceberg", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("mode", [pytest.param("append"), pytest.param("soft-delete", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("mode", KEEPING)
 def test_in_an_object_store_a_lost_reply_puts_no_change_in_twice(
     moto: Server, source: Source, tmp_path: Path, mode: FollowingMode, table_format: TableFormat
 ) -> None:

@@ -22,6 +22,7 @@ from tests.unit.pipeline.test_net_columns import (
     Row,
     Source,
     Table,
+    by_columns,
     rows_of,
     run_by_columns,
     run_one_by_one,
@@ -34,7 +35,7 @@ from walproxy.pipeline.cdc.apply.job_file import KnownTable
 from walproxy.pipeline.cdc.apply.modes import own_columns
 from walproxy.pipeline.cdc.apply.present_rows import present_rows
 from walproxy.pipeline.cdc.apply.target import Target
-from walproxy.pipeline.cdc.changes import Change, Changes
+from walproxy.pipeline.cdc.changes import Change, Changes, RowsByRelation
 from walproxy.pipeline.cdc.column_types import arrow_type
 from walproxy.pipeline.cdc.messages import UNCHANGED
 from walproxy.pipeline.cdc.spool import Spool
@@ -171,7 +172,7 @@ def us_of(time: Any) -> int | None:
     return None if time is None else round(time.timestamp() * 1_000_000) - POSTGRES_EPOCH_US
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sent(), st.integers(1, 30), st.sampled_from([1, 60, 1 << 20]), st.lists(st.booleans(), max_size=10))
 def test_deleted_rows_stay_as_they_were_whatever_the_batches_are(
     script: Script, part: int, held_bytes_max: int, flushes: list[bool]
@@ -189,7 +190,7 @@ def test_deleted_rows_stay_as_they_were_whatever_the_batches_are(
             assert got == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sent(), st.integers(1, 30), st.sampled_from([1, 60, 1 << 20]), st.lists(st.booleans(), max_size=10))
 def test_each_change_is_a_row_whatever_the_batches_are(
     script: Script, part: int, held_bytes_max: int, flushes: list[bool]
@@ -309,6 +310,28 @@ def test_a_row_has_the_time_of_its_own_end_whatever_else_is_in_the_batch() -> No
 
     expected = [(1, "a", 200), (2, "c", None), (3, "a", 300), (4, "b", 400), (5, "b", 500)]
     assert taken(in_one_batch=True) == taken(in_one_batch=False) == expected
+
+
+def test_deletes_of_several_transactions_have_their_own_times() -> None:
+    target, table = softly(SOURCES[0])
+    transactions = {
+        100: [SOURCES[0].described, *(built.insert(1, number, "a", "x") for number in "123")],
+        200: [built.delete(1, key=["1", None, None]), built.insert(1, "4", "b", "x")],
+        300: [built.delete(1, key=["2", None, None])],
+        400: [built.delete(1, key=["4", None, None])],
+    }
+    items = []
+    for lsn, messages in transactions.items():
+        items += [built.begin(lsn, 7, time_us=lsn), *messages, built.commit(lsn, lsn + 30)]
+    for found in by_columns([(5, each) for each in items], 99, 1 << 20):
+        assert isinstance(found, RowsByRelation)
+        for rows in found.parts:
+            target.take_rows(rows)
+        if found.transaction.commit_lsn == 100:
+            target.flush(Position(200, 0))
+    target.flush(Position(500, 0))
+    ends = sorted((row["id"], row["a"], us_of(row["_deleted_at"])) for row in table.rows)
+    assert ends == [(1, "a", 200), (2, "a", 300), (3, "a", None), (4, "b", 400)]
 
 
 def test_an_insert_without_a_value_is_refused_so_that_the_table_is_copied_again() -> None:

@@ -102,7 +102,7 @@ class NetRows(HeldChanges):
         if not self._rows or self._net.rows or self._net.appended:
             return None
         messages = [data for rows in self._rows for _, data in rows.items]
-        return combine(messages, len(self._names), self._key, leaves_deletes=self.keeps_deleted)
+        return combine(messages, len(self._names), self._key)
 
     def _merge(self, arrays: RowArrays) -> Merge:
         combined = self._combined()
@@ -155,7 +155,7 @@ class KeptRows(NetRows):
         parts = []
         if combined is not None:
             live = arrays.from_texts(self._names, len(combined.rows), combined.texts)
-            parts.append(marked(live, [None] * live.num_rows))
+            parts += [marked(live, [None] * live.num_rows), *self._gone_columns(combined, arrays)]
             self._rows = _picked(self._rows, combined.left.tolist())
         self._decode_rows()
         parts += self._marked_rows(arrays)
@@ -171,12 +171,31 @@ class KeptRows(NetRows):
     def _gone_rows(self, arrays: RowArrays) -> pa.Table:
         """Return the rows that the table has of keys that went, and of which no value is among the changes."""
         gone = [key for key, row in self._net.rows.items() if row is None]
-        if not gone:
+        return self._found(arrays, arrays.keys(gone), [self._net.deleted_us[key] for key in gone])
+
+    def _gone_columns(self, combined: NetColumns, arrays: RowArrays) -> list[pa.Table]:
+        """Return the rows of keys that went, with the values of the changes, or of the table."""
+        if not len(combined.gone):
+            return []
+        changes = [(rows, index) for rows in self._rows for index in rows.indices]
+        times = []
+        for number in combined.gone_by.tolist():
+            rows, index = changes[number]
+            times.append(rows.place(index)[0].commit_time_us)
+        is_known = (combined.last >= 0).tolist()
+        known = arrays.from_texts(self._names, sum(is_known), combined.last_texts)
+        of_known = [time_us for time_us, here in zip(times, is_known, strict=True) if here]
+        elsewhere = [time_us for time_us, here in zip(times, is_known, strict=True) if not here]
+        wanted = arrays.key_texts(combined.gone_keys).filter(pa.array([not here for here in is_known], pa.bool_()))
+        return [marked(known, of_known), self._found(arrays, wanted, elsewhere)]
+
+    def _found(self, arrays: RowArrays, wanted: pa.Table, times_us: Sequence[int]) -> pa.Table:
+        """Return the rows that the table has under keys, marked with the time of each key."""
+        if not wanted.num_rows:
             return marked(arrays.schema.empty_table(), [])
-        wanted = arrays.keys(gone)
         found = self._lookup(arrays)(wanted, arrays.schema.names)
-        gone_us = dict(zip(tuples_of(wanted), [self._net.deleted_us[key] for key in gone], strict=True))
-        times = [gone_us[key] for key in tuples_of(found.select(wanted.column_names))]
+        time_of = dict(zip(tuples_of(wanted), times_us, strict=True))
+        times = [time_of[key] for key in tuples_of(found.select(wanted.column_names))]
         return marked(found.select(arrays.schema.names).cast(arrays.schema), times)
 
     @staticmethod

@@ -36,6 +36,8 @@ class NetColumns(NamedTuple):
         rows: the messages whose rows stay, in the order of their keys.
         keys: the columns of the key, of each operation.
         gone: the operations whose keys go.
+        gone_by: the messages of these.
+        last: for each of these the message with the last row of its key, -1 if there is none.
         left: the messages that NetChanges must take: those with values that were not sent, and others of their rows.
     """
 
@@ -44,26 +46,29 @@ class NetColumns(NamedTuple):
     rows: Numbers
     keys: Sequence[Values]
     gone: Numbers
+    gone_by: Numbers
+    last: Numbers
     left: Numbers
 
     def texts(self, column: int) -> pa.Array:
         """Return the values of a column of the new rows, as large_binary."""
         return self.columns[column].taken(self.data, self.rows)
 
+    def last_texts(self, column: int) -> pa.Array:
+        """Return the same of the last rows of keys that go, of those that have one."""
+        return self.columns[column].taken(self.data, self.last[self.last >= 0])
+
     def gone_keys(self, number: int) -> pa.Array:
         """Return the values of a column of the key, by its number in the key, of the rows that go."""
         return self.keys[number].taken(self.data, self.gone)
 
 
-def combine(
-    messages: Sequence[bytes], column_count: int, key: Sequence[int], *, leaves_deletes: bool = False
-) -> NetColumns | None:
+def combine(messages: Sequence[bytes], column_count: int, key: Sequence[int]) -> NetColumns | None:
     """Return the combined changes of rows of one relation.
 
     Args:
         messages: I, U and D, at least one, outside of pieces.
         key: positions of the columns of the key; without one, rows are added.
-        leaves_deletes: rows that go are left, too.
 
     Returns:
         None if NetChanges must take all of them.
@@ -76,7 +81,7 @@ def combine(
         nothing = np.empty(0, np.int64)
         if not np.all(kinds == INSERT) or any(np.any(values.kinds == UNSENT) for values in columns):
             return None
-        return NetColumns(data, columns, np.arange(len(read)), (), nothing, nothing)
+        return NetColumns(data, columns, np.arange(len(read)), (), nothing, nothing, nothing, nothing)
     # An update with an old row is two operations: the old key goes, and a row comes, perhaps with the same key.
     keys = [columns[index].inserted(both, read.old[index]) for index in key]
     if any(np.any(values.kinds != TEXT) for values in keys):
@@ -90,15 +95,25 @@ def combine(
     is_left = np.zeros(len(read), np.bool_)
     for values in columns:
         is_left |= is_row & (values.kinds == UNSENT)
-    if leaves_deletes:
-        is_left[message_of[last[~comes[last]]]] = True
     if np.any(is_left):
         left = _with_their_rows(is_left, message_of, numbers)
         if left is None:
             return None
         last = last[~left]
     stays = comes[last]
-    return NetColumns(data, columns, message_of[last[stays]], keys, last[~stays], np.flatnonzero(is_left))
+    gone = last[~stays]
+    last_row = np.full(int(numbers.max()) + 1, -1)
+    last_row[numbers[comes]] = message_of[comes]
+    return NetColumns(
+        data,
+        columns,
+        message_of[last[stays]],
+        keys,
+        gone,
+        message_of[gone],
+        last_row[numbers[gone]],
+        np.flatnonzero(is_left),
+    )
 
 
 def _with_their_rows(is_left: Flags, message_of: Numbers, numbers: Numbers) -> Flags | None:
