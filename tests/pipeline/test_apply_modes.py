@@ -317,7 +317,7 @@ def test_a_job_that_is_killed_under_load_has_each_change_once(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("table_format", FOLLOWING_FORMATS)
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 @pytest.mark.parametrize("mode", KEEPING)
 def test_in_an_object_store_a_lost_reply_puts_no_change_in_twice(
     moto: Server, source: Source, tmp_path: Path, mode: FollowingMode, table_format: TableFormat
