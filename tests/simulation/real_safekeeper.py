@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import (
     Effect,
-    Effects,
     FindRecordEnd,
     FindRecords,
     FindTimedRecord,
@@ -30,8 +29,6 @@ from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState, LeaderId
 from safekeeper.consensus.messages import (
     AcceptorMessage,
-    AppendRequest,
-    AppendResponse,
     PreVoteResponse,
     ProposerMessage,
     PullWal,
@@ -44,7 +41,7 @@ from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import ProposerListener
 from safekeeper.peers.codec import encode
 from safekeeper.storage.data_folder import DataFolder
-from safekeeper.storage.disk_work import Flush, Removal
+from safekeeper.storage.disk_work import Flush, Preparation, Removal
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
@@ -62,6 +59,7 @@ from tests.simulation.shell_seams import (
     Watched,
     running_shell,
 )
+from tests.simulation.shell_watch import ShellWatch, observed_acceptor
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualCrash
 
@@ -90,27 +88,6 @@ class ObservedFolder(DataFolder):
         storage = super()._open_storage(control)
         self._shell.observe(storage)
         return storage
-
-
-def observed_acceptor(kind: type[Acceptor], shell: "RealSafekeeper") -> type[Acceptor]:
-    """Return the acceptor of a shell, which shows what it handles."""
-
-    class Observed(kind):  # type: ignore[valid-type, misc]
-        def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
-            super().__init__(control, flush_lsn)
-            shell.acceptor = self
-
-        def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
-            shell.handles(connection, message, now)
-            effects: Effects = super().receive(connection, message, now)
-            return effects
-
-        def wrote(self, message: AppendRequest, now: float) -> AppendResponse | None:
-            shell.handles(self.leader_connection, message, now)
-            answer: AppendResponse | None = super().wrote(message, now)
-            return answer
-
-    return Observed
 
 
 class Watcher:
@@ -146,6 +123,7 @@ class RealSafekeeper(SimSafekeeper):
         self._is_quick = False
         self._is_in_thread = False
         self._storage: WalStorage | None = None
+        self.watch: ShellWatch | None = None
         # Whether its disk had failed before this life, so that the cache may show what is lost; and its troubles.
         self._had_lost_pages, self._troubles = False, 0
         super().__init__(world, safekeeper_id, disk)
@@ -254,7 +232,7 @@ class RealSafekeeper(SimSafekeeper):
     def crash(self, power_cut: bool = False) -> None:
         """End the process at once."""
         self.loop.end()
-        self.node = None
+        self.node = self.watch = None
         self._is_hung = False
         self._transports.clear()
         self.disk.on_persist = None
@@ -292,6 +270,8 @@ class RealSafekeeper(SimSafekeeper):
             self.loop.call_soon(transport.accepted, self._listener.new_protocol)
         self.world.note(self.name, "gets", message, connection.number)
         if transport is not None:
+            if self.watch is not None:
+                self.watch.arrived(connection, message)
             transport.arrived(b"".join(bytes(buffer) for buffer in encode(message)))
 
     def disconnected(self, connection: Connection) -> None:
@@ -362,6 +342,8 @@ class RealSafekeeper(SimSafekeeper):
         self._remember_leader()
         self.puller.wake()
         with self._watched:
+            if self.watch is not None:
+                self.watch.event_ended()
             truth = self.world.truths.of_folder(self)
             truth.readers.on_handled(self)
             truth.truncate.on_handled(self)
@@ -381,6 +363,8 @@ class RealSafekeeper(SimSafekeeper):
         self._count_said(message)
         self._refuses = self._refuses or isinstance(message, Refusal)
         with self._watched:
+            if self.watch is not None:
+                self.watch.said(connection, message)
             truth = self.world.truths.of_folder(self)
             handled = self._handled[1] if self._handled is not None else None
             if isinstance(handled, TailPreVoteRequest) and isinstance(message, PreVoteResponse) and message.granted:
@@ -404,7 +388,13 @@ class RealSafekeeper(SimSafekeeper):
             self._require_alive()
             payload = bytes(data)
             self.world.note(self.name, "writes", begin_lsn, payload)
-            self.disk.writing(payload, partial(append, begin_lsn, payload))
+            try:
+                self.disk.writing(payload, partial(append, begin_lsn, payload))
+            except StorageFailed as error:
+                self._storage_failed(error)
+                raise
+            if self.watch is not None:
+                self.watch.performed = begin_lsn, payload
             with self._watched:
                 self.world.truths.of_folder(self).on_write(self, begin_lsn, payload)
 
@@ -413,10 +403,16 @@ class RealSafekeeper(SimSafekeeper):
             removal = forget_below(lsn)
             self.world.counts.count("old WAL removed", int(self.disk.begin_lsn < lsn))
             self.disk.trimmed(lsn)
+            if self.watch is not None:
+                self.watch.performed = lsn
             return removal
 
         def observed_flush_now() -> Lsn:
-            flush_lsn = flush_now()
+            try:
+                flush_lsn = flush_now()
+            except StorageFailed as error:
+                self._storage_failed(error)
+                raise
             if not self._is_in_thread:
                 self._flush_took(self._flush_s() * self.chance.random())
             return flush_lsn
@@ -437,7 +433,28 @@ class RealSafekeeper(SimSafekeeper):
         if self.dies_after and type(effect).__name__ == self.dies_after:
             self.dies_after, self.effects_left = "", 1
         self._require_alive()
+        if self.watch is not None:
+            self.watch.performed = effect
         return result
+
+    def _storage_failed(self, error: StorageFailed) -> None:
+        """What the loop's thread did with the storage has failed."""
+        if self.watch is not None and not self._is_in_thread:
+            self.watch.failed(error)
+
+    def job_failed(self, token: Any, error: Exception) -> None:
+        """What another thread did for the node has failed, and the loop is informed of it."""
+        is_of_the_log = isinstance(token, Flush | Preparation | Removal | Effect)
+        if self.watch is not None and is_of_the_log and isinstance(error, StorageFailed):
+            self.watch.failed(error)
+
+    def transport_of(self, number: int) -> VirtualTransport | None:
+        """Return the socket of a connection of the listener, None if it has none of this number."""
+        connection = self._listener._connections.get(number) if self.node is not None else None
+        if connection is None:
+            return None
+        assert isinstance(connection._transport, VirtualTransport)
+        return connection._transport
 
     def _performing(self, effect: Effect, perform: Callable[[], Any]) -> Any:
         world, disk = self.world, self.disk

@@ -110,6 +110,8 @@ class VirtualWorker:
             return
         self._jobs.popleft()
         self._loop.call_soon(done, token, result, error)
+        if isinstance(error, Exception):
+            self._loop.call_soon(self._shell.job_failed, token, error)
         if self._jobs:
             self._begin()
 
