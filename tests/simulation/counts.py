@@ -133,6 +133,7 @@ REACHED = (
     "starts on damaged folders",
     "runs of real proxies",
     "proxies that drained",
+    "safekeepers that drained",
     "primaries that did not read",
     "primaries' connections half-open",
 )

@@ -46,8 +46,10 @@ from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
 from tests.simulation.other_release import OlderControlState, begin_older_folder
+from tests.simulation.real_puller import REPLACED_IN_PULLS, RealPuller
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.shell_disk import DIRECTORY, ShellDisk
+from tests.simulation.shell_reader import Watcher
 from tests.simulation.shell_seams import (
     REPLACED_FILES,
     SILENT,
@@ -72,6 +74,10 @@ IDLE_TIMEOUT_S = 5.0
 QUICK, QUICK_FLUSH_S = 0.5, 0.002
 # In a run that begins with an upgrade so many have folders of an older release.
 OLDER_FOLDERS = 0.5
+# So many times when it is to write down its positions it ends instead, as by SIGTERM.
+DRAINS = 0.02
+# So many pull WAL with the product's own code.
+REAL_PULLS = 0.5
 
 
 class ObservedFolder(DataFolder):
@@ -88,15 +94,6 @@ class ObservedFolder(DataFolder):
         storage = super()._open_storage(control)
         self._shell.observe(storage)
         return storage
-
-
-class Watcher:
-    """The reader of a node's log that tells the checkers of the end of each event."""
-
-    wakes_at_lsn: Lsn = 0
-
-    def __init__(self, shell: "RealSafekeeper") -> None:
-        self.update = shell.event_ended
 
 
 class RealSafekeeper(SimSafekeeper):
@@ -127,6 +124,9 @@ class RealSafekeeper(SimSafekeeper):
         # Whether its disk had failed before this life, so that the cache may show what is lost; and its troubles.
         self._had_lost_pages, self._troubles = False, 0
         super().__init__(world, safekeeper_id, disk)
+        self.real_puller: RealPuller | None = None
+        if random.Random(f"{world.seed} real pulls of {safekeeper_id}").random() < REAL_PULLS:
+            self.puller = self.real_puller = RealPuller(world, self)
 
     # ------------------------------------------------------------------ life and death
 
@@ -196,7 +196,9 @@ class RealSafekeeper(SimSafekeeper):
         )
         self._listener._log = SILENT
         node.attach(self._listener)
-        node.attach_readers(Watcher(self))
+        node.attach_readers(Watcher(self, node))
+        if self.real_puller is not None:
+            self.real_puller.attach(node)
         node.failed.add_done_callback(self._node_failed)
         self._listener._watch_again()
         self.is_serving = True
@@ -235,6 +237,8 @@ class RealSafekeeper(SimSafekeeper):
         self.node = self.watch = None
         self._is_hung = False
         self._transports.clear()
+        if self.real_puller is not None:
+            self.real_puller.crashed()
         self.disk.on_persist = None
         super().crash(power_cut)
 
@@ -288,9 +292,32 @@ class RealSafekeeper(SimSafekeeper):
             self.world.network.close(connection, TO_PROXY)
 
     def checkpoint(self) -> None:
-        """It is time to write down the lazy positions."""
-        if self.node is not None:
+        """It is time to write down the lazy positions, or to stop."""
+        if self.node is None:
+            return
+        if not self.world.is_healing and self.chance.random() < DRAINS:
+            self.world.note(self.name, "gets SIGTERM")
+            self.loop.run_task(self._drain(self.node), self._drained)
+        else:
             self.loop.call_soon(self.node.checkpoint)
+
+    async def _drain(self, node: Node) -> None:
+        """Stop as the process does: afterwards all WAL is durable, and the positions are stored."""
+        await node.drain()
+        storage, lacking = node.folder.storage, node.disk_space.lacking
+        is_durable = storage is None or storage.flush_lsn == storage.write_lsn == self.disk.durable_lsn
+        positions = [(each.commit_lsn, each.truncate_lsn) for each in (node.acceptor, node.folder.control)]
+        if node.ready or not is_durable or (positions[0] != positions[1] and not lacking):
+            raise Violation("DrainedIsDurable", f"{self.name} ends with {positions}, and with WAL that is not durable")
+
+    def _drained(self, task: Any) -> None:
+        if task.cancelled():
+            return
+        if task.exception() is not None:
+            self.loop.failure = self.loop.failure or task.exception()
+            return
+        self.world.counts.count("safekeepers that drained")
+        self.crash()
 
     def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str) -> None:
         """Its archiver has news."""
@@ -532,6 +559,7 @@ def _monotonic() -> float:
 
 REPLACED_IN_SHELLS: tuple[tuple[Any, str, Any], ...] = (
     *REPLACED_FILES,
+    *REPLACED_IN_PULLS,
     (node_module, "Worker", VirtualWorker),
     (node_module, "monotonic", _monotonic),
     (node_module, "time", NodeTime()),

@@ -54,6 +54,12 @@ class ShellLoop(VirtualLoop):
         # What is left of a wait may be so little that it is lost in the sum: real time goes on by itself.
         return super().call_later(max(delay, RESOLUTION_S), callback, *args, context=context)
 
+    async def create_connection(self, new_protocol: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        """Connect to another safekeeper, to pull WAL from it."""
+        shell: RealSafekeeper = self.owner
+        assert shell.real_puller is not None
+        return await shell.real_puller.connect(new_protocol, host)
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """The process ends where its disk says so; what else a callback raises fails the run."""
         error = context.get("exception")

@@ -134,9 +134,13 @@ def observed_acceptor(kind: type[Acceptor], shell: "RealSafekeeper") -> type[Acc
 
         def pulled(self, leader_id: LeaderId, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
             wal = leader_id, begin_lsn, bytes(payload)
+            if shell.real_puller is not None:
+                shell.real_puller.passed_on(begin_lsn, wal[2])
             return self._watch.effects(super().pulled(*wal), "pulled", *wal)
 
         def pull_failed(self, pull: PullWal, problem: str) -> Effects:
+            if shell.real_puller is not None:
+                shell.real_puller.given_up(pull)
             return self._watch.effects(super().pull_failed(pull, problem), "pull_failed", pull, problem)
 
         def checkpoint(self) -> Effects:
