@@ -21,7 +21,7 @@ from safekeeper.acceptor.effects import (
     TrimWal,
     WriteWal,
 )
-from safekeeper.base.errors import LocalProtocolError, StorageFull
+from safekeeper.base.errors import LocalProtocolError, StorageFailed, StorageFull
 from safekeeper.base.events import Event, KeptEvent
 from safekeeper.base.lsn import format_lsn, segment_start
 from safekeeper.consensus.control_state import ControlState, LeaderId
@@ -30,6 +30,7 @@ from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.storage import data_folder as data_folder_module
 from safekeeper.storage.data_folder import KeptSettings
 from safekeeper.storage.disk_work import Flush
+from safekeeper.storage.wal_reading import WalReader
 from tests.simulation.counts import Counts
 from tests.simulation.folder_reference import (
     FoundLog,
@@ -76,7 +77,7 @@ class LoneFolder(FolderProcess):
                 self._prepare_step: 14,
                 self._truncate: 5,
                 self._trim: 5,
-                self._remove: 3,
+                self._remove: 6,
                 self._store_positions: 4,
                 self._reset: 1,
                 self._set_aside: 2,
@@ -237,9 +238,10 @@ class LoneFolder(FolderProcess):
         self._begin_log(self.rng.choice((4096, 8192, 16384)))
 
     def _restore(self) -> None:
-        if not self._aside or self._model.is_pending or self._flush is not None:
+        labels = [label for label in self._aside if self.fs.shown_contents(DIRECTORY / f"wal.{label}")]
+        if not labels or self._model.is_pending or self._flush is not None:
             return
-        label = self.rng.choice(list(self._aside))
+        label = self.rng.choice(labels)
         control, log = self._aside[label]
         self._require_inspected(label, control, log)
         self._labels += 1
@@ -281,6 +283,9 @@ class LoneFolder(FolderProcess):
         if self._cuts:
             return  # Its file may be of the log before.
         reader = self._reader
+        if self._chance(0.1):
+            self._read_beyond(reader, log.tail_lsn + 2 * log.size)
+            return
         begin_lsn = self.rng.randrange(log.begin_lsn, log.end_lsn)
         end_lsn = self.rng.randint(begin_lsn, min(log.end_lsn, segment_start(begin_lsn, log.size) + log.size))
         expected = log.bytes_of(begin_lsn, end_lsn)
@@ -299,6 +304,15 @@ class LoneFolder(FolderProcess):
         finally:
             reader.fetched()
         require(data == expected, "a reader fetches other bytes than were written")
+
+    def _read_beyond(self, reader: WalReader, lsn: int) -> None:
+        """Ask a reader for what does not exist."""
+        try:
+            reader.fetch(lsn, lsn + 1)
+        except StorageFailed as error:
+            require("does not exist" in str(error), f"another error: {error}")
+            return
+        raise AssertionError("a reader fetches what does not exist")
 
     def _refused(self) -> None:
         """Ask for what cannot be done: it is refused, and changes nothing."""
@@ -361,7 +375,9 @@ class LoneFolder(FolderProcess):
         self._is_other_file = True
         before = self._settings[-1]
         counter = before.settings.counter + 1 if before is not None else 1
-        new = KeptSettings("cluster", AgentSettingsVersion(counter, "author", self.rng.randbytes(20)))
+        new = KeptSettings(
+            self.rng.choice(("cluster", "other")), AgentSettingsVersion(counter, "author", self.rng.randbytes(20))
+        )
         self._settings = (*self._settings, new)
         try:
             self._open_folder.agents_file().store(new)

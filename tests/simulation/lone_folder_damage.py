@@ -9,6 +9,7 @@ import msgspec
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.consensus.control_state import FORMAT_VERSION, ControlState
 from safekeeper.storage.control_file import StateFile
+from safekeeper.storage.data_folder import AGENTS_FILE_NAME
 from safekeeper.storage.inspection import inspect_folder
 from tests.simulation.folder_reference import SLOT_BYTES, FoundLog, Start, control_of, log_of, start_in, valid_end
 from tests.simulation.lone_folder_model import CONTROL_PATH, DIRECTORY, WAL_DIRECTORY, require
@@ -40,6 +41,7 @@ class Damage:
             self._lose_control,
             self._other_control,
             self._other_version,
+            self._flip_agents,
         ]
         return self._rng.choice(kinds)()
 
@@ -139,6 +141,13 @@ class Damage:
         content = self._fs.shown_contents(DIRECTORY)["control"]
         self._write(CONTROL_PATH, content[: self._rng.choice((0, 4, 19, 20, len(content) - 1))])
         return "the control file is shorter"
+
+    def _flip_agents(self) -> str:
+        content = self._fs.shown_contents(DIRECTORY).get(AGENTS_FILE_NAME)
+        if not content:
+            return "nothing"
+        self._fs.damage(DIRECTORY / AGENTS_FILE_NAME, len(content) // 2, bytes([content[len(content) // 2] ^ 1]))
+        return "the agents' settings"
 
     def _lose_control(self) -> str:
         self._fs.unlink(CONTROL_PATH)

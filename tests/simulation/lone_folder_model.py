@@ -140,6 +140,8 @@ class FolderModel:
         if checked != self._checked or self._rng.random() < SELDOM:
             self.check_durable()
             self._checked = checked
+        if storage is None:
+            require((folder.wal_bytes, folder.begin_lsn, folder.flush_lsn) == (0, 0, 0), "WAL is shown without a log")
         if log is None or storage is None or self.is_pending:
             return
         seen = (storage.begin_lsn, storage.write_lsn, storage.flush_lsn, folder.wal_bytes, folder.begin_lsn)

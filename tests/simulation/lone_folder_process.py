@@ -166,13 +166,14 @@ class FolderProcess:
         folder, control = self._open_folder, self._control
         if control.set_aside:
             self._forget_work()
+            self._die_soon()
             folder.perform(SetWalAside(control.set_aside_as))
             require(not self._model.files(), "files of the WAL were not set aside")
             require(folder.storage is None, "the WAL that was set aside is still open")
             if control.set_aside_as in self._going_aside:
                 self._aside[control.set_aside_as] = self._going_aside[control.set_aside_as]
-            self._persist(set_aside=False, set_aside_as="")
             self._model.log = None
+            self._persist(set_aside=False, set_aside_as="")
         if self._control.restore_from:
             self._restore_now(self._control.restore_from)
         control = self._control
@@ -187,6 +188,8 @@ class FolderProcess:
             log = self._model.log
             assert log is not None
             lsn = min(control.truncate_to, folder.opened_storage().write_lsn)
+            if self._chance(0.1):
+                self.fs.short = 1
             folder.perform(TruncateWal(lsn, self._tli()))
             self._preparation = None
             log.cut(lsn, self._tli())
@@ -197,6 +200,11 @@ class FolderProcess:
         self._flush = self._preparation = None
         self._removals.clear()
         self._cuts += 1
+
+    def _die_soon(self) -> None:
+        """Let the process end in the next steps, which move many files."""
+        if self._chance(0.3):
+            self.fs.crash_in(self.rng.randint(1, 10))
 
     def _tli(self) -> int:
         return self._control.history[-1].tli
@@ -217,6 +225,7 @@ class FolderProcess:
 
     def _restore_now(self, label: str) -> None:
         self._forget_work()
+        self._die_soon()
         restored_lsn = self._open_folder.perform(RestoreWal(label))
         _, log = self._aside[label]
         require(restored_lsn == self._open_folder.flush_lsn, "the end of restored WAL is not that of the log")
@@ -236,13 +245,14 @@ class FolderProcess:
     def _break_disk(self) -> None:
         fs, soon = self.fs, self.rng.randint(1, 6)
         kind = self.rng.choice(
-            ("crash", "crash", "fail", "sync", "names", "full", "fill", "short", "read", "part", "part")
+            ("crash", "crash", "fail", "sync", "names", "remove", "full", "fill", "short", "read", "part", "part")
         )
         self._note(f"fault: {kind} in {soon}")
         if kind == "crash":
             fs.crash_in(2 * soon)
-        elif kind in ("fail", "sync", "names"):
-            fs.fail_in(soon, only={"fail": None, "sync": "sync", "names": "sync folder"}[kind])
+        elif kind in ("fail", "sync", "names", "remove"):
+            only = {"fail": None, "sync": "sync", "names": "sync folder", "remove": "remove"}
+            fs.fail_in(soon, only=only[kind])
         elif kind == "full":
             fs.full_in(soon)
         elif kind == "fill":
@@ -253,6 +263,8 @@ class FolderProcess:
             fs.fail_read_in(soon)
         else:
             fs.short_writes = soon
+            if self._chance(0.3):
+                fs.fail_in(2 * soon, only="write")
 
     def _restart(self) -> None:
         """End the process or the machine, and start again, until a start succeeds."""
@@ -322,7 +334,9 @@ class FolderProcess:
             if isinstance(expected, Start) and expected.log is not None and not self._had_lost_pages:
                 require(expected.log.end_lsn == storage.flush_lsn, "the WAL ends elsewhere than its footer says")
         self._model.check_start(folder)
+        self._is_other_file = True
         self._check_other_files(folder)
+        self._is_other_file = False
         self._finish()
         if not self._control.segment_size:
             self._begin_log(self._size)

@@ -178,8 +178,9 @@ class VirtualFile:
             self._content.evict(self._disk.rng)
         return bytes(memoryview(self._content.cached)[offset : offset + length])
 
-    def pread_at_hand(self, length: int, offset: int) -> bytes:
-        return self.pread(length, offset)
+    def pread_at_hand(self, length: int, offset: int) -> bytes | None:
+        data, count = self.pread(length, offset), self._disk.rng.choice((None, 0, length // 2, length))
+        return None if count is None else data[:count]
 
     def fdatasync(self) -> None:
         disk = self._disk
