@@ -42,7 +42,7 @@ from tests.simulation.lone_folder_process import FolderProcess
 from tests.simulation.shell_seams import SILENT, NoLock
 from tests.simulation.world import SimulationFailed
 
-STEPS = 50
+STEPS = 36
 
 
 def drive(seed: int, steps: int = STEPS) -> Counts:

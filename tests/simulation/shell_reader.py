@@ -27,6 +27,9 @@ class Watcher:
         self._node = node
         self._view = LogView(node)
         self._cluster_id, self._epoch = self._view.cluster_id, self._view.epoch
+        self._state: tuple[Lsn, Lsn, object] = (-1, 0, None)
+        self._lineage_of: tuple[object, int] | None = None
+        self._lineage: tuple[tuple[int, Lsn], ...] = ()
         self._log = self._expected()
 
     def update(self) -> None:
@@ -36,21 +39,28 @@ class Watcher:
         self._shell.event_ended()
 
     def _expected(self) -> ReadableLog:
-        acceptor = self._node.acceptor
-        try:
-            lineage = lineage_of(acceptor.control, acceptor.readable_tli)
-        except RemoteProtocolError:
-            lineage = ()
-        return ReadableLog(self._node.folder.begin_lsn, acceptor.readable_lsn, acceptor.readable_tli, lineage)
+        acceptor, tli = self._node.acceptor, self._node.acceptor.readable_tli
+        if self._lineage_of is None or self._lineage_of[0] is not acceptor.control or self._lineage_of[1] != tli:
+            self._lineage_of = acceptor.control, tli
+            try:
+                self._lineage = lineage_of(acceptor.control, tli)
+            except RemoteProtocolError:
+                self._lineage = ()
+        return ReadableLog(self._node.folder.begin_lsn, acceptor.readable_lsn, tli, self._lineage)
 
     def _check_view(self) -> None:
-        before, expected, view = self._log, self._expected(), self._view
-        cluster_id = self._node.acceptor.control.cluster_id
+        view, acceptor = self._view, self._node.acceptor
+        returned = view.refresh()
+        state = acceptor.readable_lsn, self._node.folder.begin_lsn, acceptor.control
+        if returned is None and self._state[:2] == state[:2] and self._state[2] is state[2]:
+            return
+        self._state = state
+        before, expected = self._log, self._expected()
+        cluster_id = acceptor.control.cluster_id
         if cluster_id != self._cluster_id:
             self._epoch += bool(self._cluster_id)
         elif expected.end_lsn < before.end_lsn:
             self._epoch += 1
-        returned = view.refresh()
         self._log, self._cluster_id = expected, cluster_id
         seen, wanted = (view.log, view.epoch, view.cluster_id), (expected, self._epoch, cluster_id)
         if seen != wanted or (returned is None and before != expected) or (returned is not None and returned != before):
