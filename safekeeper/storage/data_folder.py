@@ -53,7 +53,7 @@ from safekeeper.consensus.term_history import tli_at
 from safekeeper.storage.control_file import ControlFile, DataDirectoryLock, StateFile
 from safekeeper.storage.event_file import EventFile
 from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, FileSystem, Space, sync_names
-from safekeeper.storage.recovery import end_of_chain, inspect
+from safekeeper.storage.recovery import end_of_chain, inspect, names_below
 from safekeeper.storage.wal_log import WalStorage
 from safekeeper.storage.wal_reading import WalReader
 from safekeeper.waldecode.record_search import RecordEndSearch, find_records
@@ -312,11 +312,26 @@ class DataFolder:
                 "correct --id or --data-dir"
             )
         if control.segment_size and not control.set_aside and not control.restore_from:
+            self._secure_removals(control)
             self._open_storage(control)
             self._check_wal(control)
         # After a failed fsync the page cache may differ from the disk: writing the state again makes it durable (S12).
         self._control_file.store(control)
         self.control = control
+
+    def _secure_removals(self, control: ControlState) -> None:
+        """Make the position below which WAL is removed durable, if opening the log will remove any (S8, S12).
+
+        After a failed sync it may be in the page cache only. If a power cut then restored the older position, the
+        removed segments would count as lost.
+        """
+        if not names_below(self._fs.listdir(self._wal_directory), control.wal_begin_lsn, control.segment_size):
+            return
+        try:
+            self._control_file.store(control)
+        except StorageFull:
+            # The removal frees space. The content of the file was synced before its rename: the name remains.
+            sync_names(self._fs, self.directory)
 
     def _open_storage(self, control: ControlState) -> WalStorage:
         self._segment_size = control.segment_size
@@ -385,6 +400,11 @@ class DataFolder:
     def _move_files(self, source: Path, target: Path) -> None:
         names = self._fs.listdir(source)
         if not names:
+            # A process before may have moved all of them, and ended before it synced: a power cut would undo that after
+            # the control file has recorded it.
+            for directory in (target, source):
+                if self._fs.exists(directory):
+                    sync_names(self._fs, directory)
             return
         self._fs.make_directory(target)
         with self._fs.hold_directory(target), self._fs.hold_directory(source):

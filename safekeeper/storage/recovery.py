@@ -193,20 +193,21 @@ def end_of_chain(segments: list[SegmentFacts], segment_size: int) -> Lsn:
 def _walk(fs: FileSystem, directory: Path, found: Sequence[NamedSegment], segment_size: int) -> tuple[int, Slot]:
     """Return the index of the log's last segment and the slot that states where it ends."""
     last, slot = 0, _slot_of(fs, directory, found[0], segment_size)
+    ends_early = found[0]
     while slot.end_lsn == found[last].begin_lsn + segment_size and last + 1 < len(found):
-        following = _slot_of(fs, directory, found[last + 1], segment_size)
-        if following.end_lsn == found[last + 1].begin_lsn:
-            break  # Prepared only: nothing in it was ever acknowledged.
+        ends_early = found[last + 1]
+        following = _slot_of(fs, directory, ends_early, segment_size)
+        if following.end_lsn == ends_early.begin_lsn:
+            break  # Prepared only: nothing in it was ever acknowledged, unless a later segment has WAL.
         last, slot = last + 1, following
-    if slot.end_lsn < found[last].begin_lsn + segment_size:
-        for segment in found[last + 1 :]:
-            facts = _inspect_file(fs, directory, segment, segment_size)
-            if _holds_wal(facts):
-                raise DiskLost(
-                    f"{found[last].path(directory, segment_size)} is damaged: its WAL ends at"
-                    f" {format_lsn(slot.end_lsn)} although {facts.name} contains more:"
-                    " replace the disk and start with an empty data folder"
-                )
+    for segment in found[last + 1 :]:
+        facts = _inspect_file(fs, directory, segment, segment_size)
+        if _holds_wal(facts):
+            raise DiskLost(
+                f"{ends_early.path(directory, segment_size)} is damaged: its WAL ends at"
+                f" {format_lsn(slot.end_lsn)} although {facts.name} contains more:"
+                " replace the disk and start with an empty data folder"
+            )
     return last, slot
 
 

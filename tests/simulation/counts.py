@@ -128,8 +128,12 @@ REACHED = (
     "events compared with the reference",
     "proposers' events compared",
     "effects beyond the reference",
+    "logs set aside in a lone folder",
+    "logs restored in a lone folder",
+    "starts on damaged folders",
     "runs of real proxies",
     "proxies that drained",
+    "safekeepers that drained",
     "primaries that did not read",
     "primaries' connections half-open",
 )

@@ -17,9 +17,12 @@ from tests.simulation.clock import Clock
 
 if TYPE_CHECKING:
     from tests.simulation.proxy import SimProxy
+    from tests.simulation.real_puller import RealPuller
     from tests.simulation.rebootstrap import Command, Rebootstrap
     from tests.simulation.safekeeper import SimSafekeeper
     from tests.simulation.wal_pull import SimPuller
+
+    Caller = SimProxy | Rebootstrap | Command | SimPuller | RealPuller
 
 TO_SAFEKEEPER, TO_PROXY = 0, 1
 _END = object()
@@ -48,7 +51,10 @@ class Connection:
     )
 
     def __init__(
-        self, number: int, proxy: "SimProxy | Rebootstrap | Command | SimPuller", safekeeper: "SimSafekeeper"
+        self,
+        number: int,
+        proxy: "Caller",
+        safekeeper: "SimSafekeeper",
     ) -> None:
         self.number = number
         self.proxy = proxy
@@ -86,9 +92,7 @@ class Network:
         self.connections: dict[int, Connection] = {}
         self._number = 0
 
-    def connect(
-        self, proxy: "SimProxy | Rebootstrap | Command | SimPuller", safekeeper: "SimSafekeeper"
-    ) -> Connection | None:
+    def connect(self, proxy: "Caller", safekeeper: "SimSafekeeper") -> Connection | None:
         """Return a new connection, None if the safekeeper cannot be reached."""
         if not safekeeper.is_serving or any(
             (proxy.name, safekeeper.id, way) in self.blocked for way in (TO_SAFEKEEPER, TO_PROXY)

@@ -19,24 +19,25 @@ _COMMAND = "asked for by a command that the simulator does not have: unit tests 
 _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     _SHELL: {
         f"{_STORAGE}/control_file.py": ("DataDirectoryLock", "_read_pid"),
-        f"{_STORAGE}/data_folder.py": ("DataFolder.wal_bytes", "DataFolder.space"),
         f"{_STORAGE}/disk_space.py": ("DiskSpace.is_low", "DiskSpace.measured"),
-        f"{_STORAGE}/event_file.py": ("EventFile.append", "_events"),
-        f"{_STORAGE}/wal_reading.py": ("SegmentSource", "WalReader.at_hand"),
+        f"{_STORAGE}/wal_reading.py": ("SegmentSource",),
         f"{_STORAGE}/filesystem.py": (
             "RealFile",
             "_HeldDirectories",
             "_os_errors",
             "_refuse_closed_file",
-            "is_shortage",
-            "storage_error",
         ),
-        f"{_ACCEPTOR}/readable.py": ("",),
-        f"{_ACCEPTOR}/pull_sources.py": ("",),
+        f"{_ACCEPTOR}/readable.py": ("ReadableLog.fork_of", "next_step", "refusal_of_start"),
     },
     _TESTS: {f"{_STORAGE}/wal_log.py": ("WalStorage.tli",)},
     _COMMAND: {
-        f"{_STORAGE}/inspection.py": ("",),
+        f"{_STORAGE}/inspection.py": (
+            "as_json",
+            "_readable",
+            "settings_rows",
+            "control_rows",
+            "_described",
+        ),
         f"{_CONSENSUS}/messages.py": ("AgentSettingsVersion.key",),
         f"{_PROPOSER}/leadership.py": ("Leadership.replace_lost",),
         f"{_PROPOSER}/member_change.py": ("replacement_of_lost",),
@@ -67,7 +68,6 @@ _OPTION = "an option that no proxy of the simulator has: unit tests of the modul
 _NAMES = "standbys of the simulator have ASCII names, none of them a keyword, and send no hot standby feedback"
 # Real safekeepers have synthetic records, too.
 _RECORDS = "decodes WAL, and the records of the simulator are synthetic: unit tests of the module"
-_NODE = "the node executes this effect itself: unit tests of the module"
 
 # By the reason, the conditions of each function: how their texts begin.
 _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
@@ -108,16 +108,9 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     _LOCAL: {
         f"{_STORAGE}/data_folder.py": {"DataFolder.perform": ("case _",)},
         f"{_STORAGE}/wal_log.py": {
-            "WalStorage.append": ("begin_lsn != self.write_lsn is true", "self._writing is false"),
-            "WalStorage.flush_now": ("self._flush is not None is true",),
-            "WalStorage.truncate": ("self.is_empty is true", "self.begin_lsn <= lsn <= self.write_lsn is false"),
-            "WalStorage.forget_below": (
-                "self.is_empty is true",
-                "lsn % self._segment_size is true",
-                "lsn > self._writing[0].begin_lsn is true",
-            ),
-            "WalStorage.read": ("self.begin_lsn <= begin_lsn <= end_lsn <= self.write_lsn is false",),
-            "WalStorage._refusal": ("self._failure is not None is false", "self.is_empty is"),
+            "WalStorage.append": ("self._writing is false",),
+            "WalStorage.truncate": ("self.is_empty is true",),
+            "WalStorage.forget_below": ("self.is_empty is true",),
         },
         f"{_PROPOSER}/proposer.py": {"Proposer.wal_received": ("stream.is_open is false",)},
     },
@@ -139,13 +132,9 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
         f"{_STORAGE}/recovery.py": {
             # Unfinished segments are removed before WAL is set aside.
-            "inspect": ("_is_temporary(name) is true",),
         },
         f"{_STORAGE}/wal_log.py": {
-            "WalStorage.append": ("type(data) is not bytes is true",),
-            "WalStorage.start_flush": ("self._flush is not None is true",),
             # The acceptor flushes before it cuts.
-            "WalStorage.truncate": ("lsn > self.flush_lsn is true",),
         },
         f"{_PROPOSER}/campaign.py": {"Campaign.message": ("isinstance(message, TailResponse) is false",)},
         f"{_PROPOSER}/member_change.py": {"next_membership": ("is_settled(membership, wanted) is true",)},
@@ -283,6 +272,7 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
     },
     _SIZES: {
+        f"{_STORAGE}/event_file.py": {"EventFile.append": ("size > EVENT_FILE_BYTES_MAX is true",)},
         f"{_CONSENSUS}/membership.py": {
             "quorum_problem": ("count > MEMBERS_MAX is true", "sizes != QuorumSizes() is"),
         },
@@ -294,91 +284,39 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     },
     _RELEASE: {
         f"{_ACCEPTOR}/acceptor_log.py": {"AcceptorLog._finish_adoption": ("control.set_aside_as is false",)},
-        f"{_STORAGE}/control_file.py": {
-            "StateFile._checked_payload": ("self._version_min <= version <= self._version is false",),
-        },
         f"{_STORAGE}/data_folder.py": {
-            "DataFolder._load": (
-                "FORMAT_VERSION_MIN <= control.format_version <= FORMAT_VERSION is false",
-                "except RemoteProtocolError",
-            ),
+            "DataFolder._load": ("except RemoteProtocolError",),
         },
     },
     _DAMAGE: {
         f"{_STORAGE}/control_file.py": {
             "StateFile.load": ("except msgspec.DecodeError",),
-            "StateFile._checked_payload": (
-                "len(content) < _HEADER.size + _CRC.size is true",
-                "magic != self._magic is true",
-                "google_crc32c.value(content[:-_CRC.size]) != _CRC.unpack(content[-_CRC.size:])[0] is true",
-                "length != len(content) - _HEADER.size - _CRC.size is true",
-            ),
-        },
-        f"{_STORAGE}/data_folder.py": {"DataFolder._load": ("self._fs.listdir(self._wal_directory) is true",)},
-        f"{_STORAGE}/recovery.py": {
-            "list_segments": (
-                "len(name) == _SEGMENT_NAME_LENGTH is true",
-                "name.strip('0123456789ABCDEF') is",
-                "low.begin_lsn == high.begin_lsn is true",
-                "high.begin_lsn != low.begin_lsn + segment_size is true",
-            ),
-            "inspect": (
-                "except StorageFailed",
-                "parsed is not None is false",
-                "(low.valid_end_lsn or 0) < high.begin_lsn is true",
-                "low.valid_end_lsn is false",
-            ),
-            "end_of_chain": ("segment.begin_lsn != end_lsn is true", "segment.valid_end_lsn is None is true"),
-            "_walk": ("_holds_wal(facts) is true",),
-            "_slot_of": ("file.size() != segment_size + FOOTER_BYTES is true", "slot is None is true"),
-            "_inspect_file": (
-                "file.size() != segment_size + FOOTER_BYTES is true",
-                "except StorageFailed",
-                "valid is None is true",
-                "valid is false",
-            ),
-            "_holds_wal": ("facts.valid_end_lsn is not None is false",),
+            "StateFile._checked_payload": ("length != len(content) - _HEADER.size - _CRC.size is true",),
         },
         f"{_STORAGE}/segment_file.py": {
-            "read_slots": ("begin_lsn <= slot.begin_lsn <= slot.end_lsn <= end_lsn is false",),
-            "read_exactly": ("len(data) != length is true",),
-            "open_segment": ("slots is false", "except (StorageFailed, StorageFull)"),
+            "open_segment": ("slots is false",),
         },
     },
     _LOST: {
         f"{_ACCEPTOR}/acceptor_log.py": {"AcceptorLog._refusal_of_undo": ("lost is true",)},
-        f"{_STORAGE}/data_folder.py": {
-            "missing_wal": (
-                "flush_lsn < needed_lsn is true",
-                "flush_lsn is",
-                "begin_lsn > control.wal_begin_lsn is true",
-            ),
-            "DataFolder._check_wal": ("lost is not None is true",),
-            "DataFolder._inspect_set_aside": ("lost is None is false",),
-        },
     },
     _SECTOR: {
         f"{_STORAGE}/segment_file.py": {
-            "Slot.decode": (
-                "len(data) < _SLOT.size + _CRC.size is true",
-                "magic != _MAGIC is true",
-                "_CRC.unpack_from(data, _SLOT.size)[0] != google_crc32c.value(body) is true",
-            ),
-            "read_slots": ("slot is false",),
-            "newest_valid_slot": ("slot is not None is false",),
+            "Slot.decode": ("len(data) < _SLOT.size + _CRC.size is true",),
             "open_segment": ("slot is not None is false",),
         },
-        f"{_STORAGE}/recovery.py": {"_inspect_file": ("slot is false",)},
     },
     _REAL_FILES: {
         f"{_STORAGE}/data_folder.py": {"DataFolder._move_files": ("except StorageFull",)},
-        f"{_STORAGE}/filesystem.py": {"sync_names": ("except StorageFull",)},
-        f"{_STORAGE}/wal_log.py": {
-            "WalStorage.append": ("tail.file.system_pwrite(data, offset) != size is true", "except OSError"),
-            "WalStorage.flush_now": (
-                "file.system_pwrite(slot, offset) != SLOT_BYTES is true",
-                "except OSError",
+        f"{_STORAGE}/filesystem.py": {
+            "is_shortage": ("error.errno in _SHORT is true",),
+            "storage_error": (
+                "is_shortage(error) is true",
+                "changes_nothing is",
+                "error.strerror is false",
             ),
+        },
+        f"{_STORAGE}/wal_log.py": {
             "WalStorage.reset": ("except ResourceShortage",),
         },
     },
@@ -449,8 +387,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     },
-    _NODE: {f"{_STORAGE}/data_folder.py": {"DataFolder.perform": ("case WriteWal",)}},
-    _SHELL: {f"{_STORAGE}/event_file.py": {"EventFile.load": ("self._fs.exists(path) is true",)}},
 }
 
 EXPLAINED = (

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import (
     Effect,
-    Effects,
     FindRecordEnd,
     FindRecords,
     FindTimedRecord,
@@ -30,8 +29,6 @@ from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState, LeaderId
 from safekeeper.consensus.messages import (
     AcceptorMessage,
-    AppendRequest,
-    AppendResponse,
     PreVoteResponse,
     ProposerMessage,
     PullWal,
@@ -44,13 +41,15 @@ from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import ProposerListener
 from safekeeper.peers.codec import encode
 from safekeeper.storage.data_folder import DataFolder
-from safekeeper.storage.disk_work import Flush, Removal
+from safekeeper.storage.disk_work import Flush, Preparation, Removal
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
 from tests.simulation.other_release import OlderControlState, begin_older_folder
+from tests.simulation.real_puller import REPLACED_IN_PULLS, RealPuller
 from tests.simulation.safekeeper import SimSafekeeper
 from tests.simulation.shell_disk import DIRECTORY, ShellDisk
+from tests.simulation.shell_reader import Watcher
 from tests.simulation.shell_seams import (
     REPLACED_FILES,
     SILENT,
@@ -62,6 +61,7 @@ from tests.simulation.shell_seams import (
     Watched,
     running_shell,
 )
+from tests.simulation.shell_watch import ShellWatch, observed_acceptor
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualCrash
 
@@ -74,6 +74,10 @@ IDLE_TIMEOUT_S = 5.0
 QUICK, QUICK_FLUSH_S = 0.5, 0.002
 # In a run that begins with an upgrade so many have folders of an older release.
 OLDER_FOLDERS = 0.5
+# So many times when it is to write down its positions it ends instead, as by SIGTERM.
+DRAINS = 0.02
+# So many pull WAL with the product's own code.
+REAL_PULLS = 0.5
 
 
 class ObservedFolder(DataFolder):
@@ -90,36 +94,6 @@ class ObservedFolder(DataFolder):
         storage = super()._open_storage(control)
         self._shell.observe(storage)
         return storage
-
-
-def observed_acceptor(kind: type[Acceptor], shell: "RealSafekeeper") -> type[Acceptor]:
-    """Return the acceptor of a shell, which shows what it handles."""
-
-    class Observed(kind):  # type: ignore[valid-type, misc]
-        def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
-            super().__init__(control, flush_lsn)
-            shell.acceptor = self
-
-        def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
-            shell.handles(connection, message, now)
-            effects: Effects = super().receive(connection, message, now)
-            return effects
-
-        def wrote(self, message: AppendRequest, now: float) -> AppendResponse | None:
-            shell.handles(self.leader_connection, message, now)
-            answer: AppendResponse | None = super().wrote(message, now)
-            return answer
-
-    return Observed
-
-
-class Watcher:
-    """The reader of a node's log that tells the checkers of the end of each event."""
-
-    wakes_at_lsn: Lsn = 0
-
-    def __init__(self, shell: "RealSafekeeper") -> None:
-        self.update = shell.event_ended
 
 
 class RealSafekeeper(SimSafekeeper):
@@ -146,9 +120,13 @@ class RealSafekeeper(SimSafekeeper):
         self._is_quick = False
         self._is_in_thread = False
         self._storage: WalStorage | None = None
+        self.watch: ShellWatch | None = None
         # Whether its disk had failed before this life, so that the cache may show what is lost; and its troubles.
         self._had_lost_pages, self._troubles = False, 0
         super().__init__(world, safekeeper_id, disk)
+        self.real_puller: RealPuller | None = None
+        if random.Random(f"{world.seed} real pulls of {safekeeper_id}").random() < REAL_PULLS:
+            self.puller = self.real_puller = RealPuller(world, self)
 
     # ------------------------------------------------------------------ life and death
 
@@ -218,7 +196,9 @@ class RealSafekeeper(SimSafekeeper):
         )
         self._listener._log = SILENT
         node.attach(self._listener)
-        node.attach_readers(Watcher(self))
+        node.attach_readers(Watcher(self, node))
+        if self.real_puller is not None:
+            self.real_puller.attach(node)
         node.failed.add_done_callback(self._node_failed)
         self._listener._watch_again()
         self.is_serving = True
@@ -254,9 +234,11 @@ class RealSafekeeper(SimSafekeeper):
     def crash(self, power_cut: bool = False) -> None:
         """End the process at once."""
         self.loop.end()
-        self.node = None
+        self.node = self.watch = None
         self._is_hung = False
         self._transports.clear()
+        if self.real_puller is not None:
+            self.real_puller.crashed()
         self.disk.on_persist = None
         super().crash(power_cut)
 
@@ -292,6 +274,8 @@ class RealSafekeeper(SimSafekeeper):
             self.loop.call_soon(transport.accepted, self._listener.new_protocol)
         self.world.note(self.name, "gets", message, connection.number)
         if transport is not None:
+            if self.watch is not None:
+                self.watch.arrived(connection, message)
             transport.arrived(b"".join(bytes(buffer) for buffer in encode(message)))
 
     def disconnected(self, connection: Connection) -> None:
@@ -308,9 +292,32 @@ class RealSafekeeper(SimSafekeeper):
             self.world.network.close(connection, TO_PROXY)
 
     def checkpoint(self) -> None:
-        """It is time to write down the lazy positions."""
-        if self.node is not None:
+        """It is time to write down the lazy positions, or to stop."""
+        if self.node is None:
+            return
+        if not self.world.is_healing and self.chance.random() < DRAINS:
+            self.world.note(self.name, "gets SIGTERM")
+            self.loop.run_task(self._drain(self.node), self._drained)
+        else:
             self.loop.call_soon(self.node.checkpoint)
+
+    async def _drain(self, node: Node) -> None:
+        """Stop as the process does: afterwards all WAL is durable, and the positions are stored."""
+        await node.drain()
+        storage, lacking = node.folder.storage, node.disk_space.lacking
+        is_durable = storage is None or storage.flush_lsn == storage.write_lsn == self.disk.durable_lsn
+        positions = [(each.commit_lsn, each.truncate_lsn) for each in (node.acceptor, node.folder.control)]
+        if node.ready or not is_durable or (positions[0] != positions[1] and not lacking):
+            raise Violation("DrainedIsDurable", f"{self.name} ends with {positions}, and with WAL that is not durable")
+
+    def _drained(self, task: Any) -> None:
+        if task.cancelled():
+            return
+        if task.exception() is not None:
+            self.loop.failure = self.loop.failure or task.exception()
+            return
+        self.world.counts.count("safekeepers that drained")
+        self.crash()
 
     def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str) -> None:
         """Its archiver has news."""
@@ -362,6 +369,8 @@ class RealSafekeeper(SimSafekeeper):
         self._remember_leader()
         self.puller.wake()
         with self._watched:
+            if self.watch is not None:
+                self.watch.event_ended()
             truth = self.world.truths.of_folder(self)
             truth.readers.on_handled(self)
             truth.truncate.on_handled(self)
@@ -381,6 +390,8 @@ class RealSafekeeper(SimSafekeeper):
         self._count_said(message)
         self._refuses = self._refuses or isinstance(message, Refusal)
         with self._watched:
+            if self.watch is not None:
+                self.watch.said(connection, message)
             truth = self.world.truths.of_folder(self)
             handled = self._handled[1] if self._handled is not None else None
             if isinstance(handled, TailPreVoteRequest) and isinstance(message, PreVoteResponse) and message.granted:
@@ -404,7 +415,13 @@ class RealSafekeeper(SimSafekeeper):
             self._require_alive()
             payload = bytes(data)
             self.world.note(self.name, "writes", begin_lsn, payload)
-            self.disk.writing(payload, partial(append, begin_lsn, payload))
+            try:
+                self.disk.writing(payload, partial(append, begin_lsn, payload))
+            except StorageFailed as error:
+                self._storage_failed(error)
+                raise
+            if self.watch is not None:
+                self.watch.performed = begin_lsn, payload
             with self._watched:
                 self.world.truths.of_folder(self).on_write(self, begin_lsn, payload)
 
@@ -413,10 +430,16 @@ class RealSafekeeper(SimSafekeeper):
             removal = forget_below(lsn)
             self.world.counts.count("old WAL removed", int(self.disk.begin_lsn < lsn))
             self.disk.trimmed(lsn)
+            if self.watch is not None:
+                self.watch.performed = lsn
             return removal
 
         def observed_flush_now() -> Lsn:
-            flush_lsn = flush_now()
+            try:
+                flush_lsn = flush_now()
+            except StorageFailed as error:
+                self._storage_failed(error)
+                raise
             if not self._is_in_thread:
                 self._flush_took(self._flush_s() * self.chance.random())
             return flush_lsn
@@ -437,7 +460,28 @@ class RealSafekeeper(SimSafekeeper):
         if self.dies_after and type(effect).__name__ == self.dies_after:
             self.dies_after, self.effects_left = "", 1
         self._require_alive()
+        if self.watch is not None:
+            self.watch.performed = effect
         return result
+
+    def _storage_failed(self, error: StorageFailed) -> None:
+        """What the loop's thread did with the storage has failed."""
+        if self.watch is not None and not self._is_in_thread:
+            self.watch.failed(error)
+
+    def job_failed(self, token: Any, error: Exception) -> None:
+        """What another thread did for the node has failed, and the loop is informed of it."""
+        is_of_the_log = isinstance(token, Flush | Preparation | Removal | Effect)
+        if self.watch is not None and is_of_the_log and isinstance(error, StorageFailed):
+            self.watch.failed(error)
+
+    def transport_of(self, number: int) -> VirtualTransport | None:
+        """Return the socket of a connection of the listener, None if it has none of this number."""
+        connection = self._listener._connections.get(number) if self.node is not None else None
+        if connection is None:
+            return None
+        assert isinstance(connection._transport, VirtualTransport)
+        return connection._transport
 
     def _performing(self, effect: Effect, perform: Callable[[], Any]) -> Any:
         world, disk = self.world, self.disk
@@ -515,6 +559,7 @@ def _monotonic() -> float:
 
 REPLACED_IN_SHELLS: tuple[tuple[Any, str, Any], ...] = (
     *REPLACED_FILES,
+    *REPLACED_IN_PULLS,
     (node_module, "Worker", VirtualWorker),
     (node_module, "monotonic", _monotonic),
     (node_module, "time", NodeTime()),

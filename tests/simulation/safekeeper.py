@@ -58,6 +58,7 @@ from tests.simulation.virtual_disk import VirtualCrash
 from tests.simulation.wal_pull import SimPuller
 
 if TYPE_CHECKING:
+    from tests.simulation.real_puller import RealPuller
     from tests.simulation.standby import SimStandby
     from tests.simulation.world import World
 
@@ -103,7 +104,7 @@ class SimSafekeeper:
         self.is_hung = False
         self.readers: list[SimStandby] = []
         self.clock = world.new_clock()
-        self.puller = SimPuller(world, self)
+        self.puller: SimPuller | RealPuller = SimPuller(world, self)
         self.reference: ReferenceChecker | None = None
         self._read_until_s = 0.0
         self._inbox: deque[tuple[str, Any, Any]] = deque()

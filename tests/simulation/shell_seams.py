@@ -12,7 +12,7 @@ import logging
 import random
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from safekeeper.node import agent_registry, state_log
@@ -21,6 +21,7 @@ from safekeeper.node import proposer_listener as listener_module
 from safekeeper.peers.codec import ACCEPTOR_DIALECT, Dialect, FrameDecoder
 from safekeeper.storage import data_folder as data_folder_module
 from safekeeper.storage import disk_space
+from tests.simulation.clock import Clock, MachineClock
 from tests.simulation.network import Connection
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualCrash
@@ -48,11 +49,35 @@ def running_shell() -> "RealSafekeeper":
 class ShellLoop(VirtualLoop):
     """The loop of a node."""
 
+    def __init__(self, clock: Clock | MachineClock, rng: random.Random, delay_s: float, owner: Any) -> None:
+        super().__init__(clock, rng, delay_s, owner)
+        self._coroutines: list[Coroutine[Any, Any, Any]] = []
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> "asyncio.Task[Any]":
+        self._coroutines.append(coro)
+        return super().create_task(coro, name=name, context=context)
+
+    def end(self) -> None:
+        """End the process: its coroutines end now, and what they do at their end has no effect."""
+        super().end()
+        coroutines, self._coroutines = self._coroutines, []
+        for coroutine in coroutines:
+            if not getattr(coroutine, "cr_running", False):
+                coroutine.close()
+
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         # What is left of a wait may be so little that it is lost in the sum: real time goes on by itself.
         return super().call_later(max(delay, RESOLUTION_S), callback, *args, context=context)
+
+    async def create_connection(self, new_protocol: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        """Connect to another safekeeper, to pull WAL from it."""
+        shell: RealSafekeeper = self.owner
+        assert shell.real_puller is not None
+        return await shell.real_puller.connect(new_protocol, host)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """The process ends where its disk says so; what else a callback raises fails the run."""
@@ -110,6 +135,8 @@ class VirtualWorker:
             return
         self._jobs.popleft()
         self._loop.call_soon(done, token, result, error)
+        if isinstance(error, Exception):
+            self._loop.call_soon(self._shell.job_failed, token, error)
         if self._jobs:
             self._begin()
 

@@ -17,6 +17,7 @@ from safekeeper.base.lsn import format_lsn, segment_name, segment_start
 from safekeeper.storage.disk_work import Flush, Preparation
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
+from tests.simulation.world import SimulationFailed
 
 DIRECTORY = Path("/data/wal")
 SEGMENT_SIZE = 4096
@@ -337,6 +338,18 @@ class Machine:
 
     def note(self, line: str) -> None:
         self.trace.append(line)
+
+
+def drive(seed: int) -> None:
+    """Run one schedule as a part of a seed of the simulator.
+
+    Raises:
+        SimulationFailed: a violation.
+    """
+    try:
+        run_schedule(seed)
+    except AssertionError as error:
+        raise SimulationFailed(error, []) from error
 
 
 def run_schedule(seed: int, machine_type: type[Machine] = Machine) -> None:

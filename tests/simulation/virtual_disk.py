@@ -12,7 +12,11 @@ seen at once and pend until `fsync_directory`.
   next crash, or as soon as the system needs the memory: at `evict()`, and now and then at a read.
 - The kernel writes dirty pages back whenever it likes; so does this disk, now and then, so that a half-written sector's
   older content may be what a crash leaves.
-- `capacity_bytes` makes it full: StorageFull. `short` is for how many files there is no descriptor: ResourceShortage.
+- `capacity_bytes` makes it full: StorageFull; `full_in(n)` lacks space for one operation, whichever it is. `short` is
+  for how many files and held folders there is no descriptor: ResourceShortage. `fail_read_in(n)` fails a read or a look
+  at names.
+- `short_writes` is how many of the next writes of live WAL write a part only, as a system call may.
+- A file that was closed cannot be used, and `open_files` counts those that were not closed.
 - `crash_in(n)` raises VirtualCrash at the n-th operation from now, before or after it took effect, and from every
   operation after it, until `crash()` or `kill()` says which of the two it was.
 - `during_fdatasync` is called in the middle of the next fdatasync: what another thread does meanwhile.
@@ -21,8 +25,10 @@ All chance comes from one `random.Random`. One instance is one machine's disk; f
 """
 
 import contextlib
+import errno
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from safekeeper.base.errors import ResourceShortage, StorageFailed, StorageFull
@@ -135,15 +141,18 @@ class _NameChange:
 class VirtualFile:
     """An open file of a VirtualFileSystem."""
 
-    __slots__ = ("_content", "_disk", "_life", "_path")
+    __slots__ = ("_content", "_disk", "_is_open", "_life", "_path")
 
     def __init__(self, disk: "VirtualFileSystem", path: Path, content: Content) -> None:
         self._disk = disk
         self._path = path
         self._content = content
         self._life = disk.life
+        self._is_open = True
+        disk.open_files += 1
 
     def pwrite(self, data: bytes, offset: int) -> None:
+        self._require_open()
         self._disk.step("write", self._path, self._life)
         growth = offset + len(data) - len(self._content.cached)
         if growth > 0:
@@ -153,23 +162,32 @@ class VirtualFile:
         self._disk.step_done()
 
     def system_pwrite(self, data: bytes, offset: int) -> int:
-        self.pwrite(data, offset)
+        if self._disk.short_writes:
+            self._disk.short_writes -= 1
+            data = data[: len(data) // 2]
+        try:
+            self.pwrite(data, offset)
+        except (StorageFailed, StorageFull) as error:
+            raise _system_error(error) from error
         return len(data)
 
     def pread(self, length: int, offset: int) -> bytes:
-        self._disk.check_alive(self._life)
+        self._require_open()
+        self._disk.read_step("read", self._path, self._life)
         if self._content.lost and self._disk.rng.random() * _EVICT_ONE_IN < 1:
             self._content.evict(self._disk.rng)
         return bytes(memoryview(self._content.cached)[offset : offset + length])
 
-    def pread_at_hand(self, length: int, offset: int) -> bytes:
-        return self.pread(length, offset)
+    def pread_at_hand(self, length: int, offset: int) -> bytes | None:
+        data, count = self.pread(length, offset), self._disk.rng.choice((None, 0, length // 2, length))
+        return None if count is None else data[:count]
 
     def fdatasync(self) -> None:
         disk = self._disk
+        self._require_open()
         try:
             disk.step("sync", self._path, self._life)
-        except StorageFailed:
+        except (StorageFailed, StorageFull):
             self._content.forget_dirty(disk.rng)
             raise
         meanwhile, disk.during_fdatasync = disk.during_fdatasync, None
@@ -184,14 +202,24 @@ class VirtualFile:
         disk.step_done()
 
     def system_fdatasync(self) -> None:
-        self.fdatasync()
+        try:
+            self.fdatasync()
+        except (StorageFailed, StorageFull) as error:
+            raise _system_error(error) from error
 
     def size(self) -> int:
-        self._disk.check_alive(self._life)
+        self._require_open()
+        self._disk.read_step("examine", self._path, self._life)
         return len(self._content.cached)
 
     def close(self) -> None:
-        pass
+        if self._is_open and self._life == self._disk.life:
+            self._disk.open_files -= 1
+        self._is_open = False
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise StorageFailed(f"could not use {self._path}: its file was closed")
 
 
 class VirtualFileSystem:
@@ -214,6 +242,11 @@ class VirtualFileSystem:
         self.refusals = 0  # Operations for which there was no space or no descriptor so far.
         self.short = 0  # So many of the next files cannot be opened or created for want of a descriptor.
         self.names_made_durable = 0  # Grows when the durable names change.
+        self.open_files = 0  # So many files of the present process were not closed.
+        self.short_writes = 0
+        self._held: set[Path] = set()
+        self._full_at: int | None = None
+        self._reads_until_failure: int | None = None
         self._crashed = False
         self._crash_at: int | None = None
         self._fail_at: int | None = None
@@ -230,7 +263,7 @@ class VirtualFileSystem:
         return VirtualFile(self, path, content)
 
     def open(self, path: Path, *, read_only: bool = False) -> VirtualFile:
-        self.check_alive(self.life)
+        self.read_step("open", path, self.life)
         self._take_descriptor(path)
         content = self._names.get(path)
         if content is None:
@@ -238,11 +271,11 @@ class VirtualFileSystem:
         return VirtualFile(self, path, content)
 
     def exists(self, path: Path) -> bool:
-        self.check_alive(self.life)
+        self.read_step("look for", path, self.life)
         return path in self._names or path in self._directories
 
     def listdir(self, directory: Path) -> list[str]:
-        self.check_alive(self.life)
+        self.read_step("list", directory, self.life)
         names = [path.name for path in self._names if path.parent == directory]
         self.rng.shuffle(names)
         return names
@@ -269,10 +302,21 @@ class VirtualFileSystem:
         self._change_names({path: None}, [content])
         self.step_done()
 
-    def hold_directory(self, directory: Path) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def hold_directory(self, directory: Path) -> Iterator[None]:
+        if directory in self._held:
+            yield
+            return
+        self._take_descriptor(directory)
+        self._held.add(directory)
+        try:
+            yield
+        finally:
+            self._held.discard(directory)
 
     def fsync_directory(self, directory: Path) -> None:
+        if directory not in self._held:
+            self._take_descriptor(directory)
         self.step("sync folder", directory, self.life)
         pending = [change for change in self._pending if next(iter(change.bindings)).parent == directory]
         for change in pending:
@@ -344,6 +388,14 @@ class VirtualFileSystem:
         self._fail_at = self.operations + operations
         self._fail_only = only
 
+    def full_in(self, operations: int) -> None:
+        """Raise StorageFull at this operation from now on that is not a removal."""
+        self._full_at = self.operations + operations
+
+    def fail_read_in(self, reads: int) -> None:
+        """Raise StorageFailed at this read, opening or look at names from now on."""
+        self._reads_until_failure = reads
+
     def used_bytes(self) -> int:
         """Return the length of all files that have a name."""
         return sum(len(content.cached) for content in self._names.values())
@@ -360,6 +412,10 @@ class VirtualFileSystem:
     def durable_contents(self, directory: Path) -> list[tuple[Path, Content]]:
         """Return the files of a folder that have a durable name."""
         return [(path, content) for path, content in self._durable_names.items() if path.parent == directory]
+
+    def shown_contents(self, directory: Path) -> dict[str, bytes]:
+        """Return what reads show of the files of a folder, by name. Disturbs nothing."""
+        return {path.name: bytes(content.cached) for path, content in self._names.items() if path.parent == directory}
 
     @property
     def troubles(self) -> int:
@@ -403,6 +459,20 @@ class VirtualFileSystem:
             self._fail_at = None
             self.failures += 1
             raise StorageFailed(f"could not {kind} {path}: input/output error")
+        if self._full_at is not None and self.operations >= self._full_at and kind != "remove":
+            self._full_at = None
+            self.refusals += 1
+            raise StorageFull(f"could not {kind} {path}: no space left on device")
+
+    def read_step(self, kind: str, path: Path, life: int) -> None:
+        """Count something that changes nothing; fail if it is this one's turn."""
+        self.check_alive(life)
+        if self._reads_until_failure is not None:
+            self._reads_until_failure -= 1
+            if self._reads_until_failure <= 0:
+                self._reads_until_failure = None
+                self.failures += 1
+                raise StorageFailed(f"could not {kind} {path}: input/output error")
 
     def step_done(self) -> None:
         """The operation took effect, but may be the last thing that the process did."""
@@ -434,7 +504,16 @@ class VirtualFileSystem:
         self.life += 1
         self._crashed = False
         self._crash_at = self._fail_at = self._fail_only = None
+        self._full_at = self._reads_until_failure = None
+        self.short_writes = self.open_files = 0
+        self._held = set()
         self.during_fdatasync = None
+
+
+def _system_error(error: StorageFailed | StorageFull) -> OSError:
+    """Return what the system call raises."""
+    number = errno.ENOSPC if isinstance(error, StorageFull) else errno.EIO
+    return OSError(number, os.strerror(number))
 
 
 def _bind(names: dict[Path, Content], change: _NameChange) -> None:

@@ -141,7 +141,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         handle = _Handle(0.0, callback, args, self, context)
         if self._dying is not None:
             self._dying.append(handle)
-        else:
+        elif not self._is_closed:
             self._soon[handle] = None
             self._clock.soon(self._run, handle)
         return handle

@@ -44,10 +44,13 @@ from tests.simulation.profiles import PROFILES
 from tests.simulation.proposer_reference.checker import ProposerChecker
 from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.real_proxy import RealProxy
+from tests.simulation.real_puller import RealPuller
 from tests.simulation.real_safekeeper import RealSafekeeper
 from tests.simulation.reference_checker import ReferenceChecker
 from tests.simulation.scenario import SCENARIOS, play
 from tests.simulation.shell_disk import ShellDisk
+from tests.simulation.shell_reader import Watcher
+from tests.simulation.shell_watch import ShellWatch
 from tests.simulation.test_scenarios import BITES
 from tests.simulation.truncate_checker import TruncateChecker
 from tests.simulation.world import World
@@ -297,7 +300,8 @@ def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> 
     names = set(re.findall(r"`([\w.]+)`", text))
     checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, FailoverOperator, Minority, World)
     shells = (RealSafekeeper, RealProxy, ReferenceChecker, ProposerChecker, ShellDisk, VirtualServer)
-    kinds = (*checkers, *shells, Acceptor, Proposer, Leadership, Progress)
+    watchers = (RealPuller, ShellWatch, Watcher)
+    kinds = (*checkers, *shells, *watchers, Acceptor, Proposer, Leadership, Progress)
     functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
     files = set(re.findall(r"tests/[\w/]+\.py", text))
     assert names <= functions | set(BUGS) | {kind.__name__ for kind in kinds} | files

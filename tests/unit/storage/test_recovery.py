@@ -118,10 +118,23 @@ def test_the_log_ends_with_the_last_segment_that_has_wal_and_what_was_prepared_i
     assert wal == bytes([kept]) * (log.tail.write_lsn - log.tail.begin_lsn)
 
 
-@pytest.mark.parametrize("sizes", [(SIZE - 1, 1), (0, 1), (SIZE, 100, 1), (SIZE, 100, 0, 1)])
-def test_wal_after_a_segment_that_is_not_complete_is_damage_and_nothing_is_removed(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "damaged"),
+    [
+        ((SIZE - 1, 1), 0),
+        ((0, 1), 0),
+        ((SIZE, 100, 1), 1),
+        ((SIZE, 100, 0, 1), 1),
+        # As if only prepared: the only flush in it covered all of it, and its slot or its bytes are damaged.
+        ((SIZE, 0, 1), 1),
+        ((SIZE, SIZE, 0, 0, SIZE), 2),
+    ],
+)
+def test_wal_after_a_segment_that_is_not_complete_is_damage_and_nothing_is_removed(
+    sizes: tuple[int, ...], damaged: int
+) -> None:
     fs = disk(*sizes)
-    with pytest.raises(DiskLost, match=f"although {name(len(sizes) - 1)} contains more"):
+    with pytest.raises(DiskLost, match=f"{name(damaged)} is damaged.* although {name(len(sizes) - 1)} contains more"):
         recover(fs, DIRECTORY, SIZE)
     assert len(fs.listdir(DIRECTORY)) == len(sizes)
 

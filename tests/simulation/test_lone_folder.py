@@ -1,0 +1,106 @@
+"""The lone data folder finds errors of the storage: those that it has found, and others that are planted."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from safekeeper.storage import data_folder as data_folder_module
+from safekeeper.storage import recovery as recovery_module
+from safekeeper.storage.data_folder import DataFolder
+from safekeeper.storage.filesystem import FileSystem
+from safekeeper.storage.segment_file import SegmentFile
+from safekeeper.storage.wal_log import WalStorage
+from safekeeper.storage.wal_reading import WalReader
+from tests.simulation import lone_folder
+from tests.simulation.runner import run_seed
+from tests.simulation.virtual_disk import VirtualFile
+from tests.simulation.world import SimulationFailed
+
+SEEDS = range(100)
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def damage_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    """WAL after a segment that looks as if only prepared is removed."""
+    patch.setattr(recovery_module, "_holds_wal", lambda facts: False)
+
+
+def moves_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """A move of WAL that a process before has made counts, and may be undone by a power cut."""
+    move = DataFolder._move_files
+
+    def planted(folder: DataFolder, source: Path, target: Path) -> None:
+        if folder._fs.listdir(source):
+            move(folder, source, target)
+
+    patch.setattr(DataFolder, "_move_files", planted)
+
+
+def folder_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """A control file gets its name without a sync of the folder."""
+
+    def planted(fs: FileSystem, directory: Path) -> None:
+        """Do nothing."""
+
+    patch.setattr(data_folder_module, "sync_names", planted)
+    patch.setattr("safekeeper.storage.filesystem.sync_names", planted)
+
+
+def files_stay_open(patch: pytest.MonkeyPatch) -> None:
+    """Files of older segments are not closed."""
+    patch.setattr(SegmentFile, "close", lambda segment: None)
+
+
+def prepared_late(patch: pytest.MonkeyPatch) -> None:
+    """The next segment is prepared only when an append needs it."""
+    patch.setattr(WalStorage, "prepare_ahead", lambda storage: None)
+
+
+def part_of_a_write_counts(patch: pytest.MonkeyPatch) -> None:
+    """A write that the system has done in part is not repeated."""
+    write = VirtualFile.system_pwrite
+    patch.setattr(VirtualFile, "system_pwrite", lambda file, data, offset: write(file, data, offset) and len(data))
+
+
+def reads_the_wrong_segment(patch: pytest.MonkeyPatch) -> None:
+    """A reader goes on in the file that it has open."""
+    patch.setattr(WalReader, "_is_open_at", lambda reader, lsn: reader._file is not None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "first"),
+    [
+        (damage_is_not_noticed, 0),
+        # Two of a thousand seeds find it.
+        (moves_are_not_synced, 530),
+        (folder_is_not_synced, 0),
+        (files_stay_open, 0),
+        (prepared_late, 0),
+        (part_of_a_write_counts, 0),
+        (reads_the_wrong_segment, 0),
+    ],
+)
+def test_errors_of_the_storage_are_found(plant: Patch, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(SimulationFailed):
+        for seed in range(first, first + 1500):
+            lone_folder.drive(seed)
+
+
+def test_a_seed_drives_a_folder_and_fails_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    files_stay_open(monkeypatch)
+    with pytest.raises(SimulationFailed, match="were not closed"):
+        run_seed(next(seed for seed in SEEDS if _leaves_files_open(seed)))
+
+
+def _leaves_files_open(seed: int) -> bool:
+    try:
+        lone_folder.drive(seed)
+    except SimulationFailed:
+        return True
+    return False
+
+
+def test_a_seed_does_the_same_each_time() -> None:
+    assert lone_folder.drive(7) == lone_folder.drive(7)

@@ -1,0 +1,108 @@
+"""WAL that a rebootstrap sets aside, or its undo moves back, while processes end and the power is cut."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from safekeeper.acceptor.effects import FlushWal, Persist, ResetWal, RestoreWal, SetWalAside, WriteWal
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.storage.control_file import ControlFile
+from safekeeper.storage.data_folder import DataFolder
+from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
+
+DIRECTORY = Path("/data/sk")
+SIZE = 4096
+WAL = random.Random(1).randbytes(3 * SIZE - 100)
+END = SIZE + len(WAL)
+SEEDS = 4
+# A cross-section of a move of three files: each rename, and each sync.
+OPERATIONS = range(1, 12)
+
+
+class NoLock:
+    """In place of the lock, which is a real file."""
+
+    def release(self) -> None:
+        """See DataDirectoryLock."""
+
+
+def start(fs: VirtualFileSystem) -> DataFolder:
+    lock: Any = NoLock()
+    folder = DataFolder(fs, DIRECTORY, lock, ControlFile(fs, DIRECTORY))
+    folder._load(1, "a" * 32)
+    return folder
+
+
+def persist(folder: DataFolder, **changes: object) -> ControlState:
+    folder.perform(Persist(msgspec.structs.replace(folder.control, **changes)))
+    return folder.control
+
+
+def with_wal(seed: int) -> tuple[VirtualFileSystem, ControlState]:
+    """Return a disk with WAL in three segments, and its control state."""
+    fs = VirtualFileSystem(random.Random(seed))
+    fs.make_directory(DIRECTORY)
+    folder = start(fs)
+    persist(folder, segment_size=SIZE, base_lsn=SIZE, history=(HistoryEntry(1, SIZE, 1),), cluster_id="c")
+    folder.perform(ResetWal(SIZE, 1))
+    persist(folder, base_lsn=None, wal_begin_lsn=SIZE)
+    folder.perform(WriteWal(SIZE, WAL))
+    folder.perform(FlushWal())
+    return fs, persist(folder, commit_lsn=END)
+
+
+def set_aside_although_a_process_ends(fs: VirtualFileSystem, control: ControlState, operations: int) -> None:
+    """Set the WAL aside; the first process is killed after so many operations, the second one continues."""
+    folder = start(fs)
+    persist(folder, set_aside=True, set_aside_as="c", commit_lsn=0, wal_begin_lsn=0)
+    fs.crash_in(operations)
+    with pytest.raises(VirtualCrash):
+        folder.perform(SetWalAside("c"))
+        fs.stop()
+        fs.exists(DIRECTORY)
+    fs.kill()
+    folder = start(fs)
+    folder.perform(SetWalAside("c"))
+    persist(folder, set_aside=False, set_aside_as="", base_lsn=SIZE * 9)
+
+
+def test_wal_that_is_said_to_be_set_aside_stays_there_after_a_power_cut() -> None:
+    """Also if all files were moved by a process that ended before it synced: otherwise the reset removes them."""
+    for seed in range(SEEDS):
+        for operations in OPERATIONS:
+            fs, control = with_wal(seed)
+            set_aside_although_a_process_ends(fs, control, operations)
+            fs.crash()
+            folder = start(fs)
+            folder.perform(ResetWal(SIZE * 9, 2))
+            persist(folder, base_lsn=None, wal_begin_lsn=SIZE * 9)
+            folder.perform(Persist(msgspec.structs.replace(control, set_aside=True, restore_from="c")))
+            folder.perform(SetWalAside("undone"))
+            persist(folder, set_aside=False)
+            assert folder.perform(RestoreWal("c")) == END
+            assert folder.opened_storage().read(SIZE, END) == WAL
+
+
+def test_wal_that_is_said_to_be_moved_back_stays_there_after_a_power_cut() -> None:
+    for seed in range(SEEDS):
+        for operations in OPERATIONS:
+            fs, control = with_wal(seed)
+            set_aside_although_a_process_ends(fs, control, 3)
+            folder = start(fs)
+            folder.perform(Persist(msgspec.structs.replace(control, restore_from="c")))
+            fs.crash_in(operations)
+            with pytest.raises(VirtualCrash):
+                folder.perform(RestoreWal("c"))
+                fs.stop()
+                fs.exists(DIRECTORY)
+            fs.kill()
+            folder = start(fs)
+            assert folder.perform(RestoreWal("c")) == END
+            persist(folder, restore_from="")
+            fs.crash()
+            folder = start(fs)
+            assert folder.flush_lsn == END and folder.opened_storage().read(SIZE, END) == WAL
