@@ -49,16 +49,19 @@ class ReferenceRun:
         self._probe: int | None = None
         self._refusals = ReferenceRefusals(config.timing)
         self._greeted_since_slot = False
-        self._pause_until = 0.0
+        self._pause_until = self._next_attempt_at = 0.0
+        self._jitter = 0.5  # Before the first tick.
+        self._is_attempt_due = False
         self._without_primary_since: float | None = None
-        self._told_folders_at: float | None = None
+        self._tell_folders_at = 0.0
+        self._members_told_of: frozenset[Identity] = frozenset()
         # Of the present event.
         self._actions: list[Action] = []
         self._expected: list[Action] = []
         self._acting: ReferenceTerm | None = None
         self._welcomed: dict[int, Identity] = {}
         self._removed: list[int] = []
-        self._is_tick = False
+        self._is_tick = self._tells_folders = False
         self._ended = False
         self._now = 0.0
         self._phase_after = Phase.GATHERING
@@ -140,10 +143,12 @@ class ReferenceRun:
             self.roster.forget_greetings()
             self._greet_all()
         self.campaign = self._bootstrap = None
-        pause_s = self.config.timing.retry_interval_s / 2
+        pause_s = wait_s = self.config.timing.retry_interval_s / 2
         if self.known.failed:
             pause_s *= 2 ** min(self.known.failed, BACKOFF_DOUBLINGS_MAX) * 0.5
+            wait_s *= 2 ** min(self.known.failed, BACKOFF_DOUBLINGS_MAX) * (0.5 + self._jitter)
         self._pause_until = max(self._pause_until, now + pause_s)
+        self._next_attempt_at = max(self._next_attempt_at, now + wait_s)
 
     def _learn_of_term(self) -> None:
         """11.3."""
@@ -163,7 +168,7 @@ class ReferenceRun:
         self.known.held = term.leader_id.term, max(term.start_lsn, term.commit_lsn)
         self.term = self._probe = self._stream.ended_lsn = None
         self._ended = True
-        self._pause_until = 0.0
+        self._pause_until, self._next_attempt_at = 0.0, self._now
         self.roster.forget_greetings()
         self._greet_all()
 
