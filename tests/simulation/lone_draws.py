@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from safekeeper.consensus.control_state import TliHistory
@@ -12,6 +13,9 @@ from tests.simulation.world import TIMING
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
 from walproxy.proposer.seal import Seal
+
+# No two of them are the same, so that one in the place of another makes a difference.
+DISTINCT_TIMING = replace(TIMING, refused_wait_min_s=1.3, verify_timeout_s=2.1)
 
 
 def draw_config(
@@ -35,7 +39,7 @@ def draw_config(
         replace_lost=rng.random() < 0.3,
         apply_rule=drawn(rng),
         addresses=addresses,
-        timing=TIMING,
+        timing=DISTINCT_TIMING,
     )
 
 

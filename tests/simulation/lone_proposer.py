@@ -111,6 +111,7 @@ class LoneProposer:
         self._said: deque[tuple[int, AcceptorMessage]] = deque(maxlen=REPEATED_OF)
         self._pace = rng.choice((0.5, 0.9, 0.97))  # How seldom something else happens than what leads on.
         self._fits = rng.choice((0.5, 0.9, 0.98))  # How often a primary is the one that has written the newest log.
+        self._comes = rng.choice((0.5, 0.5, 0.03))  # How soon a primary comes that is not waited for: tail terms.
         self._patience = rng.choice((0.3, 0.9, 0.98))  # With which pulls last.
         self._proposer = watched_proposer(Proposer, self._config(), "the proposer", self.counts)
 
@@ -180,7 +181,7 @@ class LoneProposer:
             self._disconnect()
         elif self._chance(0.3) and any(not s.is_connected and s.id in peers for s in self._safekeepers.values()):
             self._connect()
-        elif (self._is_connecting or self._primary is None) and self._chance(0.5):
+        elif self._chance(0.5 if self._is_connecting else self._comes if self._primary is None else 0.0):
             self._identify()
         elif any(s.is_connected and s.requests for s in self._safekeepers.values()) and self._chance(0.8):
             self._answer()

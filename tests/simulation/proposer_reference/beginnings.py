@@ -1,7 +1,7 @@
 """When an attempt begins, a bootstrap, or the end of the run (docs/design/protocol.md, steps 0, 2, 12; 4.10).
 
-Part of the reference of the proposer (proposer.py). When it begins is the proposer's choice: its actions show that it
-has begun, and what is checked is whether it was permitted.
+Part of the reference of the proposer (proposer.py). Its actions show that it has begun; what is checked is whether
+that was permitted, and that what was due and possible has begun.
 """
 
 from typing import Any

@@ -7,7 +7,7 @@ walproxy/proposer. The numbers in the docstrings are those of the protocol. What
 
 Each event of `Proposer` is a method with the same arguments. It changes the state, and collects in `_expected` the
 actions that the protocol fixes; the actual ones must be these, in any order. Where the protocol leaves a choice, the
-actual action decides: when an attempt begins, an append, a read, a pull, the archiver. Such an action is checked
+actual action decides: an append, a read, a pull, the archiver. Such an action is checked
 against what is permitted, and what must not be left out is checked at the end of the event (term.py).
 """
 
@@ -47,7 +47,7 @@ FOLDERS_INTERVAL_S = 1.0
 NOT_MODELLED = {
     "Note": "what is logged",
     "error": "the wording of errors and of the reasons of actions; their kind is compared",
-    "due": "when an attempt begins, but for the least pause before it; when a heartbeat or a fetch is sent",
+    "due": "a heartbeat before it is due; when WAL is fetched for a member that commits do not wait for",
     "archiver": "9.2, which one replaces an archiver, and that one with a problem or without progress is replaced",
     "redirect": "10.11, the addresses by which a member is dialled, and which of two is tried next",
     "pull_sources": "6.6, which sources come first",
