@@ -78,6 +78,13 @@ class Safekeeper:
         self.has_readers = False
         self.sequence = 0
 
+    def lose_folder(self) -> None:
+        """Begin again with an empty folder."""
+        self.incarnation += "'"
+        self.history, self.forgotten, self.promised = (), 0, NOBODY
+        self.begin_lsn = self.write_lsn = self.flush_lsn = self.commit_lsn = 0
+        self.membership, self.cluster_id, self.starts = None, "", 1
+
 
 class LoneSafekeepers:
     """All safekeepers of a lone proposer.
@@ -114,7 +121,7 @@ class LoneSafekeepers:
                 start_lsn,
                 last.tli + rng.choice((0, 0, 1)),
                 self._chance(0.1),
-                max(last.floor, rng.choice((0, 0, 0, 0, last.tli - 1))),
+                max(last.floor, rng.choice((0, 0, 0, last.tli - 1, last.tli))),
             )
             size = rng.choice((0, 1, 700, SEGMENT_SIZE - 300, 30_000))
             lines.append(((*kept, entry), start_lsn + size))
@@ -154,6 +161,11 @@ class LoneSafekeepers:
         """Return all of them as members."""
         return tuple(Member(i, s.incarnation, f"S{i}:1") for i, s in self.all.items())
 
+    def newest_line(self) -> Line:
+        """Return the history and the end of the newest log."""
+        newest = max(self.all.values(), key=lambda s: (s.history[-1].term if s.history else 0, s.flush_lsn))
+        return (newest.history, newest.flush_lsn) if newest.history else self.lines[0]
+
     def page_crcs(self, begin_lsn: int, end_lsn: int) -> tuple[int, ...]:
         """Draw the checksums of the pages of some WAL."""
         return tuple(self.rng.randrange(100) for _ in range(-(-(end_lsn - begin_lsn) // DIGEST_PAGE_SIZE)))
@@ -189,9 +201,6 @@ class LoneSafekeepers:
             end_lsn = request.lsn + self.rng.choice((40, 300, 3000, 9000)) if self._chance(0.9) else 0
             return [TailResponse(request.request_id, request.lsn, end_lsn, max(0, request.lsn - 80))]
         if kind is PullWal:
-            if request.sources and self._chance(0.5):
-                safekeeper.requests.append(request)
-                return []
             safekeeper.write_lsn = max(safekeeper.write_lsn, request.end_lsn if self._chance(0.5) else 0)
             problem = "" if self._chance(0.7) else "no source"
             return [PullEnded(request.leader_id, request.request_id, safekeeper.write_lsn, problem)]
@@ -275,7 +284,7 @@ class LoneSafekeepers:
         if safekeeper.flush_lsn < request.base_lsn:
             safekeeper.begin_lsn = safekeeper.flush_lsn = request.base_lsn
         safekeeper.history, safekeeper.forgotten = request.history, request.forgotten_term
-        safekeeper.promised = request.leader_id
+        safekeeper.promised, safekeeper.sequence = request.leader_id, 0
         safekeeper.write_lsn = safekeeper.flush_lsn
         safekeeper.commit_lsn = min(safekeeper.commit_lsn, safekeeper.flush_lsn)
         safekeeper.has_readers = self._chance(0.3)
@@ -284,7 +293,8 @@ class LoneSafekeepers:
         )
         answers: list[AcceptorMessage] = [answer]
         if self._chance(0.9):
-            answers.append(ArchiveReport(safekeeper.begin_lsn, self._chance(0.5)))
+            has_archive = self._chance(0.6)
+            answers.append(ArchiveReport(safekeeper.begin_lsn, has_archive, has_archive and self._chance(0.15)))
         return answers
 
     def _append(self, safekeeper: Safekeeper, request: AppendRequest) -> list[AcceptorMessage]:

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import random
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -10,19 +11,24 @@ from typing import Any
 import pytest
 
 from safekeeper.consensus.messages import ProposerMessage
-from tests.simulation import lone_acceptor, lone_proposer, proposer_reference, runner
+from tests.simulation import drawn_apply_rules, lone_acceptor, lone_proposer, proposer_reference, runner
 from tests.simulation.bends import Bends
 from tests.simulation.counts import Counts
 from tests.simulation.lone_proposer import LoneProposer
 from tests.simulation.proposer_reference.checker import EVENTS
 from tests.simulation.proposer_reference.proposer import NOT_MODELLED, ReferenceProposer
 from tests.simulation.runner import Failure, Task, attempt, has_real_proxies, run_seed
+from tests.simulation.violation import Violation
 from tests.simulation.world import SimulationFailed, small_frames
 from walproxy.proposer import actions as actions_module
 from walproxy.proposer import campaign as campaign_module
+from walproxy.proposer.apply_rule import ApplyRule, parse_apply_rule
+from walproxy.proposer.archiving import Archiving
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.replication import Replication
+from walproxy.proposer.roster import Roster
 from walproxy.proposer.standbys import Standbys
 
 SEEDS = 12
@@ -37,6 +43,14 @@ def _most_wal(votes: Any) -> Any:
 
 def _reports_what_it_has(standbys: Standbys, commit_lsn: int) -> int:
     return commit_lsn
+
+
+def _nothing(*arguments: Any) -> None:
+    """Leave out what is due."""
+
+
+def _only_if_due(begin: Any) -> Any:
+    return lambda proposer, now, due=False: begin(proposer, now, due) if due else None
 
 
 @pytest.mark.parametrize(
@@ -63,6 +77,16 @@ def test_a_wrong_decision_is_found_in_a_cluster(
         (campaign_module, "choose_donor", _most_wal),
         (campaign_module, "highest_possible_commit", lambda votes, donor, *others: votes[donor].flush_lsn),
         (Standbys, "apply_lsn", _reports_what_it_has),
+        (campaign_module, "check_vote", _nothing),
+        (Roster, "give_up_on_silent", _nothing),
+        (Replication, "watch_pull", _nothing),
+        (Replication, "_heartbeat", _nothing),
+        (Leadership, "replace_lost", _nothing),
+        (Leadership, "tell_folders", _nothing),
+        (Archiving, "choose", lambda *arguments: ""),
+        (Standbys, "oldest_xmins", lambda standbys: (7, 7)),
+        (Leadership, "is_served", lambda *arguments: True),
+        (Proposer, "_try_to_begin", _only_if_due(Proposer._try_to_begin)),
     ],
 )
 def test_a_wrong_decision_is_found_by_random_answers(
@@ -70,7 +94,7 @@ def test_a_wrong_decision_is_found_by_random_answers(
 ) -> None:
     monkeypatch.setattr(holder, name, wrong)
     with pytest.raises(SimulationFailed, match="Reference"):
-        for seed in range(200):
+        for seed in range(600):
             lone_proposer.drive(seed)
 
 
@@ -87,6 +111,18 @@ def test_a_seed_does_the_same_whether_the_reference_looks_on_or_not(
         outcomes.append(run_seed(seed, digested=True))
     assert [outcome.counts["proposers' events compared"] > 0 for outcome in outcomes] == [False, True]
     assert outcomes[0].digest == outcomes[1].digest
+
+
+def test_a_parser_of_rules_that_forgets_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(text: str) -> ApplyRule:
+        return ApplyRule(text, 1, parse_apply_rule(text).names[:1])
+
+    for seed in range(200):
+        drawn_apply_rules.drawn(random.Random(seed))
+    monkeypatch.setattr(drawn_apply_rules, "parse_apply_rule", parse)
+    with pytest.raises(Violation, match="means"):
+        for seed in range(200):
+            drawn_apply_rules.drawn(random.Random(seed))
 
 
 def test_random_answers_reach_each_action_and_each_phase() -> None:

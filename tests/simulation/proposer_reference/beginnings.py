@@ -1,15 +1,23 @@
 """When an attempt begins, a bootstrap, or the end of the run (docs/design/protocol.md, steps 0, 2, 12; 4.10).
 
-Part of the reference of the proposer (proposer.py). When it begins is the proposer's choice: its actions show that it
-has begun, and what is checked is whether it was permitted.
+Part of the reference of the proposer (proposer.py). Its actions show that it has begun; what is checked is whether
+that was permitted, and that what was due and possible has begun.
 """
+
+from typing import Any
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.consensus.membership import Member, Membership
-from safekeeper.consensus.messages import Bootstrap, PreVoteRequest, ProposerGreeting, TailPreVoteRequest
+from safekeeper.consensus.messages import (
+    AcceptorGreeting,
+    Bootstrap,
+    PreVoteRequest,
+    ProposerGreeting,
+    TailPreVoteRequest,
+)
 from tests.simulation.proposer_reference.actions import Differs, expect, is_greeting, worded
 from tests.simulation.proposer_reference.campaign import ReferenceCampaign
-from tests.simulation.proposer_reference.roster import Cluster
+from tests.simulation.proposer_reference.roster import Cluster, Peer
 from tests.simulation.proposer_reference.run import ReferenceRun
 from tests.simulation.reference_histories import folders_of
 from walproxy.proposer.actions import Disconnect, Finish, RefusePrimary, SendMessage
@@ -34,10 +42,7 @@ class Beginnings(ReferenceRun):
         disconnected = {
             action.safekeeper_id
             for action in self._actions
-            if isinstance(action, Disconnect)
-            and worded(action) not in for_others
-            # One that is silent may be another server's, too: the reason says for what it was.
-            and not (action.reason.startswith("no reply") and self._is_silent(action))
+            if isinstance(action, Disconnect) and worded(action) not in for_others
         }
         is_refused = (self._has(Finish) or self._has(RefusePrimary)) and not self._is_refused_already()
         begins = asks or is_refused or disconnected & set(self.roster.foreigners(primary))
@@ -59,13 +64,68 @@ class Beginnings(ReferenceRun):
         elif len(self._sent(ProposerGreeting)) > sum(is_greeting(action) for action in self._expected):
             if self._repeats(primary):
                 expect(self._refusals.greeted_at is None, "4.10: safekeepers are greeted twice for one host")
-                self._refusals.greeted_at, self._pause_until = self._now, 0.0
+                self._refusals.greeted_at, self._pause_until, self._next_attempt_at = self._now, 0.0, self._now
             else:
                 is_first = bool(primary.slot) and not self._greeted_since_slot
                 expect(is_first, "0.2: safekeepers are greeted again for no reason")
                 self._greeted_since_slot = True
             self.roster.forget_greetings()
             self._greet_all()
+
+    def _draw_on(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """The waits: whether an attempt is due in this event, which is to begin then if that is possible."""
+        is_gathering = self.phase is Phase.GATHERING
+        self._is_attempt_due = is_gathering and self._now >= self._next_attempt_at
+        if event == "tick":
+            self._jitter = arguments[1]
+            if self._is_attempt_due and (self.primary is not None or self.known.requested_term):
+                pause_s = self.config.timing.retry_interval_s * (0.5 + self._jitter)
+                self._next_attempt_at = self._now + pause_s
+        elif event == "primary_identified":
+            self._is_attempt_due = self._is_attempt_due and not self._stream.identities_due > 1
+        else:
+            is_greeting = event == "message" and isinstance(arguments[1], AcceptorGreeting)
+            self._is_attempt_due = self._is_attempt_due and is_greeting
+
+    def _require_attempt(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """2.1, 0.1, 12.1: what could begin, and was due, has begun."""
+        if not self._is_attempt_due or self.phase is not Phase.GATHERING or self._actions_begin():
+            return
+        if event == "message" and self.roster.peers[arguments[0]].greeting is None:
+            return  # It has not greeted after all.
+        cluster, primary = self.roster.cluster(), self.primary
+        if primary is None:
+            if event == "tick" and cluster is not None:
+                expect(not self._wants_tail(cluster), "12.1: no tail term is campaigned for, although it is wanted")
+            return
+        expect(not self.roster.foreigners(primary), "1.5: safekeepers of another system do not count as missing")
+        if cluster is not None:
+            is_listed = {folder[0] for folder in folders_of(cluster.membership)} <= self.roster.peers.keys()
+            expect(is_listed, "0.12: the list of safekeepers does not fit, and the run goes on")
+            expect(self._repeats(primary), "2.1: no attempt begins, although it is due")
+            return
+        peers = self.roster.peers.values()
+        is_first = all(p.is_empty and not p.is_missing and not self._is_of_a_cluster(p) for p in peers)
+        is_first = is_first and (self.config.bootstrap or not primary.slot)
+        expect(not is_first, "0.1: no bootstrap begins, although it is due")
+
+    @staticmethod
+    def _is_of_a_cluster(peer: Peer) -> bool:
+        return peer.greeting is not None and peer.greeting.cluster_id != ""
+
+    def _actions_begin(self) -> bool:
+        """Whether something was begun or refused in this event."""
+        return self._has(RefusePrimary) or len(self._sent(ProposerGreeting)) > 0
+
+    def _wants_tail(self, cluster: Cluster) -> bool:
+        """12.1, 13.1."""
+        seal, after_s, since = self.config.seal, self.config.tail_after_s, self._without_primary_since
+        if self.known.has_gone_on:
+            return False
+        if seal is not None:
+            return True
+        waited = after_s is not None and since is not None and self._now - since >= after_s
+        return waited and self.roster.has_unknown_tail(cluster)
 
     def _is_refused_already(self) -> bool:
         return any(isinstance(action, RefusePrimary) for action in self._expected)

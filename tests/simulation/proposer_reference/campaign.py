@@ -44,6 +44,9 @@ from walproxy.proposer.actions import Action, Disconnect, IdentifyPrimary, SendM
 from walproxy.proposer.phase import Phase, ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
 
+# What a run may take otherwise (bends.py): the wait for a comparison grows with what is compared.
+VERIFIED_BYTES_PER_S = 8 << 20
+
 
 class Outcome(Enum):
     """What the answers have decided."""
@@ -175,11 +178,11 @@ class ReferenceCampaign:
         if self.phase is Phase.VERIFYING and safekeeper_id == self.donor:
             self.outcome = Outcome.LOST
 
-    def tick(self, now: float, gave_up: bool) -> None:
-        """4.1, and the waits. `gave_up`: whether the proposer gives up now; the wait for a comparison is its choice."""
+    def tick(self, now: float) -> None:
+        """4.1, and the waits."""
         timing = self._config.timing
         if self.phase is Phase.VERIFYING:
-            if gave_up and now - self.round_began_at > timing.verify_timeout_s:
+            if now - self.round_began_at > timing.verify_timeout_s + self.compared_bytes / VERIFIED_BYTES_PER_S:
                 self.outcome = Outcome.LOST
             return
         if self.phase is Phase.VOTING and can_elect(self.cluster.membership, self.votes):
@@ -221,9 +224,12 @@ class ReferenceCampaign:
             self.outcome = Outcome.FENCED
         elif not self._elects(self.asked.keys() - (answers.keys() - granted) - (self._out - granted)):
             self.outcome = Outcome.LOST
+            if rivals and (self._config.seal is not None or not self.is_tail):
+                self._known.is_spare = True
 
     def _ask_for_votes(self, now: float) -> None:
         """3.1, 3.2."""
+        self._known.is_spare = False
         self._known.requested_term = 1 + max(self._known.requested_term, *self._roster.promised_terms(), 0)
         self.leader_id = LeaderId(self._known.requested_term, self._config.proposer_id)
         self.phase = Phase.VOTING
@@ -361,11 +367,27 @@ class ReferenceCampaign:
                 self.outcome = Outcome.REFUSED
                 return
         self._crcs += message.page_crcs
+        self._crcs_end_lsn = message.end_lsn
         if message.end_lsn < lsn:
             self._send(self.donor, DigestRequest(self.leader_id, self.leader_id.term, message.end_lsn, lsn))
         else:
             self._has_crcs = True
             self._start()
+
+    def is_unasked(self, message: DigestResponse) -> bool:
+        """4.6: whether these checksums are not those that the donor was asked for: they break the protocol."""
+        if self.phase is not Phase.VERIFYING or self.beginning is None or self.leader_id is None or self._has_crcs:
+            return False
+        if message.request_id != self.leader_id.term:
+            return False
+        begin_lsn, end_lsn = message.begin_lsn, message.end_lsn
+        if self._crcs:
+            is_next = begin_lsn == self._crcs_end_lsn
+        else:
+            size = self.primary.segment_size if self.primary is not None else 1
+            is_next = begin_lsn <= self._last_check[0] and not begin_lsn % size
+        pages = [*range(begin_lsn, end_lsn, 8192)]
+        return not (is_next and begin_lsn < end_lsn <= self.beginning.lsn and len(message.page_crcs) == len(pages))
 
     def checked(self, page_crcs: tuple[int, ...]) -> None:
         """4.6: the bytes of the primary."""
@@ -374,7 +396,8 @@ class ReferenceCampaign:
 
     def segment_removed(self) -> None:
         """4.7."""
-        assert self.beginning is not None and self.primary is not None
+        if self.beginning is None or self.primary is None:
+            return  # It was the COPY of an earlier term.
         begin_lsn, lsn, size = self._check[0], self.beginning.lsn, self.primary.segment_size
         if begin_lsn < lsn and not self._config.allow_unverified_primary:
             self.outcome = Outcome.REFUSED

@@ -4,7 +4,7 @@ Part of the reference of the proposer (proposer.py). The rules are in members.py
 """
 
 from safekeeper.consensus.membership import Member, QuorumSizes
-from safekeeper.consensus.messages import ChangeMembers, MembersAnswer, Reconfigure
+from safekeeper.consensus.messages import ChangeMembers, Elected, MembersAnswer, Reconfigure
 from tests.simulation.proposer_reference.actions import Differs, expect
 from tests.simulation.proposer_reference.leading import Leading
 from tests.simulation.proposer_reference.members import ReferenceMembers
@@ -69,6 +69,32 @@ class MemberChanges(Leading):
         followers = {i for i, member in term.members.items() if member.is_connected}
         expect({i for i, _ in sent} == followers, "10.2: it is sent to {} only", [i for i, _ in sent])
         term.decide(membership)
+        for member in term.members.values():
+            if member.is_connected and member.waiting_since is None:
+                member.waiting_since = member.waiting_before = self._now
+
+    def _replace_lost(self) -> None:
+        """10.12: a learner takes the place of the member of its id."""
+        term = self.term
+        if term is None or not self.config.replace_lost or term.change.next(term.membership) is not None:
+            return
+        membership, members = term.membership, {member.id: member for member in term.membership.members}
+        skipping = {safekeeper_id for safekeeper_id, _ in self._sent(Elected)}
+        for safekeeper_id, learner in sorted(term.members.items()):
+            lost = members.get(safekeeper_id)
+            if (
+                lost is None
+                or not learner.follows
+                or safekeeper_id in skipping
+                or learner.folder[1] == lost.incarnation
+            ):
+                continue
+            successor = Member(lost.id, learner.folder[1], lost.address)
+            wanted = tuple(successor if member is lost else member for member in membership.members)
+            end = ReferenceMembers.end_of(membership, wanted, membership.quorum_sizes)
+            if end != term.change.cancelled and not self.refuses_change(wanted, membership.quorum_sizes, False):
+                term.change.want(membership, end, False)
+            return
 
     def _dialled(self, action: Dial) -> None:
         """10.11."""

@@ -10,15 +10,17 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError, RemoteProtocolError
 from safekeeper.consensus.membership import Member, QuorumSizes
 from tests.simulation.counts import Counts
 from tests.simulation.proposer_reference.actions import Differs
 from tests.simulation.proposer_reference.proposer import ReferenceProposer
+from tests.simulation.proposer_reference.shown import Shown
 from tests.simulation.trace import shown
 from tests.simulation.violation import Violation
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.view import view_of
 
 EVENTS = (
     "connected",
@@ -103,13 +105,20 @@ class ProposerChecker:
         proposer = self._proposer
         if event == "change_members":
             arguments, options = _change(*arguments, **options), {}
+        breaks = self._reference.breaks_protocol(*arguments[:2]) if event == "message" else False
         try:
             actions = method(proposer, *arguments, **options)
+        except RemoteProtocolError as broken:
+            if breaks is False:
+                self._fail(event, arguments, f"refuses a message ({broken}), reference does not")
+            raise
         except ConfigurationError:
             wanted, _, sizes, force = arguments
             if not self._reference.refuses_change(wanted, sizes, force):
                 self._fail(event, arguments, "refuses a change of the members, reference does not")
             raise
+        if breaks:
+            self._fail(event, arguments, "takes a message that breaks the protocol")
         leadership = proposer.leadership
         membership = leadership.membership if leadership is not None else None
         try:
@@ -118,6 +127,37 @@ class ProposerChecker:
             self._fail(event, arguments, str(problem))
         self._compare(event, arguments)
         return actions
+
+    def compare_shown(self, now: float) -> None:
+        """Compare what the shell and status pages read at a time (shown.py).
+
+        Raises:
+            Violation: it is something else than the reference says.
+        """
+        proposer, view = self._proposer, view_of(self._proposer, now)
+        led = view.led
+        actual = Shown(
+            view.state,
+            proposer.knows_a_cluster,
+            view.is_spare,
+            proposer.quorum_end_lsn,
+            proposer.hot_standby_feedback(),
+            proposer.sealed,
+            led is not None and led.answers,
+            led.taking_part if led is not None else frozenset(),
+            led is not None and led.is_served,
+            (led.archive.archiver, led.archive.archived_lsn) if led is not None and led.archive is not None else None,
+            tuple(sorted((r.standby.name.lower(), r.safekeeper_id, r.connected, r.designated) for r in view.standbys)),
+            bool(view.lacking),
+            proposer.committed_lsns(),
+        )
+        expected = self._reference.shown(now)
+        if proposer.is_steady and not self._reference.is_everyday():
+            self._fail("shown", (now,), "only everyday events are expected, reference expects others")
+        if actual != expected:
+            pairs = zip(Shown._fields, actual, expected, strict=True)
+            name, one, other = next(each for each in pairs if each[1] != each[2])
+            self._fail("shown", (now,), f"{name} is {one}, reference {other}")
 
     def _compare(self, event: str, arguments: tuple[Any, ...]) -> None:
         proposer, reference = self._proposer, self._reference

@@ -7,7 +7,7 @@ walproxy/proposer. The numbers in the docstrings are those of the protocol. What
 
 Each event of `Proposer` is a method with the same arguments. It changes the state, and collects in `_expected` the
 actions that the protocol fixes; the actual ones must be these, in any order. Where the protocol leaves a choice, the
-actual action decides: when an attempt begins, an append, a read, a pull, the archiver. Such an action is checked
+actual action decides: an append, a read, a pull, the archiver. Such an action is checked
 against what is permitted, and what must not be left out is checked at the end of the event (term.py).
 """
 
@@ -18,17 +18,24 @@ from safekeeper.consensus.messages import (
     AppendRequest,
     AppendResponse,
     ArchiveAssignment,
+    Bootstrap,
     Elected,
+    FolderIsOlder,
     FolderStates,
+    PreVoteRequest,
+    ProposerGreeting,
     PullEnded,
     PullWal,
     ReadRequest,
     Reconfigure,
+    TailPreVoteRequest,
+    VoteRequest,
 )
 from tests.simulation.proposer_reference.actions import Differs, alike, expect, without_repeats, worded
 from tests.simulation.proposer_reference.beginnings import Beginnings
 from tests.simulation.proposer_reference.primary import PrimaryEvents
 from tests.simulation.proposer_reference.safekeepers import SafekeeperEvents
+from tests.simulation.proposer_reference.shown import ShownState
 from tests.simulation.proposer_reference.term import ReferenceTerm
 from tests.simulation.reference_histories import folders_of
 from walproxy.proposer.actions import Action, Dial, Disconnect, ReportStatus, SendAppend, SendMessage
@@ -40,14 +47,12 @@ FOLDERS_INTERVAL_S = 1.0
 NOT_MODELLED = {
     "Note": "what is logged",
     "error": "the wording of errors and of the reasons of actions; their kind is compared",
-    "due": "when an attempt begins, but for the least pause before it; when a heartbeat or a fetch is sent",
-    "archiver": "9.2, that an archiver is replaced, and by which one; why it may be, the first one and assignments are",
+    "due": "a heartbeat before it is due; when WAL is fetched for a member that commits do not wait for",
+    "archiver": "9.2, which one replaces an archiver, and that one with a problem or without progress is replaced",
     "redirect": "10.11, the addresses by which a member is dialled, and which of two is tried next",
     "pull_sources": "6.6, which sources come first",
-    "replace_lost": "10.12",
     "cluster_id": "0.3, the digest of a bootstrap",
     "log_tail": "4.7, the tail of the log: synthetic WAL has none",
-    "invalid": "messages that break the protocol: the shell closes that connection",
 }
 
 # Which argument of an event is its time.
@@ -67,7 +72,11 @@ _NOW = {
 }
 
 
-class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
+# What is answered, besides what the leader of a term sends.
+_ASKS = (ProposerGreeting, PreVoteRequest, TailPreVoteRequest, VoteRequest, Bootstrap, FolderIsOlder)
+
+
+class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState):
     """What a proposer does with each event."""
 
     def after(
@@ -92,7 +101,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         self._expected.clear()
         self._acting = self.term
         self._welcomed = {}
-        self._is_tick = event == "tick"
+        self._is_tick, self._tells_folders = event == "tick", False
         self._ended = False
         self._phase_after, self._membership_after = phase, membership
         if event in _NOW:
@@ -103,6 +112,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             elif isinstance(action, Dial):
                 self._dialled(action)
         ends_tail_term = self._ends_tail_term()
+        self._draw_on(event, arguments)
         getattr(self, event)(*arguments)
         if self._actions:
             self._may_begin()
@@ -110,6 +120,8 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             self._explain()
         if self._is_tick and not ends_tail_term:
             self._look_for_primary()  # It may have been refused in this event.
+        if self._is_attempt_due:
+            self._require_attempt(event, arguments)
         if self._removed:
             self._forget_removed()
         if self._actions or self._ended or self.term is not None:
@@ -122,16 +134,27 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         if self._ends_tail_term():
             self._end_term()
             return
+        self._close_silent(now)
         term = self.term
         if term is not None:
+            term.begin_tick()
+            self._tells_folders = now >= self._tell_folders_at
+            if self._tells_folders:
+                self._tell_folders_at = now + FOLDERS_INTERVAL_S
             if self.config.seal is not None and term.commit_lsn:
                 self.known.was_elected = True  # 13.1: a takeover holds until the seal is committed.
             term.truncate_lsn = term.truncate_now()
-            self._decide()
+            is_settled = term.change.next(term.membership) is None
+            if not is_settled:
+                self._decide()
+            self._members_told_of = folders_of(term.membership)
+            self._replace_lost()
+            if is_settled:
+                self._decide()
             self._hang_up(term)
             self._follow_term(now)
         elif self.campaign is not None:
-            self.campaign.tick(now, self._phase_after is Phase.GATHERING)
+            self.campaign.tick(now)
             self._follow_campaign(now)
         self._look_for_primary()
 
@@ -157,6 +180,9 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
     def _explain(self) -> None:
         """Compare the actions that the protocol fixes, and check the others against what is permitted."""
         fixed: list[Action] = []
+        decided = self._sent(Reconfigure)
+        if decided:
+            self._leading().append_generation = decided[0][1].membership.generation - 1
         for action in self._actions:
             if isinstance(action, SendAppend):
                 self._leading().sent_append(action.safekeeper_ids, action.header, action.end_lsn, self._now)
@@ -170,6 +196,11 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             missing.remove(plain)
         if missing:
             raise Differs(f"does not {missing[0]}")
+        for action in fixed:
+            if isinstance(action, SendMessage) and isinstance(action.message, _ASKS):
+                peer = self.roster.peers[action.safekeeper_id]
+                if peer.waiting_since is None:
+                    peer.waiting_since = self._now
 
     def _leading(self) -> ReferenceTerm:
         if self._acting is None:
@@ -178,8 +209,6 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
 
     def _is_left_open(self, action: Action) -> bool:
         """Check an action that the protocol does not fix, or that is compared elsewhere; return whether it is one."""
-        if isinstance(action, Disconnect):
-            return self._is_silent(action)
         if not isinstance(action, SendMessage):
             return isinstance(action, ReportStatus)
         safekeeper_id, message = action.safekeeper_id, action.message
@@ -191,13 +220,14 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         elif isinstance(message, ReadRequest):
             self._leading().sent_read(safekeeper_id, message)
         elif isinstance(message, PullWal):
-            self._leading().sent_pull(safekeeper_id, message)
+            self._leading().sent_pull(safekeeper_id, message, self._now, self._is_tick)
         elif isinstance(message, ArchiveAssignment):
             self._leading().sent_assignment(safekeeper_id, message, self._now, self._is_tick)
         elif isinstance(message, FolderStates):
             self._told_folders(safekeeper_id, message)
         elif isinstance(message, Reconfigure):
             expect(message.membership == self._leading().membership, "10.4: a membership that is not decided for")
+            self._leading().append_generation = None
         else:
             return False
         return True
@@ -205,31 +235,39 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
     def _told_folders(self, safekeeper_id: int, message: FolderStates) -> None:
         """11.3."""
         term = self._leading()
-        expect(self._is_tick and term.members[safekeeper_id].follows, "11.3: folders are told at the wrong time")
-        last = self._told_folders_at
-        is_due = last is None or last == self._now or self._now >= last + FOLDERS_INTERVAL_S
-        expect(is_due, "11.3: folders are told too often")
-        self._told_folders_at = self._now
+        member = term.members[safekeeper_id]
+        expect(self._is_tick and member.follows, "11.3: folders are told at the wrong time")
+        expect(self._tells_folders, "11.3: folders are told too often")
+        expected = self._folders_to_tell(term)
+        expect(message == expected, "11.3: tells {}, reference {}", message, expected)
+        expect(message != member.told_folders, "11.3: safekeeper {} is told the same again", safekeeper_id)
+        member.told_folders = message
+
+    def _folders_to_tell(self, term: ReferenceTerm) -> FolderStates:
         self._learn_of_term()
         known = self.roster.folders.get(term.elected.cluster_id, {})
-        states = tuple(known[folder] for folder in sorted(folders_of(term.membership)) if folder in known)
-        expected = FolderStates(term.elected.cluster_id, states)
-        expect(message == expected, "11.3: tells {}, reference {}", message, expected)
+        states = tuple(known[folder] for folder in sorted(self._members_told_of) if folder in known)
+        return FolderStates(term.elected.cluster_id, states)
 
-    def _is_silent(self, action: Disconnect) -> bool:
-        """The waits: a safekeeper that does not answer."""
-        if action in self._expected or not self._is_tick:
-            return False
-        if any(isinstance(a, Disconnect) and a.safekeeper_id == action.safekeeper_id for a in self._expected):
-            return False
-        member = self.term.members.get(action.safekeeper_id) if self.term is not None else None
-        if member is not None and member.pull is not None and not member.pull.sources:
-            return True  # The end of a pull is not confirmed.
+    def _require_folders_told(self, term: ReferenceTerm, gone: set[int]) -> None:
+        """11.3: each second, who does not know what is known of the members' folders is told."""
+        if not self._tells_folders:
+            return
+        due = self._folders_to_tell(term)
+        for safekeeper_id, member in term.members.items():
+            if member.follows and safekeeper_id not in gone and due.folders:
+                expect(member.told_folders == due, "11.3: safekeeper {} is not told {}", safekeeper_id, due)
+
+    def _close_silent(self, now: float) -> None:
+        """The waits: who has not answered for too long."""
         timeout_s = self.config.timing.response_timeout_s
-        if member is not None and not member.follows and self._now - member.elected_at > timeout_s:
-            return True  # `Elected` is not answered, although messages before it were.
-        peer = self.roster.peers[action.safekeeper_id]
-        return self._now - peer.answered_at > timeout_s
+        for safekeeper_id, peer in self.roster.peers.items():
+            if peer.is_connected and peer.waiting_since is not None and now - peer.waiting_since > timeout_s:
+                peer.waiting_since = None
+                self._disconnect(safekeeper_id)
+        if self.term is not None:
+            for safekeeper_id in self.term.silent(now):
+                self._disconnect(safekeeper_id)
 
     def _require(self, event: str, arguments: tuple[Any, ...]) -> None:
         """What must have been done at the end of the event."""
@@ -252,6 +290,9 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         term.require_told()
         if event in ("wal_received", "tick"):
             gone = {a.safekeeper_id for a in self._actions if isinstance(a, Disconnect)}
+            if self._is_tick:
+                term.require_tick(gone, self._now)
+                self._require_folders_told(term, gone)
             term.require_wal(term.members.keys() - gone)
         elif event == "message" and isinstance(arguments[1], AppendResponse | PullEnded):
             term.require_wal([arguments[0]])

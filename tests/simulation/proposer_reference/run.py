@@ -49,16 +49,19 @@ class ReferenceRun:
         self._probe: int | None = None
         self._refusals = ReferenceRefusals(config.timing)
         self._greeted_since_slot = False
-        self._pause_until = 0.0
+        self._pause_until = self._next_attempt_at = 0.0
+        self._jitter = 0.5  # Before the first tick.
+        self._is_attempt_due = False
         self._without_primary_since: float | None = None
-        self._told_folders_at: float | None = None
+        self._tell_folders_at = 0.0
+        self._members_told_of: frozenset[Identity] = frozenset()
         # Of the present event.
         self._actions: list[Action] = []
         self._expected: list[Action] = []
         self._acting: ReferenceTerm | None = None
         self._welcomed: dict[int, Identity] = {}
         self._removed: list[int] = []
-        self._is_tick = False
+        self._is_tick = self._tells_folders = False
         self._ended = False
         self._now = 0.0
         self._phase_after = Phase.GATHERING
@@ -140,14 +143,17 @@ class ReferenceRun:
             self.roster.forget_greetings()
             self._greet_all()
         self.campaign = self._bootstrap = None
-        self._pause_until = max(self._pause_until, now + self._pause_s())
+        pause_s, wait_s = self._pauses_s()
+        self._pause_until = max(self._pause_until, now + pause_s)
+        self._next_attempt_at = max(self._next_attempt_at, now + wait_s)
 
-    def _pause_s(self) -> float:
-        """The waits: the shortest pause before the next attempt."""
-        pause_s = self.config.timing.retry_interval_s / 2
+    def _pauses_s(self) -> tuple[float, float]:
+        """The waits: the shortest pause before the next attempt, and the one with the jitter of this time."""
+        pause_s = wait_s = self.config.timing.retry_interval_s / 2
         if self.known.failed:
-            pause_s *= 2 ** min(self.known.failed, BACKOFF_DOUBLINGS_MAX) * 0.5
-        return pause_s
+            doubled = 2 ** min(self.known.failed, BACKOFF_DOUBLINGS_MAX)
+            pause_s, wait_s = pause_s * doubled * 0.5, wait_s * doubled * (0.5 + self._jitter)
+        return pause_s, wait_s
 
     def _learn_of_term(self) -> None:
         """11.3."""
@@ -169,7 +175,8 @@ class ReferenceRun:
         self._ended = True
         has_failed = is_deposed and not term.commit_lsn
         self.known.failed = self.known.failed + 1 if has_failed else 0
-        self._pause_until = self._now + self._pause_s() if has_failed else 0.0
+        pause_s, wait_s = self._pauses_s() if has_failed else (0.0, 0.0)
+        self._pause_until, self._next_attempt_at = (self._now + pause_s if has_failed else 0.0), self._now + wait_s
         self.roster.forget_greetings()
         self._greet_all()
 

@@ -14,37 +14,30 @@ from safekeeper.consensus.messages import (
     ArchiveReport,
     Bootstrapped,
     ChangeMembers,
-    DigestResponse,
     FolderIsOlder,
     FolderStates,
-    PreVoteResponse,
     PullEnded,
     ReadResponse,
     Reconfigured,
     Refusal,
     RefusalCode,
     StandbyFeedback,
-    TailResponse,
     VoteResponse,
 )
+from tests.simulation.proposer_reference.broken import BrokenMessages
 from tests.simulation.proposer_reference.changes import MemberChanges
 from tests.simulation.proposer_reference.roster import Peer, is_older
 from tests.simulation.reference_histories import folders_of
 from walproxy.proposer.actions import SendMessage
 
-# These come by themselves, or answer other requests than those of the leader of a term.
-_NO_ANSWERS = (FolderStates, StandbyFeedback, ArchiveReport, ChangeMembers, ReadResponse, Refusal)
-# Once the term is won, these are no answers to its leader.
-_OF_ATTEMPTS = (PreVoteResponse, VoteResponse, DigestResponse, TailResponse)
 
-
-class SafekeeperEvents(MemberChanges):
+class SafekeeperEvents(MemberChanges, BrokenMessages):
     """What a safekeeper does, and sends."""
 
     def connected(self, safekeeper_id: int, now: float) -> None:
         """1.1."""
         before = self.roster.peers[safekeeper_id]
-        self.roster.peers[safekeeper_id] = Peer(True, answered_at=now, is_missing=before.is_missing, code=before.code)
+        self.roster.peers[safekeeper_id] = Peer(True, is_missing=before.is_missing, code=before.code)
         self._greet(safekeeper_id)
 
     def disconnected(self, safekeeper_id: int, now: float) -> None:
@@ -67,9 +60,8 @@ class SafekeeperEvents(MemberChanges):
         if not peer.is_connected or self.is_finished:
             return
         term = self.term
-        is_late = term is not None and isinstance(message, _OF_ATTEMPTS)
-        if not is_late and not isinstance(message, _NO_ANSWERS):
-            peer.answered_at = now
+        if not isinstance(message, FolderStates):  # The answer itself follows.
+            peer.waiting_since = now if peer.greeting is None else None
         if isinstance(message, FolderStates):
             peer.reported = message.cluster_id, message.folders[0]
             self.roster.learn(message.cluster_id, message.folders)
@@ -94,15 +86,19 @@ class SafekeeperEvents(MemberChanges):
                 term.archive_reported(safekeeper_id, message, now)
         elif isinstance(message, PullEnded):
             if term is not None:
-                term.pull_ended(safekeeper_id, message)
+                term.pull_ended(safekeeper_id, message, now)
         elif isinstance(message, Reconfigured):
             if term is not None and message.leader_id == term.leader_id:
                 member = term.members.get(safekeeper_id)
                 if member is not None and member.is_connected:
                     member.generation = max(member.generation, message.generation)
+                    member.waiting_since = None if member.write_lsn >= member.sent_lsn else now
                     self._decide()
                 self._follow_term(now)
-        elif not isinstance(message, ReadResponse):
+        elif isinstance(message, ReadResponse):
+            if term is not None:
+                term.read_answered(safekeeper_id, message, now)
+        else:
             if isinstance(message, VoteResponse):
                 self._shows_promise(safekeeper_id, message.promised.term, message.promised)
             if self.campaign is not None:
@@ -120,7 +116,7 @@ class SafekeeperEvents(MemberChanges):
         peer, term = self.roster.peers[safekeeper_id], self.term
         folder = safekeeper_id, greeting.incarnation
         known = peer.asked_with.popleft().get(greeting.cluster_id, {}).get(folder)
-        peer.greeting, peer.greeted_at = greeting, now
+        peer.greeting, peer.greeted_at, peer.waiting_since = greeting, now, None
         peer.is_missing, peer.code = False, None
         for other_id, other in self.roster.peers.items():
             twin = other.greeting if other_id != safekeeper_id else None
@@ -148,6 +144,8 @@ class SafekeeperEvents(MemberChanges):
                 self._welcome(term, safekeeper_id, greeting)
         elif self.campaign is not None:
             self.campaign.greeted(safekeeper_id)
+        elif self._bootstrap is not None and safekeeper_id not in self._bootstrapped:
+            peer.waiting_since = now
 
     def _refusal(self, safekeeper_id: int, refusal: Refusal, now: float) -> None:
         """The table of refusals."""
@@ -162,7 +160,7 @@ class SafekeeperEvents(MemberChanges):
             if term is not None and refusal.promised.term > term.leader_id.term:
                 self._end_term(is_deposed=True)
         elif code is RefusalCode.RANGE and term is not None:
-            term.range_refused(safekeeper_id)
+            term.range_refused(safekeeper_id, now)
         elif code in (
             RefusalCode.POSITION,
             RefusalCode.NOT_ADOPTED,

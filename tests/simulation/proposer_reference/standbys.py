@@ -23,10 +23,14 @@ class ReferenceStandbys:
         self._reports: dict[int, dict[str, int]] = {}  # safekeeper: name: apply_lsn
         self._connected: set[int] = set()
         self._gone: dict[str, int] = {}
+        self._whole: dict[int, tuple[Standby, ...]] = {}  # as reported
+        self._left_at: dict[str, int] = {}  # where one that is gone has streamed last
 
     def report(self, safekeeper_id: int, standbys: Iterable[Standby]) -> None:
         """A safekeeper reports all standbys that stream from it."""
+        standbys = tuple(standbys)
         before = self._reports.get(safekeeper_id, {})
+        self._whole[safekeeper_id] = standbys
         names: dict[str, int] = {}
         for standby in standbys:
             name = _folded(standby.name)
@@ -37,7 +41,9 @@ class ReferenceStandbys:
             if other not in self._connected:
                 self._reports[other] = {name: lsn for name, lsn in reported.items() if name not in names}
         present = {name for reported in self._reports.values() for name in reported}
-        self._gone.update({name: lsn for name, lsn in before.items() if name not in present})
+        left = {name: lsn for name, lsn in before.items() if name not in present}
+        self._gone.update(left)
+        self._left_at.update(dict.fromkeys(left, safekeeper_id))
         self._gone = {name: lsn for name, lsn in self._gone.items() if name not in names}
 
     def disconnected(self, safekeeper_id: int) -> None:
@@ -51,6 +57,36 @@ class ReferenceStandbys:
             for safekeeper_id, reported in self._reports.items()
         }
         self._gone = {name: min(apply_lsn, lsn) for name, apply_lsn in self._gone.items()}
+
+    def oldest_xmins(self) -> tuple[int, int]:
+        """The oldest xmin and catalog_xmin of those that stream now, 0 for none."""
+        now = [standby for safekeeper_id in self._connected for standby in self._whole[safekeeper_id]]
+        xmins = sorted(standby.xmin for standby in now if standby.xmin)
+        catalog_xmins = sorted(standby.catalog_xmin for standby in now if standby.catalog_xmin)
+        return (*xmins[:1], 0)[0], (*catalog_xmins[:1], 0)[0]
+
+    def rows(self) -> tuple[tuple[str, int, bool, bool], ...]:
+        """Each standby, also one that is designated and gone: name, safekeeper, whether it streams, is designated."""
+        rows = [
+            (name, safekeeper_id, safekeeper_id in self._connected, self._is_designated(name))
+            for safekeeper_id, names in self._reports.items()
+            for name in names
+        ]
+        rows += [(name, self._left_at[name], False, True) for name in self._gone if self._is_designated(name)]
+        return tuple(sorted(rows))
+
+    def _is_designated(self, name: str) -> bool:
+        return self.rule.count > 0 and (not self.rule.names or name in self.rule.names)
+
+    def is_lacking(self) -> bool:
+        """Whether too few of the designated ones stream; where each one is designated, too few that replay."""
+        streaming = {
+            name: lsn for safekeeper_id in self._connected for name, lsn in self._reports[safekeeper_id].items()
+        }
+        if self.rule.names:
+            return len(streaming.keys() & set(self.rule.names)) < self.rule.count
+        last = {_folded(s.name): s.apply_lsn for i in self._connected for s in self._whole[i]}
+        return sum(1 for name in streaming if last[name]) < self.rule.count
 
     def apply_lsn(self, commit_lsn: int) -> int:
         """7.6: the smaller of commit_lsn and what the designated standbys have replayed."""

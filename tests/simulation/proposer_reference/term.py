@@ -7,19 +7,22 @@ actual action is checked against what is permitted: the `sent_` methods raise `D
 checked at the end of the event: the `require_` methods.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import msgspec
 
 from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import AppendRequest, ArchiveAssignment, Elected, PullWal, ReadRequest
 from tests.simulation.proposer_reference.actions import Differs, expect
-from tests.simulation.proposer_reference.term_state import Member, TermState
+from tests.simulation.proposer_reference.term_members import Member
+from tests.simulation.proposer_reference.term_state import TermState
 
 # What a run may take otherwise (bends.py): 7.10, 6.6.
 APPEND_BYTES_MAX = 1 << 20
 IN_FLIGHT_BYTES_MAX = 8 << 20
 PULL_BYTES_MIN = 16 << 20
+PULL_STALL_S = 20.0
+READ_AHEAD_S = 0.1
 # 9.2.
 ARCHIVER_AWAITED_S = 2.0
 ARCHIVER_GONE_S, ARCHIVER_PROBLEM_S, ARCHIVER_STALL_S = 5.0, 10.0, 60.0
@@ -38,6 +41,7 @@ class ReferenceTerm(TermState):
             member = Member(folder)
             if known is not None:
                 member.refuses, member.is_doubted = known.refuses, known.is_doubted
+                member.pull_allowed_at = known.pull_allowed_at
                 if known.folder == folder:
                     member.generation = known.generation
                     if known.folder in self.voters() and known.has_adopted:
@@ -50,12 +54,12 @@ class ReferenceTerm(TermState):
             expect(member.follows, "6.1: a member that does not follow is sent Elected again")
             expect(member.sent_lsn < self.window_begin_lsn, "6.1: a member skips WAL that the window holds")
             expect(not self.sources_for(safekeeper_id, member.sent_lsn), "6.1: a member skips WAL that one retains")
-            expect(member.sent_lsn == member.write_lsn, "6.1: a member skips WAL while an append is in flight")
+            expect(member.waiting_since is None, "6.1: a member skips WAL while an append is in flight")
             base_lsn = self.base_for(safekeeper_id)
             expect(member.sent_lsn < base_lsn, "6.1: a member skips WAL to a position that it has")
-            member.follows, member.skips_to_lsn = False, base_lsn
+            member.follows, member.skips_to_lsn, self._has_skipped = False, base_lsn, True
         _same(message, expected)
-        member.elected_at = now
+        member.told_at = member.waiting_since = now
         member.told_commit_lsn = self.commit_lsn
         member.told_generation = self.membership.generation
 
@@ -76,7 +80,7 @@ class ReferenceTerm(TermState):
             if has_wal:
                 self._sent_wal(safekeeper_id, member, header.begin_lsn, end_lsn)
                 member.last_begin_lsn = header.begin_lsn
-            _sent_to(member, header, end_lsn)
+            _sent_to(member, header, end_lsn, now)
 
     def sent_fetched(self, safekeeper_id: int, message: AppendRequest, now: float) -> None:
         """6.1: an append of WAL that another member has sent."""
@@ -86,7 +90,7 @@ class ReferenceTerm(TermState):
         expect(end_lsn <= self.window_begin_lsn, "6.1: WAL is fetched that the window holds")
         self._sent_header(message, now)
         member.last_begin_lsn = message.begin_lsn
-        _sent_to(member, message, end_lsn)
+        _sent_to(member, message, end_lsn, now)
 
     def _follower(self, safekeeper_id: int) -> Member:
         member = self.members.get(safekeeper_id)
@@ -103,7 +107,7 @@ class ReferenceTerm(TermState):
         may_be_early = not header.healthy and not self._has_streamed
         expected = AppendRequest(
             self.leader_id,
-            self.membership.generation,
+            self.membership.generation if self.append_generation is None else self.append_generation,
             header.begin_lsn,
             self.commit_lsn,
             header.truncate_lsn,
@@ -140,10 +144,11 @@ class ReferenceTerm(TermState):
         expect(source.wal_begin_lsn <= request.begin_lsn < source.flush_lsn, "6.1: the source does not retain that")
         limit = min(source.flush_lsn, self.window_begin_lsn)
         expect(request.begin_lsn < request.end_lsn <= limit, "6.1: the read ends above what the source or nobody has")
-        expect(request.request_id not in self.reads, "a number of a request is used twice")
+        expect(request.request_id not in self._request_ids, "a number of a request is used twice")
+        self._request_ids.add(request.request_id)
         self.reads[request.request_id] = source_id, request
 
-    def sent_pull(self, safekeeper_id: int, request: PullWal) -> None:
+    def sent_pull(self, safekeeper_id: int, request: PullWal, now: float, is_tick: bool) -> None:
         """6.6."""
         member = self.members.get(safekeeper_id)
         if member is None or not member.follows:
@@ -152,6 +157,7 @@ class ReferenceTerm(TermState):
         if request.sources:
             sources = self.sources_for(safekeeper_id, member.sent_lsn)
             expect(member.pull is None, "6.6: a member that pulls is to pull")
+            expect(now >= member.pull_allowed_at, "6.6: a pull after one that has failed, too early")
             expect(member.sent_lsn < self.window_begin_lsn, "6.6: a member pulls what the window holds")
             expect(request.end_lsn <= self.commit_lsn, "6.6: a pull goes beyond commit_lsn")
             expect(request.end_lsn - member.sent_lsn >= PULL_BYTES_MIN, "6.6: a pull is too short")
@@ -161,7 +167,17 @@ class ReferenceTerm(TermState):
         else:
             expect(member.pull is not None, "6.6: a pull is ended that was not begun")
             expect(bool(member.pull is not None and member.pull.sources), "6.6: a pull is ended twice")
-        member.pull = request
+            is_awaited = self._is_pull_too_slow(safekeeper_id, member)
+            is_stalled = now - member.pull_moved_at > PULL_STALL_S
+            expect(is_tick and (is_awaited or is_stalled), "6.6: a pull is ended without a reason")
+            member.pull_problem = not is_awaited
+        if request.sources:
+            member.pull_problem = False
+        member.pull, member.pull_moved_at = request, now
+
+    def _is_pull_too_slow(self, safekeeper_id: int, member: Member) -> bool:
+        """6.6: whether its rate is limited, and commits wait for this member."""
+        return member.pull is not None and member.pull.bytes_per_s > 0 and self.is_waited_for(safekeeper_id)
 
     def sent_assignment(self, safekeeper_id: int, message: ArchiveAssignment, now: float, is_tick: bool) -> None:
         """9.2."""
@@ -177,6 +193,7 @@ class ReferenceTerm(TermState):
                 archives = {i for i in able if archive.reports[i].is_archiver}
                 expect(bool(archives) or now - self._began_at >= ARCHIVER_AWAITED_S, "9.2: named too early")
             else:
+                expect(message.archiver in self._successors(), "9.2: {} has another archive", message.archiver)
                 self._require_replacement(message.archiver, now)
             archive.archiver = message.archiver
             archive.moved_at[message.archiver] = now
@@ -199,6 +216,30 @@ class ReferenceTerm(TermState):
         is_stalled = is_behind and now - archive.moved_at[archiver] >= ARCHIVER_STALL_S
         expect(has_problem or is_stalled, "9.2: the archiver is replaced without a reason")
 
+    def _successors(self) -> set[int]:
+        """9.2: who may become the archiver; who has a part of the archive that others lack is not passed over."""
+        archive = self.archive
+        able = {
+            i: report.wal_begin_lsn
+            for i, report in archive.reports.items()
+            if report.has_archive and i != archive.archiver
+            if not (report.archive_id and archive.archive_id and report.archive_id != archive.archive_id)
+        }
+        gapless = {i for i, wal_begin_lsn in able.items() if wal_begin_lsn <= archive.archived_lsn}
+        return gapless or set(able)
+
+    def _require_archiver(self, now: float) -> None:
+        """9.2: that there is one, and that one which is gone is replaced."""
+        archive = self.archive
+        report = archive.reports.get(archive.archiver)
+        if not archive.archiver:
+            able = [report for report in archive.reports.values() if report.has_archive]
+            is_due = any(report.is_archiver for report in able) or now - self._began_at >= ARCHIVER_AWAITED_S
+            expect(not (able and is_due), "9.2: no archiver is named")
+        elif report is None or not report.has_archive:
+            is_due = now - archive.gone_at.get(archive.archiver, 0.0) >= ARCHIVER_GONE_S
+            expect(not (is_due and self._successors()), "9.2: an archiver that is gone is not replaced")
+
     def _first_archiver(self) -> int:
         """9.2: one that archives already, else the one without a problem whose WAL begins first."""
         able = {i: report for i, report in self.archive.reports.items() if report.has_archive}
@@ -220,6 +261,42 @@ class ReferenceTerm(TermState):
             waits = member.write_lsn < member.last_begin_lsn and rest < APPEND_BYTES_MAX
             expect(is_full or waits, "6.1: safekeeper {} is not sent the WAL from {:X}", safekeeper_id, member.sent_lsn)
 
+    def require_tick(self, gone: Set[int], now: float) -> None:
+        """The waits, 6.1, 6.6: what a tick must have done for the members that follow.
+
+        Args:
+            gone: who was disconnected in it.
+        """
+        self._require_archiver(now)
+        for safekeeper_id, member in self.members.items():
+            if not member.follows or safekeeper_id in gone:
+                continue
+            waited_s = now - member.told_at
+            expect(waited_s < self._timing.heartbeat_interval_s, "7.3: {} has no heartbeat", safekeeper_id)
+            if self._has_skipped:
+                continue  # Who is waited for may have changed between two members.
+            pull = member.pull
+            if pull is not None and pull.sources:
+                is_due = self._is_pull_too_slow(safekeeper_id, member) or now - member.pull_moved_at > PULL_STALL_S
+                expect(not is_due, "6.6: the pull of {} is not ended", safekeeper_id)
+            elif pull is None:
+                self._require_fed(safekeeper_id, member, now)
+
+    def _require_fed(self, safekeeper_id: int, member: Member, now: float) -> None:
+        """6.1: WAL below the window is on its way, or cannot be."""
+        sent_lsn = member.sent_lsn
+        if sent_lsn >= min(self.window_begin_lsn, member.write_lsn + IN_FLIGHT_BYTES_MAX):
+            return
+        if any(read.begin_lsn == sent_lsn for _, read in self.reads.values()):
+            return
+        is_limited = member.fetch_allowed_at > now + READ_AHEAD_S
+        if is_limited and not self.is_waited_for(safekeeper_id):
+            return
+        sources = self.sources_for(safekeeper_id, sent_lsn)
+        expect(not sources, "6.1: safekeeper {} is not sent the WAL from {:X}, of a member", safekeeper_id, sent_lsn)
+        skips = member.waiting_before is None and sent_lsn < self.base_for(safekeeper_id)
+        expect(not skips, "6.1: safekeeper {} does not skip WAL that nobody retains", safekeeper_id)
+
     def require_told(self) -> None:
         """7.8, 9.2: what members that follow must have been told.
 
@@ -240,12 +317,16 @@ class ReferenceTerm(TermState):
                 expect(is_told, "9.2: safekeeper {} was not told {}", safekeeper_id, assignment)
 
 
-def _sent_to(member: Member, header: AppendRequest, end_lsn: int) -> None:
-    """7.2, 7.3."""
+def _sent_to(member: Member, header: AppendRequest, end_lsn: int, now: float) -> None:
+    """7.2, 7.3: what is answered is awaited."""
     begin_lsn, sent_lsn = header.begin_lsn, member.sent_lsn
     expect(begin_lsn == sent_lsn, "7.2: the append begins at {:X}, not at {:X}", begin_lsn, sent_lsn)
     expect(header.sequence >= member.told_sequence, "7.3: the sequence goes back")
     member.told_commit_lsn, member.told_sequence = header.commit_lsn, header.sequence
+    is_answered = end_lsn > sent_lsn or header.sequence > member.answered_sequence
+    if is_answered and member.waiting_since is None:
+        member.waiting_since = now
+    member.told_at = now
     member.sent_lsn = end_lsn
 
 

@@ -7,7 +7,6 @@ reported follow from it by the formulas of the protocol, computed anew at each e
 """
 
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
 from math import inf
 
 import msgspec
@@ -16,89 +15,22 @@ from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import (
     AppendResponse,
-    ArchiveAssignment,
     ArchiveReport,
     Elected,
     PullEnded,
-    PullWal,
     ReadRequest,
+    ReadResponse,
 )
 from tests.simulation.proposer_reference.ballots import can_commit, can_elect, committed, halves
 from tests.simulation.proposer_reference.members import ReferenceMembers
 from tests.simulation.proposer_reference.standbys import ReferenceStandbys
+from tests.simulation.proposer_reference.term_members import Archive, Member
 from tests.simulation.reference_histories import folders_of
 from walproxy.proposer.actions import ReportStatus
 from walproxy.proposer.liveness import Timing
 
-
-@dataclass
-class Member:
-    """What a safekeeper was sent in this term, and has answered.
-
-    Attributes:
-        folder: its data folder.
-        is_connected: whether `Elected` was sent on a connection that is open.
-        elected_at: when the last `Elected` was sent.
-        follows: whether it has answered the last `Elected` (5.8).
-        has_adopted: whether it has adopted the term, on this connection or before (7.7).
-        sent_lsn, write_lsn, flush_lsn: see 7.5, 7.7.
-        last_begin_lsn: where the last append with WAL begins.
-        adopted_end_lsn: the end of its log when it adopted the term.
-        wal_begin_lsn: where its WAL begins, as reported on this connection; 0 before.
-        skips_to_lsn: the base_lsn of the `Elected` by which it skips WAL, 0 if it does not.
-        told_commit_lsn, told_sequence: of the last message to it.
-        answered_at, answered_sequence: of its last answer.
-        generation, told_generation: the membership that it has on disk, and that of the last `Elected`.
-        has_readers: as it has answered last.
-        refuses: it has refused WAL, or `Elected`, and no append has succeeded since.
-        is_doubted: its connection was closed with WAL in flight, and no append has succeeded since.
-        pull: the last `PullWal` that it has not answered.
-        told_archive: the last `ArchiveAssignment` on this connection.
-    """
-
-    folder: Identity
-    is_connected: bool = True
-    elected_at: float = 0.0
-    follows: bool = False
-    has_adopted: bool = False
-    sent_lsn: int = 0
-    write_lsn: int = 0
-    flush_lsn: int = 0
-    last_begin_lsn: int = 0
-    adopted_end_lsn: int = 0
-    wal_begin_lsn: int = 0
-    skips_to_lsn: int = 0
-    told_commit_lsn: int = 0
-    told_sequence: int = 0
-    answered_at: float = -inf
-    answered_sequence: int = -1
-    generation: int = 0
-    told_generation: int = 0
-    has_readers: bool = False
-    refuses: bool = False
-    is_doubted: bool = False
-    pull: PullWal | None = None
-    told_archive: ArchiveAssignment | None = None
-
-
-@dataclass
-class Archive:
-    """9.2.
-
-    Attributes:
-        archiver, archived_lsn, archive_id: the archiver, and the progress that it has reported.
-        reports: the last ones of the safekeepers that are connected.
-        gone_at, problem_since, moved_at: when each one was disconnected last, since when it reports a problem, and when
-            it has reported another archived_lsn or was named.
-    """
-
-    archiver: int = 0
-    archived_lsn: int = 0
-    archive_id: str = ""
-    reports: dict[int, ArchiveReport] = field(default_factory=dict)
-    gone_at: dict[int, float] = field(default_factory=dict)
-    problem_since: dict[int, float] = field(default_factory=dict)
-    moved_at: dict[int, float] = field(default_factory=dict)
+# What a run may take otherwise (bends.py): 6.6.
+PULL_AGAIN_S = 30.0
 
 
 class TermState:
@@ -137,6 +69,7 @@ class TermState:
         self.reported: ReportStatus | None = None
         self.archive = Archive()
         self.reads: dict[int, tuple[int, ReadRequest]] = {}
+        self._request_ids: set[int] = set()
         self._standbys = standbys
         self._timing = timing
         self._began_at = now
@@ -145,6 +78,8 @@ class TermState:
         self.truncate_reached_lsn = 0
         self._before: dict[int, tuple[int, int]] = {}
         self._has_streamed = False
+        self._has_skipped = False
+        self.append_generation: int | None = None  # Before `Reconfigure`, in the same event: 10.3.
         self.learnt: dict[Identity, int] = {}
 
     def voters(self) -> dict[Identity, Member]:
@@ -192,13 +127,21 @@ class TermState:
 
     def is_healthy(self, now: float) -> bool:
         """2.3: the primary streams, and a commit quorum of each half has answered within the timeout."""
+        return self.streams and self.has_answers(now)
+
+    def has_answers(self, now: float) -> bool:
+        """2.3: whether a commit quorum of each half has answered within the timeout."""
         times = {folder: member.answered_at for folder, member in self.voters().items() if member.is_connected}
         answered_at = min(
             sorted([times.get(folder, -inf) for folder in half.folders])[len(half.folders) - half.commit]
             for half in halves(self.membership)
         )
         # Rounded as there: a difference of two such times may be less than the timeout at its very end.
-        return self.streams and now < max(answered_at, self._began_at) + self._timing.heartbeat_timeout_s
+        return now < max(answered_at, self._began_at) + self._timing.heartbeat_timeout_s
+
+    def is_young(self, now: float) -> bool:
+        """Whether votes still count as answers."""
+        return now - self._began_at < self._timing.heartbeat_timeout_s
 
     def is_confirmed(self, sequence: int, sent_again: Set[int]) -> bool:
         """7.12: a commit quorum that follows has answered a message of this number or a later one.
@@ -282,6 +225,12 @@ class TermState:
         self._before = {i: (m.last_begin_lsn, m.sent_lsn) for i, m in self.members.items()}
         self._has_streamed = self.streams
 
+    def begin_tick(self) -> None:
+        """Keep what a tick decides by, and changes."""
+        self._has_skipped = False
+        for member in self.members.values():
+            member.waiting_before = member.waiting_since
+
     def advance(self) -> None:
         """7.5: recompute commit_lsn, which never goes back."""
         self.commit_lsn = max(self.commit_lsn, self.counted_lsn())
@@ -300,7 +249,10 @@ class TermState:
             member.skips_to_lsn = 0
             member.adopted_end_lsn = answer.write_lsn
             member.generation = max(member.generation, member.told_generation)
-        member.sent_lsn = max(member.sent_lsn, answer.write_lsn)
+        if answer.write_lsn > member.sent_lsn:
+            member.sent_lsn = answer.write_lsn
+            member.pull_moved_at = now
+        member.waiting_since = None if answer.write_lsn == member.sent_lsn else now
         member.write_lsn, member.flush_lsn = answer.write_lsn, answer.flush_lsn
         member.answered_at, member.answered_sequence = now, answer.sequence
         member.has_readers = answer.has_readers
@@ -321,17 +273,29 @@ class TermState:
         member.is_connected = member.follows = False
         member.write_lsn = member.flush_lsn
         member.skips_to_lsn = 0
-        member.pull = None
+        member.pull = member.waiting_since = None
         if self.archive.reports.pop(safekeeper_id, None) is not None:
             self.archive.gone_at[safekeeper_id] = now
         self.reads = {number: read for number, read in self.reads.items() if read[0] != safekeeper_id}
 
-    def pull_ended(self, safekeeper_id: int, message: PullEnded) -> bool:
+    def silent(self, now: float) -> list[int]:
+        """The waits: the members that have not answered for too long, or not confirmed the end of a pull."""
+        timeout_s = self._timing.response_timeout_s
+        return [
+            safekeeper_id
+            for safekeeper_id, member in self.members.items()
+            if (member.waiting_since is not None and now - member.waiting_since > timeout_s)
+            or (member.pull is not None and not member.pull.sources and now - member.pull_moved_at > timeout_s)
+        ]
+
+    def pull_ended(self, safekeeper_id: int, message: PullEnded, now: float) -> bool:
         """6.6, 6.9."""
         member = self.members.get(safekeeper_id)
         if member is None or member.pull is None or message.request_id != member.pull.request_id:
             return False
-        member.pull = None
+        if message.problem or member.pull_problem:
+            member.pull_allowed_at = now + PULL_AGAIN_S
+        member.pull = member.waiting_since = None
         member.sent_lsn = member.write_lsn = message.write_lsn
         return True
 
@@ -351,7 +315,7 @@ class TermState:
             archive.problem_since.setdefault(safekeeper_id, now)
         else:
             archive.problem_since.pop(safekeeper_id, None)
-        archive.reports[safekeeper_id] = report
+        archive.reports[safekeeper_id] = archive.heard[safekeeper_id] = report
         self._take_progress(safekeeper_id)
 
     def _take_progress(self, safekeeper_id: int) -> None:
@@ -363,17 +327,43 @@ class TermState:
             archive.archive_id, archive.archived_lsn = report.archive_id, 0
         archive.archived_lsn = report.archived_lsn or archive.archived_lsn
 
+    def is_unasked(self, source_id: int, message: ReadResponse) -> bool | None:
+        """6.1, 6.2: whether these bytes are not those that this source was asked for: they break the protocol."""
+        read = self.reads.get(message.request_id)
+        if read is None or read[0] != source_id:
+            return False
+        request = read[1]
+        size = len(message.payload)
+        if message.begin_lsn == request.begin_lsn and 0 < size <= request.end_lsn - request.begin_lsn:
+            return False
+        # The one that they are for may be disconnected since: then they are ignored.
+        lacking = [m for m in self.members.values() if m.follows and m.sent_lsn == request.begin_lsn]
+        return None if lacking else False
+
+    def read_answered(self, source_id: int, message: ReadResponse, now: float) -> None:
+        """6.1."""
+        if self.reads.get(message.request_id, (0, None))[0] == source_id:
+            del self.reads[message.request_id]
+            took_s = len(message.payload) / self._timing.catchup_bytes_per_s
+            for member in self.members.values():
+                if member.sent_lsn == message.begin_lsn:
+                    member.fetch_allowed_at = max(now, member.fetch_allowed_at) + took_s
+
     def removed(self, safekeeper_id: int, now: float) -> None:
         """10.11."""
         self.disconnected(safekeeper_id, now)
         self.members.pop(safekeeper_id, None)
         self._regroup()
 
-    def range_refused(self, safekeeper_id: int) -> None:
+    def range_refused(self, safekeeper_id: int, now: float) -> None:
         """A member lacks what it was asked for, or does not adopt the term."""
         member = self.members.get(safekeeper_id)
         if member is not None and not member.follows:
             member.refuses = True
+        begins = {read.begin_lsn for source_id, read in self.reads.values() if source_id == safekeeper_id}
+        for member in self.members.values():
+            if member.sent_lsn in begins:
+                member.fetch_allowed_at = now + 1.0  # More than it takes.
         self.reads = {number: read for number, read in self.reads.items() if read[0] != safekeeper_id}
 
     def next_membership(self, truncate_lsn: int) -> Membership | None:
