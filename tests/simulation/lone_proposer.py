@@ -334,10 +334,10 @@ class LoneProposer:
             self._event("primary_lost", self._now_s)
 
     def _stream(self) -> None:
+        self._settle()  # The loss of a member may close the COPY.
         copy, rng = self._copy, self.rng
         if copy is None or self._is_connecting:
             return
-        self._settle()
         if not self._is_checked:
             if self._chance(0.1):
                 self._copy = None

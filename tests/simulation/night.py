@@ -76,7 +76,7 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
 def main(arguments: list[str] | None = None) -> int:
     """Run blocks until the time is over, and print what the ledger says; exit code 1 if a seed of it has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.night", description=__doc__.splitlines()[0])
-    parser.add_argument("--hours", type=float, default=8.0, help="no block begins later (default: %(default)g)")
+    parser.add_argument("--hours", type=float, default=8.0, help="only the first block begins later (default: %(default)g)")
     parser.add_argument("--ledger", type=Path, default=LEDGER, help="the file to append to (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first seed if the ledger has none (default: 0)")
     parser.add_argument("--profile", choices=PROFILES, help="run all under one profile; otherwise they take turns")
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     blocks = list(read(options.ledger))
     if not options.report:
-        blocks += _run_blocks(options, blocks)
+        blocks = [*blocks, *_run_blocks(options, blocks)]
     print(report(blocks, sometimes.watched_points().points))
     return int(any(block.failed for block in blocks))
 
@@ -105,7 +105,7 @@ def _run_blocks(options: argparse.Namespace, before: list[Block]) -> Iterator[Bl
             fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             sys.exit(f"{options.ledger} is in use by another night: give --ledger and --first")
-        while time.monotonic() < ends_at:
+        while number == len(before) or time.monotonic() < ends_at:
             watched = number % WATCHED_ONE_IN == 0
             block = run(first, options.profile, reached if watched else None, options.processes)
             ledger.write(msgspec.json.encode(block) + b"\n")

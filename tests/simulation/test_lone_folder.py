@@ -7,7 +7,6 @@ import pytest
 
 from safekeeper.storage import data_folder as data_folder_module
 from safekeeper.storage import recovery as recovery_module
-from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.filesystem import FileSystem
 from safekeeper.storage.segment_file import SegmentFile
 from safekeeper.storage.wal_log import WalStorage
@@ -24,17 +23,6 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def damage_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """WAL after a segment that looks as if only prepared is removed."""
     patch.setattr(recovery_module, "_holds_wal", lambda facts: False)
-
-
-def moves_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    """A move of WAL that a process before has made counts, and may be undone by a power cut."""
-    move = DataFolder._move_files
-
-    def planted(folder: DataFolder, source: Path, target: Path) -> None:
-        if folder._fs.listdir(source):
-            move(folder, source, target)
-
-    patch.setattr(DataFolder, "_move_files", planted)
 
 
 def folder_is_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -72,8 +60,6 @@ def reads_the_wrong_segment(patch: pytest.MonkeyPatch) -> None:
     ("plant", "first"),
     [
         (damage_is_not_noticed, 0),
-        # Two of a thousand seeds find it.
-        (moves_are_not_synced, 530),
         (folder_is_not_synced, 0),
         (files_stay_open, 0),
         (prepared_late, 0),
