@@ -76,7 +76,7 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
 def main(arguments: list[str] | None = None) -> int:
     """Run blocks until the time is over, and print what the ledger says; exit code 1 if a seed of it has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.night", description=__doc__.splitlines()[0])
-    parser.add_argument("--hours", type=float, default=8.0, help="only the first block begins later (default: %(default)g)")
+    parser.add_argument("--hours", type=float, default=8.0, help="then no other block begins (default: %(default)g)")
     parser.add_argument("--ledger", type=Path, default=LEDGER, help="the file to append to (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first seed if the ledger has none (default: 0)")
     parser.add_argument("--profile", choices=PROFILES, help="run all under one profile; otherwise they take turns")
