@@ -460,16 +460,17 @@ class FailoverOperator:
             if promoted.answers and promoted.tli == log.floor + 1 and log.is_continued_by(promoted):
                 self._serve(promoted)
         began_at_s, acked_lsn = world.clock.now, world.checker.acked_lsn
+        patience_s = world.patience_s(PATIENCE_S)
         standbys = [""]
         while world.checker.acked_lsn <= acked_lsn:
             command = self._run(wanted=standbys.pop(), old_is_dead=True)
             # An agent fails over to its own server, which is a standby.
             standbys = standbys or [name for name in world.servers.names() if world.servers.is_standby(name)]
-            while not command.is_over and world.clock.now < began_at_s + PATIENCE_S:
+            while not command.is_over and world.clock.now < began_at_s + patience_s:
                 world.run(world.clock.now + 0.1)
-            if world.clock.now >= began_at_s + PATIENCE_S:
+            if world.clock.now >= began_at_s + patience_s:
                 why = command.error or command.waits_for or "no commit was released"
-                raise Violation("CommitsResume", f"after {PATIENCE_S:g} s with a quorum and a standby: {why}")
+                raise Violation("CommitsResume", f"after {patience_s:g} s with a quorum and a standby: {why}")
             world.run(world.clock.now + REPEAT_AFTER_S)
 
     def _cancel_for_good(self, tli: int) -> None:

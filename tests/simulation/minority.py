@@ -62,7 +62,7 @@ class Minority:
         world.network.blocked.update(ways)
         cut_off_at, acked_lsn = world.clock.now, world.checker.acked_lsn
         while world.checker.acked_lsn <= acked_lsn:
-            if world.clock.now > cut_off_at + PATIENCE_S:
+            if world.clock.now > cut_off_at + world.patience_s(PATIENCE_S):
                 names = " ".join(f"S{i}" for i in sorted(self.missing))
                 error = Violation("Availability", f"nothing is committed while {names} cannot be reached")
                 raise SimulationFailed(error, world.trace())
