@@ -1,21 +1,15 @@
 """WAL that a rebootstrap sets aside, or its undo moves back, while processes end and the power is cut."""
 
 import random
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from safekeeper.acceptor.effects import FlushWal, Persist, ResetWal, RestoreWal, SetWalAside, WriteWal
+from safekeeper.acceptor.effects import Persist, ResetWal, RestoreWal, SetWalAside
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.consensus.term_history import HistoryEntry
-from safekeeper.storage.control_file import ControlFile
-from safekeeper.storage.data_folder import DataFolder
 from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
+from tests.unit.virtual_data_folder import DIRECTORY, SIZE, folder_with_wal, persist, start
 
-DIRECTORY = Path("/data/sk")
-SIZE = 4096
 WAL = random.Random(1).randbytes(3 * SIZE - 100)
 END = SIZE + len(WAL)
 SEEDS = 4
@@ -23,36 +17,10 @@ SEEDS = 4
 OPERATIONS = range(1, 12)
 
 
-class NoLock:
-    """In place of the lock, which is a real file."""
-
-    def release(self) -> None:
-        """See DataDirectoryLock."""
-
-
-def start(fs: VirtualFileSystem) -> DataFolder:
-    lock: Any = NoLock()
-    folder = DataFolder(fs, DIRECTORY, lock, ControlFile(fs, DIRECTORY))
-    folder._load(1, "a" * 32)
-    return folder
-
-
-def persist(folder: DataFolder, **changes: object) -> ControlState:
-    folder.perform(Persist(msgspec.structs.replace(folder.control, **changes)))
-    return folder.control
-
-
 def with_wal(seed: int) -> tuple[VirtualFileSystem, ControlState]:
     """Return a disk with WAL in three segments, and its control state."""
-    fs = VirtualFileSystem(random.Random(seed))
-    fs.make_directory(DIRECTORY)
-    folder = start(fs)
-    persist(folder, segment_size=SIZE, base_lsn=SIZE, history=(HistoryEntry(1, SIZE, 1),), cluster_id="c")
-    folder.perform(ResetWal(SIZE, 1))
-    persist(folder, base_lsn=None, wal_begin_lsn=SIZE)
-    folder.perform(WriteWal(SIZE, WAL))
-    folder.perform(FlushWal())
-    return fs, persist(folder, commit_lsn=END)
+    fs, folder = folder_with_wal(seed, WAL)
+    return fs, folder.control
 
 
 def set_aside_although_a_process_ends(fs: VirtualFileSystem, control: ControlState, operations: int) -> None:
