@@ -53,11 +53,12 @@ class Fetch(NamedTuple):
     Attributes:
         request_id: its number, which the answer contains.
         source: the safekeeper that received the request.
-        end_lsn: the end of the range.
+        begin_lsn, end_lsn: the range.
     """
 
     request_id: int
     source: int
+    begin_lsn: Lsn
     end_lsn: Lsn
 
 

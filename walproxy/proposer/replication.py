@@ -118,16 +118,18 @@ class Replication(Liveness):
         progress = self.members[safekeeper_id]
         fetch = progress.end_fetch()
         size = len(response.payload)
-        if response.begin_lsn != progress.sent_lsn or not 0 < size <= fetch.end_lsn - progress.sent_lsn:
+        if response.begin_lsn != fetch.begin_lsn or not 0 < size <= fetch.end_lsn - fetch.begin_lsn:
             raise RemoteProtocolError(
-                f"a read at {format_lsn(progress.sent_lsn)} was answered with {size} bytes "
+                f"a read at {format_lsn(fetch.begin_lsn)} was answered with {size} bytes "
                 f"at {format_lsn(response.begin_lsn)}"
             )
-        progress.fetch_allowed_at = max(now, progress.fetch_allowed_at) + size / self._timing.catchup_bytes_per_s
-        self._mark_sent(progress, now)
-        progress.last_begin_lsn = progress.sent_lsn
-        progress.sent_lsn += size
-        self._out.append(SendMessage(safekeeper_id, self._append(response.begin_lsn, now, response.payload)))
+        # Otherwise the member has reported WAL of a pull that had ended: it lacks what follows.
+        if progress.sent_lsn == fetch.begin_lsn:
+            progress.fetch_allowed_at = max(now, progress.fetch_allowed_at) + size / self._timing.catchup_bytes_per_s
+            self._mark_sent(progress, now)
+            progress.last_begin_lsn = progress.sent_lsn
+            progress.sent_lsn += size
+            self._out.append(SendMessage(safekeeper_id, self._append(response.begin_lsn, now, response.payload)))
         self._send_wal(safekeeper_id, progress, now)
 
     def on_range_refused(self, source: int, reason: str, now: float) -> None:
@@ -259,7 +261,7 @@ class Replication(Liveness):
         source_flush_lsn, source = max(sources)
         end_lsn = min(source_flush_lsn, self.window_begin_lsn, progress.sent_lsn + READ_BYTES)
         self._request_id += 1
-        progress.become_fetching(Fetch(self._request_id, source, end_lsn))
+        progress.become_fetching(Fetch(self._request_id, source, progress.sent_lsn, end_lsn))
         request = ReadRequest(self.leader_id, self._request_id, progress.sent_lsn, end_lsn)
         self._out.append(SendMessage(source, request))
 

@@ -315,6 +315,19 @@ def test_wal_that_was_fetched_is_sent_on_if_it_is_the_requested_one(
     assert (table.leadership.members[3].fetch is fetch) is (outcome == "ignored")
 
 
+def test_wal_that_was_fetched_for_a_member_that_has_moved_on_is_not_sent_and_its_source_not_blamed() -> None:
+    """The member has written what a pull that had ended has brought."""
+    table = lagging()
+    table.tick()
+    fetch = table.leadership.members[3].fetch
+    assert fetch is not None and fetch.begin_lsn == START + 10
+    in_state(table, 3, sent_lsn=START + 30, write_lsn=START + 30)
+    table.leadership.on_read_response(2, ReadResponse(fetch.request_id, START + 10, b"w" * 50), table.now)
+    table.take()
+    assert not any(isinstance(a, SendMessage) and isinstance(a.message, AppendRequest) for a in table.said)
+    assert reads(table) == [(2, 30, 60)]
+
+
 @pytest.mark.parametrize("source", [1, 2])
 def test_wal_that_its_source_refuses_is_asked_for_again_after_a_pause(source: int) -> None:
     table = lagging()

@@ -22,7 +22,7 @@ def streaming(sent_lsn: int = 900, write_lsn: int = 800, flush_lsn: int = 700) -
 
 def fetching() -> Progress:
     progress = streaming()
-    progress.become_fetching(Fetch(1, 2, 950))
+    progress.become_fetching(Fetch(1, 2, 900, 950))
     progress.check(END)
     return progress
 
@@ -70,7 +70,7 @@ def enter(progress: Progress, state: State) -> None:
         progress.become_streaming(970)
         progress.sent_lsn = progress.write_lsn = 970
     elif state is State.FETCHING:
-        progress.become_fetching(Fetch(1, 2, 980))
+        progress.become_fetching(Fetch(1, 2, 900, 980))
     elif state is State.PULLING:
         progress.become_pulling(PULL)
     elif state is State.SKIPPING:
@@ -126,12 +126,12 @@ def test_an_end_of_the_connection_doubts_nothing_when_no_wal_was_on_its_way() ->
         (State.DISCONNECTED, {"flush_lsn": 701}, "disconnected with flush_lsn 0/2BD, write_lsn 0/2BC"),
         (State.DISCONNECTED, {"write_lsn": 1001}, "write_lsn 0/3E9"),
         (State.FETCHING, {"fetch": None}, "fetching .* request: None"),
-        (State.STREAMING, {"fetch": Fetch(1, 2, 3)}, "streaming .* request: Fetch"),
+        (State.STREAMING, {"fetch": Fetch(1, 2, 3, 4)}, "streaming .* request: Fetch"),
         (State.PULLING, {"pull": None}, "pulling .* pull: None"),
         (State.STREAMING, {"pull": PULL}, "streaming .* pull: Pull"),
         (State.DISCONNECTED, {"pull": PULL}, "disconnected .* pull: Pull"),
-        (State.SKIPPING, {"fetch": Fetch(1, 2, 3)}, "skipping .* request: Fetch"),
-        (State.DISCONNECTED, {"fetch": Fetch(1, 2, 3)}, "disconnected .* request: Fetch"),
+        (State.SKIPPING, {"fetch": Fetch(1, 2, 3, 4)}, "skipping .* request: Fetch"),
+        (State.DISCONNECTED, {"fetch": Fetch(1, 2, 3, 4)}, "disconnected .* request: Fetch"),
     ],
 )
 def test_what_cannot_be_is_noticed(state: State, change: dict[str, object], message: str) -> None:

@@ -559,7 +559,7 @@ def test_a_proposer_is_steady_while_all_follow_and_are_fed_from_the_window() -> 
         assert table.proposer.is_steady is is_steady
     leadership = table.proposer.leadership
     assert leadership is not None
-    leadership.members[2].become_fetching(Fetch(1, 1, END + 50))
+    leadership.members[2].become_fetching(Fetch(1, 1, END, END + 50))
     assert not table.proposer.is_steady
     leadership.members[2].end_fetch()
     table.event(table.proposer.disconnected(2, table.now))
