@@ -127,6 +127,7 @@ class ReferenceChecker:
         reference = _Steps(getattr(self._reference, event)(*arguments))
         result: Any = None
         error: StorageFull | None = None
+        unread = False  # Only the acceptor was refused a read: the reference reads without the disk's help.
         try:
             while True:
                 try:
@@ -134,7 +135,12 @@ class ReferenceChecker:
                 except StopIteration:
                     break
                 result = error = None
-                if type(effect) not in _READING:
+                if unread:
+                    refuses = isinstance(effect, Close) or (
+                        isinstance(effect, Send) and isinstance(effect.message, Refusal)
+                    )
+                    self._require(event, arguments, "" if refuses else f"requests {_shown(effect)} after a failed read")
+                elif type(effect) not in _READING:
                     if type(effect) in _BEYOND:
                         self._counts.count("effects beyond the reference")
                     self._require(event, arguments, difference(effect, reference.next()))
@@ -142,8 +148,12 @@ class ReferenceChecker:
                     result = yield effect
                 except StorageFull as full:
                     error = full
-                if type(effect) not in _READING:
+                if type(effect) in _READING:
+                    unread = unread or error is not None
+                elif not unread:
                     reference.resume_with(result, error)
+            while unread and reference.next() is not None:
+                pass
         except StorageFull:
             # The handler has ended with it.
             self._require(event, arguments, reference.is_full())
