@@ -100,7 +100,8 @@ class Candidacy:
         has_led: it has led a term with a primary: a majority that follows another proposer has deposed it.
         was_elected: a quorum has voted for it once: from then on it does not take over.
         is_spare: another proposer is alive; this one waits.
-        failed: consecutive campaigns that were lost after votes were requested.
+        failed: consecutive campaigns that were lost after votes were requested, or whose term was deposed before it had
+            committed (8.1).
         log_tli: the timeline of the log's last byte that a donor has shown although another one was to be sealed; 0 if
             none has: the log has gone on, and there is nothing to seal.
     """
