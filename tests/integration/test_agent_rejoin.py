@@ -51,6 +51,9 @@ def pair(new_server: NewServer, template: Path) -> Pair:
 def diverge(old: AgentsServer, new: AgentsServer) -> None:
     """Promote the standby, let both servers write other rows, and kill the old primary."""
     old.execute("SELECT pg_switch_wal()")
+    # The checkpoint after a promotion, which is late on a busy machine, would otherwise remove the WAL before the fork.
+    new.execute("ALTER SYSTEM SET wal_keep_size = '1GB'")
+    new.execute("SELECT pg_reload_conf()")
     new.managed.promote()
     new.execute("INSERT INTO t VALUES (2)")
     old.execute("INSERT INTO t SELECT 0 FROM generate_series(1, 1000)")
