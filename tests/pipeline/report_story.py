@@ -161,12 +161,29 @@ def views_of(night: Night) -> dict[str, list[Record]]:
     """Return the rows of the tables that a report is made of."""
     return {
         "records": night.records,
+        "blocks": _blocks(night),
         "transactions": night.transactions,
         "relation_volume": _relation_volume(night),
         "transaction_volume": _transaction_volume(night),
         "page_versions": _page_versions(night),
         "tuple_stats": _tuple_stats(night),
     }
+
+
+def in_the_former_layout(views: dict[str, list[Record]]) -> dict[str, list[Record]]:
+    """Return the views for the tables that an earlier version wrote: block references in `records` only."""
+    return {name: rows for name, rows in views.items() if name != "blocks"}
+
+
+def _blocks(night: Night) -> list[Record]:
+    rows = []
+    for record in night.records:
+        own = [block["image_bytes"] + block["data_bytes"] for block in record["blocks"]]
+        shared = {name: record[name] for name in ("lsn", "end_lsn", "rmgr", "operation", "xid")}
+        for number, block in enumerate(record["blocks"]):
+            rest = record["total_length"] - sum(own) if number == 0 else 0
+            rows.append(shared | block | {"is_first": number == 0, "wal_bytes": own[number] + rest})
+    return rows
 
 
 def _piece(night: Night, record: Record) -> tuple[Lsn, Lsn]:
@@ -269,7 +286,8 @@ def write_tables(
 ) -> None:
     """Write views as the tables of a folder, each in so many files."""
     for name, rows in views.items():
-        table = open_table(folder, name, table_format, arrow_schema(name))
+        omitted = ("blocks",) if name == "records" and "blocks" in views else ()
+        table = open_table(folder, name, table_format, arrow_schema(name), omitted=omitted)
         share = max(-(-len(rows) // files), 1)
         made = []
         for begin in range(0, len(rows), share):

@@ -62,6 +62,12 @@ def decoded_rows(folder: str, view: str, begin_lsn: int | None = None, end_lsn: 
     return pa.Table.from_batches(batches, arrow_schema(view))
 
 
+def table_rows(folder: str, view: str, *, end_lsn: int | None = None) -> pa.Table:
+    """Return the rows of a view as its table has them where there is a table `blocks`."""
+    rows = decoded_rows(folder, view, end_lsn=end_lsn)
+    return rows.drop_columns(["blocks"]) if view == "records" else rows
+
+
 class Pieces:
     """The rows of one batch, as Spark gives them to a task; the task runs here."""
 

@@ -34,6 +34,7 @@ from tests.pipeline.report_story import (
     PAUSE,
     Night,
     Record,
+    in_the_former_layout,
     make_night,
     views_of,
     write_tables,
@@ -186,7 +187,7 @@ def test_pieces_give_the_same_sums_as_records(stage: Stage) -> None:
     audit = next(series for series in report.bins.by_relation if series.name == "shop.public.audit")
     assert sum(audit.values[55:95]) == pytest.approx(sum(audit.values), rel=0.01)
     missing = [text for text in report.unknown if text.startswith("Without the table ")]
-    assert len(missing) == 5
+    assert len(missing) == 6
 
 
 def test_a_range_of_time_is_that_of_the_pieces_in_which_it_lies(stage: Stage) -> None:
@@ -202,6 +203,12 @@ def test_a_range_of_time_is_that_of_the_pieces_in_which_it_lies(stage: Stage) ->
     assert report.headline.wal_bytes == sum(
         each["total_length"] for each in stage.night.records if first <= each["lsn"] < last + MIB
     )
+
+
+def test_tables_of_an_earlier_version_give_the_same_report(stage: Stage, tmp_path: Path) -> None:
+    write_tables(tmp_path, in_the_former_layout(stage.views))
+    report = make_report(look_for_tables(FolderTables(tmp_path)), RelationNames(snapshot()))
+    assert msgspec.structs.replace(report, made_at=stage.report.made_at) == stage.report
 
 
 @pytest.mark.parametrize("rows", [0, 1])

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.pipeline.small_wal import Pieces, add_transactions, decoded_rows, small_wal, write_wal
+from tests.pipeline.small_wal import Pieces, add_transactions, decoded_rows, small_wal, table_rows, write_wal
 from tests.unit.table_rows import open_table
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
@@ -80,7 +80,7 @@ def test_the_tables_have_the_rows_of_the_decoder_and_go_on_where_they_are(
     assert [type(event) for event in first] == [BatchDone, BatchDone, BatchDone, Finished]
     end_lsn = finished(first).lsn
     for view in VIEWS:
-        assert rows_of(tables, view) == rows(decoded_rows(folder, view, end_lsn=end_lsn)), view
+        assert rows_of(tables, view) == rows(table_rows(folder, view, end_lsn=end_lsn)), view
     assert once(folder, tables) == [Finished(end_lsn, 0, 0)]
     write_wal(Path(folder), add_transactions(wal, 5 * MIB, seed=2))
     second = once(folder, tables)

@@ -1,6 +1,6 @@
 """Rows for tables, small and told apart by their LSN."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,9 +27,11 @@ def open_table(
     schema: pa.Schema | None = None,
     *,
     create: bool = True,
+    omitted: Collection[str] = (),
 ) -> Table:
     """Open a table of a folder."""
-    return open_lake_table(LakeLocation.parse(folder), name, table_format, schema, create=create)
+    location = LakeLocation.parse(folder)
+    return open_lake_table(location, name, table_format, schema, create=create, optional=omitted, omitted=omitted)
 
 
 def folder_of(table: Table) -> Path:

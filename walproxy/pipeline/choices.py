@@ -27,7 +27,7 @@ VIEW_NAMES: Final = (
     "tuple_stats",
 )
 """Those of `schemas.VIEWS`, in the same order."""
-DEFAULT_TABLES: Final = tuple(view for view in VIEW_NAMES if view != "blocks")
+DEFAULT_TABLES: Final = VIEW_NAMES
 
 REPORT_TOP: Final = 15
 """Rows of each list of a report."""

@@ -24,7 +24,7 @@ the tree of the query, and only known nodes and table functions are accepted in 
 import contextlib
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -71,7 +71,17 @@ _LENGTH_MAX: Final = 300
 # Ends of transactions and rows of volume are laid in one order for each transaction number; each row of volume then
 # belongs to the next end. A commit is the last record of its transaction, so that at one LSN the volume comes first.
 _QUERIES_OF_VIEWS: Final = {
-    BLOCKS: "SELECT lsn, end_lsn, rmgr, operation, xid, unnest(blocks, max_depth := 2) FROM records",
+    BLOCKS: """
+        WITH referring AS (
+            SELECT lsn, end_lsn, rmgr, operation, xid, blocks, generate_subscripts(blocks, 1) AS number,
+                total_length - list_sum([each.image_bytes + each.data_bytes FOR each IN blocks]) AS rest
+            FROM records
+        ),
+        singled AS (SELECT * EXCLUDE blocks, blocks[number] AS block FROM referring)
+        SELECT lsn, end_lsn, rmgr, operation, xid, unnest(block), number = 1 AS is_first,
+            (block.image_bytes + block.data_bytes + CASE WHEN number = 1 THEN rest ELSE 0 END)::INTEGER AS wal_bytes
+        FROM singled
+    """,
     TRANSACTION_SIZES: """
         WITH finished AS (SELECT * FROM transactions WHERE outcome <> 'prepare'),
         members AS (
@@ -123,8 +133,14 @@ class Tables(Protocol):
             StorageFailed, ArchiveError: they cannot be read.
         """
 
-    def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
-        """Make a table known to DuckDB, as it is now; `schema`: what its columns must be.
+    def add(
+        self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None, optional: Collection[str] = ()
+    ) -> pa.Schema:
+        """Make a table known to DuckDB, as it is now; return its columns.
+
+        Args:
+            schema: what they must be.
+            optional: those of them that it may lack.
 
         Raises:
             ConfigurationError: there is no such table, or it has other columns.
@@ -150,17 +166,21 @@ class FolderTables(NamedTuple):
     def names(self) -> list[str]:
         return find_names(LakeLocation(str(self.folder)))
 
-    def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
-        with open_lake_table(LakeLocation(str(self.folder)), name, schema=schema, create=False) as table:
+    def add(
+        self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None, optional: Collection[str] = ()
+    ) -> pa.Schema:
+        location = LakeLocation(str(self.folder))
+        with open_lake_table(location, name, schema=schema, create=False, optional=optional) as table:
             paths = [f"{table.location}/{file.path}" for file in table.live_files()]
             columns = table.schema
         if not paths:
             connection.register(name, columns.empty_table())
-            return
+            return columns
         files = ", ".join(map(literal, paths))
         connection.execute(
             f"CREATE VIEW {identifier(name)} AS SELECT * FROM read_parquet([{files}], hive_partitioning = false)"
         )
+        return columns
 
     def file(self, name: str) -> bytes | None:
         path = self.folder / name
@@ -217,21 +237,14 @@ def connect(
             yield connection
 
 
-def add_views(
-    connection: DuckDBPyConnection,
-    tables: Tables,
-    names: Iterable[str],
-    existing: Collection[str],
-    schemas: Mapping[str, pa.Schema] | None = None,
-) -> None:
+def add_views(connection: DuckDBPyConnection, tables: Tables, names: Iterable[str], existing: Collection[str]) -> None:
     """Make views of tables, as they are now, and of what is made of tables, with these in that case.
 
     Args:
         existing: the names of all tables.
-        schemas: what the columns of tables must be.
 
     Raises:
-        ConfigurationError: there is no such table, or it has other columns.
+        ConfigurationError: there is no such table.
         StorageFailed, ArchiveError: one cannot be read.
     """
     wanted = list(dict.fromkeys(names))
@@ -239,9 +252,14 @@ def add_views(
     needed = [*(name for name in wanted if name not in made), *(source for name in made for source in _MADE_FROM[name])]
     with duckdb_errors(tables):
         for name in dict.fromkeys(needed):
-            tables.add(connection, name, (schemas or {}).get(name))
+            tables.add(connection, name, None)
         for name in made:
-            connection.execute(f"CREATE VIEW {identifier(name)} AS {_QUERIES_OF_VIEWS[name]}")
+            add_made_view(connection, name)
+
+
+def add_made_view(connection: DuckDBPyConnection, name: str) -> None:
+    """Make a view that is made of tables, BLOCKS or TRANSACTION_SIZES; there are views of these."""
+    connection.execute(f"CREATE VIEW {identifier(name)} AS {_QUERIES_OF_VIEWS[name]}")
 
 
 @contextlib.contextmanager

@@ -118,7 +118,20 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
             "XLogRecordBlockHeader",
         ),
     ),
-    "blocks": (*_RECORD, _RMGR, _OPERATION, _XID, *_BLOCK_REFERENCE),
+    "blocks": (
+        *_RECORD,
+        _RMGR,
+        _OPERATION,
+        _XID,
+        *_BLOCK_REFERENCE,
+        _column("is_first", pa.bool_(), "it is the record's first block reference", "XLogRecordBlockHeader"),
+        _column(
+            "wal_bytes",
+            pa.int32(),
+            "bytes of WAL: its image and data; of the first reference also the rest of the record without the others'",
+            "xl_tot_len",
+        ),
+    ),
     "transactions": (
         _column("lsn", pa.int64(), "beginning of the record that ends the transaction", "ReadRecPtr"),
         _column("end_lsn", pa.int64(), "end of that record: a commit's LSN", "EndRecPtr"),
@@ -215,6 +228,18 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
 """The columns of each view, in order."""
 
 VIEWS: Final = tuple(COLUMNS)
+
+OPTIONAL_COLUMNS: Final[dict[str, frozenset[str]]] = {
+    "records": frozenset({"blocks"}),
+    "blocks": frozenset({"is_first", "wal_bytes"}),
+}
+"""Columns that a table of the view may lack: `records` if a table `blocks` has its block references, `blocks` if an
+earlier version made it. A table keeps the columns that it was made with."""
+
+
+def optional_columns(view: str) -> frozenset[str]:
+    """Return the columns that a table of the view may lack."""
+    return OPTIONAL_COLUMNS.get(view, frozenset())
 
 
 def columns_of(view: str, names: Sequence[str] | None = None) -> tuple[Column, ...]:

@@ -103,7 +103,13 @@ def test_blocks_have_a_row_for_each_reference() -> None:
     assert batch.schema == arrow_schema("blocks")
     inserted = {"lsn": first.start_lsn, "end_lsn": first.end_lsn, "rmgr": "Heap", "operation": "INSERT", "xid": 7}
     updated = {"lsn": third.start_lsn, "end_lsn": third.end_lsn, "rmgr": "Heap", "operation": "UPDATE", "xid": 0}
-    assert batch.to_pylist() == [*({**inserted, **each} for each in INSERTED), {**updated, **UPDATED[0]}]
+    counted = [
+        {"is_first": True, "wal_bytes": first.total_length - 8192},
+        {"is_first": False, "wal_bytes": 8192},
+        {"is_first": True, "wal_bytes": third.total_length},
+    ]
+    expected = [*({**inserted, **each} for each in INSERTED), {**updated, **UPDATED[0]}]
+    assert batch.to_pylist() == [row | more for row, more in zip(expected, counted, strict=True)]
 
 
 @pytest.mark.parametrize("view", sorted(BATCHES))

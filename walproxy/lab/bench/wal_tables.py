@@ -2,8 +2,9 @@
 
     waldump-stats, waldump-text   pg_waldump, one process
     decode                        the decoder with checksums, one thread
-    lsn, records                  Spark's rows of the view `records`: one column, all columns
-    table                         `pipeline run` with the table `records`, all columns
+    lsn, flat, records            Spark's rows of the view `records`: one column, all but `blocks`, all columns
+    table                         `pipeline run` with the table `records`, the block references nested in it
+    two-tables                    `pipeline run` with the tables `records` and `blocks`, as it makes them by default
     relation_volume, ...          views that are summed up in the tasks
     next-query                    a query of a session that is warm, in seconds, whatever the WAL's size
 
@@ -30,7 +31,8 @@ from walproxy.lab.bench.wal_runs import write_tables
 
 STATS, TEXT, NEXT_QUERY = "waldump-stats", "waldump-text", "next-query"
 _AGGREGATED = ("relation_volume", "page_versions", "transactions", "tuple_stats")
-CASES = (STATS, TEXT, "decode", "lsn", "records", "table", *_AGGREGATED, NEXT_QUERY)
+_TABLES = {"table": ("records",), "two-tables": ("records", "blocks")}
+CASES = (STATS, TEXT, "decode", "lsn", "flat", "records", *_TABLES, *_AGGREGATED, NEXT_QUERY)
 
 
 class TableCell(NamedTuple):
@@ -98,12 +100,12 @@ class Subject:
             return _timed(lambda: _waldump(self._wal, ("--stats",) if case == STATS else ()))
         if case == "decode":
             return _timed(lambda: _decode(self._wal))
-        if case == "table":
-            return write_tables(self._wal.folder, self._directory / "tables", ("records",))
+        if case in _TABLES:
+            return write_tables(self._wal.folder, self._directory / "tables", _TABLES[case])
         if case == NEXT_QUERY:
             return _timed(self._query)
         view = case if case in _AGGREGATED else "records"
-        return _timed(lambda: self._read(view, "lsn" if case == "lsn" else ""))
+        return _timed(lambda: self._read(view, _columns(case)))
 
     def _read(self, view: str, columns: str) -> None:
         """Let Spark read all rows of a view, and do nothing with them."""
@@ -161,6 +163,15 @@ def compare_tables(turns: Sequence[TableTurn]) -> list[TableResult]:
             )
         )
     return results
+
+
+def _columns(case: str) -> str:
+    """Return the columns that Spark reads in a case, none for all of them."""
+    from walproxy.pipeline.schemas import arrow_schema
+
+    if case == "flat":
+        return ",".join(name for name in arrow_schema("records").names if name != "blocks")
+    return "lsn" if case == "lsn" else ""
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -7,7 +7,9 @@ number. A batch has memory of its own: it stays valid when the workspace is used
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from walproxy.pipeline.decoder.columns import Columns, booleans, integers, nullable_integers
 from walproxy.pipeline.decoder.decode import Decoded
@@ -70,7 +72,29 @@ def _blocks(decoded: Decoded) -> Columns:
         "operation": lambda: _operations(d.major, d.rmid[of], d.info[of]),
         "xid": lambda: integers(d.xid[of]),
         **_references(d),
+        "is_first": lambda: booleans(_are_first(d)),
+        "wal_bytes": lambda: integers(_wal_bytes(d), 32),
     }
+
+
+def _are_first(decoded: Decoded) -> NDArray[np.bool_]:
+    are_first = np.zeros(decoded.block_count, np.bool_)
+    are_first[_first_references(decoded)[0]] = True
+    return are_first
+
+
+def _wal_bytes(decoded: Decoded) -> NDArray[np.int64]:
+    """Return the bytes of each block reference: those of a record add up to its length, as in `relation_volume`."""
+    wal_bytes = decoded.block_image_bytes.astype(np.int64) + decoded.data_bytes
+    first, records = _first_references(decoded)
+    wal_bytes[first] += decoded.total_length[records] - np.add.reduceat(wal_bytes, first)
+    return wal_bytes
+
+
+def _first_references(decoded: Decoded) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the index of the first reference of each record that has one, and which records these are."""
+    have_blocks = decoded.first_block[1:] > decoded.first_block[:-1]
+    return decoded.first_block[:-1][have_blocks], have_blocks
 
 
 def _references(decoded: Decoded) -> Columns:

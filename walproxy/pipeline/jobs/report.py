@@ -83,7 +83,6 @@ class _Findings:
         self.names = names
         self.top = top
         self.extent: Extent | None = None
-        self.special: str | None = None
         queries.add_names(connection, names)
 
     def restrict(self, begin: Position | None, end: Position | None) -> None:
@@ -128,7 +127,7 @@ class _Findings:
         volume = self._volume(extent, headline)
         if volume is not None:
             self._relations(report, volume, axis)
-            self._images_and_indexes(report, volume)
+            self._images_and_indexes(report, volume, self.frames["blocks"] if headline.source == "records" else None)
         if "records" in self.frames:
             self._checkpoints(report, self.frames["records"], axis)
         if "transaction_volume" in self.frames:
@@ -151,10 +150,9 @@ class _Findings:
             first, last = (datetime.fromisoformat(labels[index]) for index in (0, -1))
             causes.checkpoint_interval = round((last - first).total_seconds() * 1e6) // (len(labels) - 1)
 
-    def _images_and_indexes(self, report: Report, volume: str) -> None:
-        report.causes.imaged_pages = queries.imaged_pages(
-            self.connection, self.special, self.frames.get("page_versions")
-        )
+    def _images_and_indexes(self, report: Report, volume: str, blocks: str | None) -> None:
+        """Fill in what explains the WAL. Without `blocks`, which is as large as the WAL is, some of it is missing."""
+        report.causes.imaged_pages = queries.imaged_pages(self.connection, blocks, self.frames.get("page_versions"))
         report.causes.indexes = [
             IndexRow(
                 name=self._shown(row.name),
@@ -162,9 +160,9 @@ class _Findings:
                 records=row.records,
                 wal_bytes=row.wal_bytes,
                 image_bytes=row.image_bytes,
-                splits=row.splits if self.special is not None else None,
+                splits=row.splits if blocks is not None else None,
             )
-            for row in queries.indexes(self.connection, volume, self.special, self.top)
+            for row in queries.indexes(self.connection, volume, blocks, self.top)
         ]
 
     def _axis(self, extent: Extent) -> tuple[Axis, list[queries.BinOfCommits]]:
@@ -213,12 +211,12 @@ class _Findings:
         span = extent.end_lsn - extent.begin_lsn
         pieces = self.frames.get("relation_volume")
         is_coarse = extent.pieces < BINS_MAX and span <= _FINE_BYTES_MAX
-        if "records" in self.frames and (pieces is None or is_coarse):
+        has_records = "records" in self.frames and "blocks" in self.frames
+        if has_records and (pieces is None or is_coarse):
             headline.source = "records"
-            sums, self.special = queries.sums_of_records(
-                self.connection, self.frames["records"], extent.begin_lsn, extent.end_lsn
+            return queries.volume_of_records(
+                self.connection, self.frames["records"], self.frames["blocks"], extent.begin_lsn, extent.end_lsn
             )
-            return queries.volume_of_records(self.connection, sums, self.special)
         headline.source = "relation_volume" if pieces is not None else ""
         return pieces
 
@@ -278,9 +276,9 @@ class _Findings:
         report.headline.transactions, report.headline.transactions_without_end = number, without_end
         begins = transaction_queries.times_before(self.connection, transactions, [row.first_lsn for row in rows])
         written = None
-        if "records" in self.frames:
+        if "blocks" in self.frames:
             written = transaction_queries.relations_of_transactions(
-                self.connection, self.frames["records"], transactions, rows, _WRITTEN_MAX
+                self.connection, self.frames["blocks"], transactions, rows, _WRITTEN_MAX
             )
         for row in rows:
             begin_us = begins.get(row.first_lsn)

@@ -7,12 +7,13 @@ from duckdb import DuckDBPyConnection
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.pipeline.duck import Tables, add_views, identifier
+from walproxy.pipeline.duck import BLOCKS, Tables, add_made_view, duckdb_errors, identifier
 from walproxy.pipeline.jobs.catalog import NAMES_FILE, RelationNames, merge, open_names, parse_snapshot
-from walproxy.pipeline.schemas import arrow_schema
+from walproxy.pipeline.schemas import arrow_schema, optional_columns
 
 USED_TABLES: Final = (
     "records",
+    "blocks",
     "transactions",
     "transaction_volume",
     "relation_volume",
@@ -71,13 +72,23 @@ def look_for_tables(tables: Tables) -> FoundTables:
 def read_tables(connection: DuckDBPyConnection, found: FoundTables) -> dict[str, str]:
     """Make views of the tables; return what stands after FROM for each.
 
+    `blocks` is made of `records` where that has the block references, as an earlier version wrote it.
+
     Raises:
         ConfigurationError: one has other columns.
         StorageFailed, ArchiveError: one cannot be read.
     """
-    schemas = {name: arrow_schema(name) for name in found.names}
-    add_views(connection, found.tables, found.names, found.names, schemas)
-    return {name: identifier(name) for name in found.names}
+    columns = {}
+    with duckdb_errors(found.tables):
+        for name in found.names:
+            if name != BLOCKS:
+                columns[name] = found.tables.add(connection, name, arrow_schema(name), optional_columns(name))
+        if "records" in columns and "blocks" in columns["records"].names:
+            add_made_view(connection, BLOCKS)
+            columns[BLOCKS] = arrow_schema(BLOCKS)
+        elif BLOCKS in found.names:
+            columns[BLOCKS] = found.tables.add(connection, BLOCKS, arrow_schema(BLOCKS))
+    return {name: identifier(name) for name in columns}
 
 
 def names_at(tables: Tables, place: str | None) -> RelationNames:

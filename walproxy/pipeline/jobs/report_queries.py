@@ -1,8 +1,9 @@
 """The report's queries to the tables, in DuckDB's SQL. DuckDB reads and adds up; a few thousand rows at most come here.
 
 All sums of bytes come from `volume`: rows (begin_lsn, end_lsn, rmgr, relation, sums). That is the table
-`relation_volume`, whose ranges are the pieces of the WAL, or, where these are too coarse for a chart, the table
-`records` in ranges as small as needed. The bytes of a range that is in several bins are spread over them evenly.
+`relation_volume`, whose ranges are the pieces of the WAL, or, where these are too coarse for a chart, the tables
+`records` and `blocks` in ranges as small as needed. The bytes of a range that is in several bins are spread over them
+evenly.
 """
 
 from collections import namedtuple
@@ -18,7 +19,7 @@ from walproxy.pipeline.jobs.time_axis import Axis, Knot
 
 COMMITS: Final = "('commit', 'commit_prepared')"
 _ABORTS: Final = "('abort', 'abort_prepared')"
-_LSN_COLUMNS: Final = {"records": "lsn", "transactions": "lsn"}
+_LSN_COLUMNS: Final = {"records": "lsn", "blocks": "lsn", "transactions": "lsn"}
 _RANGES_MAX: Final = 4096
 _HOLES_MAX: Final = 10
 _INDEX_RMGRS: Final = "('Btree', 'Hash', 'Gin', 'Gist', 'SPGist', 'BRIN')"
@@ -197,62 +198,33 @@ def add_names(connection: DuckDBPyConnection, names: RelationNames) -> str:
     return keep(connection, NAMES, f"SELECT {select}", dict(zip(types, map(list, columns), strict=True)))
 
 
-def sums_of_records(connection: DuckDBPyConnection, records: str, begin_lsn: Lsn, end_lsn: Lsn) -> tuple[str, str]:
-    """Add up `records`, and keep the few of them that are looked at again; return the names of both.
-
-    The nested blocks are most of the work of reading records (with 1 GB of WAL in 7.3 million records 1.1 s of CPU
-    time), so this is the only query that reads all of them.
-
-    Returns:
-        rows (begin_lsn, end_lsn, rmgr, tablespace, database, relation, sums): each record counts for its first block;
-        and rows (begin_lsn, end_lsn, rmgr, image_count, is_split, blocks) of the records with images, with several
-        blocks, and of the splits of pages of B-trees.
-    """
+def volume_of_records(connection: DuckDBPyConnection, records: str, blocks: str, begin_lsn: Lsn, end_lsn: Lsn) -> str:
+    """Return `volume` out of `records` and `blocks`: what no block reference counts for belongs to no relation."""
     query = """
-        SELECT lsn // $width * $width AS begin_lsn, begin_lsn + $width AS end_lsn, rmgr,
-               blocks[1].tablespace AS tablespace, blocks[1].database AS database, blocks[1].relation AS relation,
-               count(*) AS records, sum(total_length) AS wal_bytes, sum(image_count) AS image_count,
-               sum(image_bytes) AS image_bytes,
-               list(struct_pack(
-                   image_count := image_count, is_split := rmgr = 'Btree' AND operation LIKE 'SPLIT%', blocks := blocks
-               )) FILTER (
-                   WHERE len(blocks) > 1 OR image_count > 0 OR (rmgr = 'Btree' AND operation LIKE 'SPLIT%')
-               ) AS special
-        FROM {records} GROUP BY ALL
+        WITH of_blocks AS (
+                 SELECT lsn // $width * $width AS begin_lsn, rmgr, tablespace, database, relation,
+                        count_if(is_first) AS records, sum(wal_bytes) AS wal_bytes, count_if(has_image) AS image_count,
+                        sum(image_bytes) AS image_bytes
+                 FROM {blocks} GROUP BY ALL
+             ),
+             without_blocks AS (
+                 SELECT begin_lsn, rmgr, sum(records) AS records, sum(wal_bytes) AS wal_bytes
+                 FROM (
+                     SELECT lsn // $width * $width AS begin_lsn, rmgr, count(*) AS records,
+                            sum(total_length) AS wal_bytes
+                     FROM {records} GROUP BY ALL
+                     UNION ALL
+                     SELECT begin_lsn, rmgr, -records, -wal_bytes FROM of_blocks
+                 )
+                 GROUP BY ALL HAVING sum(records) > 0
+             )
+        SELECT begin_lsn, begin_lsn + $width AS end_lsn, rmgr, tablespace, database, relation,
+               records::BIGINT AS records, wal_bytes::BIGINT AS wal_bytes, image_count::BIGINT AS image_count,
+               image_bytes::BIGINT AS image_bytes
+        FROM (FROM of_blocks UNION ALL BY NAME SELECT *, 0 AS image_count, 0 AS image_bytes FROM without_blocks)
     """
     arguments = {"width": max((end_lsn - begin_lsn) // _RANGES_MAX, 1)}
-    sums = keep(connection, "sums_of_records", query, arguments, records=records)
-    special = """
-        SELECT begin_lsn, end_lsn, rmgr, unnest(special, max_depth := 2)
-        FROM {sums} WHERE special IS NOT NULL
-    """
-    return sums, keep(connection, "special_records", special, sums=sums)
-
-
-def volume_of_records(connection: DuckDBPyConnection, sums: str, special: str) -> str:
-    """Return `volume` out of what `sums_of_records` returns: a block's image and data count for its own relation."""
-    query = """
-        WITH others AS (
-                 SELECT begin_lsn, end_lsn, rmgr, blocks[1] AS owner, unnest(blocks[2:]) AS block
-                 FROM {special} WHERE len(blocks) > 1
-             ),
-             moved AS (
-                 SELECT * EXCLUDE special FROM {sums}
-                 UNION ALL
-                 SELECT begin_lsn, end_lsn, rmgr, block.tablespace, block.database, block.relation, 0,
-                        block.image_bytes + block.data_bytes, block.has_image::INT, block.image_bytes
-                 FROM others
-                 UNION ALL
-                 SELECT begin_lsn, end_lsn, rmgr, owner.tablespace, owner.database, owner.relation, 0,
-                        -block.image_bytes - block.data_bytes, -block.has_image::INT, -block.image_bytes
-                 FROM others
-             )
-        SELECT begin_lsn, end_lsn, rmgr, tablespace, database, relation,
-               sum(records)::BIGINT AS records, sum(wal_bytes)::BIGINT AS wal_bytes,
-               sum(image_count)::BIGINT AS image_count, sum(image_bytes)::BIGINT AS image_bytes
-        FROM moved GROUP BY ALL
-    """
-    return keep(connection, "volume", query, sums=sums, special=special)
+    return keep(connection, "volume", query, arguments, records=records, blocks=blocks)
 
 
 class Sums(NamedTuple):
@@ -391,16 +363,14 @@ def hot_pages(connection: DuckDBPyConnection, page_versions: str, count: int) ->
 # Causes.
 
 
-def imaged_pages(connection: DuckDBPyConnection, special: str | None, page_versions: str | None) -> int | None:
+def imaged_pages(connection: DuckDBPyConnection, blocks: str | None, page_versions: str | None) -> int | None:
     """Return how many pages have a full-page image, or an upper bound of that; None if no table has it.
 
     Args:
-        special: of `sums_of_records`.
         page_versions: its pages also have an image LSN if a record initializes them, so it gives an upper bound.
     """
-    if special is not None:
-        rows = f"(SELECT unnest(blocks, max_depth := 2) FROM {special} WHERE image_count > 0)"
-        is_imaged = "has_image"
+    if blocks is not None:
+        rows, is_imaged = blocks, "has_image"
     elif page_versions is not None:
         rows, is_imaged = page_versions, "image_lsn IS NOT NULL"
     else:
@@ -415,24 +385,20 @@ def imaged_pages(connection: DuckDBPyConnection, special: str | None, page_versi
     return int(row[0])
 
 
-def indexes(connection: DuckDBPyConnection, volume: str, special: str | None, count: int) -> list[Any]:
+def indexes(connection: DuckDBPyConnection, volume: str, blocks: str | None, count: int) -> list[Any]:
     """Return the indexes that wrote most WAL, by the resource managers of their records.
-
-    Args:
-        special: of `sums_of_records`.
 
     Returns:
         rows (name, table_name, wal_bytes, image_bytes, records, splits); the table is null if it has no name here, and
-        splits, the number of split pages of a B-tree, is 0 without `special`.
+        splits, the number of split pages of a B-tree, is 0 without `blocks`.
     """
     splits = (
         "SELECT NULL::BIGINT AS tablespace, NULL::BIGINT AS database, NULL::BIGINT AS relation, 0 AS splits LIMIT 0"
     )
-    if special is not None:
+    if blocks is not None:
         splits = f"""
-            SELECT blocks[1].tablespace AS tablespace, blocks[1].database AS database, blocks[1].relation AS relation,
-                   count(*) AS splits
-            FROM {special} WHERE is_split GROUP BY ALL
+            SELECT tablespace, database, relation, count(*) AS splits
+            FROM {blocks} WHERE rmgr = 'Btree' AND operation LIKE 'SPLIT%' AND is_first GROUP BY ALL
         """
     query = f"""
         WITH sums AS (

@@ -12,7 +12,8 @@ _MANY_IMAGES = 0.3
 _MISSING = {
     "transactions": "when the WAL was written, how many transactions committed, and when none did",
     "transaction_volume": "which transactions wrote most",
-    "records": "what single transactions wrote to, when checkpoints ended, and times within a piece of WAL",
+    "records": "when checkpoints ended",
+    "blocks": "what single transactions wrote to, and times within a piece of WAL",
     "tuple_stats": "how many rows were inserted, updated and deleted",
     "page_versions": "which pages were changed most",
 }

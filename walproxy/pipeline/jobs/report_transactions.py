@@ -110,7 +110,7 @@ def times_before(connection: DuckDBPyConnection, transactions: str, lsns: Sequen
 
 
 def relations_of_transactions(
-    connection: DuckDBPyConnection, records: str, transactions: str, biggest: Sequence[Any], count: int
+    connection: DuckDBPyConnection, blocks: str, transactions: str, biggest: Sequence[Any], count: int
 ) -> dict[int, list[tuple[str, int]]]:
     """Return for each of the biggest transactions the relations that it wrote most to, with the bytes."""
     if not biggest:
@@ -123,26 +123,11 @@ def relations_of_transactions(
                  UNION
                  SELECT unnest(subxids) AS member, xid AS top FROM {{transactions}} WHERE xid IN (SELECT xid FROM tops)
              ),
-             written AS (
-                 SELECT top, total_length, blocks, blocks[1] AS owner
-                 FROM {{records}} AS records JOIN members ON records.xid = members.member
-                 WHERE ({within}) AND len(blocks) > 0
+             sums AS (
+                 SELECT top, tablespace, database, relation, sum(wal_bytes) AS wal_bytes
+                 FROM {{blocks}} AS blocks JOIN members ON blocks.xid = members.member
+                 WHERE {within} GROUP BY ALL
              ),
-             spread AS (
-                 SELECT top, unnest(blocks) AS block, owner, total_length FROM written
-             ),
-             moved AS (
-                 SELECT top, owner.tablespace AS tablespace, owner.database AS database, owner.relation AS relation,
-                        total_length AS wal_bytes
-                 FROM written
-                 UNION ALL
-                 SELECT top, block.tablespace, block.database, block.relation, block.image_bytes + block.data_bytes
-                 FROM spread
-                 UNION ALL
-                 SELECT top, owner.tablespace, owner.database, owner.relation, -block.image_bytes - block.data_bytes
-                 FROM spread
-             ),
-             sums AS (SELECT top, tablespace, database, relation, sum(wal_bytes) AS wal_bytes FROM moved GROUP BY ALL),
              labelled AS (
                  SELECT top, {LABEL} AS name, sum(wal_bytes)::BIGINT AS wal_bytes
                  FROM sums LEFT JOIN {NAMES} USING (tablespace, database, relation) GROUP BY ALL
@@ -154,6 +139,6 @@ def relations_of_transactions(
     """
     found: dict[int, list[tuple[str, int]]] = {}
     xids = [row.xid for row in biggest]
-    for row in ask(connection, query, {"xids": xids}, records=records, transactions=transactions):
+    for row in ask(connection, query, {"xids": xids}, blocks=blocks, transactions=transactions):
         found.setdefault(row.top, []).append((row.name, row.wal_bytes))
     return found

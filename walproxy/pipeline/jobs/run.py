@@ -44,7 +44,7 @@ from walproxy.pipeline.lake.parquet_files import DataFile
 from walproxy.pipeline.lake.position import After
 from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.lake.table import LakeTable
-from walproxy.pipeline.schemas import arrow_schema, spark_ddl
+from walproxy.pipeline.schemas import arrow_schema, optional_columns, spark_ddl
 from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import PIECES, SourceOptions
 from walproxy.pipeline.source.tasks import input_of
@@ -234,7 +234,15 @@ class _Job:
             require_single_winner(place.object_store())
         self._folder.check(self._input, path)
         for name in self.config.tables:
-            self._tables[name] = open_lake_table(place, name, self.config.format, arrow_schema(name))
+            self._tables[name] = open_lake_table(
+                place,
+                name,
+                self.config.format,
+                arrow_schema(name),
+                optional=optional_columns(name),
+                omitted=("blocks",) if name == "records" and "blocks" in self.config.tables else (),
+            )
+        self._check_references()
         self._read_positions()
         if self.config.start is not None and self.lsn < self.config.start:
             raise ConfigurationError(
@@ -242,6 +250,14 @@ class _Job:
                 f"{format_lsn(self.config.start)} would leave a gap; leave --start out, or name another folder"
             )
         self._folder.remember(Offset.of(self._input.origin().system_id, path, self.lsn))
+
+    def _check_references(self) -> None:
+        """See that the block references of all records are written, in one of two tables (ADR 0080)."""
+        records = self._tables.get("records")
+        if records is not None and "blocks" not in records.schema.names and "blocks" not in self._tables:
+            raise ConfigurationError(
+                f"the table {records.location} has its block references in the table blocks: name both in --tables"
+            )
 
     def _read_positions(self) -> None:
         """Read what each table has: a commit whose reply was lost may be in."""
@@ -324,7 +340,10 @@ class _Job:
                 return
             began_s = time.monotonic()
             path = self._input.log_path(self._options.tli)
-            parts = [TablePart(name, table.new_file(), self._held[name]) for name, table in self._tables.items()]
+            parts = [
+                TablePart(name, tuple(table.schema.names), table.new_file(), self._held[name])
+                for name, table in self._tables.items()
+            ]
             plan = TaskPlan(
                 self._options.path, self._options.archive_options, path, self._options.check_crc, tuple(parts)
             )

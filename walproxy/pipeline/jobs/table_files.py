@@ -45,10 +45,12 @@ class TablePart(NamedTuple):
     """One table, for a task.
 
     Attributes:
+        columns: of the table, in the order of the view.
         held_lsn: the table holds everything before it already.
     """
 
     view: str
+    columns: tuple[str, ...]
     new_file: RowsFile
     held_lsn: Lsn
 
@@ -100,7 +102,7 @@ def _written(plan: TaskPlan, tli: int, pieces: Sequence[PlannedPiece]) -> list[D
                 if begin_lsn < part.held_lsn:
                     begin_lsn = part.held_lsn
                     wanted = without_records_before(decoded, begin_lsn)
-                files.put(part.view, view_batch(part.view, wanted, Piece(begin_lsn, piece.end_lsn)))
+                files.put(part.view, view_batch(part.view, wanted, Piece(begin_lsn, piece.end_lsn), part.columns))
         return files.finish()
 
 

@@ -4,6 +4,7 @@ DuckDB reads each table as an Arrow dataset, whose files delta-rs finds and fetc
 statement names, and only the files whose bounds can match. It reads no file and no URL by itself.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import duckdb
@@ -14,7 +15,7 @@ from safekeeper.base.errors import ConfigurationError, ObjectMissing, StorageFai
 from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_lake_table, find_names
-from walproxy.pipeline.lake.parquet_files import normal_schema, schema_difference
+from walproxy.pipeline.lake.parquet_files import schema_difference
 
 
 class LakeTables(NamedTuple):
@@ -29,17 +30,20 @@ class LakeTables(NamedTuple):
     def names(self) -> list[str]:
         return find_names(self.location)
 
-    def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
+    def add(
+        self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None, optional: Collection[str] = ()
+    ) -> pa.Schema:
         place = self.location.below(name)
         table = find_lake_table(place)
         if table is None:
             way_out = "" if place.catalog else ": if it is an Iceberg table, set --iceberg-catalog"
             raise ConfigurationError(f"{place} has no {'Iceberg' if place.catalog else 'Delta'} table{way_out}")
         with table:
-            difference = schema_difference(table.schema, normal_schema(schema)) if schema is not None else None
+            difference = schema_difference(table.schema, schema, optional) if schema is not None else None
             if difference is not None:
                 raise ConfigurationError(f"the table {place} has other columns: {difference}")
             connection.register(name, table.dataset())
+            return table.schema
 
     def file(self, name: str) -> bytes | None:
         try:

@@ -5,6 +5,7 @@ both: it has a catalog of its own for its Iceberg tables. pyiceberg, whose impor
 for Iceberg.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from walproxy.pipeline.lake.delta import LOG, DeltaLake
 from walproxy.pipeline.lake.disk import make_folder, storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.names import check_table_name
-from walproxy.pipeline.lake.parquet_files import normal_schema, schema_difference
+from walproxy.pipeline.lake.parquet_files import schema_difference
 from walproxy.pipeline.lake.table import LakeTable
 
 FORMER_IDENTITY: Final = "_walproxy/table.json"
@@ -34,6 +35,8 @@ def open_lake_table(
     schema: pa.Schema | None = None,
     *,
     create: bool = True,
+    optional: Collection[str] = (),
+    omitted: Collection[str] = (),
 ) -> LakeTable[Any]:
     """Open a table of a location.
 
@@ -41,6 +44,8 @@ def open_lake_table(
         format: what the table must be; None: whatever it is, and for a new one Delta unless the location has a catalog.
         schema: what its columns must be; None: whatever they are.
         create: make the table if it is not there and a schema is given.
+        optional: columns of the schema that a table may lack.
+        omitted: those of them that a new table lacks.
 
     Raises:
         ConfigurationError: there is no such table, it has another format or other columns, another program made it, or
@@ -55,10 +60,13 @@ def open_lake_table(
     else:
         location = _of_format(location, location.folder, name, format, is_new=create and schema is not None)
     place = location.below(name)
-    table = find_lake_table(place, schema if create else None)
+    new_schema = None
+    if create and schema is not None:
+        new_schema = pa.schema([field for field in schema if field.name not in omitted])
+    table = find_lake_table(place, new_schema)
     if table is None:
         raise ConfigurationError(f"{location} has no table {name!r}: create it by writing to it")
-    difference = schema_difference(table.schema, normal_schema(schema)) if schema is not None else None
+    difference = schema_difference(table.schema, schema, optional) if schema is not None else None
     if difference is not None:
         table.close()
         raise ConfigurationError(f"the table {place} has other columns: {difference}; write to another table")

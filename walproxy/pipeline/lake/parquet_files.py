@@ -4,7 +4,7 @@ A file is on disk when `write_parquet` returns; its name is not until its folder
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -226,12 +226,16 @@ def _normal_type(data_type: pa.DataType) -> pa.DataType:
     return data_type
 
 
-def schema_difference(wanted: pa.Schema, given: pa.Schema) -> str | None:
+def schema_difference(wanted: pa.Schema, given: pa.Schema, optional: Collection[str] = ()) -> str | None:
     """Describe in which column `given` differs from the schema `wanted` of a table, None if in none.
 
     Whether values may be null counts only where the table forbids it.
+
+    Args:
+        optional: columns of `given` that the table may lack.
     """
     wanted, given = normal_schema(wanted), normal_schema(given)
+    given = pa.schema([field for field in given if field.name in wanted.names or field.name not in optional])
     for field in wanted:
         index = given.get_field_index(field.name)
         if index < 0:

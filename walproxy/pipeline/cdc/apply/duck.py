@@ -4,6 +4,7 @@ Beside them a place may have tables of WAL. DuckDB reads a table as an Arrow dat
 a column which was added later is null in older files.
 """
 
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -47,11 +48,12 @@ class FollowedTables(NamedTuple):
         ours = {folder_name(table) for table in self.followed.values()}
         return [*self.followed, *(name for name in self.others.names() if name not in ours)]
 
-    def add(self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None) -> None:
+    def add(
+        self, connection: DuckDBPyConnection, name: str, schema: pa.Schema | None, optional: Collection[str] = ()
+    ) -> pa.Schema:
         table = self.followed.get(name)
         if table is None:
-            self.others.add(connection, name, schema)
-            return
+            return self.others.add(connection, name, schema, optional)
         with closing(following_table(self.location, self.format, table)) as following:
             if following.position() is None:
                 raise ConfigurationError(f"{table} is not copied yet: start the job, or wait for it")
@@ -61,6 +63,7 @@ class FollowedTables(NamedTuple):
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {identifier(table.schema)}")
             view = f"{identifier(table.schema)}.{identifier(table.name)}"
             connection.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {identifier(name)}")
+        return rows.schema
 
     def file(self, name: str) -> bytes | None:
         return self.others.file(name)
