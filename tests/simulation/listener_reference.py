@@ -16,6 +16,7 @@ from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     PROTOCOL_VERSION_MIN,
     AcceptorMessage,
+    AppendRequest,
     ProposerGreeting,
 )
 from safekeeper.net.admission import Admission, Budget
@@ -25,6 +26,7 @@ from safekeeper.peers.peer_auth import Challenge, Proof, Refused
 from tests.simulation.disk import ModelDisk
 from tests.simulation.lone_node_process import LoneSocket, Process, log_state
 from tests.simulation.node_reference import WAL, NodeReference
+from tests.simulation.trace import shown
 
 
 class Broken(NamedTuple):
@@ -92,7 +94,7 @@ class ListenerReference(NodeReference):
         self._take("send", connection)
         sent = self._last[2]
         if sent != message and not (isinstance(message, type) and type(sent) is message):
-            self.violate(f"the node sends {sent} on connection {connection}, not {message}")
+            self.violate(f"the node sends {shown(sent)} on connection {connection}, not {shown(message)}")
         self._note_pause(peer)
 
     def _note_pause(self, peer: Peer) -> None:
@@ -126,14 +128,24 @@ class ListenerReference(NodeReference):
         if peer is not None:
             peer.heard_at = self._process.loop.now
             peer.inbox.extend(messages)
-            if messages and isinstance(messages[0], Broken) and peer.is_proven and not peer.is_paused:
-                # What is no frame is noticed when it arrives, even if no message can be handled.
-                self.close(number)
-                self.idle()
-            elif messages or not peer.is_proven or peer.is_paused:
+            if not peer.is_proven or peer.is_paused or not self._is_all_usual(peer):
                 self._pump(peer)
             else:
                 self.idle()
+
+    def _is_all_usual(self, peer: Peer) -> bool:
+        """Handle the appends that the acceptor accepts at once, also if the peer stops to read; return if that is all.
+
+        What is no frame is noticed when it arrives, even if no message can be handled.
+        """
+        while peer.inbox and self.ready and isinstance(append := peer.inbox[0], AppendRequest):
+            if not self.acceptor.accepts(peer.number, append):
+                return False
+            self.handle(peer.number, peer.inbox.popleft())
+        if peer.inbox and isinstance(peer.inbox[0], Broken):
+            self.close(peer.number)
+            return True
+        return not peer.inbox
 
     def writable(self, number: int) -> None:
         """A peer reads again."""
@@ -240,39 +252,87 @@ class ListenerReference(NodeReference):
     def compare(self, node: Node, listener: ProposerListener, sockets: dict[int, LoneSocket]) -> None:
         """Compare all that shows of the node and the listener with what must be."""
         if self._seen:
-            self.violate(f"the node does {list(self._seen)}, which is not due")
-        self._equal("open connections", list(listener._connections), list(self.peers))
-        self._equal("waiting connections", list(listener.waiting), list(self._waiting))
+            self.violate(f"the node does {shown(self._seen[0])}, which is not due")
+        peers = self.peers
         for number, socket in sockets.items():
-            peer = self.peers.get(number)
-            self._equal(f"connection {number} closed", socket.is_closed, peer is None)
-            self._equal(f"connection {number} aborted", socket.is_aborted, number in self.aborted)
-            if peer is not None:
-                self._equal(f"connection {number} read", socket.is_reading, peer.is_read)
-        unproven, proven = listener.admission.unproven, listener.admission.proven
-        self._equal("connections", (unproven, proven), (self._admission.unproven, self._admission.proven))
-        self._equal("timers", self._process.loop.pending(), sorted(timer[0] for timer in self.timers))
-        self._equal("readiness", (node.ready, node.failed.done()), (self.ready, self.has_failed))
-        if self.has_failed:
-            return
+            peer = peers.get(number)
+            is_read = socket.is_reading if peer is None or self.has_failed else peer.is_read
+            found = socket.is_closed, socket.is_aborted, socket.is_reading
+            wanted = peer is None, number in self.aborted, is_read
+            if found != wanted:
+                self.violate(f"connection {number} is closed, aborted, read: {found}, not {wanted}")
+        self._equal(
+            ("open", "waiting", "unproven", "proven", "timers", "ready", "failed"),
+            (
+                list(listener._connections),
+                list(listener.waiting) if not self.has_failed else [],
+                listener.admission.unproven,
+                listener.admission.proven,
+                self._process.loop.pending(),
+                node.ready,
+                node.failed.done(),
+            ),
+            (
+                list(peers),
+                list(self._waiting) if not self.has_failed else [],
+                self._admission.unproven,
+                self._admission.proven,
+                sorted([timer[0] for timer in self.timers]),
+                self.ready,
+                self.has_failed,
+            ),
+        )
+        if not self.has_failed:
+            self._compare_node(node)
+
+    def _compare_node(self, node: Node) -> None:
         space, answers = node.disk_space, node.answers
-        self._equal("lack of space", set(space.lacking), self.lacking)
-        if WAL in self.lacking:
-            self._equal("the end of WAL", space.wal_ends_at_lsn, self.wal_ends_at)
-        counts = (answers.granted, answers.refused, sum(answers.refusals.values()), sum(node.flush_times.counts))
-        self._equal("counts", counts, (self.granted, self.refused, self.refusals, self.flushes))
-        counts = sum(node.append_sizes.counts), node.peer_reads.served_bytes, space.shortages
-        self._equal("counts", counts, (self.appends, self.served_bytes, self.shortages))
         acceptor, own = node.acceptor, self.acceptor
-        self._equal("the control state", acceptor.control, own.control)
-        self._equal("the log", log_state(acceptor), log_state(own))
-        self._equal("the pull", acceptor.pull, own.pull)
+        self._equal(
+            (
+                *("lacking", "end of WAL", "granted", "refused", "refusals", "flushes", "appends", "served"),
+                *("shortages", "control state", "log", "pull"),
+            ),
+            (
+                set(space.lacking),
+                space.wal_ends_at_lsn if WAL in self.lacking else 0,
+                answers.granted,
+                answers.refused,
+                sum(answers.refusals.values()),
+                sum(node.flush_times.counts),
+                sum(node.append_sizes.counts),
+                node.peer_reads.served_bytes,
+                space.shortages,
+                acceptor.control,
+                log_state(acceptor),
+                acceptor.pull,
+            ),
+            (
+                self.lacking,
+                self.wal_ends_at if WAL in self.lacking else 0,
+                self.granted,
+                self.refused,
+                self.refusals,
+                self.flushes,
+                self.appends,
+                self.served_bytes,
+                self.shortages,
+                own.control,
+                log_state(own),
+                own.pull,
+            ),
+        )
         if self._effects is None:
             storage = node.folder.storage
             positions = (storage.write_lsn, storage.flush_lsn) if storage is not None else (0, 0)
-            self._equal("positions", positions, (self.disk.write_lsn, self.disk.durable_lsn))
-            self._equal("what readers know", self._process.published, log_state(own))
+            self._equal(
+                ("positions", "what readers know"),
+                (positions, self._process.published),
+                ((self.disk.write_lsn, self.disk.durable_lsn), log_state(own)),
+            )
 
-    def _equal(self, what: str, found: Any, wanted: Any) -> None:
+    def _equal(self, names: tuple[str, ...], found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
         if found != wanted:
-            self.violate(f"{what}: {found}, not {wanted}")
+            both = zip(names, found, wanted, strict=True)
+            wrong = [f"{name}: {one}, not {other}" for name, one, other in both if one != other]
+            self.violate("; ".join(wrong))

@@ -90,6 +90,7 @@ class LoneNode(DrawnMessages):
         self._now_s = 100.0
         self._sockets: dict[int, LoneSocket] = {}
         self._drain: Any = None
+        self._pace = self.rng.choice((0.3, 0.6, 0.8))  # How often something happens that leads on.
         self._silent_steps = 0
         self._troubles, self._had_trouble = 0, False
 
@@ -151,10 +152,29 @@ class LoneNode(DrawnMessages):
                     self._kill()
             if not self._greeted:
                 self._greet(well=True)
-            if self._greeted:
+            if not self._greeted:
+                continue
+            if self._chance(self._pace):
+                self._lead_on()
+            else:
                 step()
                 if self._chance(0.3):
                     self._work()
+
+    def _lead_on(self) -> None:
+        """What leads to a term, and on in it."""
+        socket = self._leader_socket()
+        is_busy = any(each.has_jobs or each.has_results for each in self.process.workers.values())
+        if is_busy and self._chance(0.9 if socket is None or not self._reference.ready else 0.4):
+            self._work()
+        elif socket is None:
+            self._elected()
+        elif self._reference.peers[socket.number].is_paused:
+            self._write_again()
+        elif socket.has_bytes:
+            self._deliver()
+        else:
+            self._batch()
 
     def _happened(self) -> None:
         """Compare what the node has done with what it must do."""
@@ -460,6 +480,8 @@ class LoneNode(DrawnMessages):
         with self.loop.running():
             if event == "trim":
                 self._node.trim(lambda: arguments[0])
+            elif event == "pull_failed" and arguments[0] is self._acceptor.pull:
+                self._node.pull_failed(self._node.acceptor.pull, arguments[1])
             else:
                 handled = getattr(self._node, event)(*arguments)
         self._reference.happens(event, *arguments)
@@ -467,12 +489,16 @@ class LoneNode(DrawnMessages):
         if handled is not None and self._reference.ready and not handled.done():
             raise AssertionError("pulled WAL was handled, and that is not reported")
 
+    def _leader_socket(self) -> LoneSocket | None:
+        number = self._acceptor.leader_connection or 0
+        return self._sockets[number] if number in self._reference.peers else None
+
     def _batch(self) -> None:
         """The leader sends WAL in several appends."""
         acceptor, rng = self._acceptor, self.rng
         number, membership, leader = acceptor.leader_connection, acceptor.control.membership, acceptor.leader
-        socket = self._sockets.get(number or 0)
-        if socket is None or membership is None or leader is None or socket.has_bytes:
+        socket = self._leader_socket()
+        if socket is None or membership is None or leader is None or socket.has_bytes or not acceptor.write_lsn:
             if self._chance(0.3):
                 self._elected()
             return
@@ -481,7 +507,7 @@ class LoneNode(DrawnMessages):
         size = max(1, len(wal) // count)
         for at in range(0, len(wal), size):
             payload = wal[at : at + size] if self._chance(0.97) else b""
-            commit_lsn = rng.choice((0, acceptor.commit_lsn, acceptor.flush_lsn, begin_lsn))
+            commit_lsn = rng.choice((0, acceptor.commit_lsn, acceptor.flush_lsn, acceptor.flush_lsn, begin_lsn))
             self._sequence += rng.choice((0, 1, 1))
             healthy = self._chance(0.95)
             message = AppendRequest(

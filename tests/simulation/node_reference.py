@@ -55,6 +55,7 @@ from tests.simulation.lone_node_process import READ_BYTES_MAX, Process
 from tests.simulation.node_effects import message_effects
 from tests.simulation.shell_seams import RESOLUTION_S
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
+from tests.simulation.trace import shown
 from tests.simulation.violation import Violation
 
 WAL, CONTROL_FILE = "WAL", "control file"
@@ -133,7 +134,8 @@ class NodeReference:
     def _take(self, *what: Any) -> None:
         """Take what the process has done next, which must begin like this."""
         if not self._next_is(*what):
-            self.violate(f"the node does {self._seen[0] if self._seen else 'nothing'}, not {what}")
+            done = shown(self._seen[0]) if self._seen else "nothing"
+            self.violate(f"the node does {done}, not {shown(what)}")
         self._last = self._seen.popleft()
 
     def _send(self, connection: int, message: AcceptorMessage) -> None:
@@ -166,6 +168,11 @@ class NodeReference:
     def ready(self) -> bool:
         """Whether messages are handled."""
         return self._effects is None and not self.is_deaf
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether no event waits for the disk."""
+        return self._effects is None and not self.has_failed
 
     def handle(self, connection: int, message: Any) -> None:
         """Handle a message; the node is ready."""
@@ -512,9 +519,8 @@ class NodeReference:
         self.timers.remove(timer)
         if timer[2] == "report":
             self._report()
-        elif timer[2] == "prepare" and self._effects is None and not self.has_failed:
-            if self._next_is("submit", "preparer"):
-                self._take("submit", "preparer")
+        elif timer[2] == "prepare" and self.is_between_events and self._next_is("submit", "preparer"):
+            self._take("submit", "preparer")
         return timer[2]
 
     def _report(self) -> None:
