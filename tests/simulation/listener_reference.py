@@ -262,7 +262,7 @@ class ListenerReference(NodeReference):
             if found != wanted:
                 self.violate(f"connection {number} is closed, aborted, read: {found}, not {wanted}")
         self._equal(
-            ("open", "waiting", "unproven", "proven", "timers", "ready", "failed"),
+            ("open", "waiting", "unproven", "proven", "timers", "ready", "failed", "between events"),
             (
                 list(listener._connections),
                 list(listener.waiting) if not self.has_failed else [],
@@ -271,6 +271,7 @@ class ListenerReference(NodeReference):
                 self._process.loop.pending(),
                 node.ready,
                 node.failed.done(),
+                node.is_between_events,
             ),
             (
                 list(peers),
@@ -280,6 +281,7 @@ class ListenerReference(NodeReference):
                 sorted([timer[0] for timer in self.timers]),
                 self.ready,
                 self.has_failed,
+                self.is_between_events,
             ),
         )
         if not self.has_failed:
@@ -299,8 +301,8 @@ class ListenerReference(NodeReference):
                 answers.granted,
                 answers.refused,
                 sum(answers.refusals.values()),
-                sum(node.flush_times.counts),
-                sum(node.append_sizes.counts),
+                node.flush_times.counts,
+                node.append_sizes.counts,
                 node.peer_reads.served_bytes,
                 space.shortages,
                 acceptor.control,
@@ -313,8 +315,8 @@ class ListenerReference(NodeReference):
                 self.granted,
                 self.refused,
                 self.refusals,
-                self.flushes,
-                self.appends,
+                self.flushes.counts,
+                self.appends.counts,
                 self.served_bytes,
                 self.shortages,
                 own.control,
@@ -325,10 +327,11 @@ class ListenerReference(NodeReference):
         if self._effects is None:
             storage = node.folder.storage
             positions = (storage.write_lsn, storage.flush_lsn) if storage is not None else (0, 0)
+            removals = len(storage._removals) if storage is not None and not self._process.is_at_work("remover") else 0
             self._equal(
-                ("positions", "what readers know"),
-                (positions, self._process.published),
-                ((self.disk.write_lsn, self.disk.durable_lsn), log_state(own)),
+                ("positions", "what readers know", "removals"),
+                (positions, self._process.published, removals),
+                ((self.disk.write_lsn, self.disk.durable_lsn), log_state(own), 0),
             )
 
     def _equal(self, names: tuple[str, ...], found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:

@@ -20,7 +20,15 @@ from typing import Any
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import ResetWal
 from safekeeper.base.errors import LocalProtocolError, StorageFailed, StorageFull
-from safekeeper.consensus.messages import AppendRequest, ProposerGreeting
+from safekeeper.base.lsn import LSN_MAX
+from safekeeper.consensus.messages import (
+    AppendRequest,
+    PeerRead,
+    PreVoteRequest,
+    ProposerGreeting,
+    PullSource,
+    PullWal,
+)
 from safekeeper.net.admission import Budget
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import ProposerListener
@@ -32,10 +40,11 @@ from tests.simulation.counts import Counts
 from tests.simulation.disk import ModelDisk
 from tests.simulation.listener_reference import Authentication, Broken, ListenerReference
 from tests.simulation.lone_messages import SAFEKEEPER_ID, DrawnMessages
-from tests.simulation.lone_node_process import LoneSocket, LoneWorker, ObservedFolder, Process, replaced_for
+from tests.simulation.lone_node_process import LoneSocket, LoneWorker, ObservedFolder, Process, log_state, replaced_for
 from tests.simulation.shell_reader import Watcher
 from tests.simulation.shell_seams import SILENT
 from tests.simulation.trace import shown
+from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualFileSystem
 from tests.simulation.world import SimulationFailed, history_entries_max, small_frames
 
@@ -66,6 +75,24 @@ def drive(seed: int, steps: int = STEPS) -> Counts:
     return lone.counts
 
 
+class Sleeper:
+    """A reader that is informed of appends only from a position on, which is the present end or none.
+
+    Attributes:
+        wakes_at_lsn: see LogReaders.
+        seen: what it was informed of last.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.wakes_at_lsn = LSN_MAX
+        self.seen: object = None
+        self._node = node
+
+    def update(self) -> None:
+        """See LogReaders."""
+        self.seen = log_state(self._node.acceptor)
+
+
 class LoneNode(DrawnMessages):
     """A node, its disk, its peers, and the events that happen to it.
 
@@ -90,6 +117,7 @@ class LoneNode(DrawnMessages):
         self._now_s = 100.0
         self._sockets: dict[int, LoneSocket] = {}
         self._drain: Any = None
+        self._shortage = self.rng.choice((0.0, 0.0, 0.1, 0.9))  # Of descriptors, where segments are prepared.
         self._pace = self.rng.choice((0.3, 0.6, 0.8))  # How often something happens that leads on.
         self._silent_steps = 0
         self._troubles, self._had_trouble = 0, False
@@ -139,8 +167,10 @@ class LoneNode(DrawnMessages):
             self._exchange: 2,
             self._measure: 1,
             self._break_disk: 7,
-            self._stop: 1,
+            self._stop: 4,
             self._kill: 1,
+            self._break_acceptor: 1,
+            self._request_pull: 4,
         }
         for kind in (*kinds,):
             kinds[kind] *= self.rng.choice((1, 1, 1, 2, 3)) if kinds[kind] < 10 else 1
@@ -165,7 +195,10 @@ class LoneNode(DrawnMessages):
         """What leads to a term, and on in it."""
         socket = self._leader_socket()
         is_busy = any(each.has_jobs or each.has_results for each in self.process.workers.values())
-        if is_busy and self._chance(0.9 if socket is None or not self._reference.ready else 0.4):
+        acceptor = self._acceptor
+        if self._chance(0.1 if is_busy else 0.03):
+            self._pass_time()
+        elif is_busy and self._chance(0.9 if socket is None or not self._reference.ready else 0.4):
             self._work()
         elif socket is None:
             self._elected()
@@ -173,6 +206,8 @@ class LoneNode(DrawnMessages):
             self._write_again()
         elif socket.has_bytes:
             self._deliver()
+        elif acceptor.pull is not None and acceptor.leader is not None and self._chance(0.6):
+            self._happens("pulled", acceptor.leader, acceptor.write_lsn, self._wal(self.rng.choice((100, 4000))))
         else:
             self._batch()
 
@@ -181,6 +216,12 @@ class LoneNode(DrawnMessages):
         self._reference.loop_ran()
         self._reference.compare(self._node, self._listener, self._sockets)
         self._greeted = [number for number in self._greeted if number in self._reference.peers]
+        sleeper, write_lsn = self._sleeper, self._acceptor.write_lsn
+        before, self._log = self._log, log_state(self._node.acceptor)
+        has_missed = sleeper.wakes_at_lsn <= write_lsn and before != self._log != sleeper.seen
+        if has_missed and self._reference.is_between_events:
+            raise Violation("ReadersKnow", "a reader is not informed of the position that it waits for")
+        sleeper.wakes_at_lsn = self.rng.choice((LSN_MAX, write_lsn, write_lsn + 800))
         self.counts.count("steps of a lone node")
 
     def _note(self, *what: Any) -> None:
@@ -227,10 +268,16 @@ class LoneNode(DrawnMessages):
         self._listener._log = SILENT
         node.attach(self._listener)
         node.attach_readers(Watcher(self, node))
+        self._sleeper = Sleeper(node)
+        node.attach_readers(self._sleeper)
+        self._sleeper.update()
+        self._log = log_state(node.acceptor)
         self._listener._watch_again()
         reference.watch()
         node.failed.add_done_callback(lambda failed: failed.exception())
         process.event_ended()
+        if self._chance(0.5):
+            node._average_flush_s = reference.average_s = 0.0  # Its disk was quick so far.
         self._troubles, self._had_trouble = self.fs.troubles, False
 
     def _adopt(self, folder: DataFolder) -> None:
@@ -312,10 +359,14 @@ class LoneNode(DrawnMessages):
         self._return_job(worker)
 
     def _do_job(self, worker: LoneWorker) -> None:
+        if worker.name != "disk" and self._chance(self._shortage):
+            self.fs.short = max(self.fs.short, 1)
+        if self._chance(0.01 if worker.name == "disk" else 0.03):
+            self.fs.fail_in(1)
         with self.loop.running():
             token, error = self.process.work(worker)
         self._note(worker.name, "has done", token, error or "")
-        if isinstance(token, ResetWal) and error is not None:
+        if isinstance(token, ResetWal) and isinstance(error, StorageFull):
             self._adopt(self._node.folder)  # The log is as it was, or empty.
         self._reference.worked(token, error)
         self._happened()
@@ -521,10 +572,41 @@ class LoneNode(DrawnMessages):
             self._arrives(socket)
 
     def _reader(self) -> None:
-        """A member reads more than it may at once."""
+        """A member reads, maybe more than it may at once."""
+        acceptor = self._acceptor
+        begin_lsn, end_lsn = acceptor.control.wal_begin_lsn, acceptor.flush_lsn
+        if begin_lsn >= end_lsn:
+            return
+        number = self._connection(leader=0.1)
         for _ in range(self.rng.choice((1, 2, 6))):
-            if self._greeted:
-                self._read()
+            self._requests += 1
+            first, last = sorted((self.rng.randrange(begin_lsn, end_lsn), self.rng.randrange(begin_lsn, end_lsn)))
+            self._send(PeerRead(acceptor.control.promised, self._requests, first, last + 1), number)
+
+    def _request_pull(self) -> None:
+        """The leader requests that WAL is pulled."""
+        leader, acceptor = self._leader_socket(), self._acceptor
+        if leader is not None and acceptor.leader is not None:
+            self._requests += 1
+            end_lsn = acceptor.write_lsn + self.rng.choice((100, 5000, 20_000))
+            self._send(PullWal(acceptor.leader, self._requests, end_lsn, 0, (PullSource(2, "h:2"),)), leader.number)
+
+    def _break_acceptor(self) -> None:
+        """The state of the acceptor is impossible: the node notices it before it does anything else, and ends."""
+        socket = self._sockets[self._connection()]
+        if not self._reference.ready or socket.is_closed or socket.side is not None or socket.has_bytes:
+            return
+        self._note("the acceptor breaks")
+        self.process.breaks = True
+        if self._chance(0.5):
+            with self.loop.running():
+                self._node.receive(socket.number, PreVoteRequest("run-a", False))
+        else:
+            with self.loop.running():
+                self._node.messages_handled()
+            self.process.seen.clear()  # Its flush.
+        self._reference.breaks()
+        self._happened()
 
     def _time_passes_for_reads(self) -> None:
         pass

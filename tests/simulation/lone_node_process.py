@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import Effect, FindRecordEnd, FindRecords, FindTimedRecord
+from safekeeper.base.errors import InvariantViolation
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import AppendRequest
@@ -62,7 +63,7 @@ class Process:
         self.is_slow = rng.random() < 0.3
         self.published: tuple[Any, ...] = ()
         self.acceptor: Acceptor
-        self.is_over = False
+        self.breaks = False  # The state of the acceptor is impossible.
         self._spent_s = 0.0  # In flushes on the loop's thread.
         self._is_in_thread = True  # As long as it starts.
 
@@ -111,17 +112,31 @@ class Process:
                 return flush_now()
             took_s = self.rng.choice(SLOW_S if self.is_slow else QUICK_S)
             began_at, self._spent_s = self.monotonic(), self._spent_s + took_s
-            with self._recorded("flush", storage.write_lsn, began_at, took_s, is_segment_due(storage)):
+            with self._recorded("flush", storage.write_lsn, began_at, took_s, self._is_segment_due(storage)):
                 return flush_now()
 
         def observed_start_flush() -> Flush | None:
-            self.saw("snapshot", storage.write_lsn, self.monotonic(), is_segment_due(storage))
+            self.saw("snapshot", storage.write_lsn, self.monotonic(), self._is_segment_due(storage))
             return start_flush()
 
         storage.append = observed_append  # type: ignore[method-assign]
         storage.forget_below = observed_forget_below  # type: ignore[method-assign]
         storage.flush_now = observed_flush_now  # type: ignore[method-assign]
         storage.start_flush = observed_start_flush  # type: ignore[method-assign]
+
+    def is_at_work(self, name: str) -> bool:
+        """Return whether a thread has a job, or a result of which the loop has still to learn."""
+        worker = self.workers.get(name)
+        return worker is not None and (worker.has_jobs or worker.has_results)
+
+    def _is_segment_due(self, storage: WalStorage) -> bool:
+        """Return whether the next segment should be prepared, and nobody does it."""
+        if storage._preparation is not None:
+            return not self.is_at_work("preparer")
+        if storage._prepared or not storage._writing:
+            return False
+        tail = storage._writing[-1]
+        return tail.write_lsn - tail.begin_lsn > storage._segment_size // 2
 
     @contextmanager
     def _recorded(self, *what: Any) -> Iterator[None]:
@@ -163,14 +178,6 @@ class Process:
             self._is_in_thread = False
 
 
-def is_segment_due(storage: WalStorage | None) -> bool:
-    """Return whether the next segment should be prepared, and nobody does it."""
-    if storage is None or storage._prepared or storage._preparation is not None or not storage._writing:
-        return False
-    tail = storage._writing[-1]
-    return tail.write_lsn - tail.begin_lsn > storage._segment_size // 2
-
-
 class ObservedFolder(DataFolder):
     """A data folder whose work is recorded."""
 
@@ -198,8 +205,13 @@ def observed_acceptor(current: Callable[[], Process]) -> type[Acceptor]:
 
         return checking
 
+    def check(acceptor: Acceptor) -> None:
+        if current().breaks:
+            raise InvariantViolation("an impossible state")
+        Acceptor.check(acceptor)
+
     names = ("receive", "pulled", "pull_failed", "readers_changed", "archive_reported", "trim", "disconnected")
-    return type("Observed", (Acceptor,), {name: checked(name) for name in names})
+    return type("Observed", (Acceptor,), {"check": check, **{name: checked(name) for name in names}})
 
 
 class LoneLoop(asyncio.AbstractEventLoop):

@@ -34,6 +34,7 @@ from safekeeper.acceptor.effects import (
 )
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, ResourceShortage, StorageFull
+from safekeeper.base.histogram import Histogram
 from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import (
@@ -71,6 +72,7 @@ class NodeReference:
         is_deaf: it handles no messages any more.
         lacking: what lacks space on the disk.
         flushes, appends, granted, refused, refusals, served_bytes, shortages: counts since the start.
+        average_s: the average time of a flush.
         drained: how far `drain` is: 0 if it was not called, 3 at the end.
     """
 
@@ -79,11 +81,13 @@ class NodeReference:
         self.disk = disk
         self.has_failed = self.is_deaf = False
         self.lacking: set[str] = set()
-        self.flushes = self.appends = self.granted = self.refused = self.served_bytes = self.shortages = 0
+        self.granted = self.refused = self.served_bytes = self.shortages = 0
+        self.flushes, self.appends = Histogram(), Histogram(6, 20)
         self.refusals = 0
         self.drained = 0
         self.timers: list[tuple[float, int, str]] = []
         self._process = process
+        self._flushing_s = 0.0  # On the loop's thread, since the start.
         self._seen = process.seen
         self._effects: Effects | None = None
         self._pending: Effect | None = None  # The effect that the disk's thread has.
@@ -92,7 +96,7 @@ class NodeReference:
         self._queue: deque[Callable[[], Effects | None]] = deque()
         self._flush: Flush | None = None
         self._flush_began_at = 0.0
-        self._average_s = 10 * product.QUICK_FLUSH_S
+        self.average_s = 10 * product.QUICK_FLUSH_S
         self._has_report_timer = False
         self._paused_until = 0.0  # No segment is prepared.
         self._shortages_in_a_row = 0
@@ -137,6 +141,12 @@ class NodeReference:
             done = shown(self._seen[0]) if self._seen else "nothing"
             self.violate(f"the node does {done}, not {shown(what)}")
         self._last = self._seen.popleft()
+        if what[0] == "flush":
+            self._flushing_s += self._last[3]
+
+    def _monotonic(self) -> float:
+        """Return the time that has passed for the node."""
+        return self._process.loop.now + self._flushing_s
 
     def _send(self, connection: int, message: AcceptorMessage) -> None:
         if self.has_failed:
@@ -202,6 +212,10 @@ class NodeReference:
         if not self.is_deaf:
             self.resume()
 
+    def breaks(self) -> None:
+        """The state of the acceptor is found to be impossible."""
+        self._fail()
+
     def _fail(self) -> None:
         self.has_failed = self.is_deaf = True
 
@@ -223,7 +237,7 @@ class NodeReference:
                         self._fail()
                         return
                     self.disk.write(effect.begin_lsn, bytes(effect.payload))
-                    self.appends += 1
+                    self.appends.observe(len(effect.payload))
                 elif isinstance(effect, TrimWal):
                     self._take("trim", effect.lsn)
                     if self._last[-1] is not None:
@@ -278,7 +292,7 @@ class NodeReference:
         self._prepare()
         if self.has_failed:
             return
-        kind = "flush" if self._average_s < product.QUICK_FLUSH_S else "snapshot"
+        kind = "flush" if self.average_s < product.QUICK_FLUSH_S else "snapshot"
         self._take(kind, self.disk.write_lsn)
         began_at, is_due = self._last[2], self._last[-1] if kind == "snapshot" else self._last[4]
         if is_due and began_at >= self._paused_until:
@@ -297,8 +311,8 @@ class NodeReference:
         self._check()
 
     def _flushed(self, flush_lsn: Lsn, took_s: float) -> None:
-        self._average_s += (took_s - self._average_s) / product.FLUSHES_AVERAGED
-        self.flushes += 1
+        self.average_s += (took_s - self.average_s) / product.FLUSHES_AVERAGED
+        self.flushes.observe(took_s)
         self.disk.durable_lsn = flush_lsn
         if flush_lsn > self.wal_ends_at:
             self.lacking.discard(WAL)
@@ -307,7 +321,7 @@ class NodeReference:
             self.sent(self.acceptor.leader_connection, answer)
 
     def _prepare(self) -> None:
-        if self._process.monotonic() >= self._paused_until and self._next_is("submit", "preparer"):
+        if self._monotonic() >= self._paused_until and self._next_is("submit", "preparer"):
             self._take("submit", "preparer")
 
     def _no_room(self, full: StorageFull) -> None:
@@ -390,7 +404,7 @@ class NodeReference:
     def _flush_returned(self, flush: Flush) -> None:
         if flush is self._flush:
             self._flush = None
-            self._flushed(flush.end_lsn, self._process.monotonic() - self._flush_began_at)
+            self._flushed(flush.end_lsn, self._monotonic() - self._flush_began_at)
 
     def _prepared(self, full: BaseException | None) -> None:
         if full is None:
@@ -402,7 +416,7 @@ class NodeReference:
             pause_s = product.SHORTAGE_PAUSES_S[min(self._shortages_in_a_row, len(product.SHORTAGE_PAUSES_S) - 1)]
             self._shortages_in_a_row += 1
             self.set_timer(pause_s, "prepare")
-        self._paused_until = self._process.monotonic() + pause_s
+        self._paused_until = self._monotonic() + pause_s
         self._no_room(full)
 
     # ------------------------------------------------------------------ reads of members
@@ -527,7 +541,7 @@ class NodeReference:
         self._has_report_timer = False
         if self._flush is None or self.has_failed:
             return
-        age_s = self._process.monotonic() - self._flush_began_at
+        age_s = self._monotonic() - self._flush_began_at
         if age_s >= product.REPORT_WRITE_AFTER_S and self._effects is None:
             self.post(self.acceptor.report_write)
         self._has_report_timer = True
