@@ -10,7 +10,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tests.simulation import lone_acceptor, lone_folder, lone_proposer, sometimes, storage_machine, swarm
+from tests.simulation import (
+    lone_acceptor,
+    lone_folder,
+    lone_node,
+    lone_proposer,
+    lone_puller,
+    sometimes,
+    storage_machine,
+    swarm,
+)
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.counts import Counts
 from tests.simulation.disk import StorageDisk
@@ -130,6 +139,8 @@ def run_seed(
         if digested:
             world.digest = hashlib.sha256()
         if bug is None:
+            world.counts.update(lone_node.drive(seed))
+            world.counts.update(lone_puller.drive(seed))
             world.counts.update(lone_acceptor.drive(seed))
             world.counts.update(lone_folder.drive(seed))
             storage_machine.drive(seed)
