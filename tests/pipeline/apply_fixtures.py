@@ -54,17 +54,26 @@ def compare(source: Source, place: LakeLocation | Path, table_format: TableForma
         )
         names = [column for (column,) in columns]
         picked = ", ".join(_as_printed(column, found.schema.field(column).type) for column in names)
-        expected = Counter(source.rows(f'SELECT {picked} FROM "{name.schema}"."{name.name}"'))
-        got = Counter(tuple(row[column] for column in names) for row in found.select(names).to_pylist())
+        rows = source.rows(f'SELECT {picked} FROM "{name.schema}"."{name.name}"')
+        expected = Counter(tuple(map(_hashable, row)) for row in rows)
+        got = Counter(tuple(_hashable(row[column]) for column in names) for row in found.select(names).to_pylist())
         assert got == expected, f"{text}: {_few(got - expected)} instead of {_few(expected - got)}"
 
 
 def _as_printed(column: str, data_type: pa.DataType) -> str:
     """What is text here is what the server prints; a cast would strip the blanks of a char(n)."""
     quoted = f'"{column}"'
+    if pa.types.is_list(data_type) and pa.types.is_string(data_type.value_type):
+        elements = f"unnest({quoted}) WITH ORDINALITY each (element, number)"
+        printed = "CASE WHEN element IS NOT NULL THEN format('%s', element) END"
+        return f"CASE WHEN {quoted} IS NOT NULL THEN ARRAY(SELECT {printed} FROM {elements} ORDER BY number) END"
     return (
         f"CASE WHEN {quoted} IS NOT NULL THEN format('%s', {quoted}) END" if pa.types.is_string(data_type) else quoted
     )
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _few(rows: "Counter[tuple[Any, ...]]") -> str:

@@ -223,19 +223,23 @@ KINDS = """
     CREATE TABLE kinds (id bigint PRIMARY KEY, small smallint, number int, amount numeric(12,2), wide numeric(38,10),
         free numeric, single real, double double precision, word text, code varchar(5), padded char(5), raw bytea,
         at timestamp, at_zone timestamptz, day date, yes boolean, list int[], doc json, docb jsonb, tag uuid,
-        span interval)
+        span interval, matrix int[][], words text[], smalls smallint[], amounts numeric(12,2)[], raws bytea[],
+        ats timestamptz[], locals timestamp[], days date[], flags boolean[], doubles double precision[], tags uuid[])
 """
 VALUES = (
     "1, 32767, 2147483647, 9999999999.99, 9999999999999999999999999999.9999999999, 1.5e50, 0.5, 0.1, 'word', 'code', "
     "'pad', '\\x00ff', '9999-12-31 23:59:59.999999', '9999-12-31 23:59:59.999999+00', '9999-12-31', true, "
-    "'{1,NULL,3}', '{\"a\":  1}', '{\"a\":  1}', '11111111-2222-3333-4444-555555555555', '1 month 2 days 3.000004 s'",
+    "'{1,NULL,3}', '{\"a\":  1}', '{\"a\":  1}', '11111111-2222-3333-4444-555555555555', '1 month 2 days 3.000004 s', "
+    "'{{1,2},{3,4}}', '{NULL,\"NULL\",\"a, b\",\"\",é}', '{32767}', '{9999999999.99,NULL}', '{\\\\x00ff}', "
+    "'{2026-11-26 12:00:00.5+01}', '{0001-01-01 00:00:00}', '{1582-10-04}', '{t,f}', '{Infinity,-0}', "
+    "'{11111111-2222-3333-4444-555555555555,NULL}'",
     "-9223372036854775808, -32768, -2147483648, -9999999999.99, -0.0000000001, 'NaN', '-Infinity', 'Infinity', "
     "'', '', '', '', '0001-01-01', '0001-01-01 00:00:00+00', '0001-01-01', false, '{}', 'null', '[]', "
-    "'00000000-0000-0000-0000-000000000000', '-1 year'",
+    "'00000000-0000-0000-0000-000000000000', '-1 year'" + ", '{}'" * 11,
     "9223372036854775807, 0, 0, 0, 0, 0, '-0', '-0', E'\\u00e9\\u4e2d\\U0001f600 \"q\" \\\\ \\n', 'ab', 'ab ', "
     "'\\x', '1969-12-31 23:59:59.999999', '1969-12-31 23:59:59.999999+00', '1582-10-04', NULL, "
-    "'{{1,2},{3,4}}', '\"text\"', '{\"z\": null, \"a\": [1.50]}', NULL, '0'",
-    "0" + ", NULL" * 20,
+    "'{-2147483648}', '\"text\"', '{\"z\": null, \"a\": [1.50]}', NULL, '0'" + ", '{NULL}'" * 11,
+    "0" + ", NULL" * 31,
 )
 STORY = (
     *(f"INSERT INTO kinds VALUES ({values})" for values in VALUES),

@@ -14,6 +14,11 @@ NO_FORMER_FORMAT: Final = (
 FollowingMode: TypeAlias = Literal["mirror", "append", "soft-delete"]
 FOLLOWING_MODES: Final[tuple[FollowingMode, ...]] = get_args(FollowingMode)
 
+ArrayColumns: TypeAlias = Literal["text", "list"]
+ARRAY_COLUMNS: Final[tuple[ArrayColumns, ...]] = get_args(ArrayColumns)
+NEW_ARRAYS: Final[ArrayColumns] = "list"
+"""What arrays are in the tables of a new job."""
+
 OnBadValue: TypeAlias = Literal["stop", "null", "text"]
 ON_BAD_VALUE: Final[tuple[OnBadValue, ...]] = get_args(OnBadValue)
 

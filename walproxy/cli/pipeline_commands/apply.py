@@ -16,9 +16,11 @@ from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.choices import (
+    ARRAY_COLUMNS,
     FOLLOWING_MODES,
     ON_BAD_VALUE,
     TABLE_FORMATS,
+    ArrayColumns,
     FollowingMode,
     OnBadValue,
     TableFormat,
@@ -60,6 +62,12 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
     metavar="SCHEMA.TABLE.COLUMN",
     help="Keep this column as PostgreSQL prints it; can be repeated.",
 )
+@click.option(
+    "--arrays",
+    type=click.Choice(ARRAY_COLUMNS),
+    help="Store arrays of built-in types as lists, or as PostgreSQL prints them; by default as so far, lists in a new "
+    "job. A change copies tables with arrays again.",
+)
 @click.option("--once", is_flag=True, help="End when the tables contain all changes that are on the quorum now.")
 @click.option("--interval", type=DURATION, default="5s", show_default=True, help="Interval between steps.")
 @click.option(
@@ -98,6 +106,7 @@ def apply(
     mode: FollowingMode,
     tables: tuple[str, ...],
     as_text: tuple[str, ...],
+    arrays: ArrayColumns | None,
     once: bool,
     interval: float,
     status: str | None,
@@ -164,6 +173,7 @@ def apply(
         http_listen=http_listen,
         http_allow=http_allow,
         mode=mode,
+        arrays=arrays,
     )
     if verify or repair:
         verify_once(options, repair=repair)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import closing
 
 import click
+import msgspec
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
@@ -83,6 +84,7 @@ def create(primary: str, slot: str, publication: str, tables: tuple[str, ...]) -
 )
 @click.option("--to", metavar="DIR|URL", help="Show the tables of `apply` there, too.")
 @lake_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(
     primary: str,
     slot: str,
@@ -90,30 +92,52 @@ def status(
     status: str | None,
     to: str | None,
     lake_options: Mapping[str, str],
+    as_json: bool,
 ) -> None:
     """Report where a slot is, how much WAL it retains, and which tables follow it.
 
-    If the slot cannot be read, the error contains the reason. Exit code 1 if a table is quarantined.
+    With --to also the mode of the tables, and how far they are behind the quorum, in bytes and seconds. If the slot
+    cannot be read, the error contains the reason. Exit code 1 if a table is quarantined.
     """
+    keys: dict[str, list[str]] | None = None
     with closing(connect(primary)) as connection:
         state, confirmed_lsn = usable_slot(connection, slot)
         safe_lsn = SafeLsn(status).read(connection)
-        click.echo(f"slot {slot}: read up to {format_lsn(confirmed_lsn)}, by process {state.active_pid or '-'}")
-        click.echo(
-            f"on the quorum: up to {format_lsn(safe_lsn)}, {format_bytes(max(safe_lsn - confirmed_lsn, 0))} ahead"
-        )
-        click.echo(
-            f"WAL that it retains on the primary: {format_bytes(state.retained_bytes or 0)}"
-            + (f" ({state.wal_status})" if state.wal_status not in (None, "reserved") else "")
-        )
         if publication is not None:
             require_publications(connection, [publication])
-            for each in published_tables(connection, [publication]):
-                click.echo(f"{each.table}: key {', '.join(each.key) or 'none'}")
+            keys = {str(each.table): list(each.key) for each in published_tables(connection, [publication])}
+    lag_bytes, retained_bytes = max(safe_lsn - confirmed_lsn, 0), state.retained_bytes or 0
+    if not as_json:
+        click.echo(f"slot {slot}: read up to {format_lsn(confirmed_lsn)}, by process {state.active_pid or '-'}")
+        click.echo(f"on the quorum: up to {format_lsn(safe_lsn)}, {format_bytes(lag_bytes)} ahead")
+        click.echo(
+            f"WAL that it retains on the primary: {format_bytes(retained_bytes)}"
+            + (f" ({state.wal_status})" if state.wal_status not in (None, "reserved") else "")
+        )
+        for name, key in (keys or {}).items():
+            click.echo(f"{name}: key {', '.join(key) or 'none'}")
+    followed = None
     if to is not None:
-        from walproxy.cli.pipeline_work.apply_status import show_tables
+        from walproxy.cli.pipeline_work.apply_status import FollowedTables
 
-        show_tables(to, lake_options)
+        followed = FollowedTables(to, lake_options, safe_lsn)
+    if as_json:
+        content = {
+            "slot": slot,
+            "confirmed_lsn": format_lsn(confirmed_lsn),
+            "active_pid": state.active_pid,
+            "quorum_lsn": format_lsn(safe_lsn),
+            "lag_bytes": lag_bytes,
+            "retained_bytes": retained_bytes,
+            "wal_status": state.wal_status,
+            "keys": keys,
+            "apply": None if followed is None else followed.as_json(),
+        }
+        click.echo(msgspec.json.encode(content).decode())
+    elif followed is not None:
+        followed.show()
+    if followed is not None:
+        followed.require_all()
 
 
 @cdc.command()

@@ -1,16 +1,22 @@
 """PostgreSQL's types as Arrow's, and its text of their values as Arrow's values.
 
-What has no counterpart stays the text that PostgreSQL prints: arrays, json, uuid, intervals, enums, network addresses,
-numeric without a precision. What Arrow's type cannot hold (infinite dates, NaN in a numeric, years beyond 9999) is
-refused, never rounded or made null: the column can be read as text instead.
+What has no counterpart stays the text that PostgreSQL prints: json, uuid, intervals, ranges, enums, network addresses,
+numeric without a precision. So do the elements of arrays. Arrays of built-in types are lists, if lists are wanted;
+those of enums, domains and composite types are text. What Arrow's type cannot hold (infinite dates, NaN in a numeric,
+years beyond 9999, arrays of several dimensions) is refused, never rounded or made null: the column can be read as text
+instead.
+
+uuid would have a type of its own in Iceberg, but Spark does not read such files and Polars reads 16 bytes; Delta has
+none. json has one in neither of the two, as the libraries write them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from walproxy.pipeline.cdc.array_texts import array_text, lists_of
 from walproxy.pipeline.cdc.messages import UNCHANGED, Binary, Value
 from walproxy.pipeline.cdc.server import SourceRefused
 
@@ -30,6 +36,54 @@ _SIMPLE: Final = {
     TIMESTAMP: pa.timestamp("us"),
     TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
 }
+_ELEMENT_OF: Final = {
+    1000: BOOL,
+    1001: BYTEA,
+    1005: INT2,
+    1007: INT4,
+    1016: INT8,
+    1028: OID,
+    1021: FLOAT4,
+    1022: FLOAT8,
+    1115: TIMESTAMP,
+    1182: DATE,
+    1185: TIMESTAMPTZ,
+    1231: NUMERIC,
+    1009: TEXT,
+    1002: 18,  # "char"
+    1003: 19,  # name
+    1014: 1042,  # character
+    1015: 1043,  # character varying
+    143: 142,  # xml
+    199: 114,  # json
+    3807: 3802,  # jsonb
+    2951: 2950,  # uuid
+    1183: 1083,  # time
+    1270: 1266,  # time with time zone
+    1187: 1186,  # interval
+    791: 790,  # money
+    1041: 869,  # inet
+    651: 650,  # cidr
+    1040: 829,  # macaddr
+    775: 774,  # macaddr8
+    1561: 1560,  # bit
+    1563: 1562,  # bit varying
+    3221: 3220,  # pg_lsn
+    3905: 3904,  # int4range
+    3907: 3906,  # numrange
+    3909: 3908,  # tsrange
+    3911: 3910,  # tstzrange
+    3913: 3912,  # daterange
+    3927: 3926,  # int8range
+    6150: 4451,  # int4multirange
+    6151: 4532,  # nummultirange
+    6152: 4533,  # tsmultirange
+    6153: 4534,  # tstzmultirange
+    6155: 4535,  # datemultirange
+    6157: 4536,  # int8multirange
+}
+"""The type of the elements by that of the array: those of pg_type whose elements a comma divides."""
+
 _DECIMAL_DIGITS_MAX: Final = 38
 _MODIFIER_HEADER: Final = 4
 _SCALE_BITS: Final = 11
@@ -47,8 +101,20 @@ class BadValue(SourceRefused):
         self.column = column
 
 
-def arrow_type(type_oid: int, type_modifier: int) -> pa.DataType:
-    """Return the Arrow type for values of a PostgreSQL type; text for what has none."""
+def is_array(type_oid: int) -> bool:
+    """Return whether values of a PostgreSQL type can be lists."""
+    return type_oid in _ELEMENT_OF
+
+
+def arrow_type(type_oid: int, type_modifier: int, *, lists: bool = False) -> pa.DataType:
+    """Return the Arrow type for values of a PostgreSQL type; text for what has none.
+
+    Args:
+        type_modifier: of an array, that of its elements.
+        lists: arrays of built-in types are lists, not text.
+    """
+    if lists and type_oid in _ELEMENT_OF:
+        return pa.list_(arrow_type(_ELEMENT_OF[type_oid], type_modifier))
     if type_oid == NUMERIC:
         return _decimal(type_modifier)
     return _SIMPLE.get(type_oid, pa.string())
@@ -129,6 +195,8 @@ def _good_values(texts: pa.Array, data_type: pa.DataType) -> pa.Array:
 
 
 def _convert(texts: pa.Array, data_type: pa.DataType) -> pa.Array:
+    if pa.types.is_list(data_type):
+        return lists_of(texts, data_type, _convert)
     if pa.types.is_binary(data_type):
         return pa.array([None if text is None else _bytes(text) for text in texts.to_pylist()], pa.binary())
     if pa.types.is_boolean(data_type):
@@ -143,6 +211,8 @@ def holds(held: pa.DataType, sent: pa.DataType) -> bool:
     """Return whether a column of the first type holds every value of the second, from their text."""
     if held == sent:
         return True
+    if pa.types.is_list(held) and pa.types.is_list(sent):
+        return holds(held.value_type, sent.value_type)
     if pa.types.is_decimal(held) and pa.types.is_decimal(sent):
         return bool(held.scale == sent.scale and held.precision >= sent.precision)
     for is_kind in (pa.types.is_signed_integer, pa.types.is_floating):
@@ -164,7 +234,18 @@ def printed(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         return pc.if_else(values, "t", "f")
     if pa.types.is_binary(values.type):
         return pa.array([None if value is None else "\\x" + value.hex() for value in values.to_pylist()], pa.string())
+    if pa.types.is_list(values.type):
+        return pa.array([None if row is None else array_text(row) for row in _printed_rows(values)], pa.string())
     return values.cast(pa.string())
+
+
+def _printed_rows(lists: pa.Array | pa.ChunkedArray) -> Iterator[list[str | None] | None]:
+    for chunk in lists.chunks if isinstance(lists, pa.ChunkedArray) else [lists]:
+        elements = printed(chunk.flatten()).to_pylist()
+        end = 0
+        for count in pc.list_value_length(chunk).to_pylist():
+            begin, end = end, end + (count or 0)
+            yield None if count is None else elements[begin:end]
 
 
 def _bytes(text: str) -> bytes:

@@ -7,6 +7,7 @@
 | publication | one, or several separated by commas |
 | table | schema.name: the changes of this table only, with typed columns |
 | textColumns | columns of that table to be read as text, separated by commas |
+| arrays | of that table: text (default), or list: arrays of built-in types are lists |
 | status | where the quorum's commit position is read: a URL of walproxy, standby:NAME or none (safe_lsn.py) |
 | startLsn | where a stream or a batch begins; at the slot's confirmed position by default, which it cannot be below |
 | endLsn | where a batch ends; at the last change that is on a quorum by default |
@@ -25,6 +26,7 @@ from safekeeper.base.settings import positive_size
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.spool import MEMORY_BYTES
+from walproxy.pipeline.choices import ARRAY_COLUMNS
 from walproxy.postgres.conninfo import parse_conninfo
 
 _KNOWN: Final = (
@@ -33,6 +35,7 @@ _KNOWN: Final = (
     "publication",
     "table",
     "textColumns",
+    "arrays",
     "status",
     "startLsn",
     "endLsn",
@@ -49,6 +52,7 @@ class CdcOptions(NamedTuple):
 
     Attributes:
         table: None for all tables, as text.
+        lists: its arrays of built-in types are lists.
         status: None if it was not given.
     """
 
@@ -57,6 +61,7 @@ class CdcOptions(NamedTuple):
     publications: tuple[str, ...]
     table: TableName | None = None
     text_columns: frozenset[str] = frozenset()
+    lists: bool = False
     status: str | None = None
     start_lsn: Lsn | None = None
     end_lsn: Lsn | None = None
@@ -89,6 +94,7 @@ class CdcOptions(NamedTuple):
             _list(given["publication"]),
             parse_table(given["table"]) if "table" in given else None,
             frozenset(_list(given.get("textcolumns", ""))),
+            _lists(given.get("arrays", "text")),
             given.get("status"),
             parse_lsn(start) if start is not None else None,
             parse_lsn(end) if end is not None else None,
@@ -101,6 +107,12 @@ class CdcOptions(NamedTuple):
 
 def _list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _lists(value: str) -> bool:
+    if value not in ARRAY_COLUMNS:
+        raise ConfigurationError(f"arrays cannot be {value!r}: write {' or '.join(ARRAY_COLUMNS)}")
+    return value == "list"
 
 
 def _size(given: Mapping[str, str], name: str) -> int | None:

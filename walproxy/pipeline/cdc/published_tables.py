@@ -34,6 +34,7 @@ class PublishedColumn(NamedTuple):
         type_oid, type_modifier: of a domain, those of the type below.
         number: pg_attribute.attnum: numbers of dropped columns are not used again.
         is_plain: rows that are older than the column have null in it, as far as the catalogs show.
+        dimensions: of an array: with how many it was declared; the server does not enforce them. 0 of other types.
     """
 
     name: str
@@ -41,6 +42,7 @@ class PublishedColumn(NamedTuple):
     type_modifier: int
     number: int
     is_plain: bool
+    dimensions: int
 
 
 class PublishedTable(NamedTuple):
@@ -125,17 +127,19 @@ _RELATIONS = """
                   ELSE i.indisprimary AND i.indimmediate END"""
 )
 _COLUMNS = """
-    WITH RECURSIVE base (attrelid, attnum, type, modifier, kind) AS (
-        SELECT a.attrelid, a.attnum, t.oid, a.atttypmod, t.typtype
+    WITH RECURSIVE base (attrelid, attnum, type, modifier, kind, dimensions) AS (
+        SELECT a.attrelid, a.attnum, t.oid, a.atttypmod, t.typtype, a.attndims::int
           FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
          WHERE a.attrelid = ANY (%(oids)s) AND a.attnum > 0
         UNION ALL
-        SELECT b.attrelid, b.attnum, u.oid, CASE WHEN b.modifier >= 0 THEN b.modifier ELSE t.typtypmod END, u.typtype
+        SELECT b.attrelid, b.attnum, u.oid, CASE WHEN b.modifier >= 0 THEN b.modifier ELSE t.typtypmod END, u.typtype,
+               greatest(b.dimensions, t.typndims)
           FROM base b JOIN pg_type t ON t.oid = b.type JOIN pg_type u ON u.oid = t.typbasetype
          WHERE b.kind = 'd'
     )
     SELECT a.attrelid::bigint, a.attname, b.type::bigint, b.modifier, a.attnum,
-           NOT a.atthasdef AND NOT a.atthasmissing AND a.attidentity = '' AND a.attgenerated = '', a.attgenerated::text
+           NOT a.atthasdef AND NOT a.atthasmissing AND a.attidentity = '' AND a.attgenerated = '', a.attgenerated::text,
+           b.dimensions
       FROM pg_attribute a JOIN base b USING (attrelid, attnum)
      WHERE b.kind <> 'd' AND NOT a.attisdropped
      ORDER BY a.attrelid, a.attnum
@@ -273,9 +277,14 @@ def _read(connection: Connection, publications: Sequence[str]) -> list[Published
         parts = [each for each in below if relations[each].is_in_wal]
         listed = [
             PublishedColumn(
-                name, type_oid, modifier, number, plain and not any((each, name) in filled for each in parts)
+                name,
+                type_oid,
+                modifier,
+                number,
+                plain and not any((each, name) in filled for each in parts),
+                dimensions,
             )
-            for name, type_oid, modifier, number, plain, generated in columns[oid]
+            for name, type_oid, modifier, number, plain, generated, dimensions in columns[oid]
             if _is_column_sent(number, generated, sending)
         ]
         heaps = {each: relations[each] for each in parts or [oid] if relations[each].kind == "r"}

@@ -54,12 +54,20 @@ def spark_schema(options: CdcOptions) -> StructType:
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
-def fields_of(table: PublishedTable, text_columns: frozenset[str] = frozenset()) -> tuple[pa.Field, ...]:
-    """Return the columns of a table with their Arrow types."""
+def fields_of(
+    table: PublishedTable, text_columns: frozenset[str] = frozenset(), *, lists: bool = False
+) -> tuple[pa.Field, ...]:
+    """Return the columns of a table with their Arrow types; what is declared as an array of several dimensions is text.
+
+    Args:
+        lists: arrays of built-in types are lists.
+    """
     return tuple(
         pa.field(
             column.name,
-            pa.string() if column.name in text_columns else arrow_type(column.type_oid, column.type_modifier),
+            pa.string()
+            if column.name in text_columns
+            else arrow_type(column.type_oid, column.type_modifier, lists=lists and column.dimensions <= 1),
         )
         for column in table.columns
     )
@@ -78,7 +86,7 @@ def _typed_table(options: CdcOptions) -> TypedTable | None:
     known = {column.name for column in tables[options.table].columns}
     for name in options.text_columns - known:
         raise ConfigurationError(f"textColumns: {options.table} has no column {name!r}")
-    return TypedTable(options.table, fields_of(tables[options.table], options.text_columns))
+    return TypedTable(options.table, fields_of(tables[options.table], options.text_columns, lists=options.lists))
 
 
 class _Reader:

@@ -3,6 +3,7 @@
 job             the loop: take a range of the stream, merge it into the tables, note the position, confirm it
 tables          which tables follow, which are copied again, which are quarantined
 target          one table: which changes it takes, how it follows changes of its source's definition
+source_columns  columns of a source as those of its table
 fingerprint     what of a source table must not change unnoticed, and what follows from a change; pure
 verify          whether the tables have the rows of their sources
 row_hashes      two sets of rows, compared by hashes over ranges of their key

@@ -85,6 +85,8 @@ class IcebergFollowing(FollowingTable):
 
     @staticmethod
     def storable(data_type: pa.DataType) -> pa.DataType:
+        if pa.types.is_list(data_type):
+            return pa.list_(IcebergFollowing.storable(data_type.value_type))
         return pa.int32() if data_type == pa.int16() else data_type
 
     def position(self) -> Position | None:

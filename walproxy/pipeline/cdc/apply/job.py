@@ -59,7 +59,7 @@ from walproxy.pipeline.cdc.slot import (
     usable_slot,
 )
 from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
-from walproxy.pipeline.choices import FollowingMode, OnBadValue, TableFormat
+from walproxy.pipeline.choices import NEW_ARRAYS, ArrayColumns, FollowingMode, OnBadValue, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import check_format
 from walproxy.pipeline.lake.probe import require_single_winner
@@ -90,6 +90,7 @@ class ApplyOptions(NamedTuple):
         http_listen: where the job's status is served over HTTP; None: nowhere.
         http_allow: the networks from which that is read, None for all.
         mode: what the tables keep of changes.
+        arrays: what arrays are in the tables; None: what they are so far, lists in a new job.
     """
 
     conninfo: str
@@ -112,6 +113,7 @@ class ApplyOptions(NamedTuple):
     http_listen: Address | None = None
     http_allow: Networks | None = None
     mode: FollowingMode = "mirror"
+    arrays: ArrayColumns | None = None
 
     def is_wanted(self, table: TableName) -> bool:
         """Return whether a table of the publications is followed."""
@@ -252,6 +254,7 @@ def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *
             f"the tables in {options.location} are kept with --mode {job.mode}, not {options.mode}: add --mode "
             f"{job.mode}, or name another folder"
         )
+    arrays = options.arrays or (NEW_ARRAYS if job is None else job.arrays)
     if job is None or start_over or job.starts_over:
         if job is not None and job.starts_over and read_slot(connection, options.slot) is not None:
             drop_slot(connection, options.slot)
@@ -268,6 +271,7 @@ def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *
             position_lsn,
             {},
             mode=options.mode,
+            arrays=arrays,
         )
     asked: list[tuple[str, object, object]] = [
         ("the cluster", job.system_id, identity),
@@ -287,7 +291,7 @@ def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *
             "new slot and new copies: --start-over"
         )
     usable_slot(connection, options.slot)
-    return job
+    return msgspec.structs.replace(job, arrays=arrays)
 
 
 class ApplyJob:

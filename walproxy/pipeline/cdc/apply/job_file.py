@@ -19,6 +19,7 @@ from safekeeper.base.errors import ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.cache_folder import cache_folder
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
+from walproxy.pipeline.choices import ArrayColumns
 from walproxy.pipeline.lake.disk import locked, storage_errors, sync_folder
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.names import APPLY_JOB_FILE
@@ -26,9 +27,10 @@ from walproxy.pipeline.lake.state import StateObject
 
 OWN_FOLDER: Final = APPLY_JOB_FILE.partition("/")[0]
 _LOCK_FILE: Final = "lock"
-_VERSION: Final = 3
+_VERSION: Final = 4
+_VERSION_WITHOUT_LISTS: Final = 3
 _VERSION_WITHOUT_MODE: Final = 2
-"""What is written for mirrors: older versions read it, and would take all tables for mirrors."""
+"""What is written for mirrors without lists: older versions read it, and would take all tables for mirrors."""
 
 _LOCK_TIMEOUT_S: Final = 2.0
 
@@ -44,6 +46,7 @@ class KnownTable(msgspec.Struct, frozen=True):
         dropped: columns that the source has no longer, which keep their values here.
         is_full: it has no key, and a full replica identity: rows are identified by all of their values.
         fingerprint: None in a file of version 1: such a table is copied again.
+        lists: its arrays are lists, but for columns that are text.
     """
 
     key: list[str]
@@ -53,6 +56,7 @@ class KnownTable(msgspec.Struct, frozen=True):
     dropped: list[str] = []
     is_full: bool = False
     fingerprint: Fingerprint | None = None
+    lists: bool = False
 
 
 class Copying(msgspec.Struct, frozen=True):
@@ -87,6 +91,7 @@ class Job(msgspec.Struct, frozen=True):
         quarantined: tables that are not followed at present, and why.
         copying: by name: copies that may have been committed, but are not in `tables` yet.
         mode: what the tables keep of changes.
+        arrays: what arrays are in the tables: text in a file of an older version.
         starts_over: the slot is to be made again, and all tables are to be copied again.
         owner: differs between jobs that run, also between those of one process.
     """
@@ -104,6 +109,7 @@ class Job(msgspec.Struct, frozen=True):
     owner: str = ""
     mode: str = "mirror"
     copying: dict[str, Copying] = {}
+    arrays: ArrayColumns = "text"
 
 
 def job_state(tables: LakeLocation) -> StateObject:
@@ -137,8 +143,9 @@ def write_job(state: StateObject, job: Job) -> None:
         TableMoved: another job has replaced it.
         StorageFailed, StorageFull, ArchiveError.
     """
-    if job.mode == "mirror":
-        job = msgspec.structs.replace(job, version=_VERSION_WITHOUT_MODE)
+    if job.arrays == "text":
+        version = _VERSION_WITHOUT_MODE if job.mode == "mirror" else _VERSION_WITHOUT_LISTS
+        job = msgspec.structs.replace(job, version=version)
     state.write(msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
 
 

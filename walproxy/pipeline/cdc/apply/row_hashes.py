@@ -109,6 +109,8 @@ def _value_hashes(column: pa.Array) -> Hashes:
         hashes = _mixed(values.view(np.uint64))
     elif _is_countable(kind):
         hashes = _mixed(_numbers(column).view(np.uint64))
+    elif pa.types.is_list(kind):
+        hashes = _list_hashes(column)
     else:
         texts = column if pa.types.is_binary(kind) or pa.types.is_string(kind) else column.cast(pa.string())
         encoded = texts.dictionary_encode()
@@ -118,6 +120,16 @@ def _value_hashes(column: pa.Array) -> Hashes:
         hashes = of_values[indices] if len(of_values) else np.zeros(len(column), np.uint64)
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     return np.where(is_null, np.uint64(0x9E3779B97F4A7C15), hashes)
+
+
+def _list_hashes(column: pa.ListArray) -> Hashes:
+    """Each element counts with its place; a null has no elements here."""
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.cumsum(counts)
+    places = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+    elements = _mixed(_value_hashes(column.flatten()) + _mixed(places.view(np.uint64)))
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)))
+    return _mixed(sums[ends] - sums[ends - counts])
 
 
 def _digest(value: str | bytes) -> bytes:

@@ -46,7 +46,7 @@ class ApplyStatus(msgspec.Struct, frozen=True):
         copies: tables that were copied since the connection to the server was made.
         time: Unix time of the report.
         current_time: Unix time at which the tables were known last to have everything that was on the quorum; before
-            the first time, that of the start.
+            the first time, that of the start of the first job.
         mode: what the tables keep of changes.
     """
 
@@ -73,7 +73,8 @@ class StatusFiles:
         self._tables = tables
         self.last: ApplyStatus | None = None
         self.problem = ""
-        self._current_at = time.time()
+        self._current_at: float | None = None
+        self._started_at = time.time()
         self._stored_at = 0.0
         self._stored_states: dict[str, str] = {}
 
@@ -82,6 +83,8 @@ class StatusFiles:
         now = time.time()
         if lag_bytes == 0:
             self._current_at = now
+        elif self._current_at is None:
+            self._current_at = self._former_current_time() or self._started_at
         status = ApplyStatus(
             job.slot,
             format_lsn(job.position_lsn),
@@ -109,6 +112,13 @@ class StatusFiles:
         content = msgspec.json.format(msgspec.json.encode(status), indent=2) + b"\n"
         self._replace(_STATUS_FILE, content)
         self._replace(_METRICS_FILE, metrics_text(status))
+
+    def _former_current_time(self) -> float | None:
+        """Return what an earlier job reported: a job that is started again and again does not look current."""
+        try:
+            return read_status(self._tables).current_time
+        except ConfigurationError:
+            return None
 
     def _replace(self, name: str, content: bytes) -> None:
         folder = self._tables.folder

@@ -23,9 +23,10 @@ from walproxy.pipeline.cdc.apply.copying import Snapshot, SnapshotDelayed
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Copying, Job, KnownTable, Quarantined
-from walproxy.pipeline.cdc.apply.target import Target, fields_of, known_of
+from walproxy.pipeline.cdc.apply.source_columns import fields_of, known_of, text_arrays
+from walproxy.pipeline.cdc.apply.target import Target
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
-from walproxy.pipeline.cdc.column_types import BadValue, arrow_type
+from walproxy.pipeline.cdc.column_types import BadValue, arrow_type, is_array
 from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
 from walproxy.pipeline.cdc.publication import TableName, base_type
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
@@ -89,6 +90,7 @@ class Tables:
         self._policy = policy
         self._asking = asking
         self._snapshot_wait_s = None if waits_for_copies else _SNAPSHOT_WAIT_S
+        self._lists = job.arrays == "list"
         self._types: dict[tuple[int, int], pa.DataType] = {}
         self._followings: dict[TableName, FollowingTable] = {}
         self._targets: dict[TableName, Target] = {}
@@ -261,12 +263,15 @@ class Tables:
             raise ConfigurationError(f"{following.location} is a table of another program: name another folder")
         mode = self._policy.mode
         as_text, bad_text = self._policy.text_columns(table), self._bad_text.setdefault(table, set())
+        if self._lists:
+            bad_text |= text_arrays(made)
         position = Position(source.lsn, 0)
         while True:
-            known_of(made, as_text, bad_text, mode, bad_as_null=self._bad_as_null)  # Whether it can be followed.
-            plan = plan_copy(following, mode, fields_of(made, type(following), [*as_text, *bad_text]))
+            self._known_of(made)  # Whether it can be followed.
+            fields = fields_of(made, type(following), [*as_text, *bad_text], lists=self._lists)
+            plan = plan_copy(following, mode, fields)
             bad_text |= plan.as_text
-            known = known_of(made, as_text, bad_text, mode, bad_as_null=self._bad_as_null)
+            known = self._known_of(made)
             null_if_bad = frozenset(plan.schema.names) - set(made.key) if self._bad_as_null else frozenset()
             _log.info("copying %s as of %s: %s", table, format_lsn(source.lsn), reason)
             try:
@@ -285,6 +290,11 @@ class Tables:
         del self._copying[table]
         self._end_quarantine(table)
         self._follow(table, known, made.fingerprint, position)
+
+    def _known_of(self, made: PublishedTable) -> KnownTable:
+        """Return what is to be remembered of a table that is copied. Raises SourceRefused."""
+        as_text, bad_text = self._policy.text_columns(made.table), self._bad_text[made.table]
+        return known_of(made, as_text, bad_text, self._policy.mode, bad_as_null=self._bad_as_null, lists=self._lists)
 
     def _keeps_as_text(self, table: TableName, error: BadValue) -> bool:
         """Return whether a column becomes text because of a value, and note that it does."""
@@ -310,7 +320,10 @@ class Tables:
         if known.bad_as_null and not self._bad_as_null:
             self._to_copy[table] = "values that its columns cannot hold are no longer to be null"
             return
-        known = msgspec.structs.replace(known, bad_as_null=self._bad_as_null)
+        if known.lists != self._lists and any(is_array(each.type_oid) for each in fingerprint.columns.values()):
+            self._to_copy[table] = f"its arrays are to be {'lists' if self._lists else 'text'}"
+            return
+        known = msgspec.structs.replace(known, bad_as_null=self._bad_as_null, lists=self._lists)
         with self._quarantining(table):
             position = self.following(table).position()
             if position is None:
@@ -407,5 +420,5 @@ class Tables:
     def _type_of(self, type_oid: int, type_modifier: int) -> pa.DataType:
         key = (type_oid, type_modifier)
         if key not in self._types:
-            self._types[key] = arrow_type(*base_type(self._asking, *key))
+            self._types[key] = arrow_type(*base_type(self._asking, *key), lists=self._lists)
         return self._types[key]

@@ -12,7 +12,7 @@ The catalogs are compared before the changes of a step are taken, and may be new
 changes themselves announce is compared with the known columns too.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -26,11 +26,11 @@ from walproxy.pipeline.cdc.apply.history import HistoryRows
 from walproxy.pipeline.cdc.apply.job_file import KnownTable
 from walproxy.pipeline.cdc.apply.modes import own_columns, require_other_names
 from walproxy.pipeline.cdc.apply.row_arrays import RowArrays
+from walproxy.pipeline.cdc.apply.source_columns import fields_of, text_arrays
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
-from walproxy.pipeline.cdc.column_types import arrow_type, holds
+from walproxy.pipeline.cdc.column_types import holds
 from walproxy.pipeline.cdc.messages import Begin, Relation
 from walproxy.pipeline.cdc.published_tables import PublishedTable
-from walproxy.pipeline.cdc.server import SourceRefused
 from walproxy.pipeline.choices import FollowingMode
 
 _FULL_IDENTITY: Final = "f"
@@ -78,50 +78,6 @@ class _NewPartition(NamedTuple):
         if first.commit_lsn >= self.seen_lsn:
             return False
         return self.creator is None or (self.creator - first.xid) % _XIDS < _XIDS // 2
-
-
-def fields_of(table: PublishedTable, following: type[FollowingTable], as_text: Sequence[str]) -> list[pa.Field]:
-    """Return the columns that a following table has for those of its source."""
-    return [
-        pa.field(
-            column.name,
-            pa.string()
-            if column.name in as_text
-            else following.storable(arrow_type(column.type_oid, column.type_modifier)),
-        )
-        for column in table.columns
-    ]
-
-
-def known_of(
-    table: PublishedTable,
-    as_text: Sequence[str],
-    bad_text: Iterable[str],
-    mode: FollowingMode,
-    *,
-    bad_as_null: bool,
-) -> KnownTable:
-    """Return what is to be remembered of a source table.
-
-    Raises:
-        SourceRefused: its rows cannot be identified, though the mode demands it, and updates and deletes of them are
-            sent; or it has a column with a name that the mode needs.
-    """
-    is_full = table.replica_identity == _FULL_IDENTITY and not table.key
-    if is_full and mode != "append":
-        raise SourceRefused(
-            f"{table.table} has a full replica identity and no primary key, so equal rows are indistinguishable: give "
-            "it a primary key, or name the other tables with --table"
-        )
-    require_other_names(table.table, (column.name for column in table.columns), mode)
-    return KnownTable(
-        list(table.key),
-        list(as_text),
-        sorted(bad_text),
-        bad_as_null=bad_as_null,
-        is_full=is_full,
-        fingerprint=table.fingerprint,
-    )
 
 
 class Target:
@@ -348,7 +304,10 @@ class Target:
 
     def _follow_columns(self, now: PublishedTable, added: Sequence[str], changed: Sequence[str]) -> str | None:
         """Add and widen columns; return why the table must be copied instead, if it must."""
-        fields = {field.name: field for field in fields_of(now, type(self.following), self._text)}
+        if self.known.lists and (texts := text_arrays(now).intersection(added)):
+            self.known = msgspec.structs.replace(self.known, bad_text=sorted({*self.known.bad_text, *texts}))
+        listed = fields_of(now, type(self.following), self._text, lists=self.known.lists)
+        fields = {field.name: field for field in listed}
         require_other_names(self.table, added, self._mode)
         for name in added:
             if name in self.known.dropped:
