@@ -25,9 +25,12 @@ VIEW_NAMES: Final = (
     "relation_volume",
     "page_versions",
     "tuple_stats",
+    "transaction_relations",
+    "catalog_changes",
 )
 """Those of `schemas.VIEWS`, in the same order."""
-DEFAULT_TABLES: Final = tuple(view for view in VIEW_NAMES if view != "blocks")
+DEFAULT_TABLES: Final = VIEW_NAMES[:1] + VIEW_NAMES[2:7]
+"""Without `blocks`, which `records` has, and without what only some questions need."""
 
 REPORT_TOP: Final = 15
 """Rows of each list of a report."""
