@@ -2,6 +2,7 @@
 
 import copy
 import random
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from walproxy.pipeline.jobs.table_files import FILES_SCHEMA
 from walproxy.pipeline.schemas import arrow_schema
 
 HEAP = 10
+DROPS_FILES = 4  # in xinfo
 FIRST_TIME = 800_000_000_000_000  # microseconds since 2000: in May 2025
 TRANSACTION_RECORDS = 5
 
 
 def add_transactions(wal: WalBuilder, end_lsn: int, *, seed: int = 1) -> WalBuilder:
-    """Add transactions, one a second, that insert into three relations, up to `end_lsn`."""
+    """Add transactions, one a second, that insert into three relations, up to `end_lsn`; each tenth drops a file."""
     rng = random.Random(seed)
     number = len(wal.records) // TRANSACTION_RECORDS
     while wal.position < end_lsn:
@@ -33,8 +35,11 @@ def add_transactions(wal: WalBuilder, end_lsn: int, *, seed: int = 1) -> WalBuil
             size = rng.randrange(20_000, 60_000) if rng.random() < 0.005 else rng.randrange(20, 2000)
             block = Block(0, (1663, 5, 16384 + index % 3), 0, rng.randrange(50), None, rng.randbytes(size))
             wal.add(body(bytes(3), [block]), rmid=HEAP, xid=1000 + number)
-        time = FIRST_TIME + number * 1_000_000
-        wal.add(body(time.to_bytes(8, "little")), rmid=RM_XACT, xid=1000 + number)
+        end = (FIRST_TIME + number * 1_000_000).to_bytes(8, "little")
+        drops_file = number % 10 == 0
+        if drops_file:
+            end += struct.pack("<IIIII", DROPS_FILES, 1, 1663, 5, 20_000 + number)
+        wal.add(body(end), rmid=RM_XACT, info=0x80 * drops_file, xid=1000 + number)
         number += 1
     return wal
 

@@ -30,9 +30,12 @@ VIEW_NAMES: Final = (
     "relation_volume",
     "page_versions",
     "tuple_stats",
+    "transaction_relations",
+    "catalog_changes",
 )
 """Those of `schemas.VIEWS`, in the same order."""
-DEFAULT_TABLES: Final = VIEW_NAMES
+DEFAULT_TABLES: Final = VIEW_NAMES[:7]
+"""Without what only some questions need."""
 
 REPORT_TOP: Final = 15
 """Rows of each list of a report."""

@@ -34,13 +34,22 @@ from duckdb import DuckDBPyConnection, StatementType
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from safekeeper.base.logs import one_line
+from walproxy.pipeline.definition_changes import QUERY as DEFINITION_CHANGES_QUERY
 from walproxy.pipeline.lake.disk import storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_names, open_lake_table
+from walproxy.pipeline.transaction_queries import TRANSACTION_CHANGES_QUERY, TRANSACTION_SIZES_QUERY
 
 BLOCKS: Final = "blocks"
 TRANSACTION_SIZES: Final = "transaction_sizes"
-_MADE_FROM: Final = {BLOCKS: ("records",), TRANSACTION_SIZES: ("transactions", "transaction_volume")}
+TRANSACTION_CHANGES: Final = "transaction_changes"
+DEFINITION_CHANGES: Final = "definition_changes"
+_MADE_FROM: Final = {
+    BLOCKS: ("records",),
+    TRANSACTION_SIZES: ("transactions", "transaction_volume"),
+    TRANSACTION_CHANGES: ("transactions", "transaction_relations"),
+    DEFINITION_CHANGES: ("catalog_changes", "transactions"),
+}
 """Views that are made of tables, unless the folder has a table of this name."""
 
 _SETTINGS: Final = {
@@ -68,46 +77,22 @@ _TABLE_FUNCTIONS: Final = re.compile(
 _MISSING_TABLE: Final = re.compile(r"Table with name (.+?) does not exist!")
 _LENGTH_MAX: Final = 300
 
-# Ends of transactions and rows of volume are laid in one order for each transaction number; each row of volume then
-# belongs to the next end. A commit is the last record of its transaction, so that at one LSN the volume comes first.
+_BLOCKS_QUERY: Final = """
+    WITH referring AS (
+        SELECT lsn, end_lsn, rmgr, operation, xid, blocks, generate_subscripts(blocks, 1) AS number,
+            total_length - list_sum([each.image_bytes + each.data_bytes FOR each IN blocks]) AS rest
+        FROM records
+    ),
+    singled AS (SELECT * EXCLUDE blocks, blocks[number] AS block FROM referring)
+    SELECT lsn, end_lsn, rmgr, operation, xid, unnest(block), number = 1 AS is_first,
+        (block.image_bytes + block.data_bytes + CASE WHEN number = 1 THEN rest ELSE 0 END)::INTEGER AS wal_bytes
+    FROM singled
+"""
 _QUERIES_OF_VIEWS: Final = {
-    BLOCKS: """
-        WITH referring AS (
-            SELECT lsn, end_lsn, rmgr, operation, xid, blocks, generate_subscripts(blocks, 1) AS number,
-                total_length - list_sum([each.image_bytes + each.data_bytes FOR each IN blocks]) AS rest
-            FROM records
-        ),
-        singled AS (SELECT * EXCLUDE blocks, blocks[number] AS block FROM referring)
-        SELECT lsn, end_lsn, rmgr, operation, xid, unnest(block), number = 1 AS is_first,
-            (block.image_bytes + block.data_bytes + CASE WHEN number = 1 THEN rest ELSE 0 END)::INTEGER AS wal_bytes
-        FROM singled
-    """,
-    TRANSACTION_SIZES: """
-        WITH finished AS (SELECT * FROM transactions WHERE outcome <> 'prepare'),
-        members AS (
-            SELECT unnest(list_prepend(xid, subxids)) AS member_xid, lsn AS finish_lsn, lsn AS place, 1 AS step,
-                0 AS records, 0 AS wal_bytes, 0 AS image_bytes, NULL::BIGINT AS first_lsn
-            FROM finished
-        ),
-        events AS (
-            SELECT * FROM members
-            UNION ALL
-            SELECT xid, NULL, last_lsn, 0, records, wal_bytes, image_bytes, first_lsn
-            FROM transaction_volume WHERE xid <> 0
-        ),
-        owned AS (
-            SELECT records, wal_bytes, image_bytes, first_lsn, first_value(finish_lsn IGNORE NULLS) OVER (
-                PARTITION BY member_xid ORDER BY place, step ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
-            ) AS finish_lsn FROM events
-        ),
-        sizes AS (
-            SELECT finish_lsn, sum(records)::BIGINT AS records, sum(wal_bytes)::BIGINT AS wal_bytes,
-                sum(image_bytes)::BIGINT AS image_bytes, min(first_lsn) AS first_lsn
-            FROM owned WHERE finish_lsn IS NOT NULL GROUP BY finish_lsn
-        )
-        SELECT finished.*, sizes.first_lsn, sizes.records, sizes.wal_bytes, sizes.image_bytes
-        FROM finished JOIN sizes ON sizes.finish_lsn = finished.lsn
-    """,
+    BLOCKS: _BLOCKS_QUERY,
+    TRANSACTION_SIZES: TRANSACTION_SIZES_QUERY,
+    TRANSACTION_CHANGES: TRANSACTION_CHANGES_QUERY,
+    DEFINITION_CHANGES: DEFINITION_CHANGES_QUERY,
 }
 
 

@@ -86,6 +86,13 @@ _PIECE_TIMES: Final = (
     _nullable("last_time", _TIME, "time of the last one", "xact_time"),
 )
 
+_PARTLY: Final = (
+    pa.field("column", pa.string(), False),
+    pa.field("mask", pa.int64(), False),
+    pa.field("bits", pa.int64(), False),
+)
+"""The bits of a number of 32 bits, or 16, that are known: those of the mask."""
+
 COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     "records": (
         *_RECORD,
@@ -223,6 +230,86 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         _column("updates", pa.int64(), "tuples updated, without HOT updates", "XLOG_HEAP_UPDATE"),
         _column("hot_updates", pa.int64(), "tuples updated by HOT updates", "XLOG_HEAP_HOT_UPDATE"),
         _column("deletes", pa.int64(), "tuples deleted", "XLOG_HEAP_DELETE"),
+    ),
+    "transaction_relations": (
+        *_PIECE,
+        _column("xid", pa.int64(), "transaction or subtransaction", "xl_xid"),
+        *(
+            column._replace(nullable=True, meaning=f"{column.meaning}; null of records without blocks")
+            for column in _RELATION
+        ),
+        _column("inserts", pa.int64(), "tuples inserted", "XLOG_HEAP_INSERT, XLOG_HEAP2_MULTI_INSERT"),
+        _column("updates", pa.int64(), "tuples updated, without HOT updates", "XLOG_HEAP_UPDATE"),
+        _column("hot_updates", pa.int64(), "tuples updated by HOT updates", "XLOG_HEAP_HOT_UPDATE"),
+        _column("deletes", pa.int64(), "tuples deleted", "XLOG_HEAP_DELETE"),
+        _column("records", pa.int64(), "records whose first block is of this relation", "XLogRecord"),
+        _column("wal_bytes", pa.int64(), "bytes, counted as in relation_volume", "xl_tot_len"),
+        _column("image_count", pa.int64(), "full-page images of its blocks", "BKPBLOCK_HAS_IMAGE"),
+        _column("image_bytes", pa.int64(), "bytes of these images", "XLogRecordBlockImageHeader.length"),
+        _column("pages", pa.int64(), "different pages that the records of the piece refer to", "BlockNumber"),
+        _column("last_lsn", pa.int64(), "the last of the records that refer to the relation", "ReadRecPtr"),
+    ),
+    "catalog_changes": (
+        _column("lsn", pa.int64(), "beginning of the record", "ReadRecPtr"),
+        _column("sequence", pa.int32(), "number of the row within the record, from 0 on", "its order in the record"),
+        _column(
+            "xid",
+            pa.int64(),
+            "transaction or subtransaction, also one that aborts; 0 for none; of a prepared one that ends, its own",
+            "xl_xid, xl_xact_twophase",
+        ),
+        _column(
+            "action",
+            pa.string(),
+            "insert, update, delete: a tuple of a catalog; image: a tuple in a full-page image; entry: a new entry of"
+            " an index of a catalog; create_file, truncate_file, drop_file; truncate: TRUNCATE of a table; invalidate:"
+            " a relation whose definition or statistics changed; map: a catalog that has another file",
+            "rm_identify(), by xl_info",
+        ),
+        _nullable("database", pa.int64(), "OID of the database; 0 for a shared relation", "RelFileLocator.dbOid"),
+        _nullable("catalog", pa.string(), "pg_class, pg_attribute, pg_type, pg_index or pg_constraint", "relNumber"),
+        _nullable("block", pa.int64(), "block of the catalog that has the tuple", "BlockNumber"),
+        _nullable("line", pa.int32(), "line pointer of the tuple, from 1 on", "offnum"),
+        _nullable("old_block", pa.int64(), "of an update or a delete, the block of the old tuple", "BlockNumber"),
+        _nullable("old_line", pa.int32(), "and its line pointer", "old_offnum"),
+        _nullable("tuple_bytes", pa.int32(), "bytes of the tuple without its header", "t_len"),
+        _nullable(
+            "kept",
+            pa.list_(pa.field("element", pa.string(), True)),
+            "columns below that the record leaves out, as they are in the old tuple; null if it has all",
+            "XLH_UPDATE_PREFIX_FROM_OLD",
+        ),
+        _nullable(
+            "kept_at_end",
+            pa.list_(pa.field("element", pa.string(), True)),
+            "the same, if the old tuple has as many tuple_bytes",
+            "XLH_UPDATE_SUFFIX_FROM_OLD",
+        ),
+        _nullable(
+            "partly",
+            pa.list_(pa.field("element", pa.struct(_PARTLY), True)),
+            "numbers of which the record has some bytes; the others are as in the old tuple, under the same condition",
+            "both flags",
+        ),
+        _nullable("object", pa.int64(), "OID of the catalog's row", "oid, indexrelid"),
+        _nullable(
+            "relation",
+            pa.int64(),
+            "OID of the relation that it is about",
+            "pg_class.oid, attrelid, indrelid, conrelid, typrelid",
+        ),
+        _nullable("name", pa.string(), "name of the object, or of the column", "relname, attname, typname, conname"),
+        _nullable("namespace", pa.int64(), "OID of its schema", "relnamespace"),
+        _nullable("object_kind", pa.string(), "kind of the object, a letter", "relkind, typtype, contype"),
+        _nullable("rewrite_of", pa.int64(), "the relation that this one is made to rewrite; 0 for none", "relrewrite"),
+        _nullable("tablespace", pa.int64(), "tablespace of the file", "RelFileLocator.spcOid, reltablespace"),
+        _nullable("file", pa.int64(), "number of the relation's file", "RelFileLocator.relNumber, relfilenode"),
+        _nullable("fork", pa.int16(), "fork of a file that is created or truncated", "ForkNumber"),
+        _nullable("blocks", pa.int64(), "blocks that are left of a truncated file", "xl_smgr_truncate.blkno"),
+        _nullable("column_number", pa.int32(), "number of the column", "attnum"),
+        _nullable("column_type", pa.int64(), "OID of its type", "atttypid"),
+        _nullable("type_modifier", pa.int32(), "modifier of its type", "atttypmod"),
+        _nullable("is_dropped", pa.bool_(), "the column was dropped", "attisdropped"),
     ),
 }
 """The columns of each view, in order."""

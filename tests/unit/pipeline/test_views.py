@@ -19,9 +19,10 @@ from walproxy.pipeline.decoder.grouping import FIRST_MASK, mask_for, new_table, 
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.schemas import VIEWS, arrow_schema
 
-AGGREGATED = ("transaction_volume", "relation_volume", "page_versions", "tuple_stats")
+AGGREGATED = ("transaction_volume", "relation_volume", "page_versions", "tuple_stats", "transaction_relations")
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 HEAP, HEAP2, BTREE, XLOG = 10, 9, 11, 0
+TRUNCATE = 0x30
 TABLE = (1663, 5, 16384)
 
 
@@ -76,6 +77,8 @@ def random_wal(seed: int, records: int = 600) -> WalBuilder:
         main = multi_insert(chance.randrange(300))
         rmid = chance.choice([XLOG, HEAP, HEAP, HEAP2, HEAP2, BTREE, 200])
         info = chance.choice(range(0, 256, 16)) if rmid != XLOG else 0xB0
+        if rmid == HEAP and info & 0x70 == TRUNCATE:
+            main = bytes(12) + main  # of no table
         wal.add(body(main, blocks, top_xid=top_xid), rmid=rmid, info=info, xid=chance.choice(xids))
     return wal
 
@@ -98,7 +101,7 @@ def grouped(name: str, wal: WalBuilder) -> list[dict[str, Any]]:
     """Return an aggregated view, made from the view `records` row by row as its columns' meanings say."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     piece = ends_of_piece(wal)
-    if name in ("transaction_volume", "page_versions"):
+    if name in ("transaction_volume", "page_versions", "transaction_relations"):
         del piece["first_time"], piece["last_time"]
 
     def row(**key: Any) -> dict[str, Any]:
@@ -108,6 +111,7 @@ def grouped(name: str, wal: WalBuilder) -> list[dict[str, Any]]:
     counted = {("Heap", 0): "inserts", ("Heap", 0x10): "deletes", ("Heap", 0x20): "updates"}
     counted |= {("Heap", 0x40): "hot_updates", ("Heap2", 0x50): "inserts"}
     relation_of = ("tablespace", "database", "relation")
+    pages_seen: set[tuple[Any, ...]] = set()
     for record in view("records", wal):
         blocks = record["blocks"]
         if name == "transaction_volume" and record["xid"]:
@@ -145,6 +149,29 @@ def grouped(name: str, wal: WalBuilder) -> list[dict[str, Any]]:
                 found["records_since_image"] += 1
                 if any(block["image_applied"] or block["will_init"] for block in references):
                     found["image_lsn"], found["records_since_image"] = record["lsn"], 0
+        if name == "transaction_relations" and record["xid"]:
+            none = dict.fromkeys(relation_of)
+            rest = record["total_length"]
+            for block in blocks:
+                found = row(xid=record["xid"], **{column: block[column] for column in relation_of})
+                payload = block["image_bytes"] + block["data_bytes"]
+                rest -= payload
+                found["wal_bytes"] += payload
+                found["image_count"] += block["has_image"]
+                found["image_bytes"] += block["image_bytes"]
+                found["last_lsn"] = record["lsn"]
+                page = (record["xid"], *(block[column] for column in (*relation_of, "fork", "block")))
+                found["pages"] += page not in pages_seen
+                pages_seen.add(page)
+            of = {column: blocks[0][column] for column in relation_of} if blocks else none
+            found = row(xid=record["xid"], **of)
+            found["records"] += 1
+            found["wal_bytes"] += rest
+            found["last_lsn"] = record["lsn"]
+            operation = (record["rmgr"], record["info"] & 0x70)
+            if blocks and blocks[0]["fork"] == 0 and operation in counted:
+                tuples = int.from_bytes(multi_insert_counts(wal)[record["lsn"]], "little")
+                found[counted[operation]] += tuples if operation[0] == "Heap2" else 1
         if name == "tuple_stats" and blocks and blocks[0]["fork"] == 0:
             operation = (record["rmgr"], record["info"] & 0x70)
             tuples = int.from_bytes(multi_insert_counts(wal)[record["lsn"]], "little")
@@ -170,6 +197,14 @@ def test_every_byte_of_every_record_counts_once() -> None:
     wal = random_wal(3)
     lengths = sum(row["total_length"] for row in view("records", wal, ["total_length"]))
     assert sum(row["wal_bytes"] for row in view("relation_volume", wal, ["wal_bytes"])) == lengths
+
+
+def test_the_relations_of_a_transaction_have_all_its_bytes() -> None:
+    wal = random_wal(8)
+    sums: dict[int, int] = {}
+    for row in view("transaction_relations", wal):
+        sums[row["xid"]] = sums.get(row["xid"], 0) + row["wal_bytes"]
+    assert sums == {row["xid"]: row["wal_bytes"] for row in view("transaction_volume", wal)}
 
 
 def test_a_record_counts_for_its_first_block_and_its_payload_for_each_block() -> None:

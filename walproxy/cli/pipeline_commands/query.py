@@ -39,7 +39,8 @@ def query(
     """Query the tables that `walproxy pipeline run` writes, in any format, with DuckDB's SQL.
 
     Without SQL it is read from standard input. lsn('5/40000000') and lsn_text(lsn) convert LSNs, transaction_sizes has
-    the WAL of each transaction, and blocks the block references of each record.
+    the WAL of each transaction, and blocks the block references of each record. definition_changes and
+    transaction_changes need the tables catalog_changes and transaction_relations.
 
     \b
     Examples:

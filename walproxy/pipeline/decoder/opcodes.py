@@ -21,8 +21,11 @@ MAJORS: Final = (13, 14, 15, 16, 17, 18)
 
 # Numbers of the managers whose records the views look into.
 RM_XACT: Final = 1
+RM_SMGR: Final = 2
+RM_RELMAP: Final = 7
 RM_HEAP2: Final = 9
 RM_HEAP: Final = 10
+RM_BTREE: Final = 11
 
 _RMGRS: Final = (
     "XLOG",

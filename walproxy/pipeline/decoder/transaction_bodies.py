@@ -10,6 +10,7 @@ bit of xinfo that no known version sets, makes it malformed; the data of such a 
 Source: src/include/access/xact.h and src/backend/access/rmgrdesc/xactdesc.c of each version.
 """
 
+import struct
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -241,11 +242,52 @@ def _read_all(
     return -1
 
 
+def dropped_files_and_messages(decoded: Decoded, record: int) -> tuple[int, bytes, bytes] | None:
+    """Return what the end of a transaction, not a PREPARE, says beyond the view `transactions`; None if malformed.
+
+    Returns:
+        The transaction (of a prepared one, its own xid), the files that are dropped, 12 bytes each (RelFileLocator),
+        and the invalidation messages, 16 bytes each (SharedInvalidationMessage).
+    """
+    begin = int(decoded.main_offset[record])
+    body = decoded.stripped[begin : begin + int(decoded.main_bytes[record])].tobytes()
+    xid = int(decoded.xid[record])
+    if not decoded.info[record] & _HAS_XINFO:
+        return xid, b"", b""
+    layout = _layout(decoded.major)
+    found = {}
+    try:
+        (xinfo,) = struct.unpack_from("<I", body, 8)
+        at = 12 + (8 if xinfo & _DBINFO else 0)
+        for bit, size in (
+            (_SUBXACTS, 4),
+            (_RELFILES, _RELFILE_BYTES),
+            (_STATS, layout.stats_bytes),
+            (_INVALS, _INVALIDATION_BYTES),
+        ):
+            if xinfo & bit:
+                (count,) = struct.unpack_from("<I", body, at)
+                at += 4
+                found[bit] = body[at : at + count * size]
+                at += count * size
+        if xinfo & _TWOPHASE:
+            (xid,) = struct.unpack_from("<I", body, at)
+    except struct.error:
+        return None
+    if at > len(body) or xinfo & ~layout.known_xinfo:
+        return None
+    return xid, found.get(_RELFILES, b""), found.get(_INVALS, b"")
+
+
+def _layout(major: int) -> _Layout:
+    return _LAYOUT_13 if major < 15 else _LAYOUT_15 if major < 18 else _LAYOUT_18
+
+
 def read_bodies(decoded: Decoded) -> Bodies | int:
     """Return the content of the records that end a transaction, or the index of the first that is malformed."""
     found = np.empty(decoded.count, np.int64)
     record = found[: _find(decoded.count, decoded.rmid, decoded.info, found)]
-    layout = _LAYOUT_13 if decoded.major < 15 else _LAYOUT_15 if decoded.major < 18 else _LAYOUT_18
+    layout = _layout(decoded.major)
     fields = np.zeros((len(record), _FIELDS), np.int64)
     # A subtransaction takes four bytes of a body.
     subxids = np.empty(int(decoded.main_bytes[record].sum(dtype=np.int64)) // 4, np.uint32)

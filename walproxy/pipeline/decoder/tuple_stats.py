@@ -14,7 +14,7 @@ from safekeeper.waldecode.format import WalFormatError
 from walproxy.pipeline.decoder.columns import Columns, integers, repeated_time
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.grouping import FIRST_MASK, mask_for, new_table, row_of
-from walproxy.pipeline.decoder.jit import compiled, load_u16
+from walproxy.pipeline.decoder.jit import compiled, load_u16, part
 from walproxy.pipeline.decoder.opcodes import RM_HEAP, RM_HEAP2
 from walproxy.pipeline.decoder.transactions import piece_times
 
@@ -24,6 +24,31 @@ _MULTI_INSERT = 5
 # xl_heap_multi_insert, the same in all versions: flags (1), padding (1), ntuples (2).
 _NTUPLES_OFFSET = 2
 _MULTI_INSERT_BYTES = 4
+
+MALFORMED = -1
+
+
+@part
+def changed_tuples(manager: int, info: int, wal: Any, main_offset: int, main_bytes: int) -> Any:
+    """Return which tuples a record changes, and how many: 2 inserts, 3 updates, 4 HOT updates, 5 deletes; 0 for none.
+
+    MALFORMED if it lacks its number of tuples.
+    """
+    operation = info >> 4 & 7
+    if manager == RM_HEAP:
+        if operation == _INSERT:
+            return 2, 1
+        if operation == _UPDATE:
+            return 3, 1
+        if operation == _HOT_UPDATE:
+            return 4, 1
+        if operation == _DELETE:
+            return 5, 1
+    elif manager == RM_HEAP2 and operation == _MULTI_INSERT:
+        if main_bytes < _MULTI_INSERT_BYTES:
+            return MALFORMED, 0
+        return 2, load_u16(wal, main_offset + _NTUPLES_OFFSET)
+    return 0, 0
 
 
 @compiled
@@ -52,24 +77,10 @@ def _count_tuples(
         manager = rmid[index]
         if manager != RM_HEAP and manager != RM_HEAP2:
             continue
-        operation = info[index] >> 4 & 7
-        tuples = 1
-        if manager == RM_HEAP2:
-            if operation != _MULTI_INSERT:
-                continue
-            if main_bytes[index] < _MULTI_INSERT_BYTES:
-                return -1 - index
-            tuples = load_u16(wal, main_offset[index] + _NTUPLES_OFFSET)
-            column = 2
-        elif operation == _INSERT:
-            column = 2
-        elif operation == _UPDATE:
-            column = 3
-        elif operation == _HOT_UPDATE:
-            column = 4
-        elif operation == _DELETE:
-            column = 5
-        else:
+        column, tuples = changed_tuples(manager, info[index], wal, main_offset[index], main_bytes[index])
+        if column == MALFORMED:
+            return -1 - index
+        if column == 0:
             continue
         block = first_block[index]
         if block == first_block[index + 1] or fork[block] != 0:
@@ -81,6 +92,12 @@ def _count_tuples(
             mask = mask_for(slots, mask, rows, known)
         rows[row, column] += tuples
     return known
+
+
+def lacks_its_number(decoded: Decoded, record: int) -> WalFormatError:
+    """Return the error for an insert of many tuples that does not have their number."""
+    lsn = format_lsn(int(decoded.lsn[record]))
+    return WalFormatError(f"the MULTI_INSERT record at {lsn} lacks its number of tuples: look at it with pg_waldump")
 
 
 def tuple_stats(decoded: Decoded) -> Columns:
@@ -107,8 +124,7 @@ def tuple_stats(decoded: Decoded) -> Columns:
         rows,
     )
     if known < 0:
-        lsn = format_lsn(int(decoded.lsn[-1 - known]))
-        raise WalFormatError(f"the MULTI_INSERT record at {lsn} lacks its number of tuples: look at it with pg_waldump")
+        raise lacks_its_number(decoded, -1 - known)
     high, relation, inserts, updates, hot_updates, deletes, _, _ = rows[:known].T
     return {
         "first_time": lambda: repeated_time(first_time, known),

@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.decoder.arrow import blocks_batch, records_batch
+from walproxy.pipeline.decoder.catalog_changes import catalog_changes
 from walproxy.pipeline.decoder.columns import Columns, repeated
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.page_versions import page_versions
+from walproxy.pipeline.decoder.transaction_relations import transaction_relations
 from walproxy.pipeline.decoder.transactions import transactions
 from walproxy.pipeline.decoder.tuple_stats import tuple_stats
 from walproxy.pipeline.decoder.volume import relation_volume, transaction_volume
@@ -27,8 +29,10 @@ _BUILDERS: Final[dict[str, Callable[[Decoded], Columns]]] = {
     "relation_volume": relation_volume,
     "page_versions": page_versions,
     "tuple_stats": tuple_stats,
+    "transaction_relations": transaction_relations,
+    "catalog_changes": catalog_changes,
 }
-_AGGREGATED: Final = frozenset(_BUILDERS) - {"transactions"}
+_AGGREGATED: Final = frozenset(_BUILDERS) - {"transactions", "catalog_changes"}
 
 
 class Piece(NamedTuple):

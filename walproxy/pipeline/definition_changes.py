@@ -1,0 +1,156 @@
+"""The view `definition_changes` in DuckDB's SQL: the rows of `catalog_changes` put together, of what committed.
+
+    catalog_changes: tuples + entries of their indexes --> versions --old line pointer--> chains --> what changed
+    transactions:    which xid, and each subtransaction, committed where
+
+A **version** of a tuple has the columns that its record has. If an update left some out (`kept`), they come from two
+places: from the entries that the same transaction then added to the catalog's indexes for the same line pointer; and
+from the version that was there before, which is the last one in the log at the line pointer that the update names. An
+old version without a record in these tables, as of a tuple that is older than them, is known from the full-page image
+that the first change of its page after a checkpoint has. What is not known from one of these is null.
+
+A column is taken from the version before only if all its bytes were left out: at the beginning (`kept`), or at the end
+(`kept_at_end`) where both versions have the same length.
+
+The WAL must have no gaps: in a gap a line pointer could have been used again.
+"""
+
+from typing import Final
+
+_TUPLE: Final = (
+    "object",
+    "relation",
+    "name",
+    "namespace",
+    "object_kind",
+    "rewrite_of",
+    "tablespace",
+    "file",
+    "column_number",
+    "column_type",
+    "type_modifier",
+    "is_dropped",
+)
+_IN_ENTRIES: Final = ("object", "relation", "name", "namespace", "tablespace", "file", "column_number")
+
+
+_NUMBERS: Final = ("rewrite_of", "file", "column_type", "type_modifier")
+"""Those that an update can change, so that its record may have only some of their bytes."""
+
+
+def _inherited(column: str) -> str:
+    """Return the expression of a column of the version `c`, whose version before is `p`."""
+    partly = ""
+    if column in _NUMBERS:
+        found = f"list_filter(c.partly, lambda part: part.column = '{column}')[1]"
+        merged = f"(p.{column} & 4294967295 & ~{found}.mask | {found}.bits)"
+        if column == "type_modifier":  # the one that has a sign
+            merged = f"{merged} - if({merged} > 2147483647, 4294967296, 0)"
+        partly = f"WHEN c.tuple_bytes = p.tuple_bytes AND {found}.mask IS NOT NULL THEN {merged}"
+    return f"""coalesce(c.{column}, CASE WHEN c.action = 'delete' OR list_contains(c.kept, '{column}')
+        OR (c.tuple_bytes = p.tuple_bytes AND list_contains(c.kept_at_end, '{column}')) THEN p.{column} {partly} END
+    ) AS {column}"""
+
+
+_COLUMNS: Final = ", ".join(_TUPLE)
+_ENTRIES: Final = ", ".join(f"any_value({column}) AS {column}" for column in _IN_ENTRIES)
+_MERGED: Final = ", ".join(
+    f"coalesce(c.{column}, e.{column}) AS {column}" if column in _IN_ENTRIES else f"c.{column}" for column in _TUPLE
+)
+
+QUERY: Final = f"""
+    WITH RECURSIVE finished AS (SELECT * FROM transactions WHERE outcome <> 'prepare'),
+    members AS (
+        SELECT unnest(list_prepend(xid, subxids)) AS member_xid, xid AS top_xid, lsn AS commit_lsn,
+            end_lsn AS commit_end_lsn, time, outcome IN ('commit', 'commit_prepared') AS is_committed
+        FROM finished
+    ),
+    entries AS (
+        SELECT database, catalog, xid, block, line, {_ENTRIES}
+        FROM catalog_changes WHERE action = 'entry' AND block IS NOT NULL
+        GROUP BY database, catalog, xid, block, line
+    ),
+    versions AS MATERIALIZED (
+        SELECT c.lsn, c.sequence, 2 * c.lsn + (c.action <> 'image')::BIGINT AS place, c.xid, c.action, c.database,
+            c.catalog, c.block, c.line, c.old_block, c.old_line, c.tuple_bytes, c.kept, c.kept_at_end, c.partly,
+            {_MERGED}
+        FROM catalog_changes c LEFT JOIN entries e ON c.action IN ('insert', 'update') AND c.database = e.database
+            AND c.catalog = e.catalog AND c.xid = e.xid AND c.block = e.block AND c.line = e.line
+        WHERE c.action IN ('insert', 'update', 'delete', 'image')
+    ),
+    linked AS MATERIALIZED (
+        SELECT v.*, p.lsn AS parent_lsn, p.sequence AS parent_sequence
+        FROM versions v ASOF LEFT JOIN (FROM versions WHERE block IS NOT NULL) p
+            ON v.database = p.database AND v.catalog = p.catalog AND v.old_block = p.block AND v.old_line = p.line
+            AND v.place > p.place
+    ),
+    resolved AS (
+        SELECT lsn, sequence, tuple_bytes, {_COLUMNS} FROM linked
+        WHERE parent_lsn IS NULL OR (action <> 'delete' AND kept IS NULL)
+        UNION ALL
+        SELECT c.lsn, c.sequence, c.tuple_bytes, {", ".join(_inherited(column) for column in _TUPLE)}
+        FROM resolved p JOIN linked c ON c.parent_lsn = p.lsn AND c.parent_sequence = p.sequence
+        WHERE c.action = 'delete' OR c.kept IS NOT NULL
+    ),
+    files AS (
+        SELECT tablespace, database, file, min(lsn) AS lsn FROM catalog_changes
+        WHERE action = 'create_file' AND fork = 0 GROUP BY ALL
+    ),
+    tuples AS (
+        SELECT l.lsn, l.sequence, l.xid, l.action, l.database, l.catalog, coalesce(l.block, l.old_block) AS block,
+            coalesce(l.line, l.old_line) AS line, r.* EXCLUDE (lsn, sequence, tuple_bytes),
+            l.is_dropped AND l.kept IS NOT NULL AS drops, o.name AS old_name, o.tablespace AS old_tablespace,
+            o.file AS old_file, o.column_type AS old_column_type, o.type_modifier AS old_type_modifier,
+            o.is_dropped AS was_dropped, row_number() OVER (
+                PARTITION BY l.database, l.catalog, r.relation, r.tablespace, r.file ORDER BY l.lsn, l.sequence
+            ) = 1 AS is_first
+        FROM linked l JOIN resolved r ON r.lsn = l.lsn AND r.sequence = l.sequence
+        LEFT JOIN resolved o ON o.lsn = l.parent_lsn AND o.sequence = l.parent_sequence
+        WHERE l.action <> 'image'
+    ),
+    changes AS (
+        SELECT t.* EXCLUDE (action, is_first, was_dropped, drops, is_dropped), NULL::BIGINT AS blocks, CASE
+            WHEN t.catalog = 'pg_attribute' THEN CASE
+                WHEN t.action = 'insert' THEN 'add_column'
+                WHEN t.action = 'delete' OR t.drops OR (t.is_dropped AND NOT t.was_dropped) THEN 'drop_column'
+                WHEN t.name <> t.old_name THEN 'rename_column'
+                ELSE 'alter_column' END
+            WHEN t.action = 'insert' THEN 'create'
+            WHEN t.action = 'delete' THEN 'drop'
+            WHEN t.catalog = 'pg_class' AND coalesce(t.rewrite_of, 0) = 0 AND (
+                t.file <> t.old_file OR t.tablespace <> t.old_tablespace
+                OR (t.old_file IS NULL AND t.is_first AND f.lsn < t.lsn)) THEN 'rewrite'
+            WHEN t.name <> t.old_name THEN 'rename'
+            ELSE 'alter' END AS change
+        FROM tuples t LEFT JOIN files f ON t.catalog = 'pg_class' AND f.tablespace = t.tablespace
+            AND f.database = t.database AND f.file = t.file
+        WHERE t.catalog <> 'pg_attribute' OR (coalesce(t.column_number > 0, true)
+            AND NOT CASE WHEN t.action = 'insert' THEN t.is_dropped ELSE coalesce(t.was_dropped, false) END)
+        UNION ALL BY NAME
+        SELECT lsn, sequence, xid, database, relation, name, tablespace, file, blocks,
+            if(action = 'map', 'rewrite', action) AS change
+        FROM catalog_changes WHERE action IN ('truncate', 'drop_file', 'map', 'invalidate')
+        UNION ALL BY NAME
+        SELECT c.lsn, c.sequence, if(c.xid <> 0, c.xid, t.xid) AS xid, c.database, c.tablespace, c.file,
+            'create_file' AS change
+        FROM catalog_changes c ASOF LEFT JOIN (FROM tuples WHERE catalog = 'pg_class' AND file IS NOT NULL) t
+            ON t.tablespace = c.tablespace AND t.database = c.database AND t.file = c.file AND c.lsn < t.lsn
+        WHERE c.action = 'create_file' AND c.fork = 0
+    ),
+    committed AS (
+        SELECT * FROM changes c ASOF JOIN members m ON c.xid = m.member_xid AND c.lsn <= m.commit_lsn
+        WHERE m.is_committed
+    ),
+    named AS (SELECT DISTINCT commit_lsn, database, relation FROM committed WHERE change <> 'invalidate')
+    SELECT lsn, sequence, top_xid AS xid, commit_lsn, commit_end_lsn, time, database,
+        if(change = 'invalidate', 'changed', change) AS change, catalog, object, relation, name, old_name, namespace,
+        object_kind, nullif(rewrite_of, 0) AS rewrite_of, tablespace, file, old_tablespace, old_file, column_number,
+        column_type, old_column_type, type_modifier, old_type_modifier, blocks, block, line
+    FROM committed c
+    WHERE change <> 'invalidate' OR NOT EXISTS (
+        FROM named n WHERE n.commit_lsn = c.commit_lsn AND n.database = c.database AND n.relation = c.relation)
+    UNION ALL BY NAME
+    SELECT lsn, sequence, nullif(xid, 0) AS xid, database, 'truncate_file' AS change, tablespace, file, blocks
+    FROM catalog_changes WHERE action = 'truncate_file'
+"""
+"""Needs the tables `catalog_changes` and `transactions`."""
