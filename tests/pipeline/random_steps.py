@@ -14,7 +14,8 @@ from tests.pipeline.logical_server import Source
 TABLES = ("t", "narrow", "log", "p")
 SETUP = (
     "CREATE TYPE mood AS ENUM ('low', 'high')",
-    "CREATE TABLE t (id int PRIMARY KEY, v int, s text, n numeric(12,2), at timestamptz, m mood, big text)",
+    "CREATE TABLE t (id int PRIMARY KEY, v int, s text, n numeric(12,2), at timestamptz, m mood, big text, "
+    "tags text[])",
     "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
     "INSERT INTO t SELECT i, i, 's' || i, i * 1.5, now(), 'low', repeat('x', 3000) FROM generate_series(1, 100) i",
     "CREATE TABLE narrow (a int PRIMARY KEY, b int)",
@@ -77,6 +78,7 @@ class RandomSteps:
                 "ON CONFLICT (id) DO UPDATE SET v = t.v + 1",
                 f"UPDATE t SET v = v + {number}, s = 'u{number}' WHERE id BETWEEN {low} AND {high}",
                 f"UPDATE t SET m = (enum_range(NULL::mood))[2], big = NULL WHERE id BETWEEN {low} AND {high}",
+                f"UPDATE t SET tags = tags || ARRAY['a \"b\"', NULL, '{number}'] WHERE id BETWEEN {low} AND {high}",
                 f"UPDATE t SET id = id + 1000 WHERE id BETWEEN {low} AND {high} AND id < 1000",
                 f"DELETE FROM t WHERE id BETWEEN {low} AND {high}",
                 f"INSERT INTO narrow SELECT i, {number} FROM generate_series({low}, {high}) i ON CONFLICT DO NOTHING",

@@ -129,6 +129,7 @@ def test_options_are_read_once_and_strictly(source: Source) -> None:
         {"colour": "red"},
         {"startLsn": "x"},
         {"streaming": "maybe"},
+        {"arrays": "maybe"},
         {"quorumTimeout": "-1"},
         {"status": "here"},
         {"table": "."},

@@ -91,6 +91,12 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
     metavar="SIZE",
     help="WAL that the slot may retain on the primary; above it the slot is created again and all tables are copied.",
 )
+@click.option(
+    "--on-schema-change",
+    envvar="WALPROXY_ON_SCHEMA_CHANGE",
+    metavar="URL|FILE",
+    help="Send changes of table definitions there: a POST of JSON for each, or a line of the file.",
+)
 @click.option("--http-listen", type=ADDRESS, help="Address on which to serve /status, /metrics and /readyz.")
 @click.option("--http-allow", type=NETWORKS, help="Networks from which HTTP is accepted.")
 @click.option("--verify", is_flag=True, help="Catch up, compare all rows with the source, and end.")
@@ -117,6 +123,7 @@ def apply(
     start_over: bool,
     on_bad_value: OnBadValue,
     max_retained: int | None,
+    on_schema_change: str | None,
     http_listen: Address | None,
     http_allow: Networks | None,
     verify: bool,
@@ -174,6 +181,7 @@ def apply(
         http_allow=http_allow,
         mode=mode,
         arrays=arrays,
+        on_schema_change=on_schema_change or None,
     )
     if verify or repair:
         verify_once(options, repair=repair)

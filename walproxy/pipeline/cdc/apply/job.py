@@ -20,19 +20,17 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from safekeeper.base.errors import ArchiveError, ArchiveUnavailable, ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.base.networks import Networks
-from safekeeper.base.settings import Address
-from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
-from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
+from walproxy.pipeline.cdc.apply.announcer import Announcer, announcing
+from walproxy.pipeline.cdc.apply.copying import Snapshot
+from walproxy.pipeline.cdc.apply.following import Position
 from walproxy.pipeline.cdc.apply.job_file import Job, job_state, only_job, read_job, write_job
-from walproxy.pipeline.cdc.apply.opening import following_table
+from walproxy.pipeline.cdc.apply.options import ApplyOptions
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
@@ -59,78 +57,17 @@ from walproxy.pipeline.cdc.slot import (
     usable_slot,
 )
 from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
-from walproxy.pipeline.choices import NEW_ARRAYS, ArrayColumns, FollowingMode, OnBadValue, TableFormat
-from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.choices import NEW_ARRAYS
 from walproxy.pipeline.lake.opening import check_format
 from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.lake.state import StateObject
 from walproxy.postgres.logical_replication import WAITING_READER
 
+__all__ = ["ApplyJob", "ApplyOptions", "TablesQuarantined", "opened_job", "run_apply"]
+
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 _TIDY_S: Final = 3600.0
-
-
-class ApplyOptions(NamedTuple):
-    """The options of a job.
-
-    Attributes:
-        location: of the tables.
-        tables: those that are followed, all of the publications if empty.
-        as_text: columns that are read as text, as `schema.table.column`.
-        copy_again: tables that are copied again first.
-        start_over: all of them, and the position is that of the slot, which is made if it is missing.
-        status: where the quorum's commit position is read (safe_lsn.py).
-        max_bytes: WAL that a step reads.
-        memory_bytes: of changes that are held at once.
-        keep: how long old versions of the tables can be read.
-        on_bad_value: what becomes of a value that the type of its column cannot hold.
-        max_retained_bytes: of WAL that the slot may retain; beyond it the job starts over with a new slot.
-        keys_max: rows of a table that a verification names at most.
-        http_listen: where the job's status is served over HTTP; None: nowhere.
-        http_allow: the networks from which that is read, None for all.
-        mode: what the tables keep of changes.
-        arrays: what arrays are in the tables; None: what they are so far, lists in a new job.
-    """
-
-    conninfo: str
-    slot: str
-    publications: tuple[str, ...]
-    location: LakeLocation
-    format: TableFormat
-    tables: frozenset[TableName] = frozenset()
-    as_text: frozenset[str] = frozenset()
-    copy_again: frozenset[TableName] = frozenset()
-    start_over: bool = False
-    status: str | None = None
-    interval_s: float = 5.0
-    max_bytes: int = 256 << 20
-    memory_bytes: int = 128 << 20
-    keep: timedelta = timedelta(days=1)
-    on_bad_value: OnBadValue = "stop"
-    max_retained_bytes: int | None = None
-    keys_max: int = 20
-    http_listen: Address | None = None
-    http_allow: Networks | None = None
-    mode: FollowingMode = "mirror"
-    arrays: ArrayColumns | None = None
-
-    def is_wanted(self, table: TableName) -> bool:
-        """Return whether a table of the publications is followed."""
-        return not self.tables or table in self.tables
-
-    def text_columns(self, table: TableName) -> list[str]:
-        """Return the columns of a table that are read as text."""
-        prefix = f"{table}."
-        return sorted(name.removeprefix(prefix) for name in self.as_text if name.startswith(prefix))
-
-    def following(self, table: TableName) -> FollowingTable:
-        """Return a table of the location, whether it exists or not."""
-        return following_table(self.location, self.format, table)
-
-    def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
-        """Give the tables of the publications as of a position, of the server that a connection leads to."""
-        return snapshot(self.conninfo, self.publications, server, wait_s=wait_s)
 
 
 class TablesQuarantined(SourceRefused):
@@ -152,20 +89,22 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
     """
     stop = stop or threading.Event()
     status = StatusFiles(options.location)
-    with only_job(options.location), _served(options, status):
+    with announcing(options.on_schema_change) as announcer, only_job(options.location), _served(options, status):
         begins = True
         while True:
             try:
-                with opened_job(options, first=begins, ends=once, stop=stop, status=status) as job:
+                with opened_job(options, first=begins, ends=once, stop=stop, status=status, announcer=announcer) as job:
                     begins = False
                     job.copy_missing()
                     if once:
                         job.follow_until_now(stop)
+                        job.end_announcements()
                         job.require_all()
                         return
                     while not stop.is_set():
                         if not job.step():
                             stop.wait(options.interval_s)
+                    job.end_announcements()
                     return
             except Stopped as error:
                 _log.info("%s", error)
@@ -204,6 +143,7 @@ def opened_job(
     ends: bool,
     stop: threading.Event | None = None,
     status: StatusFiles | None = None,
+    announcer: Announcer | None = None,
 ) -> Iterator["ApplyJob"]:
     """Give the job, with its connections.
 
@@ -212,8 +152,10 @@ def opened_job(
         ends: it ends when all tables are up to now; copies wait for open transactions as long as it takes.
         stop: when set, a step does not wait for a server that sends nothing.
         status: what the job reports to.
+        announcer: what announces changes of definitions.
     """
     stop, status = stop or threading.Event(), status or StatusFiles(options.location)
+    announcer = announcer or Announcer(None)
     if options.location.folder is None and first:
         check_format(options.location, options.format)
         require_single_winner(options.location.object_store())
@@ -237,7 +179,9 @@ def opened_job(
         require_position(asking, options.slot, job.position_lsn)  # the session holds the slot: no other one moves it
         # A job that does not get the slot has not disturbed the one that has it.
         write_job(state, job)
-        yield stack.enter_context(closing(ApplyJob(options, state, job, feed, asking, stop, status, ends=ends)))
+        yield stack.enter_context(
+            closing(ApplyJob(options, state, job, feed, asking, stop, status, announcer, ends=ends))
+        )
 
 
 def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *, start_over: bool) -> Job:
@@ -272,6 +216,7 @@ def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *
             {},
             mode=options.mode,
             arrays=arrays,
+            announcements=[] if job is None else job.announcements,
         )
     asked: list[tuple[str, object, object]] = [
         ("the cluster", job.system_id, identity),
@@ -306,6 +251,7 @@ class ApplyJob:
         asking: Connection,
         stop: threading.Event,
         status: StatusFiles,
+        announcer: Announcer,
         *,
         ends: bool,
     ) -> None:
@@ -326,6 +272,7 @@ class ApplyJob:
             stop=stop,
         )
         self._status = status
+        self._announcer = announcer
         self._tidied_at: dict[TableName, float] = {}
         self.tables = Tables(options, asking, job, waits_for_copies=ends)
 
@@ -380,6 +327,8 @@ class ApplyJob:
         if end_lsn <= begin_lsn:
             if self.tables.is_retry_due():
                 self.copy_missing()
+            elif self._announcer.has_taken:
+                self._note(begin_lsn)
             self._status.write(self._job, self.tables, 0, retained_bytes)
             return False
         self.tables.look()
@@ -458,15 +407,27 @@ class ApplyJob:
     def _copy(self) -> None:
         self.tables.copy(self.wait_for_quorum, lambda: self._note(self._job.position_lsn))
 
+    def end_announcements(self) -> None:
+        """Wait some seconds for the receiver of announcements, and keep those that it does not take."""
+        self._announcer.drain()
+        if self._announcer.has_taken:
+            self._note(self._job.position_lsn)
+
     def _note(self, position_lsn: Lsn) -> None:
+        announcements = self._announcer.pending(
+            self._job.announcements, self.tables.take_changes(), self._job.database, self._job.slot, position_lsn
+        )
         self._job = msgspec.structs.replace(
             self._job,
             position_lsn=position_lsn,
             tables=self.tables.known(),
             copying=self.tables.copying(),
             quarantined=dict(self.tables.quarantined),
+            to_copy=self.tables.to_copy(),
+            announcements=announcements,
         )
         write_job(self._state, self._job)
+        self._announcer.send(announcements)
 
     def _tidy(self, table: TableName) -> None:
         self._tidied_at[table] = time.monotonic()

@@ -10,28 +10,28 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, StorageFailed
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.pipeline.cdc.apply.announcements import NO_LONGER_PUBLISHED, NOT_COPIED_YET, TableChange
 from walproxy.pipeline.cdc.apply.copies import Copy, plan_copy, put_copy
 from walproxy.pipeline.cdc.apply.copying import Snapshot, SnapshotDelayed
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Copying, Job, KnownTable, Quarantined
+from walproxy.pipeline.cdc.apply.options import TablePolicy
 from walproxy.pipeline.cdc.apply.source_columns import fields_of, known_of, text_arrays
 from walproxy.pipeline.cdc.apply.target import Target
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type, is_array
 from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
-from walproxy.pipeline.cdc.publication import TableName, base_type
+from walproxy.pipeline.cdc.publication import TableName, base_type, parse_table
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_value
-from walproxy.pipeline.choices import FollowingMode, OnBadValue
 
 _log = logging.getLogger(__name__)
 
@@ -42,27 +42,6 @@ _SNAPSHOT_WAIT_MAX_S: Final = 600.0
 _COPY_ATTEMPTS: Final = 3
 _TABLE_ERRORS: Final = (SourceRefused, RemoteProtocolError, ConfigurationError, StorageFailed)
 """Errors of one table that do not affect the others. A full disk affects all."""
-
-
-class TablePolicy(Protocol):
-    """The part of a job's options that concerns its tables."""
-
-    @property
-    def publications(self) -> tuple[str, ...]: ...
-
-    @property
-    def on_bad_value(self) -> OnBadValue: ...
-
-    @property
-    def mode(self) -> FollowingMode: ...
-
-    def is_wanted(self, table: TableName) -> bool: ...
-
-    def text_columns(self, table: TableName) -> list[str]: ...
-
-    def following(self, table: TableName) -> FollowingTable: ...
-
-    def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]: ...
 
 
 class _Problem(NamedTuple):
@@ -91,11 +70,13 @@ class Tables:
         self._asking = asking
         self._snapshot_wait_s = None if waits_for_copies else _SNAPSHOT_WAIT_S
         self._lists = job.arrays == "list"
+        self._changes: list[TableChange] = []
         self._types: dict[tuple[int, int], pa.DataType] = {}
         self._followings: dict[TableName, FollowingTable] = {}
         self._targets: dict[TableName, Target] = {}
         self._by_oid: dict[int, Target] = {}
         self._to_copy: dict[TableName, str] = {}
+        self._being_copied: dict[TableName, str] = {}
         self._copying: dict[TableName, Copying] = {}
         self._bad_text: dict[TableName, set[str]] = {}
         self._problems: dict[TableName, _Problem] = {}
@@ -106,10 +87,17 @@ class Tables:
             if name in published:
                 self._take_up(published[name], known)
             else:
-                _log.warning("%s is no longer published: its copy stays as it is", name)
+                self._stop(parse_table(name))
         for name, copying in job.copying.items():
             if name in published and name not in job.tables:
-                self._take_up_copy(published[name], copying)
+                self._take_up_copy(published[name], copying, job.to_copy.get(name, NOT_COPIED_YET))
+        for name, reason in job.to_copy.items():
+            if name in self.quarantined:
+                continue
+            if name not in published:
+                self._stop(parse_table(name))
+            elif published[name] not in self._targets:
+                self._to_copy.setdefault(published[name], reason)
 
     def __iter__(self) -> Iterator[Target]:
         return iter(list(self._targets.values()))
@@ -127,6 +115,11 @@ class Tables:
         """Return the copies that may have been committed, and are not known otherwise."""
         return {str(table): each for table, each in self._copying.items()}
 
+    def to_copy(self) -> dict[str, str]:
+        """Return why tables are to be copied again, but for those that were not copied yet."""
+        reasons = self._being_copied | self._to_copy
+        return {str(table): reason for table, reason in reasons.items() if reason != NOT_COPIED_YET}
+
     def following(self, table: TableName) -> FollowingTable:
         """Return a table of the folder, whether it exists or not."""
         if table not in self._followings:
@@ -143,15 +136,17 @@ class Tables:
         for table, target in list(self._targets.items()):
             if table not in published:
                 self._drop(table)
-                _log.warning("%s is no longer published: its copy stays as it is", table)
+                self._stop(table)
                 continue
             now = published[table]
             with self._quarantining(table, now):
                 if now.problem is not None:
                     raise SourceRefused(f"{table} cannot be followed: {now.problem}")
                 target.look(now, self)
+                self._note_followed(target)
         for name in self.quarantined.keys() - {str(table) for table in published}:
             del self.quarantined[name]
+            self._stop(parse_table(name))
         for table, now in published.items():
             if table not in self._targets:
                 self._look_at_absent(table, now)
@@ -187,6 +182,23 @@ class Tables:
         """End a step: `is_current` if it took all changes that the catalogs may show already."""
         for target in self:
             target.settle(is_current=is_current)
+            self._note_followed(target)
+
+    def take_changes(self) -> list[TableChange]:
+        """Return the changes of definitions that were dealt with since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _note_followed(self, target: Target) -> None:
+        self._changes += [TableChange(target.table, "followed", change) for change in target.take_followed()]
+
+    def _note_copied(self, table: TableName, reason: str, lsn: Lsn) -> None:
+        if reason != NOT_COPIED_YET:
+            self._changes.append(TableChange(table, "copied", reason, lsn))
+
+    def _stop(self, table: TableName) -> None:
+        self._changes.append(TableChange(table, "stopped", NO_LONGER_PUBLISHED))
+        _log.warning("%s is not followed: %s", table, NO_LONGER_PUBLISHED)
 
     def copy_again(self, table: TableName, reason: str) -> None:
         """Copy a table with the next `copy`."""
@@ -231,6 +243,7 @@ class Tables:
     def _copy_as_of(self, source: Snapshot, note: Callable[[], None], *, is_last: bool) -> None:
         published = {each.table: each for each in source.tables}
         reasons, self._to_copy = self._to_copy, {}
+        self._being_copied = dict(reasons)
         locked = set()
         for table in reasons:
             if table in published:
@@ -253,6 +266,7 @@ class Tables:
                     raise SourceRefused(f"{table} could not be copied: it is altered continually")
                 else:
                     self._to_copy[table] = reason
+        self._being_copied.clear()
 
     def _copy_one(self, source: Snapshot, made: PublishedTable, reason: str, note: Callable[[], None]) -> None:
         table = made.table
@@ -285,8 +299,10 @@ class Tables:
             except BadValue as error:
                 if not self._keeps_as_text(table, error):
                     raise
-                reason = f"its column {error.column.rpartition('.')[2]} is kept as text from now on"
+                reason += f"; its column {error.column.rpartition('.')[2]} is kept as text from now on"
         self.copies += 1
+        self._note_copied(table, reason, source.lsn)
+        self._being_copied.pop(table, None)
         del self._copying[table]
         self._end_quarantine(table)
         self._follow(table, known, made.fingerprint, position)
@@ -331,11 +347,12 @@ class Tables:
             else:
                 self._follow(table, known, fingerprint, position)
 
-    def _take_up_copy(self, table: TableName, copying: Copying) -> None:
+    def _take_up_copy(self, table: TableName, copying: Copying, reason: str) -> None:
         """Follow a table whose copy was committed just before the job ended; else it is copied later."""
         with self._quarantining(table):
             if self.following(table).position() == Position(copying.lsn, 0):
                 self._take_up(table, copying.known)
+                self._note_copied(table, reason, copying.lsn)
 
     def _follow(self, table: TableName, known: KnownTable, fingerprint: Fingerprint, position: Position) -> None:
         target = Target(self.following(table), known, fingerprint, self._type_of, position, self._policy.mode)
@@ -362,7 +379,7 @@ class Tables:
             with self._quarantining(table, now):
                 raise SourceRefused(f"{table} cannot be followed: {now.problem}")
         elif quarantined is None:
-            self._to_copy[table] = "it was not copied yet"
+            self._to_copy[table] = NOT_COPIED_YET
         else:
             self._to_copy[table] = f"it was quarantined ({quarantined.reason})"
 
@@ -374,6 +391,7 @@ class Tables:
         except _TABLE_ERRORS as error:
             self._drop(table)
             self._to_copy.pop(table, None)
+            self._being_copied.pop(table, None)
             self._copying.pop(table, None)
             before = self._problems.get(table)
             delay_s = _RETRY_MIN_S if before is None else min(2 * before.delay_s, _RETRY_MAX_S)
@@ -384,6 +402,7 @@ class Tables:
                 _log.error("%s is quarantined, the other tables continue: %s", table, error)
                 since = time.time() if known is None else known.since
                 self.quarantined[str(table)] = Quarantined(str(error), since)
+                self._changes.append(TableChange(table, "quarantined", str(error)))
 
     @contextlib.contextmanager
     def _copied_instead(self, target: Target) -> Iterator[None]:

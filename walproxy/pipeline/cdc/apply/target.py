@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from safekeeper.base.lsn import Lsn
+from walproxy.pipeline.cdc.apply.announcements import followed_change
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, compare
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.held_changes import HeldChanges, KeptRows, Layout, NetRows
@@ -104,6 +105,7 @@ class Target:
         self.known = known
         self.copy_reason: str | None = None
         self._fingerprint = fingerprint
+        self._followed: list[str] = []
         self._awaited: frozenset[int] = frozenset()  # transactions that must turn out to have truncated the table
         self._seen: Fingerprint | None = None  # accepted once they have
         self._truncated_by: set[int] = set()
@@ -159,12 +161,20 @@ class Target:
         if self._awaited <= self._truncated_by:
             gone = self._fingerprint.columns.keys() - self._seen.columns.keys()
             dropped = sorted({*self.known.dropped, *gone})
+            types = {field.name: str(field.type) for field in self._schema}
+            change = followed_change(self._fingerprint, self._seen, types)
+            self._followed += [] if change is None else [change]
             self._fingerprint, self._seen = self._seen, None
             self.known = msgspec.structs.replace(self.known, fingerprint=self._fingerprint, dropped=dropped)
             if len(self._truncated_by) > _TRUNCATES_MAX:
                 self._truncated_by.clear()  # An unexplained file costs a copy.
         elif is_current:
             self.copy_reason = "its rows were rewritten"
+
+    def take_followed(self) -> list[str]:
+        """Return the changes of the definition that were followed since the last call."""
+        followed, self._followed = self._followed, []
+        return followed
 
     def must_be_copied(self, reason: str) -> None:
         """Take no further changes, and hold none."""

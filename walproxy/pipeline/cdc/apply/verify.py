@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
+from walproxy.pipeline.cdc.apply.announcer import announcing
 from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, opened_job
 from walproxy.pipeline.cdc.apply.job_file import only_job
@@ -87,7 +88,11 @@ def run_verify(options: ApplyOptions, *, repair: bool, stop: threading.Event | N
         WalproxyError: as `run_apply` with `once`.
     """
     stop = stop or threading.Event()
-    with only_job(options.location), opened_job(options, first=True, ends=True, stop=stop) as job:
+    with (
+        announcing(options.on_schema_change) as announcer,
+        only_job(options.location),
+        opened_job(options, first=True, ends=True, stop=stop, announcer=announcer) as job,
+    ):
         job.copy_missing()
         job.follow_until_now(stop)
         verified = _verify(job, options, frozenset(target.table for target in job.tables), stop)
@@ -96,6 +101,7 @@ def run_verify(options: ApplyOptions, *, repair: bool, stop: threading.Event | N
             job.copy_again(different, "it differed from its source")
             verified.update(_verify(job, options, different, stop))
             different = frozenset(each.table for each in verified.values() if not each.is_same)
+        job.end_announcements()
         if different:
             names = ", ".join(str(table) for table in sorted(different))
             hint = "report this" if repair else "copy them again with --repair"
