@@ -31,7 +31,8 @@ _TUPLE: Final = (
     "type_modifier",
     "is_dropped",
 )
-_IN_ENTRIES: Final = ("object", "relation", "name", "namespace", "tablespace", "file", "column_number")
+IN_ENTRIES: Final = ("object", "relation", "name", "namespace", "tablespace", "file", "column_number")
+"""Those of them that are in the entries of indexes."""
 
 
 _NUMBERS: Final = ("rewrite_of", "file", "column_type", "type_modifier")
@@ -57,9 +58,9 @@ _END: Final = ", ".join(f"c.{column}" for column in _OF_END)
 # A file can be created before its transaction has a number; then it is that of the relation which has the file.
 _CREATED_END: Final = ", ".join(f"if(c.xid <> 0, c.{column}, t.{column}) AS {column}" for column in _OF_END)
 _COLUMNS: Final = ", ".join(_TUPLE)
-_ENTRIES: Final = ", ".join(f"any_value({column}) AS {column}" for column in _IN_ENTRIES)
+_ENTRIES: Final = ", ".join(f"any_value({column}) AS {column}" for column in IN_ENTRIES)
 _MERGED: Final = ", ".join(
-    f"coalesce(c.{column}, e.{column}) AS {column}" if column in _IN_ENTRIES else f"c.{column}" for column in _TUPLE
+    f"coalesce(c.{column}, e.{column}) AS {column}" if column in IN_ENTRIES else f"c.{column}" for column in _TUPLE
 )
 
 QUERY: Final = f"""
