@@ -1,5 +1,6 @@
 """Changes of definitions, taken from physical WAL, against the catalogs of the server that wrote it."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from tests.pipeline.decoder_comparison import Log, Rows, decoded_pieces
 from tests.pipeline.definition_story import Done, State, column_offsets, defined, new_server, replay
 from tests.unit.table_rows import open_table
 from walproxy.pipeline.decoder.catalog_layouts import INDEXES, MAPPED, WIDTHS, catalogs_of
+from walproxy.pipeline.definition_changes import IN_ENTRIES
 from walproxy.pipeline.duck import FolderTables, query
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.schemas import arrow_schema
@@ -183,6 +185,31 @@ def test_a_record_has_the_same_rows_however_wal_is_cut(worked: Worked) -> None:
     assert small.tables["catalog_changes"].equals(whole.tables["catalog_changes"])
     actions = set(whole.tables["catalog_changes"].column("action").to_pylist())
     assert actions >= {"insert", "update", "delete", "image", "entry", "create_file", "drop_file", "invalidate"}
+
+
+def test_each_new_tuple_has_an_entry_in_each_index_with_its_values(worked: Worked) -> None:
+    begin_lsn = worked.done[0].begin_lsn
+    end_lsn = next(done.begin_lsn for done in worked.done if done.step[0] == "REINDEX TABLE pg_class")
+    rows = [row for row in worked.rows.tables["catalog_changes"].to_pylist() if begin_lsn <= row["lsn"] < end_lsn]
+    entries: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["action"] == "entry":
+            entries.setdefault(_place(row), []).append(row)
+    indexes = Counter(key.catalog for key in INDEXES.values())
+    tuples = [row for row in rows if row["action"] == "insert"]
+    assert len(tuples) > 2000
+    for row in tuples:
+        found = entries[_place(row)]
+        assert len(found) == indexes[row["catalog"]], row
+        for entry in found:
+            values = {name: entry[name] for name in IN_ENTRIES if entry[name] is not None}
+            if row["file"] is None:  # 0 in both, but only the tuple's is left out.
+                values.pop("tablespace", None)
+            assert values == {name: row[name] for name in values}, (row, entry)
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("catalog", "xid", "block", "line"))
 
 
 @pytest.mark.parametrize("after", ["CREATE SCHEMA other", "REINDEX TABLE other.u", "VACUUM made"])

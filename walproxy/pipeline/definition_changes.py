@@ -31,7 +31,8 @@ _TUPLE: Final = (
     "type_modifier",
     "is_dropped",
 )
-_IN_ENTRIES: Final = ("object", "relation", "name", "namespace", "tablespace", "file", "column_number")
+IN_ENTRIES: Final = ("object", "relation", "name", "namespace", "tablespace", "file", "column_number")
+"""Those of them that are in the entries of indexes."""
 
 
 _NUMBERS: Final = ("rewrite_of", "file", "column_type", "type_modifier")
@@ -42,20 +43,24 @@ def _inherited(column: str) -> str:
     """Return the expression of a column of the version `c`, whose version before is `p`."""
     partly = ""
     if column in _NUMBERS:
-        found = f"list_filter(c.partly, lambda part: part.column = '{column}')[1]"
-        merged = f"(p.{column} & 4294967295 & ~{found}.mask | {found}.bits)"
+        at = f"list_position(c.partly, '{column}')"
+        merged = f"(p.{column} & 4294967295 & ~c.partly_mask[{at}] | c.partly_bits[{at}])"
         if column == "type_modifier":  # the one that has a sign
             merged = f"{merged} - if({merged} > 2147483647, 4294967296, 0)"
-        partly = f"WHEN c.tuple_bytes = p.tuple_bytes AND {found}.mask IS NOT NULL THEN {merged}"
+        partly = f"WHEN c.tuple_bytes = p.tuple_bytes AND list_contains(c.partly, '{column}') THEN {merged}"
     return f"""coalesce(c.{column}, CASE WHEN c.action = 'delete' OR list_contains(c.kept, '{column}')
         OR (c.tuple_bytes = p.tuple_bytes AND list_contains(c.kept_at_end, '{column}')) THEN p.{column} {partly} END
     ) AS {column}"""
 
 
+_OF_END: Final = ("xid", "top_xid", "commit_lsn", "commit_end_lsn", "time", "is_committed")
+_END: Final = ", ".join(f"c.{column}" for column in _OF_END)
+# A file can be created before its transaction has a number; then it is that of the relation which has the file.
+_CREATED_END: Final = ", ".join(f"if(c.xid <> 0, c.{column}, t.{column}) AS {column}" for column in _OF_END)
 _COLUMNS: Final = ", ".join(_TUPLE)
-_ENTRIES: Final = ", ".join(f"any_value({column}) AS {column}" for column in _IN_ENTRIES)
+_ENTRIES: Final = ", ".join(f"any_value({column}) AS {column}" for column in IN_ENTRIES)
 _MERGED: Final = ", ".join(
-    f"coalesce(c.{column}, e.{column}) AS {column}" if column in _IN_ENTRIES else f"c.{column}" for column in _TUPLE
+    f"coalesce(c.{column}, e.{column}) AS {column}" if column in IN_ENTRIES else f"c.{column}" for column in _TUPLE
 )
 
 QUERY: Final = f"""
@@ -65,17 +70,21 @@ QUERY: Final = f"""
             end_lsn AS commit_end_lsn, time, outcome IN ('commit', 'commit_prepared') AS is_committed
         FROM finished
     ),
+    located AS MATERIALIZED (
+        SELECT * FROM catalog_changes c ASOF LEFT JOIN members m ON c.xid = m.member_xid AND c.lsn <= m.commit_lsn
+    ),
     entries AS (
-        SELECT database, catalog, xid, block, line, {_ENTRIES}
-        FROM catalog_changes WHERE action = 'entry' AND block IS NOT NULL
-        GROUP BY database, catalog, xid, block, line
+        SELECT database, catalog, commit_lsn, xid, block, line, {_ENTRIES}
+        FROM located WHERE action = 'entry' AND block IS NOT NULL
+        GROUP BY database, catalog, commit_lsn, xid, block, line
     ),
     versions AS MATERIALIZED (
-        SELECT c.lsn, c.sequence, 2 * c.lsn + (c.action <> 'image')::BIGINT AS place, c.xid, c.action, c.database,
+        SELECT c.lsn, c.sequence, 2 * c.lsn + (c.action <> 'image')::BIGINT AS place, c.action, c.database,
             c.catalog, c.block, c.line, c.old_block, c.old_line, c.tuple_bytes, c.kept, c.kept_at_end, c.partly,
-            {_MERGED}
-        FROM catalog_changes c LEFT JOIN entries e ON c.action IN ('insert', 'update') AND c.database = e.database
-            AND c.catalog = e.catalog AND c.xid = e.xid AND c.block = e.block AND c.line = e.line
+            c.partly_mask, c.partly_bits, {_END}, {_MERGED}
+        FROM located c LEFT JOIN entries e ON c.action IN ('insert', 'update') AND c.database = e.database
+            AND c.catalog = e.catalog AND c.commit_lsn = e.commit_lsn AND c.xid = e.xid AND c.block = e.block
+            AND c.line = e.line
         WHERE c.action IN ('insert', 'update', 'delete', 'image')
     ),
     linked AS MATERIALIZED (
@@ -93,16 +102,17 @@ QUERY: Final = f"""
         WHERE c.action = 'delete' OR c.kept IS NOT NULL
     ),
     files AS (
-        SELECT tablespace, database, file, min(lsn) AS lsn FROM catalog_changes
-        WHERE action = 'create_file' AND fork = 0 GROUP BY ALL
+        SELECT DISTINCT tablespace, database, file, commit_lsn FROM located WHERE action = 'create_file' AND fork = 0
     ),
     tuples AS (
-        SELECT l.lsn, l.sequence, l.xid, l.action, l.database, l.catalog, coalesce(l.block, l.old_block) AS block,
-            coalesce(l.line, l.old_line) AS line, r.* EXCLUDE (lsn, sequence, tuple_bytes),
+        SELECT l.lsn, l.sequence, {_END.replace("c.", "l.")}, l.action, l.database, l.catalog,
+            coalesce(l.block, l.old_block) AS block, coalesce(l.line, l.old_line) AS line,
+            r.* EXCLUDE (lsn, sequence, tuple_bytes),
             l.is_dropped AND l.kept IS NOT NULL AS drops, o.name AS old_name, o.tablespace AS old_tablespace,
             o.file AS old_file, o.column_type AS old_column_type, o.type_modifier AS old_type_modifier,
             o.is_dropped AS was_dropped, row_number() OVER (
-                PARTITION BY l.database, l.catalog, r.relation, r.tablespace, r.file ORDER BY l.lsn, l.sequence
+                PARTITION BY l.commit_lsn, l.database, l.catalog, r.relation, r.tablespace, r.file
+                ORDER BY l.lsn, l.sequence
             ) = 1 AS is_first
         FROM linked l JOIN resolved r ON r.lsn = l.lsn AND r.sequence = l.sequence
         LEFT JOIN resolved o ON o.lsn = l.parent_lsn AND o.sequence = l.parent_sequence
@@ -119,28 +129,24 @@ QUERY: Final = f"""
             WHEN t.action = 'delete' THEN 'drop'
             WHEN t.catalog = 'pg_class' AND coalesce(t.rewrite_of, 0) = 0 AND (
                 t.file <> t.old_file OR t.tablespace <> t.old_tablespace
-                OR (t.old_file IS NULL AND t.is_first AND f.lsn < t.lsn)) THEN 'rewrite'
+                OR (t.old_file IS NULL AND t.is_first AND f.file IS NOT NULL)) THEN 'rewrite'
             WHEN t.name <> t.old_name THEN 'rename'
             ELSE 'alter' END AS change
         FROM tuples t LEFT JOIN files f ON t.catalog = 'pg_class' AND f.tablespace = t.tablespace
-            AND f.database = t.database AND f.file = t.file
+            AND f.database = t.database AND f.file = t.file AND f.commit_lsn = t.commit_lsn
         WHERE t.catalog <> 'pg_attribute' OR (coalesce(t.column_number > 0, true)
             AND NOT CASE WHEN t.action = 'insert' THEN t.is_dropped ELSE coalesce(t.was_dropped, false) END)
         UNION ALL BY NAME
-        SELECT lsn, sequence, xid, database, relation, name, tablespace, file, blocks,
+        SELECT c.lsn, c.sequence, {_END}, c.database, c.relation, c.name, c.tablespace, c.file, c.blocks,
             if(action = 'map', 'rewrite', action) AS change
-        FROM catalog_changes WHERE action IN ('truncate', 'drop_file', 'map', 'invalidate')
+        FROM located c WHERE action IN ('truncate', 'drop_file', 'map', 'invalidate')
         UNION ALL BY NAME
-        SELECT c.lsn, c.sequence, if(c.xid <> 0, c.xid, t.xid) AS xid, c.database, c.tablespace, c.file,
-            'create_file' AS change
-        FROM catalog_changes c ASOF LEFT JOIN (FROM tuples WHERE catalog = 'pg_class' AND file IS NOT NULL) t
+        SELECT c.lsn, c.sequence, {_CREATED_END}, c.database, c.tablespace, c.file, 'create_file' AS change
+        FROM located c ASOF LEFT JOIN (FROM tuples WHERE catalog = 'pg_class' AND file IS NOT NULL) t
             ON t.tablespace = c.tablespace AND t.database = c.database AND t.file = c.file AND c.lsn < t.lsn
         WHERE c.action = 'create_file' AND c.fork = 0
     ),
-    committed AS (
-        SELECT * FROM changes c ASOF JOIN members m ON c.xid = m.member_xid AND c.lsn <= m.commit_lsn
-        WHERE m.is_committed
-    ),
+    committed AS (SELECT * FROM changes WHERE is_committed),
     named AS (SELECT DISTINCT commit_lsn, database, relation FROM committed WHERE change <> 'invalidate')
     SELECT lsn, sequence, top_xid AS xid, commit_lsn, commit_end_lsn, time, database,
         if(change = 'invalidate', 'changed', change) AS change, catalog, object, relation, name, old_name, namespace,

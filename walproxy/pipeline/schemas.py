@@ -86,12 +86,8 @@ _PIECE_TIMES: Final = (
     _nullable("last_time", _TIME, "time of the last one", "xact_time"),
 )
 
-_PARTLY: Final = (
-    pa.field("column", pa.string(), False),
-    pa.field("mask", pa.int64(), False),
-    pa.field("bits", pa.int64(), False),
-)
-"""The bits of a number of 32 bits, or 16, that are known: those of the mask."""
+_TEXTS: Final = pa.list_(pa.field("element", pa.string(), True))
+_NUMBERS: Final = pa.list_(pa.field("element", pa.int64(), True))
 
 COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     "records": (
@@ -275,22 +271,24 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         _nullable("tuple_bytes", pa.int32(), "bytes of the tuple without its header", "t_len"),
         _nullable(
             "kept",
-            pa.list_(pa.field("element", pa.string(), True)),
+            _TEXTS,
             "columns below that the record leaves out, as they are in the old tuple; null if it has all",
             "XLH_UPDATE_PREFIX_FROM_OLD",
         ),
         _nullable(
             "kept_at_end",
-            pa.list_(pa.field("element", pa.string(), True)),
+            _TEXTS,
             "the same, if the old tuple has as many tuple_bytes",
             "XLH_UPDATE_SUFFIX_FROM_OLD",
         ),
         _nullable(
             "partly",
-            pa.list_(pa.field("element", pa.struct(_PARTLY), True)),
+            _TEXTS,
             "numbers of which the record has some bytes; the others are as in the old tuple, under the same condition",
             "both flags",
         ),
+        _nullable("partly_mask", _NUMBERS, "for each of these numbers the bits that the record has", "both flags"),
+        _nullable("partly_bits", _NUMBERS, "and their values, the other bits being 0", "both flags"),
         _nullable("object", pa.int64(), "OID of the catalog's row", "oid, indexrelid"),
         _nullable(
             "relation",

@@ -117,7 +117,9 @@ def test_an_update_has_what_it_does_not_leave_out() -> None:
         "tuple_bytes": 144,
         "kept": ["object", "relation", "name", "namespace"],
         "kept_at_end": ["object_kind", "rewrite_of"],
-        "partly": [{"column": "file", "mask": 0xFFFFFF00, "bits": 16385 & 0xFFFFFF00}],
+        "partly": ["file"],
+        "partly_mask": [0xFFFFFF00],
+        "partly_bits": [16385 & 0xFFFFFF00],
     }
 
 

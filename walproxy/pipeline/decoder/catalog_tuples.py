@@ -214,7 +214,7 @@ def _fields(catalog: Catalog, part: _Part) -> Row:
     row: Row = {"tuple_bytes": size}
     kept: list[str] = []
     kept_at_end: list[str] = []
-    partly: list[Row] = []
+    partly: list[tuple[str, int, int]] = []
     for field in catalog.fields:
         begin = field.offset - part.kept
         end = begin + WIDTHS[field.type]
@@ -228,9 +228,11 @@ def _fields(catalog: Catalog, part: _Part) -> Row:
             mask = sum(0xFF << 8 * at for at in range(end - begin) if 0 <= begin + at < len(part.data))
             known = part.data[max(begin, 0) : end]
             bits = int.from_bytes(bytes(max(-begin, 0)) + known, "little")
-            partly += [{"column": column, "mask": mask, "bits": bits} for column in field.columns]
+            partly += [(column, mask, bits) for column in field.columns]
     if part.kept or part.kept_tail:
-        row |= {"kept": kept, "kept_at_end": kept_at_end, "partly": partly or None}
+        row |= {"kept": kept, "kept_at_end": kept_at_end}
+    if partly:
+        row["partly"], row["partly_mask"], row["partly_bits"] = map(list, zip(*partly, strict=True))
     return row
 
 
