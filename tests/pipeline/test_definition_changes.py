@@ -230,6 +230,29 @@ def test_tables_that_begin_later_know_less_and_nothing_else(worked: Worked, tmp_
                 assert value is None or value == expected[key][name], (key, name)
 
 
+def test_a_catalog_that_is_rewritten_is_shown_and_its_later_changes_are_missing(tmp_path: Path) -> None:
+    with new_server(find_servers()[max(find_servers())]) as server:
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            connection.execute("VACUUM FULL pg_class")
+            connection.execute("CREATE TABLE after (a int)")
+            found = connection.execute(
+                "SELECT pg_relation_filenode('pg_class')::int8, pg_relation_filenode('after')::int8, "
+                "'after'::regclass::oid"
+            ).fetchone()
+        server.stop()
+        source = open_input(str(server.pg_wal))
+        path = source.log_path(None)
+        [extent] = source.extents(path)
+        log = Log(bytes(source.read(path, *extent)), extent.begin_lsn, path.segment_size)
+        changes = changes_of(Rows(log, log.borders(MIB), VIEWS), tmp_path, 0)
+    assert found is not None
+    [rewrite] = [row for row in changes if row["change"] == "rewrite" and row["name"] == "pg_class"]
+    assert (rewrite["relation"], rewrite["file"]) == (1259, found[0])
+    later = [row for row in changes if row["lsn"] > rewrite["lsn"] and row["relation"] == int(found[2])]
+    assert {row["catalog"] for row in later} == {"pg_attribute", "pg_type"}
+    assert [row["change"] for row in changes if row["file"] == found[1]] == ["create_file"]
+
+
 def test_offsets_are_those_of_the_running_servers() -> None:
     for major, binaries in find_servers().items():
         with new_server(binaries) as server, psycopg.connect(server.conninfo()) as connection:

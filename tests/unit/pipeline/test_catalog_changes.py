@@ -12,7 +12,7 @@ from tests.unit.transaction_bodies import ABORT, COMMIT
 from tests.unit.wal_builder import WalBuilder
 from walproxy.pipeline.decoder.catalog_layouts import catalogs_of
 from walproxy.pipeline.decoder.decode import decode
-from walproxy.pipeline.decoder.page_images import _pglz, items_of
+from walproxy.pipeline.decoder.page_images import decompress_pglz, items_of
 from walproxy.pipeline.decoder.views import Piece, view_batch
 
 SMGR, RELMAP, HEAP2, HEAP, BTREE = 2, 7, 9, 10, 11
@@ -155,7 +155,7 @@ def test_a_record_that_is_too_short_is_an_error_with_its_place(rmid: int, info: 
 
 def pglz(*stored: int, size: int) -> tuple[int, bytes]:
     page = np.zeros(8192, np.uint8)
-    made = _pglz(np.frombuffer(bytes(stored), np.uint8), page, size)
+    made = decompress_pglz(np.frombuffer(bytes(stored), np.uint8), page, size)
     return made, page[: max(made, 0)].tobytes()
 
 

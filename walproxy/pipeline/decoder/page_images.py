@@ -61,7 +61,7 @@ def _decompressed(decoded: Decoded, reference: int, stored: Any, size: int) -> b
         return bytes(stored)
     if codec == "pglz":
         page = np.zeros(PAGE_SIZE, np.uint8)
-        if _pglz(stored, page, size) == size:
+        if decompress_pglz(stored, page, size) == size:
             return page[:size].tobytes()
         reason = "it is damaged"
     else:
@@ -74,7 +74,7 @@ def _decompressed(decoded: Decoded, reference: int, stored: Any, size: int) -> b
 
 
 @compiled
-def _pglz(stored: Any, page: Any, size: int) -> int:
+def decompress_pglz(stored: Any, page: Any, size: int) -> int:
     """Decompress `size` bytes into `page`, and return how many there are; -1 if what is stored leads out of it."""
     at = 0
     made = 0

@@ -5,8 +5,10 @@ is compiled is cached by jit.py.
 """
 
 import click
+import numpy as np
 
 from walproxy.pipeline.decoder.decode import decode
+from walproxy.pipeline.decoder.page_images import decompress_pglz
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.schemas import VIEWS
 
@@ -18,6 +20,7 @@ def warm() -> None:
     nothing = decode(b"", 0, 0, _SEGMENT_SIZE)
     for view in VIEWS:
         view_batch(view, nothing, Piece(0, 0))
+    decompress_pglz(np.zeros(0, np.uint8), np.zeros(0, np.uint8), 0)
 
 
 if __name__ == "__main__":
