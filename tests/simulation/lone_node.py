@@ -19,6 +19,7 @@ from typing import Any
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import ResetWal
+from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import LocalProtocolError, StorageFailed, StorageFull
 from safekeeper.base.lsn import LSN_MAX
 from safekeeper.consensus.messages import (
@@ -30,6 +31,7 @@ from safekeeper.consensus.messages import (
     PullWal,
 )
 from safekeeper.net.admission import Budget
+from safekeeper.node import node as node_module
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import ProposerListener
 from safekeeper.peers.codec import HEADER_BYTES, encode, encode_authentication
@@ -43,12 +45,13 @@ from tests.simulation.lone_messages import SAFEKEEPER_ID, DrawnMessages
 from tests.simulation.lone_node_process import LoneSocket, LoneWorker, ObservedFolder, Process, log_state, replaced_for
 from tests.simulation.shell_reader import Watcher
 from tests.simulation.shell_seams import SILENT
+from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.trace import shown
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualFileSystem
 from tests.simulation.world import SimulationFailed, history_entries_max, small_frames
 
-STEPS = 60
+STEPS = 48
 DIRECTORY = Path("/machine/data")
 BUDGET = Budget(3, 4)
 TIMEOUTS_S = (0.5, 5.0)
@@ -85,7 +88,7 @@ class Sleeper:
 
     def __init__(self, node: Node) -> None:
         self.wakes_at_lsn = LSN_MAX
-        self.seen: object = None
+        self.seen: tuple[Any, ...] = ()
         self._node = node
 
     def update(self) -> None:
@@ -166,10 +169,10 @@ class LoneNode(DrawnMessages):
             self._checkpoint: 3,
             self._exchange: 2,
             self._measure: 1,
-            self._break_disk: 7,
+            self._break_disk: 16,
             self._stop: 4,
             self._kill: 1,
-            self._break_acceptor: 1,
+            self._break_acceptor: 3,
             self._request_pull: 4,
         }
         for kind in (*kinds,):
@@ -178,7 +181,7 @@ class LoneNode(DrawnMessages):
         for step in self.rng.choices(list(kinds), list(kinds.values()), k=steps):
             if self._reference.has_failed:
                 self._silent_steps += 1
-                if self._silent_steps > 6:
+                if self._silent_steps > 3:
                     self._kill()
             if not self._greeted:
                 self._greet(well=True)
@@ -198,7 +201,7 @@ class LoneNode(DrawnMessages):
         acceptor = self._acceptor
         if self._chance(0.1 if is_busy else 0.03):
             self._pass_time()
-        elif is_busy and self._chance(0.9 if socket is None or not self._reference.ready else 0.4):
+        elif is_busy and self._chance(0.8 if socket is None or not self._reference.ready else 0.4):
             self._work()
         elif socket is None:
             self._elected()
@@ -206,6 +209,8 @@ class LoneNode(DrawnMessages):
             self._write_again()
         elif socket.has_bytes:
             self._deliver()
+        elif acceptor.write_lsn - acceptor.control.wal_begin_lsn > 2 * SEGMENT_SIZE and self._chance(0.3):
+            self._happens("trim", TrimRequest(None, 0, None, False))
         elif acceptor.pull is not None and acceptor.leader is not None and self._chance(0.6):
             self._happens("pulled", acceptor.leader, acceptor.write_lsn, self._wal(self.rng.choice((100, 4000))))
         else:
@@ -219,6 +224,8 @@ class LoneNode(DrawnMessages):
         sleeper, write_lsn = self._sleeper, self._acceptor.write_lsn
         before, self._log = self._log, log_state(self._node.acceptor)
         has_missed = sleeper.wakes_at_lsn <= write_lsn and before != self._log != sleeper.seen
+        # The leader is part of what each reader must know, wherever it waits.
+        has_missed = has_missed or (before[-2:] != self._log[-2:] and sleeper.seen[-2:] != self._log[-2:])
         if has_missed and self._reference.is_between_events:
             raise Violation("ReadersKnow", "a reader is not informed of the position that it waits for")
         sleeper.wakes_at_lsn = self.rng.choice((LSN_MAX, write_lsn, write_lsn + 800))
@@ -366,6 +373,11 @@ class LoneNode(DrawnMessages):
         with self.loop.running():
             token, error = self.process.work(worker)
         self._note(worker.name, "has done", token, error or "")
+        is_broken = self.fs.troubles > self._troubles or self.fs.shows_lost_pages
+        if error is not None and not (
+            isinstance(error, StorageFailed | StorageFull) and (is_broken or worker.name == "peer reader")
+        ):
+            raise AssertionError("a thread fails on a healthy disk") from error
         if isinstance(token, ResetWal) and isinstance(error, StorageFull):
             self._adopt(self._node.folder)  # The log is as it was, or empty.
         self._reference.worked(token, error)
@@ -385,7 +397,8 @@ class LoneNode(DrawnMessages):
         if self._chance(0.1):
             until_s += 6.0
         if len(self.loop.pending()) > 1:
-            until_s = min(until_s, self.loop.now + 0.004)  # A flush is reported each millisecond.
+            # A flush that runs is reported at this interval.
+            until_s = min(until_s, self.loop.now + self.rng.choice((0.5, 1.0, 3.0)) * node_module.REPORT_WRITE_AFTER_S)
         self._note("until", until_s)
         while (pending := self.loop.pending()) and pending[0] <= until_s:
             with self.loop.running():
@@ -465,7 +478,7 @@ class LoneNode(DrawnMessages):
     def _arrives(self, socket: LoneSocket) -> None:
         """Deliver what a peer has sent, in one or several pieces."""
         splits = self._chance(0.25)
-        while socket.has_bytes and socket.is_reading and not socket.is_closed:
+        while socket.has_bytes and socket.is_read and not socket.is_closed:
             size = self.rng.choice((1, HEADER_BYTES, 100, 3000)) if splits else 1 << 20
             if splits and self._chance(0.1):
                 return
@@ -475,12 +488,14 @@ class LoneNode(DrawnMessages):
             self._happened()
 
     def _deliver(self) -> None:
-        able = [each for each in self._sockets.values() if each.has_bytes and each.is_reading and not each.is_closed]
+        able = [each for each in self._sockets.values() if each.has_bytes and each.is_read and not each.is_closed]
         if able:
             self._arrives(self.rng.choice(able))
 
     def _stranger(self) -> None:
         """Somebody connects who says nothing, or something else than a greeting."""
+        for _ in range(self.rng.choice((0, 0, 0, 3, 4))):
+            self._connect()
         number = self._connect()
         if self._chance(0.6):
             message = self.rng.choice(
@@ -500,9 +515,9 @@ class LoneNode(DrawnMessages):
             return
         self._note(number, "ends")
         with self.loop.running():
-            if self._chance(0.5):
-                socket.protocol.eof_received()
-            socket.close()
+            stays_open = self._chance(0.5) and socket.protocol.eof_received()
+            if not stays_open:
+                socket.close()
         self._reference.lost(number)
         self._happened()
 
@@ -562,7 +577,8 @@ class LoneNode(DrawnMessages):
             self._sequence += rng.choice((0, 1, 1))
             healthy = self._chance(0.95)
             message = AppendRequest(
-                leader, membership.generation, begin_lsn, commit_lsn, min(acceptor.truncate_lsn, commit_lsn),
+                leader, membership.generation, begin_lsn, commit_lsn,
+                rng.choice((min(acceptor.truncate_lsn, commit_lsn), commit_lsn)),
                 self._sequence, healthy, payload,
             )  # fmt: skip
             self._note(number, "sends", message)
@@ -623,6 +639,8 @@ class LoneNode(DrawnMessages):
         self._note("the disk:", kind)
         if kind == "full":
             fs.capacity_bytes = fs.used_bytes() + self.rng.choice((0, 0, 20_000))
+            if self._chance(0.4):
+                self._happens("checkpoint")
         elif kind == "room":
             fs.capacity_bytes = UNLIMITED_BYTES
         elif kind == "short":
