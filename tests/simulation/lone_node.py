@@ -152,7 +152,7 @@ class LoneNode(DrawnMessages):
             self._vote: 4,
             self._pre_vote: 2,
             self._greet: 4,
-            self._reader: 5,
+            self._reader: 8,
             self._stranger: 4,
             self._disconnect: 4,
             self._pause: 5,
@@ -238,7 +238,7 @@ class LoneNode(DrawnMessages):
 
     def _start(self) -> None:
         for _ in range(STARTS_MAX):
-            self.process = process = Process(self.rng, self._bytes, self._now_s)
+            self.process = process = Process(self.rng, self._bytes, self._now_s, self._has_trouble)
             ObservedFolder.process = process
             try:
                 with process.loop.running():
@@ -299,6 +299,10 @@ class LoneNode(DrawnMessages):
         """See Watcher."""
         self.process.event_ended()
 
+    def _has_trouble(self) -> bool:
+        """Return whether the disk has failed or refused something since the start."""
+        return self.fs.troubles > self._troubles or self.fs.shows_lost_pages
+
     def _end(self) -> None:
         """End the process."""
         self._had_trouble = self.fs.troubles != self._troubles
@@ -341,6 +345,7 @@ class LoneNode(DrawnMessages):
             self._happened()
             if not all(worker.is_stopped for worker in self.process.workers.values()):
                 raise AssertionError("a thread was not stopped")
+            self._require_closed()
             self._kill()
 
     def _require_drained(self) -> None:
@@ -350,6 +355,14 @@ class LoneNode(DrawnMessages):
         is_stored = (control.commit_lsn, control.truncate_lsn) == (acceptor.commit_lsn, acceptor.truncate_lsn)
         if not is_durable or not (is_stored or self._node.disk_space.lacking):
             raise AssertionError("a drained node leaves WAL that is not durable, or positions that are not stored")
+
+    def _require_closed(self) -> None:
+        """Check that no file stays open: those of members who have read were closed with their connections."""
+        while any(each.has_jobs or each.has_results for each in self.process.workers.values()):
+            self._work()
+        self._node.folder.close()
+        if self.fs.open_files and not self._has_trouble():
+            raise AssertionError(f"{self.fs.open_files} files were not closed")
 
     # ------------------------------------------------------------------ threads and time
 
@@ -373,7 +386,7 @@ class LoneNode(DrawnMessages):
         with self.loop.running():
             token, error = self.process.work(worker)
         self._note(worker.name, "has done", token, error or "")
-        is_broken = self.fs.troubles > self._troubles or self.fs.shows_lost_pages
+        is_broken = self._has_trouble()
         if error is not None and not (
             isinstance(error, StorageFailed | StorageFull) and (is_broken or worker.name == "peer reader")
         ):
@@ -598,6 +611,14 @@ class LoneNode(DrawnMessages):
             self._requests += 1
             first, last = sorted((self.rng.randrange(begin_lsn, end_lsn), self.rng.randrange(begin_lsn, end_lsn)))
             self._send(PeerRead(acceptor.control.promised, self._requests, first, last + 1), number)
+        worker = self.process.workers.get("peer reader")
+        if worker is not None and worker.has_jobs and self._chance(0.4):
+            # Meanwhile the log may change.
+            self._do_job(worker)
+            if self._greeted:
+                self.rng.choice((self._elected, self._vote))()
+            for _ in range(4):
+                self._work()
 
     def _request_pull(self) -> None:
         """The leader requests that WAL is pulled."""

@@ -49,14 +49,16 @@ class Process:
         seen: what it has done, and nobody has looked at.
         loop, workers: its own; the threads by name.
         disk: what is on its disk, as far as records are looked for.
+        has_trouble: returns whether its disk has failed or refused something since the start.
         published: what its readers were informed of last.
     """
 
     name = "S1"
 
-    def __init__(self, rng: random.Random, disk: ModelDisk, now_s: float) -> None:
+    def __init__(self, rng: random.Random, disk: ModelDisk, now_s: float, has_trouble: Callable[[], bool]) -> None:
         self.rng = rng
         self.disk = disk
+        self.has_trouble = has_trouble
         self.seen: deque[tuple[Any, ...]] = deque()
         self.loop = LoneLoop(self, now_s)
         self.workers: dict[str, LoneWorker] = {}

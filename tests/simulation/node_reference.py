@@ -424,7 +424,7 @@ class NodeReference:
     def _serve_read(self, connection: int, request: PeerRead) -> None:
         queue = self._reads.setdefault(connection, deque())
         if len(queue) == QUEUED_MAX:
-            self._refuse_read(connection, "more than")
+            self._refuse_read(connection, request, "more than")
             return
         queue.append(request)
         if len(queue) == 1:
@@ -448,9 +448,9 @@ class NodeReference:
     def _end_read(self, connection: int, request: PeerRead, data: bytes | None) -> None:
         queue = self._reads[connection]
         if data is None:
-            self._refuse_read(connection, "")
+            self._refuse_read(connection, request, "")
         elif not self.acceptor.serves(request):
-            self._refuse_read(connection, "the log has changed")
+            self._refuse_read(connection, request, "the log has changed")
         else:
             segment_end = segment_start(request.begin_lsn, SEGMENT_SIZE) + SEGMENT_SIZE
             end_lsn = min(request.end_lsn, request.begin_lsn + READ_BYTES_MAX, segment_end)
@@ -461,12 +461,15 @@ class NodeReference:
         if queue:
             self._read(connection)
 
-    def _refuse_read(self, connection: int, begins: str) -> None:
+    def _refuse_read(self, connection: int, request: PeerRead, begins: str) -> None:
         if self.has_failed:
             return
         self._take("send", connection)
         message = self._last[2]
         is_right = isinstance(message, Refusal) and message.code is RefusalCode.RANGE
+        if not begins and (self.acceptor.serves(request) or message.reason.startswith("more than")):
+            # What the log has is refused only if its files cannot be opened or read.
+            is_right = is_right and self._process.has_trouble()
         if not is_right or not message.reason.startswith(begins) or message.promised != self.acceptor.control.promised:
             self.violate(f"a read is answered with {message}")
         self._seen.appendleft(self._last)
