@@ -51,7 +51,7 @@ from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualFileSystem
 from tests.simulation.world import SimulationFailed, history_entries_max, small_frames
 
-STEPS = 48
+STEPS = 45
 DIRECTORY = Path("/machine/data")
 BUDGET = Budget(3, 4)
 TIMEOUTS_S = (0.5, 5.0)
@@ -199,7 +199,7 @@ class LoneNode(DrawnMessages):
         socket = self._leader_socket()
         is_busy = any(each.has_jobs or each.has_results for each in self.process.workers.values())
         acceptor = self._acceptor
-        if self._chance(0.1 if is_busy else 0.03):
+        if self._chance(0.12 if is_busy else 0.03):
             self._pass_time()
         elif is_busy and self._chance(0.8 if socket is None or not self._reference.ready else 0.4):
             self._work()
