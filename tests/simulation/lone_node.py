@@ -170,7 +170,7 @@ class LoneNode(DrawnMessages):
             self._exchange: 2,
             self._measure: 1,
             self._break_disk: 16,
-            self._stop: 4,
+            self._stop: 2,
             self._kill: 1,
             self._break_acceptor: 3,
             self._request_pull: 4,
@@ -194,6 +194,9 @@ class LoneNode(DrawnMessages):
                 if self._chance(0.3):
                     self._work()
 
+        if not self._reference.has_failed:
+            self._stop(is_last=True)
+
     def _lead_on(self) -> None:
         """What leads to a term, and on in it."""
         socket = self._leader_socket()
@@ -209,6 +212,8 @@ class LoneNode(DrawnMessages):
             self._write_again()
         elif socket.has_bytes:
             self._deliver()
+        elif self._chance(0.06):
+            self._reader()
         elif acceptor.write_lsn - acceptor.control.wal_begin_lsn > 2 * SEGMENT_SIZE and self._chance(0.3):
             self._happens("trim", TrimRequest(None, 0, None, False))
         elif acceptor.pull is not None and acceptor.leader is not None and self._chance(0.6):
@@ -320,8 +325,8 @@ class LoneNode(DrawnMessages):
         self._end()
         self._start()
 
-    def _stop(self) -> None:
-        """Stop as the process does at SIGTERM."""
+    def _stop(self, *, is_last: bool = False) -> None:
+        """Stop as the process does at SIGTERM; start again unless it is the last time."""
         if self._drain is not None:
             return
         self._note("drains")
@@ -346,7 +351,8 @@ class LoneNode(DrawnMessages):
             if not all(worker.is_stopped for worker in self.process.workers.values()):
                 raise AssertionError("a thread was not stopped")
             self._require_closed()
-            self._kill()
+            if not is_last:
+                self._kill()
 
     def _require_drained(self) -> None:
         storage, acceptor = self._node.folder.storage, self._node.acceptor
@@ -666,5 +672,5 @@ class LoneNode(DrawnMessages):
             fs.capacity_bytes = UNLIMITED_BYTES
         elif kind == "short":
             fs.short = self.rng.choice((1, 3, 6, 7, 8, 20))
-        elif self._chance(0.3):
+        elif self._chance(0.5):
             fs.fail_in(soon, only="write" if kind == "write" else None)
