@@ -364,6 +364,8 @@ class Node:
             except Exception as error:
                 self._fail(error)
                 return
+            if self._has_failed:
+                return  # A checkpoint has found that the storage has failed: it writes nothing any more (S12).
             if effects is None:
                 self._check()
             else:

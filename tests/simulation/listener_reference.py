@@ -256,8 +256,8 @@ class ListenerReference(NodeReference):
         peers = self.peers
         for number, socket in sockets.items():
             peer = peers.get(number)
-            is_read = socket.is_reading if peer is None or self.has_failed else peer.is_read
-            found = socket.is_closed, socket.is_aborted, socket.is_reading
+            is_read = socket.is_read if peer is None or self.has_failed else peer.is_read
+            found = socket.is_closed, socket.is_aborted, socket.is_read
             wanted = peer is None, number in self.aborted, is_read
             if found != wanted:
                 self.violate(f"connection {number} is closed, aborted, read: {found}, not {wanted}")

@@ -19,6 +19,7 @@ from typing import Any
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import ResetWal
+from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import LocalProtocolError, StorageFailed, StorageFull
 from safekeeper.base.lsn import LSN_MAX
 from safekeeper.consensus.messages import (
@@ -30,6 +31,7 @@ from safekeeper.consensus.messages import (
     PullWal,
 )
 from safekeeper.net.admission import Budget
+from safekeeper.node import node as node_module
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import ProposerListener
 from safekeeper.peers.codec import HEADER_BYTES, encode, encode_authentication
@@ -43,12 +45,13 @@ from tests.simulation.lone_messages import SAFEKEEPER_ID, DrawnMessages
 from tests.simulation.lone_node_process import LoneSocket, LoneWorker, ObservedFolder, Process, log_state, replaced_for
 from tests.simulation.shell_reader import Watcher
 from tests.simulation.shell_seams import SILENT
+from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.trace import shown
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_disk import VirtualFileSystem
 from tests.simulation.world import SimulationFailed, history_entries_max, small_frames
 
-STEPS = 60
+STEPS = 45
 DIRECTORY = Path("/machine/data")
 BUDGET = Budget(3, 4)
 TIMEOUTS_S = (0.5, 5.0)
@@ -85,7 +88,7 @@ class Sleeper:
 
     def __init__(self, node: Node) -> None:
         self.wakes_at_lsn = LSN_MAX
-        self.seen: object = None
+        self.seen: tuple[Any, ...] = ()
         self._node = node
 
     def update(self) -> None:
@@ -149,7 +152,7 @@ class LoneNode(DrawnMessages):
             self._vote: 4,
             self._pre_vote: 2,
             self._greet: 4,
-            self._reader: 5,
+            self._reader: 8,
             self._stranger: 4,
             self._disconnect: 4,
             self._pause: 5,
@@ -166,10 +169,10 @@ class LoneNode(DrawnMessages):
             self._checkpoint: 3,
             self._exchange: 2,
             self._measure: 1,
-            self._break_disk: 7,
-            self._stop: 4,
+            self._break_disk: 16,
+            self._stop: 2,
             self._kill: 1,
-            self._break_acceptor: 1,
+            self._break_acceptor: 3,
             self._request_pull: 4,
         }
         for kind in (*kinds,):
@@ -178,7 +181,7 @@ class LoneNode(DrawnMessages):
         for step in self.rng.choices(list(kinds), list(kinds.values()), k=steps):
             if self._reference.has_failed:
                 self._silent_steps += 1
-                if self._silent_steps > 6:
+                if self._silent_steps > 3:
                     self._kill()
             if not self._greeted:
                 self._greet(well=True)
@@ -191,14 +194,17 @@ class LoneNode(DrawnMessages):
                 if self._chance(0.3):
                     self._work()
 
+        if not self._reference.has_failed:
+            self._stop(is_last=True)
+
     def _lead_on(self) -> None:
         """What leads to a term, and on in it."""
         socket = self._leader_socket()
         is_busy = any(each.has_jobs or each.has_results for each in self.process.workers.values())
         acceptor = self._acceptor
-        if self._chance(0.1 if is_busy else 0.03):
+        if self._chance(0.12 if is_busy else 0.03):
             self._pass_time()
-        elif is_busy and self._chance(0.9 if socket is None or not self._reference.ready else 0.4):
+        elif is_busy and self._chance(0.8 if socket is None or not self._reference.ready else 0.4):
             self._work()
         elif socket is None:
             self._elected()
@@ -206,6 +212,10 @@ class LoneNode(DrawnMessages):
             self._write_again()
         elif socket.has_bytes:
             self._deliver()
+        elif self._chance(0.06):
+            self._reader()
+        elif acceptor.write_lsn - acceptor.control.wal_begin_lsn > 2 * SEGMENT_SIZE and self._chance(0.3):
+            self._happens("trim", TrimRequest(None, 0, None, False))
         elif acceptor.pull is not None and acceptor.leader is not None and self._chance(0.6):
             self._happens("pulled", acceptor.leader, acceptor.write_lsn, self._wal(self.rng.choice((100, 4000))))
         else:
@@ -219,6 +229,8 @@ class LoneNode(DrawnMessages):
         sleeper, write_lsn = self._sleeper, self._acceptor.write_lsn
         before, self._log = self._log, log_state(self._node.acceptor)
         has_missed = sleeper.wakes_at_lsn <= write_lsn and before != self._log != sleeper.seen
+        # The leader is part of what each reader must know, wherever it waits.
+        has_missed = has_missed or (before[-2:] != self._log[-2:] and sleeper.seen[-2:] != self._log[-2:])
         if has_missed and self._reference.is_between_events:
             raise Violation("ReadersKnow", "a reader is not informed of the position that it waits for")
         sleeper.wakes_at_lsn = self.rng.choice((LSN_MAX, write_lsn, write_lsn + 800))
@@ -231,7 +243,7 @@ class LoneNode(DrawnMessages):
 
     def _start(self) -> None:
         for _ in range(STARTS_MAX):
-            self.process = process = Process(self.rng, self._bytes, self._now_s)
+            self.process = process = Process(self.rng, self._bytes, self._now_s, self._has_trouble)
             ObservedFolder.process = process
             try:
                 with process.loop.running():
@@ -292,6 +304,10 @@ class LoneNode(DrawnMessages):
         """See Watcher."""
         self.process.event_ended()
 
+    def _has_trouble(self) -> bool:
+        """Return whether the disk has failed or refused something since the start."""
+        return self.fs.troubles > self._troubles or self.fs.shows_lost_pages
+
     def _end(self) -> None:
         """End the process."""
         self._had_trouble = self.fs.troubles != self._troubles
@@ -309,8 +325,8 @@ class LoneNode(DrawnMessages):
         self._end()
         self._start()
 
-    def _stop(self) -> None:
-        """Stop as the process does at SIGTERM."""
+    def _stop(self, *, is_last: bool = False) -> None:
+        """Stop as the process does at SIGTERM; start again unless it is the last time."""
         if self._drain is not None:
             return
         self._note("drains")
@@ -334,7 +350,9 @@ class LoneNode(DrawnMessages):
             self._happened()
             if not all(worker.is_stopped for worker in self.process.workers.values()):
                 raise AssertionError("a thread was not stopped")
-            self._kill()
+            self._require_closed()
+            if not is_last:
+                self._kill()
 
     def _require_drained(self) -> None:
         storage, acceptor = self._node.folder.storage, self._node.acceptor
@@ -343,6 +361,14 @@ class LoneNode(DrawnMessages):
         is_stored = (control.commit_lsn, control.truncate_lsn) == (acceptor.commit_lsn, acceptor.truncate_lsn)
         if not is_durable or not (is_stored or self._node.disk_space.lacking):
             raise AssertionError("a drained node leaves WAL that is not durable, or positions that are not stored")
+
+    def _require_closed(self) -> None:
+        """Check that no file stays open: those of members who have read were closed with their connections."""
+        while any(each.has_jobs or each.has_results for each in self.process.workers.values()):
+            self._work()
+        self._node.folder.close()
+        if self.fs.open_files and not self._has_trouble():
+            raise AssertionError(f"{self.fs.open_files} files were not closed")
 
     # ------------------------------------------------------------------ threads and time
 
@@ -366,6 +392,11 @@ class LoneNode(DrawnMessages):
         with self.loop.running():
             token, error = self.process.work(worker)
         self._note(worker.name, "has done", token, error or "")
+        is_broken = self._has_trouble()
+        if error is not None and not (
+            isinstance(error, StorageFailed | StorageFull) and (is_broken or worker.name == "peer reader")
+        ):
+            raise AssertionError("a thread fails on a healthy disk") from error
         if isinstance(token, ResetWal) and isinstance(error, StorageFull):
             self._adopt(self._node.folder)  # The log is as it was, or empty.
         self._reference.worked(token, error)
@@ -385,7 +416,8 @@ class LoneNode(DrawnMessages):
         if self._chance(0.1):
             until_s += 6.0
         if len(self.loop.pending()) > 1:
-            until_s = min(until_s, self.loop.now + 0.004)  # A flush is reported each millisecond.
+            # A flush that runs is reported at this interval.
+            until_s = min(until_s, self.loop.now + self.rng.choice((0.5, 1.0, 3.0)) * node_module.REPORT_WRITE_AFTER_S)
         self._note("until", until_s)
         while (pending := self.loop.pending()) and pending[0] <= until_s:
             with self.loop.running():
@@ -465,7 +497,7 @@ class LoneNode(DrawnMessages):
     def _arrives(self, socket: LoneSocket) -> None:
         """Deliver what a peer has sent, in one or several pieces."""
         splits = self._chance(0.25)
-        while socket.has_bytes and socket.is_reading and not socket.is_closed:
+        while socket.has_bytes and socket.is_read and not socket.is_closed:
             size = self.rng.choice((1, HEADER_BYTES, 100, 3000)) if splits else 1 << 20
             if splits and self._chance(0.1):
                 return
@@ -475,12 +507,14 @@ class LoneNode(DrawnMessages):
             self._happened()
 
     def _deliver(self) -> None:
-        able = [each for each in self._sockets.values() if each.has_bytes and each.is_reading and not each.is_closed]
+        able = [each for each in self._sockets.values() if each.has_bytes and each.is_read and not each.is_closed]
         if able:
             self._arrives(self.rng.choice(able))
 
     def _stranger(self) -> None:
         """Somebody connects who says nothing, or something else than a greeting."""
+        for _ in range(self.rng.choice((0, 0, 0, 3, 4))):
+            self._connect()
         number = self._connect()
         if self._chance(0.6):
             message = self.rng.choice(
@@ -500,9 +534,9 @@ class LoneNode(DrawnMessages):
             return
         self._note(number, "ends")
         with self.loop.running():
-            if self._chance(0.5):
-                socket.protocol.eof_received()
-            socket.close()
+            stays_open = self._chance(0.5) and socket.protocol.eof_received()
+            if not stays_open:
+                socket.close()
         self._reference.lost(number)
         self._happened()
 
@@ -562,7 +596,8 @@ class LoneNode(DrawnMessages):
             self._sequence += rng.choice((0, 1, 1))
             healthy = self._chance(0.95)
             message = AppendRequest(
-                leader, membership.generation, begin_lsn, commit_lsn, min(acceptor.truncate_lsn, commit_lsn),
+                leader, membership.generation, begin_lsn, commit_lsn,
+                rng.choice((min(acceptor.truncate_lsn, commit_lsn), commit_lsn)),
                 self._sequence, healthy, payload,
             )  # fmt: skip
             self._note(number, "sends", message)
@@ -582,6 +617,14 @@ class LoneNode(DrawnMessages):
             self._requests += 1
             first, last = sorted((self.rng.randrange(begin_lsn, end_lsn), self.rng.randrange(begin_lsn, end_lsn)))
             self._send(PeerRead(acceptor.control.promised, self._requests, first, last + 1), number)
+        worker = self.process.workers.get("peer reader")
+        if worker is not None and worker.has_jobs and self._chance(0.4):
+            # Meanwhile the log may change.
+            self._do_job(worker)
+            if self._greeted:
+                self.rng.choice((self._elected, self._vote))()
+            for _ in range(4):
+                self._work()
 
     def _request_pull(self) -> None:
         """The leader requests that WAL is pulled."""
@@ -623,9 +666,11 @@ class LoneNode(DrawnMessages):
         self._note("the disk:", kind)
         if kind == "full":
             fs.capacity_bytes = fs.used_bytes() + self.rng.choice((0, 0, 20_000))
+            if self._chance(0.4):
+                self._happens("checkpoint")
         elif kind == "room":
             fs.capacity_bytes = UNLIMITED_BYTES
         elif kind == "short":
             fs.short = self.rng.choice((1, 3, 6, 7, 8, 20))
-        elif self._chance(0.3):
+        elif self._chance(0.5):
             fs.fail_in(soon, only="write" if kind == "write" else None)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import Effect, FindRecordEnd, FindRecords, FindTimedRecord
-from safekeeper.base.errors import InvariantViolation
+from safekeeper.base.errors import InvariantViolation, StorageFailed, StorageFull
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import AppendRequest
@@ -49,14 +49,16 @@ class Process:
         seen: what it has done, and nobody has looked at.
         loop, workers: its own; the threads by name.
         disk: what is on its disk, as far as records are looked for.
+        has_trouble: returns whether its disk has failed or refused something since the start.
         published: what its readers were informed of last.
     """
 
     name = "S1"
 
-    def __init__(self, rng: random.Random, disk: ModelDisk, now_s: float) -> None:
+    def __init__(self, rng: random.Random, disk: ModelDisk, now_s: float, has_trouble: Callable[[], bool]) -> None:
         self.rng = rng
         self.disk = disk
+        self.has_trouble = has_trouble
         self.seen: deque[tuple[Any, ...]] = deque()
         self.loop = LoneLoop(self, now_s)
         self.workers: dict[str, LoneWorker] = {}
@@ -145,8 +147,11 @@ class Process:
             return
         try:
             yield
-        except Exception as error:
+        except (StorageFailed, StorageFull) as error:
             self.saw(*what, error)
+            raise
+        except Exception as error:
+            self.fail(error)
             raise
         self.saw(*what, None)
 
@@ -356,7 +361,7 @@ class LoneSocket(asyncio.Transport):
 
     Attributes:
         number: the listener's.
-        is_reading, is_closed, is_aborted: what the listener has made of it.
+        is_read, is_closed, is_aborted: what the listener has made of it.
         is_slow: the peer reads nothing from the next message on.
         side: the peer's side of the authentication, None if it is over or none is required.
         handshake: what the safekeeper has sent of it, not looked at.
@@ -366,7 +371,7 @@ class LoneSocket(asyncio.Transport):
         super().__init__()
         self.number = 0
         self.host = host
-        self.is_reading = True
+        self.is_read = True
         self.is_closed = self.is_aborted = self.is_slow = False
         self.side = side
         self.handshake: deque[AuthenticationMessage] = deque()
@@ -426,12 +431,12 @@ class LoneSocket(asyncio.Transport):
         """Ignore them: `is_slow` says when there is no room."""
 
     def pause_reading(self) -> None:
-        self._require(self.is_reading, "stops reading twice")
-        self.is_reading = False
+        self._require(self.is_read, "stops reading twice")
+        self.is_read = False
 
     def resume_reading(self) -> None:
-        self._require(not self.is_reading, "resumes reading twice")
-        self.is_reading = True
+        self._require(not self.is_read, "resumes reading twice")
+        self.is_read = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._require(not self.is_closed, "writes to a connection that is closed")

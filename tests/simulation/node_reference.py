@@ -96,6 +96,7 @@ class NodeReference:
         self._queue: deque[Callable[[], Effects | None]] = deque()
         self._flush: Flush | None = None
         self._flush_began_at = 0.0
+        self._is_storage_broken = False
         self.average_s = 10 * product.QUICK_FLUSH_S
         self._has_report_timer = False
         self._paused_until = 0.0  # No segment is prepared.
@@ -105,7 +106,6 @@ class NodeReference:
         self._wakes = False
         self._reads: dict[int, deque[PeerRead]] = {}
         self._timers_set = 0
-        self._has_checkpointed = False
 
     # ------------------------------------------------------------------ the start
 
@@ -289,9 +289,11 @@ class NodeReference:
         if self._flush is not None or self.disk.durable_lsn == self.disk.write_lsn:
             self._check()
             return
-        self._prepare()
-        if self.has_failed:
+        if self._is_storage_broken:
+            self._seen.clear()
+            self._fail()
             return
+        self._prepare()
         kind = "flush" if self.average_s < product.QUICK_FLUSH_S else "snapshot"
         self._take(kind, self.disk.write_lsn)
         began_at, is_due = self._last[2], self._last[-1] if kind == "snapshot" else self._last[4]
@@ -326,12 +328,15 @@ class NodeReference:
 
     def _no_room(self, full: StorageFull) -> None:
         self.shortages += isinstance(full, ResourceShortage)
-        if self.disk.begin_lsn:
-            self.wal_ends_at = segment_start(self.disk.write_lsn - 1, SEGMENT_SIZE) + SEGMENT_SIZE
+        end_lsn = segment_start(self.disk.write_lsn - 1, SEGMENT_SIZE) + SEGMENT_SIZE
+        self.wal_ends_at = end_lsn if self.disk.begin_lsn else 0
         self.lacking.add(WAL)
 
     def worked(self, token: Any, error: BaseException | None) -> None:
         """A thread has done a job."""
+        if isinstance(token, Flush | Preparation) and error is not None:
+            # Until the loop learns of it the storage refuses whatever it is asked for.
+            self._is_storage_broken = self._is_storage_broken or not isinstance(error, StorageFull)
         if not isinstance(token, Effect):
             return
         if self.has_failed or (error is not None and not isinstance(error, StorageFull)):
@@ -402,7 +407,9 @@ class NodeReference:
             self.shortages += isinstance(full, ResourceShortage)
 
     def _flush_returned(self, flush: Flush) -> None:
-        if flush is self._flush:
+        if flush is self._flush and self._is_storage_broken:
+            self._fail()
+        elif flush is self._flush:
             self._flush = None
             self._flushed(flush.end_lsn, self._monotonic() - self._flush_began_at)
 
@@ -424,7 +431,7 @@ class NodeReference:
     def _serve_read(self, connection: int, request: PeerRead) -> None:
         queue = self._reads.setdefault(connection, deque())
         if len(queue) == QUEUED_MAX:
-            self._refuse_read(connection, "more than")
+            self._refuse_read(connection, request, "more than")
             return
         queue.append(request)
         if len(queue) == 1:
@@ -448,9 +455,9 @@ class NodeReference:
     def _end_read(self, connection: int, request: PeerRead, data: bytes | None) -> None:
         queue = self._reads[connection]
         if data is None:
-            self._refuse_read(connection, "")
+            self._refuse_read(connection, request, "")
         elif not self.acceptor.serves(request):
-            self._refuse_read(connection, "the log has changed")
+            self._refuse_read(connection, request, "the log has changed")
         else:
             segment_end = segment_start(request.begin_lsn, SEGMENT_SIZE) + SEGMENT_SIZE
             end_lsn = min(request.end_lsn, request.begin_lsn + READ_BYTES_MAX, segment_end)
@@ -461,12 +468,15 @@ class NodeReference:
         if queue:
             self._read(connection)
 
-    def _refuse_read(self, connection: int, begins: str) -> None:
+    def _refuse_read(self, connection: int, request: PeerRead, begins: str) -> None:
         if self.has_failed:
             return
         self._take("send", connection)
         message = self._last[2]
         is_right = isinstance(message, Refusal) and message.code is RefusalCode.RANGE
+        if not begins and (self.acceptor.serves(request) or message.reason.startswith("more than")):
+            # What the log has is refused only if its files cannot be opened or read.
+            is_right = is_right and self._process.has_trouble()
         if not is_right or not message.reason.startswith(begins) or message.promised != self.acceptor.control.promised:
             self.violate(f"a read is answered with {message}")
         self._seen.appendleft(self._last)
@@ -490,8 +500,10 @@ class NodeReference:
         """Old WAL may be removed."""
         self.post(lambda: self.acceptor.trim(request))
 
-    def _checkpoint(self) -> Effects:
-        self._has_checkpointed = True
+    def _checkpoint(self) -> Effects | None:
+        if self._is_storage_broken:
+            self._fail()
+            return None
         if self._next_is("submit", "preparer"):
             self._take("submit", "preparer")
         return self._lazy_positions()

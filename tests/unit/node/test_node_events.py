@@ -429,6 +429,23 @@ async def test_a_segment_that_cannot_be_prepared_ends_the_node_only_if_the_disk_
 
 
 @on_the_loop
+async def test_a_checkpoint_that_finds_a_failed_storage_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        end_lsn = await sk.append_durably(b"x" * 100)
+        sk.append(b"", commit_lsn=end_lsn)
+        await until(lambda: sk.node.ready and sk.node.acceptor.commit_lsn == end_lsn)
+        submitted: list[object] = []
+        monkeypatch.setattr(sk.node.disk, "submit", lambda *job: submitted.append(job))
+        sk.node.folder.opened_storage()._fail(StorageFailed("gone"))
+        sk.node.checkpoint()
+        assert "gone" in str(await failure(sk.node))
+        assert not submitted
+
+
+@on_the_loop
 async def test_a_removal_that_fails_ends_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
