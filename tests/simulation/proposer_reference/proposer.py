@@ -45,10 +45,10 @@ from walproxy.proposer.phase import Phase
 FOLDERS_INTERVAL_S = 1.0
 
 NOT_MODELLED = {
-    "Note": "what is logged",
+    "Note": "what is logged; that a term is won or lost is compared",
     "error": "the wording of errors and of the reasons of actions; their kind is compared",
     "due": "a heartbeat before it is due; when WAL is fetched for a member that commits do not wait for",
-    "archiver": "9.2, which one replaces an archiver, and that one with a problem or without progress is replaced",
+    "archiver": "9.2, which one of several replaces an archiver",
     "redirect": "10.11, the addresses by which a member is dialled, and which of two is tried next",
     "pull_sources": "6.6, which sources come first",
     "cluster_id": "0.3, the digest of a bootstrap",
@@ -137,7 +137,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         self._close_silent(now)
         term = self.term
         if term is not None:
-            term.begin_tick()
+            term.begin_tick(now)
             self._tells_folders = now >= self._tell_folders_at
             if self._tells_folders:
                 self._tell_folders_at = now + FOLDERS_INTERVAL_S
