@@ -9,6 +9,7 @@ another value, near the others; whether the state is sound then is decided by a 
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -54,6 +55,8 @@ def check_proposer(rng: random.Random, proposer: Proposer) -> None:
         Violation: it finds what is sound, or does not find what is not.
     """
     leadership, stage = proposer.leadership, proposer._stage
+    if not proposer._stream.is_open and rng.random() < 0.1:
+        _require_closed(rng, proposer)
     members = list(leadership.members.values()) if leadership is not None else []
     choices: list[Any] = [stage, proposer]
     if leadership is not None:
@@ -66,6 +69,13 @@ def check_proposer(rng: random.Random, proposer: Proposer) -> None:
             owner.follows = owner.state in _FOLLOWING
         text = f"a proposer whose {type(owner).__name__} has {name} {value}"
         _require(proposer.check, _is_sound_proposer(proposer), text)
+
+
+def _require_closed(rng: random.Random, proposer: Proposer) -> None:
+    """Let WAL come of a COPY that is not open: the shell should have dropped it."""
+    received: Callable[[], Any] = partial(Proposer.wal_received, proposer, proposer._stream.received_lsn + 1, 0.0)
+    checked: Callable[[], Any] = partial(Proposer.primary_checked, proposer, 0, 0, (), 0.0)
+    _require(rng.choice((received, checked)), False, "WAL of a COPY that is not open")
 
 
 @contextmanager

@@ -41,6 +41,8 @@ class LoneOperator(LoneShell):
             choices += [leadership.cancelled.members] * 3
         if leadership.wanted.members not in (membership.members, membership.new_members):
             choices += [membership.members] * 3  # A change that has not begun is cancelled.
+        if self._chance(0.1):
+            choices = [tuple(Member(each.id, f"{each.incarnation}'", each.address) for each in everyone)]
         if self._is_unlisted:
             choices += [everyone[:-1]] * 3
         wanted = self.rng.choice((*choices, leadership.wanted.members))

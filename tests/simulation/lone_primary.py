@@ -85,7 +85,7 @@ class LonePrimary(LoneShell):
         elif copy.previous_record_lsn is not None and self._received_lsn == copy.begin_lsn and self._chance(0.3):
             self._event("primary_refused", "the next record does not link to the last one", self._now_s)
         else:
-            self._received_lsn += rng.choice((1, 200, 1500, 3000, 6000))
+            self._received_lsn += rng.choice((1, 200, 1500, 3000, 20_000 if self._is_forgetful else 6000))
             self._event("wal_received", self._received_lsn, self._now_s)
 
     def _end_timeline(self) -> None:

@@ -63,8 +63,12 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
         super().__init__(seed)
         rng = self.rng
         self._stays = rng.choice((12, 25, 50))  # How many events without an attempt it takes until all begins anew.
-        self._returns = rng.choice((0.3, 0.3, 0.02))  # How soon a member comes back to a term.
-        self._evicts = rng.choice((0.0, 0.0, 0.1))  # How soon the window drops what is committed.
+        self._returns = (
+            0.03 if self._is_forgetful else rng.choice((0.3, 0.3, 0.02))
+        )  # How soon a member comes back to a term.
+        self._evicts = (
+            0.2 if self._is_forgetful else rng.choice((0.0, 0.0, 0.1))
+        )  # How soon the window drops what is committed.
         self._pace = rng.choice((0.5, 0.9, 0.97))  # How seldom something else happens than what leads on.
         self._breaks_votes = rng.choice((0.0, 0.0, 0.03, 0.15))  # How often a connection breaks in an attempt.
 
@@ -114,7 +118,7 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
         pulls = self._proposer.leadership is not None and any(isinstance(request, PullWal) for request in requests)
         if self._chance(0.15 if pulls else 0.002 if has_campaign else 0.005):
             self._rest()
-        elif self._chance(self._breaks_votes if has_campaign else 0.006):
+        elif self._chance(self._breaks_votes if has_campaign else 0.02 if self._is_forgetful else 0.006):
             self._disconnect()
         elif self._chance(self._returns if self._proposer.leadership is not None else 0.5) and any(
             not s.is_connected and s.id in peers for s in self._safekeepers.values()

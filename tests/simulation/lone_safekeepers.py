@@ -102,12 +102,12 @@ class LoneSafekeepers:
         addresses: by id; some clusters have members without one.
     """
 
-    def __init__(self, rng: random.Random, count: int) -> None:
+    def __init__(self, rng: random.Random, count: int, is_forgetful: bool) -> None:
         self.rng = rng
         part = rng.choice((1.0, 1.0, 1.0, 0.5))
         self.addresses = {i: f"S{i}:1" if rng.random() < part else "" for i in range(1, count + 1)}
         self._fills = rng.choice((0.0, 0.0, 0.01, 0.1))  # How often a disk fills up, or has space again.
-        self._trims = rng.choice((0.0, 0.05, 0.4))  # How often old WAL is removed.
+        self._trims = 0.7 if is_forgetful else rng.choice((0.0, 0.05, 0.4))  # How often old WAL is removed.
         self._problems = rng.choice((0.0, 0.2, 0.8))  # How often an archive is out of reach.
         self._archives = self._draw_archives(count)
         self.lines = self._draw_lines()

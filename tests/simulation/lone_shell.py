@@ -63,13 +63,15 @@ class LoneShell:
         self._copy: StartReplication | None = None
         self._is_checked = False
         self._received_lsn = self._window_begin_lsn = 0
+        # Old WAL is soon removed everywhere, and who is away stays away: members skip WAL, or pull it.
+        self._is_forgetful = self._chance(0.25)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Begin with another cluster, and another run."""
         count = self.rng.choice((1, 2, 2, 3, 3, 3, 3, 4, 5))
         self._is_unlisted = count > 1 and self._chance(0.25)  # The configuration lacks the last safekeeper.
-        self._cluster = LoneSafekeepers(self.rng, count)
+        self._cluster = LoneSafekeepers(self.rng, count, self._is_forgetful)
         self._safekeepers = self._cluster.all
         self._pending_losses.clear()
         self._refused = None

@@ -36,10 +36,15 @@ def check_readers(rng: random.Random, acceptor: Acceptor) -> None:
     if all(file.tli != asked for file in control.tli_histories):
         _require("the lineage", asked, lineage_of(control, asked), _path_before(control.history, asked))
     lineage = _path_before(control.history, tli)
-    log = ReadableLog(control.wal_begin_lsn, acceptor.readable_lsn, tli, lineage)
+    if rng.random() < 0.5:
+        lineage = _drawn_path(rng)
+        tli = lineage[-1][0] + 1
+    end_lsn = acceptor.readable_lsn if rng.random() < 0.5 else rng.randint(0, 4000)
+    begin_lsn = control.wal_begin_lsn if rng.random() < 0.5 else rng.randint(0, 3000)
+    log = ReadableLog(begin_lsn, end_lsn, tli, lineage)
     borders = (log.begin_lsn, log.end_lsn, acceptor.write_lsn, *(lsn for _, lsn in lineage))
     reader = rng.choice((tli, *(each for each, _ in lineage), rng.randint(1, tli + 1)))
-    lsn = max(0, rng.choice(borders) + rng.choice((0, 0, 1, -1, 300)))
+    lsn = max(0, rng.choice(borders) + rng.choice((0, 0, 1, -1, 300, -300)))
     retreated = max(0, rng.choice(borders) + rng.choice((0, 1, -1))) if rng.random() < 0.3 else None
     is_refused = refusal_of_start(log, reader, lsn) is not None
     _require("a start is refused", (reader, lsn), is_refused, _is_no_part(log, reader, lsn))
@@ -49,6 +54,12 @@ def check_readers(rng: random.Random, acceptor: Acceptor) -> None:
         next_step(log, reader, lsn, retreated),
         _step(log, reader, lsn, retreated),
     )
+
+
+def _drawn_path(rng: random.Random) -> Lineage:
+    """Draw a log of several timelines, all of them near the positions of drawn readers."""
+    forks = sorted(rng.randint(1, 3000) for _ in range(rng.choice((1, 2, 3))))
+    return tuple(enumerate(forks, start=1))
 
 
 def _path_before(history: TermHistory, tli: int) -> Lineage:

@@ -62,7 +62,7 @@ class ReferenceRun:
         self._welcomed: dict[int, Identity] = {}
         self._removed: list[int] = []
         self._is_tick = self._tells_folders = False
-        self._ended = False
+        self._ended = self._streamed = False
         self._now = 0.0
         self._phase_after = Phase.GATHERING
         self._membership_after: Membership | None = None
