@@ -75,6 +75,8 @@ def _draw(rng: random.Random) -> tuple[str, Meaning]:
         f"{any_word} 1 {listed})",
         f"{any_word} 1 ()",
         f"{any_word} ({listed})",
+        f"{any_word} x ({listed})",
+        f'{any_word} "1" ({listed})',
         f'{listed}, "R9',
         f"{listed}; {listed}" if len(names) > 1 else '""',
         f"{listed} * {listed}",

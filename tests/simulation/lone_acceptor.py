@@ -1,59 +1,35 @@
 """One acceptor beside its reference, driven by random messages: states that clusters seldom reach.
 
 Theory of operation. In a cluster most messages fit the state that a proposer has just received. Here they are drawn
-from the state of the acceptor (lone_messages.py); disks are full, and processes die between any two effects. There is
-no proposer and no other member, so these need not be the messages of any cluster; the reference
-(reference_acceptor.py) states what the acceptor must do nevertheless. Of the messages that break the protocol the
-acceptor must refuse those that the reference refuses.
+from the state of the acceptor: histories that continue the log, fork off anywhere, give up WAL or have forgotten
+terms; leaders that are elected, deposed, or elected again; positions at, below and above each border; full disks, and
+processes that die between any two effects. There is no proposer and no other member, so these need not be the
+messages of any cluster; the reference (reference_acceptor.py) states what the acceptor must do nevertheless. Two
+rules hold, because otherwise all histories would be forged: a term is won once (S3), and its history continues a part
+of another one.
+
+Some messages break the protocol: the acceptor must refuse those that the reference refuses.
+
+Now and then the checks of the acceptor's state are given states that an error could leave (corrupted_states.py).
+
+    lone_acceptor_process.py  the process, its disk, and what random values are drawn near
+    lone_elections.py         greetings, votes, and histories
+    lone_wal.py               appends, flushes, pulls, reads, removals
+    lone_orders.py            members, clusters, folders, the archive, readers, the disk
 
 The bytes are those of `ModelDisk`, the time is drawn, and one seed decides everything.
 """
 
-import random
-from collections import deque
 from collections.abc import Callable
-from typing import Any
 
-from safekeeper.acceptor.acceptor import Acceptor
-from safekeeper.acceptor.effects import (
-    Close,
-    DigestWal,
-    Effect,
-    Effects,
-    FindRecordEnd,
-    FindRecords,
-    FindTimedRecord,
-    FlushWal,
-    InspectSetAside,
-    Persist,
-    ReadWal,
-    ResetWal,
-    RestoreWal,
-    Send,
-    ServeRead,
-    SetWalAside,
-    TrimWal,
-    TruncateWal,
-    WriteWal,
-)
-from safekeeper.base.errors import RemoteProtocolError, StorageFull
-from safekeeper.consensus.control_state import ControlState
-from safekeeper.consensus.messages import (
-    PeerRead,
-    Refusal,
-)
-from safekeeper.node.node import INCLUDES_FLUSH
 from tests.simulation.bends import Bends
 from tests.simulation.counts import Counts
-from tests.simulation.disk import ModelDisk
-from tests.simulation.lone_messages import SAFEKEEPER_ID, DrawnMessages
-from tests.simulation.node_effects import flushed_effects, message_effects
-from tests.simulation.reference_checker import ReferenceChecker
-from tests.simulation.trace import shown
+from tests.simulation.lone_elections import LoneElections
+from tests.simulation.lone_orders import LoneOrders
+from tests.simulation.lone_wal import LoneWal
 from tests.simulation.world import SimulationFailed, history_entries_max, small_frames
 
 EVENTS = 100
-TRACE_LINES = 40
 
 
 def drive(seed: int, events: int = EVENTS) -> Counts:
@@ -72,30 +48,8 @@ def drive(seed: int, events: int = EVENTS) -> Counts:
     return lone.counts
 
 
-class Died(Exception):
-    """The process ends between two effects."""
-
-
-class LoneAcceptor(DrawnMessages):
-    """An acceptor, its disk, and the events that happen to it.
-
-    Attributes:
-        counts: how many events were compared.
-        requested: the effects that the acceptor has requested: their names, and the codes of refusals.
-    """
-
-    def __init__(self, seed: int, history_entries_max: int) -> None:
-        super().__init__(random.Random(f"{seed} lone acceptor"))
-        self.counts = Counts()
-        self._trace: deque[tuple[Any, ...]] = deque(maxlen=TRACE_LINES)
-        self.requested: set[str] = set()
-        self._entries_max = history_entries_max
-        self._disk = ModelDisk(self.rng)
-        self._disk.persist(ControlState(safekeeper_id=SAFEKEEPER_ID, incarnation="folder-0"))
-        self._now_s = 0.0
-        self._flush: Any = None
-        self._effects_left = 0
-        self._reads: list[PeerRead] = []  # Those that were taken, and are not answered yet.
+class LoneAcceptor(LoneElections, LoneWal, LoneOrders):
+    """An acceptor, its disk, and the events that happen to it."""
 
     def run(self, events: int) -> None:
         """Let so many events happen.
@@ -105,7 +59,7 @@ class LoneAcceptor(DrawnMessages):
         """
         kinds: dict[Callable[[], None], int] = {
             self._append: 60,
-            self._flushed: 20,
+            self._flushed: 40,
             self._elected: 22,
             self._vote: 10,
             self._pre_vote: 8,
@@ -120,166 +74,23 @@ class LoneAcceptor(DrawnMessages):
             self._read: 8,
             self._archive: 8,
             self._trim: 8,
-            self._readers: 4,
+            self._readers: 8,
             self._checkpoint: 3,
             self._exchange: 1,
             self._fill_disk: 4,
             self._die: 5,
         }
+        # Without a leader these are refused: that is not tried more often than now and then.
+        of_term = (self._append, self._pull, self._pulled, self._reconfigure, self._archive, self._flushed)
         self._start()
         for kind in self.rng.choices(list(kinds), list(kinds.values()), k=events):
             self._now_s += self.rng.choice((0.0, 0.01, 0.3, 0.6, 1.0))
+            while self._closing and self._chance(0.9):
+                self._close(self._closing.pop(0))
             while not self._greeted:
                 self._greet(well=True)
+            if self._acceptor.control.replaced is not None and self._chance(0.06):
+                kind = self._bootstrap  # Mostly the undo of a rebootstrap.
+            if kind in of_term and self._acceptor.leader is None and self._chance(0.95):
+                kind = self._elected
             kind()
-
-    def trace(self) -> list[str]:
-        """Return what happened last, a line each."""
-        return [" ".join(map(shown, happened)) for happened in self._trace]
-
-    # ------------------------------------------------------------------ the process
-
-    def _start(self) -> None:
-        control, end_lsn = self._disk.open()
-        assert control is not None  # it was written at the beginning
-        self._flush = None
-        self._effects_left = 0
-        self._greeted.clear()
-        self._reads.clear()
-        self._acceptor = Acceptor(control, end_lsn)
-        self._checker = ReferenceChecker("S1", self._acceptor, end_lsn, self._disk, self._entries_max, self.counts)
-        self._run(self._acceptor.start(), "start")
-
-    def _run(self, effects: Effects, event: str, *arguments: Any) -> None:
-        """Execute the effects of an event; the process may die on the way, and is then started again."""
-        self._trace.append((event, *arguments))
-        watched = self._checker.watch(effects, event, *arguments)
-        result: Any = None
-        error: StorageFull | None = None
-        try:
-            while True:
-                effect = watched.send(result) if error is None else watched.throw(error)
-                result = error = None
-                self._die_here()
-                try:
-                    result = self._execute(effect)
-                except StorageFull as full:
-                    error = full
-                self._die_here()
-        except StopIteration:
-            self._acceptor.check()
-        except StorageFull:
-            self._trace.append(("the disk is full",))
-        except RemoteProtocolError as broken:
-            self._trace.append(("broken:", broken))
-            self._close(arguments[0])
-        except Died:
-            self._crash()
-
-    def _die_here(self) -> None:
-        if self._effects_left:
-            self._effects_left -= 1
-            if not self._effects_left:
-                raise Died
-
-    def _crash(self) -> None:
-        self._trace.append(("the process ends",))
-        self._disk.crash(power_cut=self.rng.random() < 0.5)
-        self._disk.full = self._disk.full and self.rng.random() < 0.5
-        self._start()
-
-    def _execute(self, effect: Effect) -> Any:
-        disk = self._disk
-        self.requested.add(type(effect).__name__)
-        if isinstance(effect, INCLUDES_FLUSH):
-            self._flush = None
-        match effect:
-            case Send(_, Refusal() as refusal):
-                self.requested.add(refusal.code)
-            case Close(connection, _):
-                if connection in self._greeted:
-                    self._greeted.remove(connection)
-            case WriteWal(begin_lsn, payload):
-                disk.write(begin_lsn, bytes(payload))
-            case FlushWal():
-                disk.flush_all(None)
-            case Persist(control):
-                disk.persist(control)
-            case TruncateWal(lsn, tli):
-                disk.truncate(lsn, tli)
-            case ResetWal(base_lsn, tli):
-                disk.reset(base_lsn, tli)
-            case TrimWal(lsn):
-                disk.trim(lsn)
-            case SetWalAside(label):
-                disk.set_aside(label)
-            case InspectSetAside(label, control):
-                return disk.inspect_set_aside(label, control)
-            case RestoreWal(label):
-                return disk.restore(label)
-            case ReadWal(begin_lsn, end_lsn):
-                return disk.read(begin_lsn, end_lsn)
-            case DigestWal(begin_lsn, end_lsn):
-                return disk.digests(begin_lsn, end_lsn)
-            case FindRecords(lsn):
-                return disk.find_records(lsn)
-            case FindRecordEnd(lsn):
-                return disk.find_records(lsn)[0]
-            case ServeRead(_, request):
-                self._reads.append(request)
-            case FindTimedRecord(begin_lsn, end_lsn):
-                return disk.find_timed_record(begin_lsn, end_lsn)
-        return None
-
-    def _connect(self) -> int:
-        self._connections += 1
-        return self._connections
-
-    def _happens(self, event: str, *arguments: Any) -> None:
-        self._run(getattr(self._acceptor, event)(*arguments), event, *arguments)
-
-    def _greet(self, well: bool = False) -> None:
-        super()._greet(well)
-        if not self._greeted:
-            self._disk.full = False  # Else a log that waits for room refuses each greeting.
-
-    def _time_passes_for_reads(self) -> None:
-        if self._reads and self._chance(0.5):
-            request = self._reads.pop(0)
-            self._checker.serves(request, self._acceptor.serves(request))
-
-    def _send(self, message: Any, connection: int | None = None) -> None:
-        number = connection if connection is not None else self._connection()
-        if self._chance(0.003):
-            number = self._connections + 1  # It has not greeted.
-        self._run(
-            message_effects(self._acceptor, number, message, self._now_s), "message", number, message, self._now_s
-        )
-
-    def _close(self, connection: int) -> None:
-        if connection in self._greeted:
-            self._greeted.remove(connection)
-        self._acceptor.disconnected(connection)
-        self._checker.disconnected(connection)
-
-    def _flushed(self) -> None:
-        if self._flush is None:
-            self._flush = self._disk.start_flush()
-        elif self._chance(0.2):
-            self._run(self._acceptor.report_write(), "write_reported")
-        else:
-            flush, self._flush = self._flush, None
-            flush_lsn = self._disk.finish_flush(flush)
-            self._run(flushed_effects(self._acceptor, flush_lsn), "flushed", flush_lsn)
-
-    def _disconnect(self) -> None:
-        self._close(self._connection(leader=0.3))
-
-    def _fill_disk(self) -> None:
-        self._disk.full = not self._disk.full and self._chance(0.5)
-
-    def _die(self) -> None:
-        if self._chance(0.5):
-            self._effects_left = self.rng.randint(1, 12)
-        else:
-            self._crash()

@@ -20,6 +20,7 @@ from safekeeper.consensus.messages import (
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
+    ArchiveAssignment,
     ArchiveReport,
     Bootstrap,
     Bootstrapped,
@@ -61,6 +62,8 @@ class Safekeeper:
         requests: what it was sent on its connection, and has not answered.
         history, begin_lsn, write_lsn, flush_lsn, commit_lsn: of its log.
         starts: of its data folder.
+        is_full: its disk has no space.
+        is_archiver: by the last assignment that it was sent.
     """
 
     def __init__(self, safekeeper_id: int) -> None:
@@ -77,6 +80,8 @@ class Safekeeper:
         self.starts = 1
         self.has_readers = False
         self.sequence = 0
+        self.is_full = False
+        self.is_archiver = False
 
     def lose_folder(self) -> None:
         """Begin again with an empty folder."""
@@ -94,10 +99,17 @@ class LoneSafekeepers:
         all: the safekeepers, by id.
         is_frank: whether answers to requests are mostly the good ones.
         crcs: of the pages of the last digest.
+        addresses: by id; some clusters have members without one.
     """
 
-    def __init__(self, rng: random.Random, count: int) -> None:
+    def __init__(self, rng: random.Random, count: int, is_forgetful: bool) -> None:
         self.rng = rng
+        part = rng.choice((1.0, 1.0, 1.0, 0.5))
+        self.addresses = {i: f"S{i}:1" if rng.random() < part else "" for i in range(1, count + 1)}
+        self._fills = rng.choice((0.0, 0.0, 0.01, 0.1))  # How often a disk fills up, or has space again.
+        self._trims = 0.7 if is_forgetful else rng.choice((0.0, 0.05, 0.4))  # How often old WAL is removed.
+        self._problems = rng.choice((0.0, 0.2, 0.8))  # How often an archive is out of reach.
+        self._archives = self._draw_archives(count)
         self.lines = self._draw_lines()
         self.all = {i: Safekeeper(i) for i in range(1, count + 1)}
         self._draw_safekeepers()
@@ -110,7 +122,8 @@ class LoneSafekeepers:
     def _draw_lines(self) -> list[Line]:
         """Draw histories that part: each continues a beginning of an earlier one."""
         rng = self.rng
-        lines: list[Line] = [((HistoryEntry(1, FIRST_LSN, 1),), FIRST_LSN + rng.choice((0, 500, SEGMENT_SIZE, 40_000)))]
+        first = HistoryEntry(1, FIRST_LSN, rng.choice((1, 1, 1, 2)))
+        lines: list[Line] = [((first,), FIRST_LSN + rng.choice((0, 500, 3000, SEGMENT_SIZE, 40_000)))]
         for _ in range(rng.randint(0, 4)):
             history, end_lsn = rng.choice(lines)
             start_lsn = rng.choice((end_lsn, end_lsn, rng.randint(FIRST_LSN, end_lsn), history[-1].start_lsn))
@@ -123,13 +136,15 @@ class LoneSafekeepers:
                 self._chance(0.1),
                 max(last.floor, rng.choice((0, 0, 0, last.tli - 1, last.tli))),
             )
-            size = rng.choice((0, 1, 700, SEGMENT_SIZE - 300, 30_000))
-            lines.append(((*kept, entry), start_lsn + size))
+            end_lsn = start_lsn + rng.choice((0, 1, 700, SEGMENT_SIZE - 300, 30_000))
+            if self._chance(0.3):
+                end_lsn = -(-end_lsn // SEGMENT_SIZE) * SEGMENT_SIZE
+            lines.append(((*kept, entry), end_lsn))
         return lines
 
     def _draw_safekeepers(self) -> None:
         members = self.members()
-        sizes = self.rng.choice(SIZES) if len(members) > 2 and self._chance(0.3) else QuorumSizes()
+        sizes = self.rng.choice(SIZES) if len(members) > 2 and self._chance(0.4) else QuorumSizes()
         halves: tuple[tuple[Member, ...], tuple[Member, ...]] = (members, ())
         if len(members) > 1 and self._chance(0.2):
             halves = (members, members[:-1]) if self._chance(0.5) else (members[1:], members)
@@ -139,8 +154,8 @@ class LoneSafekeepers:
         membership = Membership(2, halves[0], halves[1], 0, sizes)
         is_new = self._chance(0.15)
         for safekeeper in self.all.values():
-            if is_new:
-                continue
+            if is_new or self._chance(0.04):
+                continue  # It has missed the end of the bootstrap.
             safekeeper.cluster_id = CLUSTERS[0]
             safekeeper.membership = membership
             self._draw_log(safekeeper)
@@ -159,7 +174,7 @@ class LoneSafekeepers:
 
     def members(self) -> tuple[Member, ...]:
         """Return all of them as members."""
-        return tuple(Member(i, s.incarnation, f"S{i}:1") for i, s in self.all.items())
+        return tuple(Member(i, s.incarnation, self.addresses[i]) for i, s in self.all.items())
 
     def newest_line(self) -> Line:
         """Return the history and the end of the newest log."""
@@ -176,7 +191,7 @@ class LoneSafekeepers:
         if kind is ProposerGreeting:
             return self._greeting(safekeeper)
         if kind is PreVoteRequest or kind is TailPreVoteRequest:
-            granted = self._chance(0.95 if self.is_frank else 0.7)
+            granted = self._chance(0.98 if self.is_frank else 0.8)
             return [PreVoteResponse(granted, "" if granted else self.rng.choice(("run-o", "run-q", "")))]
         if kind is VoteRequest:
             return self._vote(safekeeper, request)
@@ -200,6 +215,9 @@ class LoneSafekeepers:
         if kind is TailRequest:
             end_lsn = request.lsn + self.rng.choice((40, 300, 3000, 9000)) if self._chance(0.9) else 0
             return [TailResponse(request.request_id, request.lsn, end_lsn, max(0, request.lsn - 80))]
+        if kind is ArchiveAssignment:
+            safekeeper.is_archiver = request.archiver == safekeeper.id
+            return [self.archive_report(safekeeper)] if self._chance(0.5) else []
         if kind is PullWal:
             safekeeper.write_lsn = max(safekeeper.write_lsn, request.end_lsn if self._chance(0.5) else 0)
             problem = "" if self._chance(0.7) else "no source"
@@ -231,7 +249,7 @@ class LoneSafekeepers:
         greeting = AcceptorGreeting(
             PROTOCOL_VERSION,
             safekeeper.id,
-            safekeeper.incarnation,
+            safekeeper.incarnation + "x" * self._chance(0.005),
             cluster_id,
             SYSTEM_ID if history else 0,
             SEGMENT_SIZE if history else 0,
@@ -271,8 +289,9 @@ class LoneSafekeepers:
         return [*self._folder(safekeeper), vote]
 
     def _adopt(self, safekeeper: Safekeeper, request: Elected) -> list[AcceptorMessage]:
-        if self._chance(0.02 if self.is_frank else 0.1):
+        if safekeeper.is_full or self._chance(0.02 if self.is_frank else 0.1):
             code = self.rng.choice((RefusalCode.HISTORY, RefusalCode.RANGE, RefusalCode.STORAGE_FULL))
+            code = RefusalCode.STORAGE_FULL if safekeeper.is_full else code
             return [Refusal(code, "no", safekeeper.promised)]
         start_lsn = request.history[-1].start_lsn
         safekeeper.cluster_id, safekeeper.membership = request.cluster_id, request.membership
@@ -293,13 +312,15 @@ class LoneSafekeepers:
         )
         answers: list[AcceptorMessage] = [answer]
         if self._chance(0.9):
-            has_archive = self._chance(0.6)
-            answers.append(ArchiveReport(safekeeper.begin_lsn, has_archive, has_archive and self._chance(0.15)))
+            answers.append(self.archive_report(safekeeper))
         return answers
 
     def _append(self, safekeeper: Safekeeper, request: AppendRequest) -> list[AcceptorMessage]:
         if request.begin_lsn != safekeeper.write_lsn:
             return [] if not request.payload else [Refusal(RefusalCode.POSITION, "a gap", safekeeper.promised)]
+        safekeeper.is_full ^= self._chance(self._fills)
+        if safekeeper.is_full and request.payload:
+            return [Refusal(RefusalCode.STORAGE_FULL, "full", safekeeper.promised)]
         safekeeper.write_lsn += len(request.payload)
         safekeeper.sequence = max(safekeeper.sequence, request.sequence)
         safekeeper.commit_lsn = max(safekeeper.commit_lsn, min(request.commit_lsn, safekeeper.flush_lsn))
@@ -308,7 +329,7 @@ class LoneSafekeepers:
         low = safekeeper.flush_lsn
         safekeeper.flush_lsn = self.rng.choice((low, safekeeper.write_lsn, self.rng.randint(low, safekeeper.write_lsn)))
         safekeeper.has_readers ^= self._chance(0.05)
-        return [
+        answers: list[AcceptorMessage] = [
             AppendResponse(
                 request.leader_id,
                 safekeeper.write_lsn,
@@ -317,6 +338,33 @@ class LoneSafekeepers:
                 safekeeper.has_readers,
             )
         ]
+        end_lsn = safekeeper.commit_lsn // SEGMENT_SIZE * SEGMENT_SIZE
+        if safekeeper.begin_lsn < end_lsn and self._chance(self._trims):
+            safekeeper.begin_lsn = end_lsn
+            answers.append(self.archive_report(safekeeper))
+        return answers
+
+    def _draw_archives(self, count: int) -> dict[int, str]:
+        """Draw the archive of each safekeeper: mostly the same one; empty for none."""
+        rng = self.rng
+        choices = rng.choice((("a", "a", "a", ""), ("a", "b"), ("a",)))
+        return {i: rng.choice(choices) for i in range(1, count + 1)}
+
+    def archive_report(self, safekeeper: Safekeeper) -> ArchiveReport:
+        """Draw what a safekeeper reports of its archive."""
+        archive = self._archives[safekeeper.id]
+        has_archive = archive != "" and self._chance(0.95)
+        problem = ""
+        if self.rng.random() < self._problems:
+            problem = "down"
+        return ArchiveReport(
+            safekeeper.begin_lsn,
+            has_archive,
+            has_archive and (safekeeper.is_archiver if self._chance(0.95) else self._chance(0.15)),
+            self.rng.choice((0, safekeeper.commit_lsn, safekeeper.begin_lsn)),
+            problem,
+            self.rng.choice(("", f"archive-{archive}", f"archive-{archive}")) if has_archive else "",
+        )
 
     def _digest(self, request: DigestRequest) -> list[AcceptorMessage]:
         begin_lsn, end_lsn = request.begin_lsn, request.end_lsn

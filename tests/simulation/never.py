@@ -27,7 +27,6 @@ _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "_os_errors",
             "_refuse_closed_file",
         ),
-        f"{_ACCEPTOR}/readable.py": ("ReadableLog.fork_of", "next_step", "refusal_of_start"),
     },
     _TESTS: {f"{_STORAGE}/wal_log.py": ("WalStorage.tli",)},
     _COMMAND: {
@@ -48,7 +47,6 @@ _LOCAL = "an error of the caller, refused with LocalProtocolError: a run that ge
 _BEFORE = "decided by a condition before it, in this function or in each of its callers"
 _FOLLOWED = "a leader that is followed has a connection, and the folder a membership, from the adoption on"
 _BEGUN = "a cluster's id, its membership and its segment size are written at once, before any promise, history or WAL"
-_ORDER = "a connection keeps the order: answers to an earlier term are before the one to `Elected`, which is awaited"
 # What refuses others' faults.
 _PEER = "refuses a message that no peer of the simulator sends: unit tests of the module"
 _WRITTEN = "refuses what no operator of the simulator writes: unit tests of the module"
@@ -67,14 +65,6 @@ _RECORDS = "decodes WAL, and the records of the simulator are synthetic: unit te
 # By the reason, the conditions of each function: how their texts begin.
 _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     _CHECKED: {
-        f"{_ACCEPTOR}/acceptor.py": {
-            "Acceptor.flushed": (
-                "self._checked_commit_lsn <= commit_lsn is false",
-                "self._checked_truncate_lsn <= truncate_lsn <= commit_lsn is false",
-                "leader == control.promised is false",
-                "self.leader_connection is not None is false",
-            ),
-        },
         f"{_PROPOSER}/leadership.py": {
             "Leadership.on_steady_answer": (
                 "checked_commit_lsn <= commit_lsn is false",
@@ -82,21 +72,7 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
                 "flush_lsn <= write_lsn <= progress.sent_lsn <= self.received_lsn is false",
             ),
         },
-        f"{_PROPOSER}/progress.py": {
-            "Progress.check": (
-                "self.adopted is false",
-                "has_fetch is is_fetching is false",
-                "has_pull is is_pulling is false",
-                "self.flush_lsn <= self.write_lsn <= self.sent_lsn <= received_lsn is false",
-                "self.follows (2) is true",
-                "has_fetch is true",
-                "has_pull is true",
-                "self.flush_lsn <= self.write_lsn <= received_lsn is false",
-                "self.flush_lsn is true",
-            ),
-        },
         f"{_PROPOSER}/proposer.py": {
-            "Proposer.check": ("phase is Phase.LEADING is false", "phase is not Phase.LEADING is false"),
             "Proposer.wal_received": ("end_lsn < self.leadership.write_lsn is true",),
         },
     },
@@ -132,7 +108,31 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             # The acceptor flushes before it cuts.
         },
         f"{_PROPOSER}/campaign.py": {"Campaign.message": ("isinstance(message, TailResponse) is false",)},
-        f"{_PROPOSER}/member_change.py": {"next_membership": ("is_settled(membership, wanted) is true",)},
+        f"{_PROPOSER}/member_change.py": {
+            "next_membership": ("is_settled(membership, wanted) is true",),
+            # A learner with the data folder of a member is its voter.
+            "replacement_of_lost": ("lost.incarnation != incarnation is false",),
+        },
+        f"{_PROPOSER}/proposer.py": {
+            # A safekeeper that is refused has no greeting, and one with a later membership has ended the attempt.
+            "Proposer._lead": ("peer.refused is true", "self.leadership is leadership is false"),
+            "Proposer._check_start_is_there": ("self.leadership is not None is false",),
+            # An attempt to win a tail term is decided in the event in which it has its votes.
+            "Proposer._refuse_primary": ("campaign.primary is not None is false",),
+            "Proposer._find_steady": ("peers[i].connected is false",),
+        },
+        f"{_PROPOSER}/roster.py": {
+            "greetings_of": ("peer.refused is true",),
+            "voters_of": ("peer.refused is true",),
+            "has_unknown_tail": ("(greeting := peers[i].greeting) is not None is false",),
+        },
+        f"{_PROPOSER}/verification.py": {
+            # A COPY with bytes to compare begins with the donor's checksums.
+            "Verification._judge": (
+                "self._our_page_crcs is not None is false",
+                "self._their_page_crcs is not None is false",
+            ),
+        },
         f"{_PROPOSER}/refusals.py": {"Refusals.reason": ("past is None is true",)},
         f"{_PROPOSER}/replication.py": {"Replication.__init__": ("addresses is not None is false",)},
     },
@@ -168,11 +168,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
         f"{_PROPOSER}/roster.py": {"later_cluster_reason": ("membership is None is true",)},
     },
-    _ORDER: {
-        f"{_PROPOSER}/leadership.py": {
-            "Leadership.on_steady_answer": ("response.leader_id != self.leader_id is true",),
-        },
-    },
     _PEER: {
         f"{_CONSENSUS}/membership.py": {"check_quorum_sizes": ("problem is true",)},
         f"{_CONSENSUS}/term_history.py": {
@@ -186,23 +181,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
     },
     _WRITTEN: {
-        f"{_CONSENSUS}/quorum_expression.py": {
-            "size_of": ("len(expression) > LENGTH_MAX is true", "except _Invalid"),
-            "problem_of_sizes": (
-                "except ConfigurationError",
-                "sum(sizes) <= members is true",
-                "2 * sizes[1] <= members is true",
-            ),
-            "_Reader.read": ("self._at < len(self._text) is true",),
-            "_Reader._unexpected": ("entered", "found is"),
-            "_Reader._checked": ("0 <= value <= VALUE_MAX is false", "value < 0 is"),
-            "_Reader._product": ("operand is false",),
-            "_Reader._operand": (
-                "self._depth > DEPTH_MAX is true",
-                "self._take(')') is false",
-                "has_digits is false",
-            ),
-        },
         f"{_STORAGE}/data_folder.py": {
             "DataFolder.open": (
                 "fs.exists(directory.parent) is false",
@@ -211,10 +189,7 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
         f"{_PROPOSER}/apply_rule.py": {
             "parse_apply_rule": ("isinstance(written, str) is false",),
-            "_is_number": (
-                "token[1].isascii() is false",
-                "token[1].isdecimal() is false",
-            ),
+            "_is_number": ("token[1].isascii() is false",),
         },
     },
     _SIZES: {

@@ -24,6 +24,7 @@ from walproxy.proposer import actions as actions_module
 from walproxy.proposer import campaign as campaign_module
 from walproxy.proposer.apply_rule import ApplyRule, parse_apply_rule
 from walproxy.proposer.archiving import Archiving
+from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.proposer import Proposer
@@ -83,6 +84,7 @@ def test_a_wrong_decision_is_found_in_a_cluster(
         (Replication, "_heartbeat", _nothing),
         (Leadership, "replace_lost", _nothing),
         (Leadership, "tell_folders", _nothing),
+        (Campaign, "_note_won", _nothing),
         (Archiving, "choose", lambda *arguments: ""),
         (Standbys, "oldest_xmins", lambda standbys: (7, 7)),
         (Leadership, "is_served", lambda *arguments: True),

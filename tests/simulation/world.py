@@ -749,6 +749,7 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         (reference_term, "ARCHIVER_GONE_S", 0.5),
         (reference_term, "ARCHIVER_PROBLEM_S", 0.5),
         (reference_term, "ARCHIVER_STALL_S", 2.0),
+        (reference_term, "ARCHIVER_REST_S", 1.0),
         (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (wire_module, "_BUFFER_BYTES", 32 << 10),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),

@@ -220,15 +220,7 @@ class Campaign:
         except PrimaryRefused as refused:
             self._fail(refused)
             return
-        self._out.append(
-            Note(
-                Level.INFO,
-                f"term {self.leader_id.term}: elected by {len(self.votes)} of {len(self.membership.members)}, "
-                f"donor {self.donor}, begins at {format_lsn(plan.start_lsn)} on timeline {plan.tli}",
-                "term-won",
-                self.leader_id.term,
-            )
-        )
+        self._note_won(plan)
         segment_size = self.primary.segment_size
         self.verification = Verification(
             self.leader_id,
@@ -434,9 +426,22 @@ class Campaign:
         if same_log and stream.window_begin_lsn <= vote.flush_lsn <= stream.received_lsn:
             # The bytes before the term's start were received in this COPY: it continues without a check.
             self.plan = LogPlan(vote.flush_lsn, stream.tli, cuts=False)
+            self._note_won(self.plan)
             self.outcome = Outcome.WON
         else:
             self._lose("another proposer has written to the log, so the primary is checked again")
+
+    def _note_won(self, plan: LogPlan) -> None:
+        assert self.leader_id is not None  # a vote was asked for
+        self._out.append(
+            Note(
+                Level.INFO,
+                f"term {self.leader_id.term}: elected by {len(self.votes)} of {len(self.membership.members)}, "
+                f"donor {self.donor}, begins at {format_lsn(plan.start_lsn)} on timeline {plan.tli}",
+                "term-won",
+                self.leader_id.term,
+            )
+        )
 
     def _take_whole_log(self, vote: VoteResponse) -> None:
         """Begin a tail term where the donor's log ends: nothing of it is cut, and there is no primary to compare."""

@@ -1,4 +1,4 @@
-"""How the actions of the proposer are compared: without notes, repeats and wording.
+"""How the actions of the proposer are compared: without repeats, wording, and notes that are no events.
 
 Part of the reference of the proposer (proposer.py).
 """
@@ -9,6 +9,7 @@ from safekeeper.consensus.messages import MembersAnswer, ProposerGreeting
 from walproxy.proposer.actions import (
     Action,
     Disconnect,
+    Level,
     Note,
     RefusePrimary,
     SendMessage,
@@ -28,7 +29,7 @@ def expect(holds: bool, problem: str, *values: object) -> None:
 
 
 def without_repeats(actions: list[Action]) -> list[Action]:
-    """Return the actions without notes; a connection that is closed for two reasons is closed once."""
+    """Return the actions without notes that are no events (15); a connection is closed once, for all reasons."""
     kept: list[Action] = []
     closed: set[int] = set()
     for action in actions:
@@ -36,9 +37,14 @@ def without_repeats(actions: list[Action]) -> list[Action]:
             if action.safekeeper_id in closed:
                 continue
             closed.add(action.safekeeper_id)
-        if not isinstance(action, Note):
+        if not isinstance(action, Note) or action.event:
             kept.append(action)
     return kept
+
+
+def event_of(kind: str, term: int) -> Note:
+    """Return the note of an event of a term."""
+    return Note(Level.INFO, "", kind, term)
 
 
 def is_greeting(action: Action) -> bool:
@@ -49,6 +55,8 @@ def worded(action: Action) -> Action:
     """Return an action without its wording and the tail of the log, which are not compared."""
     if isinstance(action, Disconnect):
         return Disconnect(action.safekeeper_id, "")
+    if isinstance(action, Note):
+        return replace(action, text="")
     if isinstance(action, StopReplication):
         return StopReplication("")
     if isinstance(action, RefusePrimary):

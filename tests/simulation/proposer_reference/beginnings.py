@@ -159,6 +159,7 @@ class Beginnings(ReferenceRun):
         """12.1, 13.1."""
         seal, after_s, since = self.config.seal, self.config.tail_after_s, self._without_primary_since
         expect(self._is_tick and not self.known.has_gone_on, "12.1: a tail term is not wanted")
+        expect(self._now >= self._pause_until, "an attempt begins before the pause is over")
         if seal is None:
             waited = after_s is not None and since is not None and self._now - since >= after_s
             expect(waited, "12.1: a tail term is wanted too early")

@@ -24,6 +24,7 @@ from safekeeper.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
+from tests.simulation.proposer_reference.actions import event_of
 from tests.simulation.proposer_reference.ballots import (
     Beginning,
     Refused,
@@ -141,7 +142,7 @@ class ReferenceCampaign:
             self._pre_votes[safekeeper_id] = message
             self._judge(now)
         elif isinstance(message, VoteResponse) and self.phase is Phase.VOTING:
-            if message.leader_id == self.leader_id:
+            if safekeeper_id in self.asked and message.leader_id == self.leader_id:
                 if message.granted:
                     self.votes[self.asked[safekeeper_id]] = message
                 else:
@@ -277,6 +278,7 @@ class ReferenceCampaign:
             and stream.window_begin_lsn <= vote.flush_lsn <= stream.received_lsn
         )
         if goes_on:
+            self._tell_won()
             self.beginning, self.outcome = Beginning(vote.flush_lsn, stream.tli, False), Outcome.WON
         else:
             self.outcome = Outcome.LOST
@@ -296,6 +298,7 @@ class ReferenceCampaign:
         except Refused:
             self.outcome = Outcome.REFUSED
             return
+        self._tell_won()
         lsn, tli, cuts = self.beginning
         self._check = (lsn, tli)
         if vote.history and lsn > vote.wal_begin_lsn:
@@ -306,6 +309,11 @@ class ReferenceCampaign:
             self._ask_tail()
         else:
             self._compare()
+
+    def _tell_won(self) -> None:
+        """Step 15: an event."""
+        assert self.leader_id is not None
+        self._expected.append(event_of("term-won", self.leader_id.term))
 
     def _ask_tail(self) -> None:
         assert self.leader_id is not None and self.beginning is not None

@@ -16,10 +16,12 @@ from tests.simulation.counts import Counts
 from tests.simulation.proposer_reference.actions import Differs
 from tests.simulation.proposer_reference.proposer import ReferenceProposer
 from tests.simulation.proposer_reference.shown import Shown
+from tests.simulation.proposer_reference.standbys import Row, positions_of
 from tests.simulation.trace import shown
 from tests.simulation.violation import Violation
 from walproxy.proposer.phase import ProposerConfig
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.standbys import StandbyRow
 from walproxy.proposer.view import view_of
 
 EVENTS = (
@@ -147,7 +149,7 @@ class ProposerChecker:
             led.taking_part if led is not None else frozenset(),
             led is not None and led.is_served,
             (led.archive.archiver, led.archive.archived_lsn) if led is not None and led.archive is not None else None,
-            tuple(sorted((r.standby.name.lower(), r.safekeeper_id, r.connected, r.designated) for r in view.standbys)),
+            tuple(sorted(map(_row, view.standbys))),
             bool(view.lacking),
             proposer.committed_lsns(),
         )
@@ -175,6 +177,10 @@ class ProposerChecker:
 
     def _fail(self, event: str, arguments: tuple[Any, ...], problem: str) -> None:
         raise Violation("Reference", f"{self._name}, {event} {' '.join(map(shown, arguments))}: {problem}")
+
+
+def _row(row: StandbyRow) -> Row:
+    return row.standby.name.lower(), row.safekeeper_id, row.connected, row.designated, positions_of(row.standby)
 
 
 def _change(

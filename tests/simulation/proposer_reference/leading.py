@@ -6,7 +6,7 @@ Part of the reference of the proposer (proposer.py).
 from safekeeper.base.errors import Fenced
 from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import AcceptorGreeting, Elected, RefusalCode
-from tests.simulation.proposer_reference.actions import expect
+from tests.simulation.proposer_reference.actions import event_of, expect
 from tests.simulation.proposer_reference.ballots import segment_before, tli_of_comparison
 from tests.simulation.proposer_reference.campaign import Outcome, ReferenceCampaign
 from tests.simulation.proposer_reference.roster import Cluster
@@ -47,7 +47,7 @@ class Leading(ReferenceRun):
         self._standbys.cut(start_lsn)
         term = ReferenceTerm(elected, campaign.donor, campaign.is_tail, self._standbys, self.config.timing, now)
         if campaign.is_tail:
-            self._expected.append(EmptyWindow(start_lsn))
+            self._expected += [EmptyWindow(start_lsn), event_of("term-won", term.leader_id.term)]
         else:
             term.received_lsn, term.window_begin_lsn = stream.received_lsn, stream.window_begin_lsn
             stream.awaits_link = campaign.awaits_link

@@ -38,17 +38,17 @@ from tests.simulation.proposer_reference.safekeepers import SafekeeperEvents
 from tests.simulation.proposer_reference.shown import ShownState
 from tests.simulation.proposer_reference.term import ReferenceTerm
 from tests.simulation.reference_histories import folders_of
-from walproxy.proposer.actions import Action, Dial, Disconnect, ReportStatus, SendAppend, SendMessage
+from walproxy.proposer.actions import Action, Dial, Disconnect, RefusePrimary, ReportStatus, SendAppend, SendMessage
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.phase import Phase
 
 FOLDERS_INTERVAL_S = 1.0
 
 NOT_MODELLED = {
-    "Note": "what is logged",
+    "Note": "what is logged; that a term is won or lost is compared",
     "error": "the wording of errors and of the reasons of actions; their kind is compared",
     "due": "a heartbeat before it is due; when WAL is fetched for a member that commits do not wait for",
-    "archiver": "9.2, which one replaces an archiver, and that one with a problem or without progress is replaced",
+    "archiver": "9.2, which one of several replaces an archiver",
     "redirect": "10.11, the addresses by which a member is dialled, and which of two is tried next",
     "pull_sources": "6.6, which sources come first",
     "cluster_id": "0.3, the digest of a bootstrap",
@@ -103,6 +103,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         self._welcomed = {}
         self._is_tick, self._tells_folders = event == "tick", False
         self._ended = False
+        self._streamed = self.term is not None and self.term.streams
         self._phase_after, self._membership_after = phase, membership
         if event in _NOW:
             self._now = arguments[_NOW[event]]
@@ -137,7 +138,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         self._close_silent(now)
         term = self.term
         if term is not None:
-            term.begin_tick()
+            term.begin_tick(now)
             self._tells_folders = now >= self._tell_folders_at
             if self._tells_folders:
                 self._tell_folders_at = now + FOLDERS_INTERVAL_S
@@ -282,6 +283,8 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         status, told = term.status(), term.reported or ReportStatus(0, 0, 0)
         if reports:
             expect(reports[-1] == status, "7.6: reports {}, reference {}", reports[-1], status)
+            is_news = status != told or event != "message" or term.streams != self._streamed
+            expect(is_news or self._has(RefusePrimary), "7.6: reports {} again", status)
             term.reported = reports[-1]
         elif status != told:
             is_lower = (status.flush_lsn, status.apply_lsn) == (told.flush_lsn, told.apply_lsn)

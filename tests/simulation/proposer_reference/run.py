@@ -9,7 +9,7 @@ from typing import Any
 from safekeeper.base.errors import PrimaryRefused, WalproxyError
 from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import PROTOCOL_VERSION, Bootstrap, ProposerGreeting, RefusalCode
-from tests.simulation.proposer_reference.actions import expect
+from tests.simulation.proposer_reference.actions import event_of, expect
 from tests.simulation.proposer_reference.campaign import ReferenceCampaign
 from tests.simulation.proposer_reference.refusals import ReferenceRefusals
 from tests.simulation.proposer_reference.roster import Known, ReferenceRoster, Stream
@@ -62,7 +62,7 @@ class ReferenceRun:
         self._welcomed: dict[int, Identity] = {}
         self._removed: list[int] = []
         self._is_tick = self._tells_folders = False
-        self._ended = False
+        self._ended = self._streamed = False
         self._now = 0.0
         self._phase_after = Phase.GATHERING
         self._membership_after: Membership | None = None
@@ -170,6 +170,7 @@ class ReferenceRun:
         if term is None:
             return
         self._learn_of_term()
+        self._expected.append(event_of("term-lost", term.leader_id.term))
         self.known.held = term.leader_id.term, max(term.start_lsn, term.commit_lsn)
         self.term = self._probe = self._stream.ended_lsn = None
         self._ended = True

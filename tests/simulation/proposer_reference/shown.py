@@ -11,6 +11,7 @@ from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import Elected
 from tests.simulation.proposer_reference.ballots import can_commit
 from tests.simulation.proposer_reference.run import ReferenceRun
+from tests.simulation.proposer_reference.standbys import Row
 from tests.simulation.proposer_reference.term import ReferenceTerm
 from tests.simulation.reference_histories import folders_of
 from walproxy.proposer.phase import Phase
@@ -30,7 +31,8 @@ class Shown(NamedTuple):
         served_by: who answers and accepts WAL.
         is_served: whether commits can succeed.
         archive: the archiver, and the progress of the archive; None if nobody has one.
-        standbys: each name, where it streams or has streamed, whether it does now, and whether it is designated.
+        standbys: each name, where it streams or has streamed, whether it does now, whether it is designated, and its
+            positions.
         lacks_standbys: whether remote_apply is blocked; False without a commit.
         committed_lsns: commit_lsn and truncate_lsn of the term that is led.
     """
@@ -45,7 +47,7 @@ class Shown(NamedTuple):
     served_by: frozenset[int]
     is_served: bool
     archive: tuple[int, int] | None
-    standbys: tuple[tuple[str, int, bool, bool], ...]
+    standbys: tuple[Row, ...]
     lacks_standbys: bool
     committed_lsns: tuple[int, int]
 

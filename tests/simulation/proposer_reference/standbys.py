@@ -5,9 +5,13 @@ Part of the reference of the proposer (proposer.py).
 
 from collections.abc import Iterable
 
+import msgspec
+
 from safekeeper.consensus.messages import Standby
 from walproxy.proposer.apply_rule import ApplyRule
 
+# A standby's name, the safekeeper, whether it streams, whether it is designated, and its positions.
+Row = tuple[str, int, bool, bool, tuple[int, int, int]]
 NO_LIMIT = (1 << 64) - 1
 
 
@@ -24,12 +28,13 @@ class ReferenceStandbys:
         self._connected: set[int] = set()
         self._gone: dict[str, int] = {}
         self._whole: dict[int, tuple[Standby, ...]] = {}  # as reported
-        self._left_at: dict[str, int] = {}  # where one that is gone has streamed last
+        self._left: dict[str, tuple[int, Standby]] = {}  # where one that is gone has streamed last, and its last report
 
     def report(self, safekeeper_id: int, standbys: Iterable[Standby]) -> None:
         """A safekeeper reports all standbys that stream from it."""
         standbys = tuple(standbys)
         before = self._reports.get(safekeeper_id, {})
+        last = {_folded(standby.name): standby for standby in self._whole.get(safekeeper_id, ())}
         self._whole[safekeeper_id] = standbys
         names: dict[str, int] = {}
         for standby in standbys:
@@ -43,7 +48,7 @@ class ReferenceStandbys:
         present = {name for reported in self._reports.values() for name in reported}
         left = {name: lsn for name, lsn in before.items() if name not in present}
         self._gone.update(left)
-        self._left_at.update(dict.fromkeys(left, safekeeper_id))
+        self._left.update({name: (safekeeper_id, last[name]) for name in left})
         self._gone = {name: lsn for name, lsn in self._gone.items() if name not in names}
 
     def disconnected(self, safekeeper_id: int) -> None:
@@ -57,6 +62,8 @@ class ReferenceStandbys:
             for safekeeper_id, reported in self._reports.items()
         }
         self._gone = {name: min(apply_lsn, lsn) for name, apply_lsn in self._gone.items()}
+        self._whole = {i: tuple(_up_to(standby, lsn) for standby in whole) for i, whole in self._whole.items()}
+        self._left = {name: (i, _up_to(standby, lsn)) for name, (i, standby) in self._left.items()}
 
     def oldest_xmins(self) -> tuple[int, int]:
         """The oldest xmin and catalog_xmin of those that stream now, 0 for none."""
@@ -65,14 +72,18 @@ class ReferenceStandbys:
         catalog_xmins = sorted(standby.catalog_xmin for standby in now if standby.catalog_xmin)
         return (*xmins[:1], 0)[0], (*catalog_xmins[:1], 0)[0]
 
-    def rows(self) -> tuple[tuple[str, int, bool, bool], ...]:
-        """Each standby, also one that is designated and gone: name, safekeeper, whether it streams, is designated."""
+    def rows(self) -> tuple[Row, ...]:
+        """Each standby, also one that is designated and gone."""
         rows = [
-            (name, safekeeper_id, safekeeper_id in self._connected, self._is_designated(name))
+            (name, safekeeper_id, safekeeper_id in self._connected, self._is_designated(name), positions_of(standby))
             for safekeeper_id, names in self._reports.items()
-            for name in names
+            for standby in self._whole[safekeeper_id]
+            if (name := _folded(standby.name)) in names
         ]
-        rows += [(name, self._left_at[name], False, True) for name in self._gone if self._is_designated(name)]
+        for name in self._gone:
+            if self._is_designated(name):
+                safekeeper_id, standby = self._left[name]
+                rows.append((name, safekeeper_id, False, True, positions_of(standby)))
         return tuple(sorted(rows))
 
     def _is_designated(self, name: str) -> bool:
@@ -99,6 +110,16 @@ class ReferenceStandbys:
         names = self.rule.names or tuple(lsns)
         counted = sorted((min(lsns.get(name, [0])) for name in names), reverse=True)
         return min(commit_lsn, counted[self.rule.count - 1]) if len(counted) >= self.rule.count else 0
+
+
+def positions_of(standby: Standby) -> tuple[int, int, int]:
+    """Return what a standby has received, has on its disk, and has replayed."""
+    return standby.write_lsn, standby.flush_lsn, standby.apply_lsn
+
+
+def _up_to(standby: Standby, lsn: int) -> Standby:
+    write_lsn, flush_lsn, apply_lsn = (min(position, lsn) for position in positions_of(standby))
+    return msgspec.structs.replace(standby, write_lsn=write_lsn, flush_lsn=flush_lsn, apply_lsn=apply_lsn)
 
 
 def _folded(name: str) -> str:

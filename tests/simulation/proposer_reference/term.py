@@ -25,7 +25,7 @@ PULL_STALL_S = 20.0
 READ_AHEAD_S = 0.1
 # 9.2.
 ARCHIVER_AWAITED_S = 2.0
-ARCHIVER_GONE_S, ARCHIVER_PROBLEM_S, ARCHIVER_STALL_S = 5.0, 10.0, 60.0
+ARCHIVER_GONE_S, ARCHIVER_PROBLEM_S, ARCHIVER_STALL_S, ARCHIVER_REST_S = 5.0, 10.0, 60.0, 60.0
 
 
 class ReferenceTerm(TermState):
@@ -184,7 +184,11 @@ class ReferenceTerm(TermState):
         member, archive = self.members.get(safekeeper_id), self.archive
         if member is None or not member.follows:
             raise Differs("9.2: an assignment for a safekeeper that does not follow")
-        if message.archiver != archive.archiver:
+        if message.archiver != archive.archiver and archive.is_hidden:
+            archive.archiver = message.archiver
+            archive.moved_at.setdefault(message.archiver, now)
+            self._take_progress(message.archiver)
+        elif message.archiver != archive.archiver:
             expect(is_tick, "9.2: another archiver, and no tick")
             able = {i for i, report in archive.reports.items() if report.has_archive}
             expect(message.archiver in able, "9.2: the archiver cannot archive, or is gone")
@@ -195,7 +199,8 @@ class ReferenceTerm(TermState):
             else:
                 expect(message.archiver in self._successors(), "9.2: {} has another archive", message.archiver)
                 self._require_replacement(message.archiver, now)
-            archive.archiver = message.archiver
+                archive.rests_until[archive.archiver] = now + ARCHIVER_REST_S
+            archive.archiver, archive.was_named = message.archiver, True
             archive.moved_at[message.archiver] = now
             self._take_progress(message.archiver)
         expected = ArchiveAssignment(self.leader_id, archive.archiver, archive.archived_lsn, archive.archive_id)
@@ -205,16 +210,30 @@ class ReferenceTerm(TermState):
     def _require_replacement(self, successor: int, now: float) -> None:
         """9.2: whether the archiver may be replaced now."""
         archive, archiver = self.archive, self.archive.archiver
+        if archive.is_hidden:
+            return
         report = archive.reports.get(archiver)
+        able = self._able_successors(now)
         if report is None or not report.has_archive:
             gone_s = now - archive.gone_at.get(archiver, 0.0)
             expect(gone_s >= ARCHIVER_GONE_S, "9.2: the archiver is replaced, and gone for {} s only", gone_s)
+            expect(successor in (able or {successor}), "9.2: {} has a problem, or was replaced lately", successor)
             return
-        problem_s = now - archive.problem_since.get(archiver, now)
-        has_problem = problem_s >= ARCHIVER_PROBLEM_S and not archive.reports[successor].problem
-        is_behind = archive.archived_lsn + 2 * self.elected.segment_size <= self.commit_lsn
-        is_stalled = is_behind and now - archive.moved_at[archiver] >= ARCHIVER_STALL_S
+        expect(successor in able, "9.2: {} has a problem, or was replaced lately", successor)
+        has_problem = now - archive.problem_since.get(archiver, now) >= ARCHIVER_PROBLEM_S
+        is_stalled = self._archive_is_behind() and now - archive.moved_at[archiver] >= ARCHIVER_STALL_S
         expect(has_problem or is_stalled, "9.2: the archiver is replaced without a reason")
+
+    def _archive_is_behind(self) -> bool:
+        """9.2: at least two segments behind commit_lsn."""
+        return self.archive.archived_lsn + 2 * self.elected.segment_size <= self.commit_lsn
+
+    def _able_successors(self, now: float) -> set[int]:
+        """9.2: those without a problem that were not replaced lately."""
+        archive = self.archive
+        return {
+            i for i in self._successors() if not archive.reports[i].problem and archive.rests_until.get(i, now) <= now
+        }
 
     def _successors(self) -> set[int]:
         """9.2: who may become the archiver; who has a part of the archive that others lack is not passed over."""
@@ -229,8 +248,12 @@ class ReferenceTerm(TermState):
         return gapless or set(able)
 
     def _require_archiver(self, now: float) -> None:
-        """9.2: that there is one, and that one which is gone is replaced."""
+        """9.2: that there is one, and that one which is gone, has a problem or makes no progress is replaced."""
         archive = self.archive
+        is_told_to_nobody = bool(archive.heard) and not any(member.follows for member in self.members.values())
+        archive.is_hidden = archive.is_hidden or is_told_to_nobody
+        if archive.is_hidden:
+            return
         report = archive.reports.get(archive.archiver)
         if not archive.archiver:
             able = [report for report in archive.reports.values() if report.has_archive]
@@ -239,6 +262,11 @@ class ReferenceTerm(TermState):
         elif report is None or not report.has_archive:
             is_due = now - archive.gone_at.get(archive.archiver, 0.0) >= ARCHIVER_GONE_S
             expect(not (is_due and self._successors()), "9.2: an archiver that is gone is not replaced")
+        elif not archive.was_named and self._able_successors(now):
+            problem_s = now - archive.problem_since.get(archive.archiver, now)
+            expect(problem_s < ARCHIVER_PROBLEM_S, "9.2: an archiver with a problem is not replaced")
+            still_s = now - archive.moved_at[archive.archiver]
+            expect(still_s < ARCHIVER_STALL_S, "9.2: an archiver without progress is not replaced")
 
     def _first_archiver(self) -> int:
         """9.2: one that archives already, else the one without a problem whose WAL begins first."""

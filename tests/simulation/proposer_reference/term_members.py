@@ -87,6 +87,9 @@ class Archive:
         heard: the last ones of all, also of those that are not.
         gone_at, problem_since, moved_at: when each one was disconnected last, since when it reports a problem, and when
             it has reported another archived_lsn or was named.
+        is_hidden: whether another archiver may have been named while nobody followed, who would have been told.
+        was_named: whether another archiver was named in this tick.
+        rests_until: until when one that was replaced is not named again, if there is another one.
     """
 
     archiver: int = 0
@@ -97,3 +100,6 @@ class Archive:
     gone_at: dict[int, float] = field(default_factory=dict)
     problem_since: dict[int, float] = field(default_factory=dict)
     moved_at: dict[int, float] = field(default_factory=dict)
+    is_hidden: bool = False
+    was_named: bool = False
+    rests_until: dict[int, float] = field(default_factory=dict)

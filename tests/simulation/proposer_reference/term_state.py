@@ -225,9 +225,13 @@ class TermState:
         self._before = {i: (m.last_begin_lsn, m.sent_lsn) for i, m in self.members.items()}
         self._has_streamed = self.streams
 
-    def begin_tick(self) -> None:
+    def begin_tick(self, now: float) -> None:
         """Keep what a tick decides by, and changes."""
         self._has_skipped = False
+        archive = self.archive
+        archive.was_named = False
+        if archive.archived_lsn + 2 * self.elected.segment_size > self.commit_lsn:
+            archive.moved_at[archive.archiver] = now  # 9.2: it has all that there is.
         for member in self.members.values():
             member.waiting_before = member.waiting_since
 
@@ -306,7 +310,7 @@ class TermState:
             return
         member.wal_begin_lsn = report.wal_begin_lsn
         archive = self.archive
-        before = archive.reports.get(safekeeper_id)
+        before = archive.heard.get(safekeeper_id)
         if before is None:
             archive.moved_at.setdefault(safekeeper_id, now)
         elif before.archived_lsn != report.archived_lsn:

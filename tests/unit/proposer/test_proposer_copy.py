@@ -96,6 +96,13 @@ def test_the_next_term_continues_an_open_copy_where_the_donor_s_log_ends(flush_l
     assert sent == ([] if flush_lsn == RECEIVED else [(flush_lsn, RECEIVED)])
 
 
+def test_a_term_that_continues_an_open_copy_is_an_event_as_any_other() -> None:
+    table, held = leads_with_wal()
+    loses_its_term(table)
+    asks_again(table, held, END + 1)
+    assert [(note.event, note.term) for note in table.did(Note) if note.event] == [("term-won", 10)]
+
+
 @pytest.mark.parametrize(
     ("flush_lsn", "last"),
     [

@@ -1,0 +1,199 @@
+"""What the safekeepers of a lone proposer say: answers, late and repeated ones, and what nobody has asked for.
+
+Part of lone_proposer.py.
+"""
+
+from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.messages import (
+    AcceptorMessage,
+    AppendResponse,
+    ArchiveReport,
+    Bootstrapped,
+    DigestResponse,
+    PreVoteResponse,
+    PullEnded,
+    PullWal,
+    ReadResponse,
+    Reconfigured,
+    Refusal,
+    RefusalCode,
+    Standby,
+    StandbyFeedback,
+    TailResponse,
+    VoteResponse,
+)
+from tests.simulation.broken_answers import broken
+from tests.simulation.lone_safekeepers import CLUSTERS, Safekeeper
+from tests.simulation.lone_shell import LoneShell
+from walproxy.proposer.phase import Phase
+
+# What may come from another safekeeper than it is of: whose positions these are does not matter.
+_OF_ANYBODY = (
+    PreVoteResponse,
+    VoteResponse,
+    DigestResponse,
+    TailResponse,
+    ReadResponse,
+    PullEnded,
+    Reconfigured,
+    Bootstrapped,
+    Refusal,
+)
+
+
+class LoneAnswers(LoneShell):
+    """Messages of safekeepers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        rng = self.rng
+        self._patience = rng.choice((0.3, 0.9, 0.98))  # With which pulls last.
+        self._breaks = rng.choice((0.0, 0.01, 0.05))  # How often an answer breaks the protocol.
+        # One that does not answer for a while.
+        self._mute = 0
+        self._falls_mute = rng.choice((0.0, 0.0, 0.004, 0.03))
+
+    # ------------------------------------------------------------------ answers
+
+    def _waiting(self) -> list[Safekeeper]:
+        """Return those that have something to answer, also on a connection whose end was not reported yet."""
+        late = self._pending_losses
+        return [
+            s
+            for s in self._safekeepers.values()
+            if (s.is_connected or s.id in late) and s.requests and s.id != self._mute
+        ]
+
+    def _answer(self) -> None:
+        """Answer the oldest request of a safekeeper."""
+        self._settle()
+        if self._chance(self._falls_mute):
+            self._mute = self.rng.choice((0, *self._safekeepers))
+        waiting = self._waiting()
+        if not waiting:
+            self._mute = 0
+            return
+        self._answer_of(self.rng.choice(waiting))
+
+    def _answer_of(self, safekeeper: Safekeeper) -> None:
+        request = safekeeper.requests.popleft()
+        if isinstance(request, PullWal) and self._chance(self._patience if request.sources else 0.3):
+            safekeeper.requests.append(request)
+            if self._chance(0.3):
+                self._advance_pull(safekeeper, request)
+            return
+        if not self._cluster.is_frank and self._chance(0.05):
+            self._say(safekeeper, self._refusal(safekeeper))
+            return
+        for answer in self._cluster.answers(safekeeper, request):
+            if safekeeper.is_connected or safekeeper.id in self._pending_losses:
+                self._say(safekeeper, answer)
+
+    def _refusal(self, safekeeper: Safekeeper) -> Refusal:
+        codes = [code for code in RefusalCode if code is not RefusalCode.NO_LEADER]
+        promised = LeaderId(safekeeper.promised.term + self.rng.choice((0, 0, 2)), "run-o")
+        return Refusal(self.rng.choice(codes), self.rng.choice(("no", "no", "never")), promised)
+
+    def _advance_pull(self, safekeeper: Safekeeper, pull: PullWal) -> None:
+        """It has received a part of what it pulls."""
+        if safekeeper.write_lsn < pull.end_lsn:
+            safekeeper.write_lsn = self.rng.randint(safekeeper.write_lsn, pull.end_lsn)
+            flush_lsn = safekeeper.flush_lsn = self.rng.choice((safekeeper.flush_lsn, safekeeper.write_lsn))
+            sequence, has_readers = safekeeper.sequence, safekeeper.has_readers
+            answer = AppendResponse(pull.leader_id, safekeeper.write_lsn, flush_lsn, sequence, has_readers)
+            self._say(safekeeper, answer)
+
+    def _rest(self) -> None:
+        """All is answered, and then nothing happens for long."""
+        pause_s = self.rng.choice((0.5, 1.2, 1.6, 4.0, 11.0, 61.0))
+        for _ in range(self.rng.choice((1, 2, 4))):
+            for _ in range(30):
+                waiting = [s for s in self._waiting() if s.is_connected]
+                if not waiting:
+                    break
+                self._answer_of(self.rng.choice(waiting))
+            if self._proposer.phase is Phase.VERIFYING and self._chance(0.9):
+                return  # The primary would not be compared in time.
+            self._now_s += pause_s
+            self._tick()
+
+    def _say(self, safekeeper: Safekeeper, message: AcceptorMessage) -> None:
+        self._said.append((safekeeper.id, message))
+        if self._chance(self._breaks):
+            message = broken(self.rng, message)
+        elif self._chance(0.003):
+            self._event("message", safekeeper.id, message, self._now_s)  # Once too often.
+            if not safekeeper.is_connected:
+                return
+        self._event("message", safekeeper.id, message, self._now_s)
+
+    # ------------------------------------------------------------------ what nobody has asked for
+
+    def _repeat(self) -> None:
+        """An old answer comes once more; positions of a member never go back within a term."""
+        if not self._said:
+            return
+        safekeeper_id, message = self.rng.choice(self._said)
+        if isinstance(message, _OF_ANYBODY) and self._chance(0.4):
+            safekeeper_id = self.rng.choice(list(self._safekeepers))
+        leadership = self._proposer.leadership
+        leader_id = leadership.leader_id if leadership is not None else None
+        goes_back = isinstance(message, AppendResponse) and message.leader_id == leader_id
+        if self._safekeepers[safekeeper_id].is_connected and not goes_back:
+            self._event("message", safekeeper_id, message, self._now_s)
+
+    def _say_unasked(self) -> None:
+        """A safekeeper says what does not answer anything, or that was asked on a connection of before."""
+        self._settle()
+        ids = [each.id for each in self._open_ones()] if self._chance(0.9) else list(self._proposer.peers)
+        if ids:
+            safekeeper = self._safekeepers[self.rng.choice(ids)]
+            self._event("message", safekeeper.id, self._unasked(safekeeper), self._now_s)
+
+    def _unasked(self, safekeeper: Safekeeper) -> AcceptorMessage:
+        rng, leadership, campaign = self.rng, self._proposer.leadership, self._proposer.campaign
+        leader_id = LeaderId(max(1, self._proposer.term - rng.choice((0, 0, 1))), self._proposer.config.proposer_id)
+        lsn = leadership.term_start_lsn if leadership is not None else safekeeper.flush_lsn
+        if campaign is not None and campaign.plan is not None:
+            lsn = campaign.plan.start_lsn
+        generation = safekeeper.membership.generation if safekeeper.membership is not None else 1
+        earlier = LeaderId(max(1, leader_id.term - 1), "run-o")
+        promised = LeaderId(leader_id.term + rng.choice((0, 1)), "run-o")
+        choices: tuple[AcceptorMessage, ...] = (
+            self._refusal(safekeeper),
+            Reconfigured(rng.choice((leader_id, earlier)), generation),
+            AppendResponse(earlier, safekeeper.write_lsn, safekeeper.flush_lsn, 0, False),
+            Bootstrapped(rng.choice(CLUSTERS), 1),
+            PreVoteResponse(self._chance(0.5), rng.choice(("", "run-o", "run-q"))),
+            VoteResponse(rng.choice((leader_id, earlier)), False, promised),
+            DigestResponse(leader_id.term + rng.choice((0, 1)), lsn, lsn + 1, (1,), 0),
+            TailResponse(0, lsn + rng.choice((0, 0, 1)), lsn + 300, max(0, lsn - 80)),
+            ReadResponse(rng.randrange(9), lsn, b"r"),
+            PullEnded(leader_id, rng.randrange(9), safekeeper.write_lsn),
+            ArchiveReport(safekeeper.begin_lsn, True, True, safekeeper.commit_lsn, "", "archive-b"),
+        )
+        return rng.choice(choices)
+
+    def _report(self) -> None:
+        """What a safekeeper sends unasked."""
+        self._settle()
+        open_ones = self._open_ones()
+        if not open_ones:
+            return
+        safekeeper = self.rng.choice(open_ones)
+        message: AcceptorMessage
+        if self._chance(0.4):
+            names = [name for name in ("R1", "r2", "R3") if self._chance(0.5)]
+            message = StandbyFeedback(tuple(self._standby(name, safekeeper) for name in names))
+        else:
+            message = self._cluster.archive_report(safekeeper)
+        self._event("message", safekeeper.id, message, self._now_s)
+
+    def _standby(self, name: str, safekeeper: Safekeeper) -> Standby:
+        xmin, catalog_xmin = (self.rng.choice((0, 0, 3, 900)) for _ in range(2))
+        write_lsn, apply_lsn = self._position(safekeeper), self._position(safekeeper)
+        return Standby(name, write_lsn=write_lsn, apply_lsn=apply_lsn, xmin=xmin, catalog_xmin=catalog_xmin)
+
+    def _position(self, safekeeper: Safekeeper) -> int:
+        end_lsn = safekeeper.flush_lsn
+        return self.rng.choice((0, end_lsn, end_lsn + 2000, self.rng.randint(0, max(1, end_lsn))))
