@@ -26,6 +26,7 @@ from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, opened_job, run_apply
 from walproxy.pipeline.cdc.apply.job_file import only_job
+from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
@@ -241,7 +242,7 @@ def test_a_crash_in_the_first_copy_begins_it_again(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: TableFormat
 ) -> None:
     options = options_of(source, tmp_path, table_format)
-    kind = type(job_module.following_table(LakeLocation.parse(tmp_path), table_format, TableName("public", "t")))
+    kind = type(following_table(LakeLocation.parse(tmp_path), table_format, TableName("public", "t")))
     with monkeypatch.context() as patched:
         patched.setattr(kind, "replace", crash_in_copy(kind.replace))
         with pytest.raises(Crash):

@@ -18,21 +18,19 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from safekeeper.base.errors import ArchiveError, ArchiveUnavailable, ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.base.networks import Networks
-from safekeeper.base.settings import Address
-from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
-from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
+from walproxy.pipeline.cdc.apply.copying import Snapshot
+from walproxy.pipeline.cdc.apply.following import Position
 from walproxy.pipeline.cdc.apply.job_file import Job, job_state, only_job, read_job, write_job
-from walproxy.pipeline.cdc.apply.opening import following_table
+from walproxy.pipeline.cdc.apply.options import ApplyOptions
+from walproxy.pipeline.cdc.apply.range_copy import CopyProgress, RangeOptions, require_room_for
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
@@ -59,76 +57,17 @@ from walproxy.pipeline.cdc.slot import (
     usable_slot,
 )
 from walproxy.pipeline.cdc.slot_stream import SlotStream, Stopped
-from walproxy.pipeline.choices import FollowingMode, OnBadValue, TableFormat
-from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import check_format
 from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.lake.state import StateObject
 from walproxy.postgres.logical_replication import WAITING_READER
 
+__all__ = ["ApplyJob", "ApplyOptions", "TablesQuarantined", "no_report", "opened_job", "run_apply"]
+
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 _TIDY_S: Final = 3600.0
-
-
-class ApplyOptions(NamedTuple):
-    """The options of a job.
-
-    Attributes:
-        location: of the tables.
-        tables: those that are followed, all of the publications if empty.
-        as_text: columns that are read as text, as `schema.table.column`.
-        copy_again: tables that are copied again first.
-        start_over: all of them, and the position is that of the slot, which is made if it is missing.
-        status: where the quorum's commit position is read (safe_lsn.py).
-        max_bytes: WAL that a step reads.
-        memory_bytes: of changes that are held at once.
-        keep: how long old versions of the tables can be read.
-        on_bad_value: what becomes of a value that the type of its column cannot hold.
-        max_retained_bytes: of WAL that the slot may retain; beyond it the job starts over with a new slot.
-        keys_max: rows of a table that a verification names at most.
-        http_listen: where the job's status is served over HTTP; None: nowhere.
-        http_allow: the networks from which that is read, None for all.
-        mode: what the tables keep of changes.
-    """
-
-    conninfo: str
-    slot: str
-    publications: tuple[str, ...]
-    location: LakeLocation
-    format: TableFormat
-    tables: frozenset[TableName] = frozenset()
-    as_text: frozenset[str] = frozenset()
-    copy_again: frozenset[TableName] = frozenset()
-    start_over: bool = False
-    status: str | None = None
-    interval_s: float = 5.0
-    max_bytes: int = 256 << 20
-    memory_bytes: int = 128 << 20
-    keep: timedelta = timedelta(days=1)
-    on_bad_value: OnBadValue = "stop"
-    max_retained_bytes: int | None = None
-    keys_max: int = 20
-    http_listen: Address | None = None
-    http_allow: Networks | None = None
-    mode: FollowingMode = "mirror"
-
-    def is_wanted(self, table: TableName) -> bool:
-        """Return whether a table of the publications is followed."""
-        return not self.tables or table in self.tables
-
-    def text_columns(self, table: TableName) -> list[str]:
-        """Return the columns of a table that are read as text."""
-        prefix = f"{table}."
-        return sorted(name.removeprefix(prefix) for name in self.as_text if name.startswith(prefix))
-
-    def following(self, table: TableName) -> FollowingTable:
-        """Return a table of the location, whether it exists or not."""
-        return following_table(self.location, self.format, table)
-
-    def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
-        """Give the tables of the publications as of a position, of the server that a connection leads to."""
-        return snapshot(self.conninfo, self.publications, server, wait_s=wait_s)
+_COPY_REPORT_S: Final = 1.0
 
 
 class TablesQuarantined(SourceRefused):
@@ -139,11 +78,22 @@ class _SlotTooFarBehind(SourceUnavailable):
     """The slot retains more WAL than it may."""
 
 
-def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None = None) -> None:
+def no_report(progress: CopyProgress) -> None:
+    """Do nothing: the progress is not shown."""
+
+
+def run_apply(
+    options: ApplyOptions,
+    *,
+    once: bool,
+    stop: threading.Event | None = None,
+    on_copy: Callable[[CopyProgress], None] = no_report,
+) -> None:
     """Follow the database, indefinitely or up to where it is now.
 
     Args:
         stop: when set, the job ends after the current step, or within it if nothing comes from the server.
+        on_copy: called when the copy of a table begins, and after each of its ranges.
 
     Raises:
         WalproxyError: what an operator must look at. Without `once`, a server that does not answer is waited for.
@@ -154,7 +104,7 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
         begins = True
         while True:
             try:
-                with opened_job(options, first=begins, ends=once, stop=stop, status=status) as job:
+                with opened_job(options, first=begins, ends=once, stop=stop, status=status, on_copy=on_copy) as job:
                     begins = False
                     job.copy_missing()
                     if once:
@@ -202,6 +152,7 @@ def opened_job(
     ends: bool,
     stop: threading.Event | None = None,
     status: StatusFiles | None = None,
+    on_copy: Callable[[CopyProgress], None] = no_report,
 ) -> Iterator["ApplyJob"]:
     """Give the job, with its connections.
 
@@ -210,6 +161,7 @@ def opened_job(
         ends: it ends when all tables are up to now; copies wait for open transactions as long as it takes.
         stop: when set, a step does not wait for a server that sends nothing.
         status: what the job reports to.
+        on_copy: as for `run_apply`.
     """
     stop, status = stop or threading.Event(), status or StatusFiles(options.location)
     if options.location.folder is None and first:
@@ -218,6 +170,7 @@ def opened_job(
     with ExitStack() as stack:
         asking = stack.enter_context(closing(connect(options.conninfo, application_name=WAITING_READER)))
         require_publications(asking, options.publications)
+        require_room_for(asking, options.copy_sessions)
         state = job_state(options.location)
         job = _job_of(options, state, asking, start_over=options.start_over and first)
         if first and options.copy_again:
@@ -235,7 +188,8 @@ def opened_job(
         require_position(asking, options.slot, job.position_lsn)  # the session holds the slot: no other one moves it
         # A job that does not get the slot has not disturbed the one that has it.
         write_job(state, job)
-        yield stack.enter_context(closing(ApplyJob(options, state, job, feed, asking, stop, status, ends=ends)))
+        opened = ApplyJob(options, state, job, feed, asking, stop, status, ends=ends, on_copy=on_copy)
+        yield stack.enter_context(closing(opened))
 
 
 def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *, start_over: bool) -> Job:
@@ -304,8 +258,10 @@ class ApplyJob:
         status: StatusFiles,
         *,
         ends: bool,
+        on_copy: Callable[[CopyProgress], None],
     ) -> None:
         self._options = options
+        self._on_copy = on_copy
         self._state = state
         self._job = job
         self._feed = feed
@@ -323,7 +279,9 @@ class ApplyJob:
         )
         self._status = status
         self._tidied_at: dict[TableName, float] = {}
-        self.tables = Tables(options, asking, job, waits_for_copies=ends)
+        self._copy_reported_at = 0.0
+        ranges = RangeOptions(options.copy_sessions, options.copy_range_bytes, stop, self._report_copy)
+        self.tables = Tables(options, asking, job, ranges, waits_for_copies=ends)
 
     def close(self) -> None:
         """Close the tables."""
@@ -453,6 +411,17 @@ class ApplyJob:
 
     def _copy(self) -> None:
         self.tables.copy(self.wait_for_quorum, lambda: self._note(self._job.position_lsn))
+
+    def _report_copy(self, progress: CopyProgress) -> None:
+        """Report how far a copy is: to the caller each time, in the files from time to time."""
+        self._on_copy(progress)
+        if not progress.ranges or time.monotonic() - self._copy_reported_at < _COPY_REPORT_S:
+            return
+        self._copy_reported_at = time.monotonic()
+        slot = read_slot(self._asking, self._options.slot)
+        retained_bytes = 0 if slot is None else slot.retained_bytes or 0
+        lag_bytes = max(progress.lsn - self._job.position_lsn, 0)
+        self._status.write(self._job, self.tables, lag_bytes, retained_bytes, copying=progress)
 
     def _note(self, position_lsn: Lsn) -> None:
         self._job = msgspec.structs.replace(
