@@ -62,3 +62,15 @@ class StepsBar(_Bar):
         self._begun += 1
         if not self._console.is_terminal:
             self._console.print(f"{self._begun}/{self._expected} {what}", highlight=False)
+
+
+class PartsBar(_Bar):
+    """The progress of a known number of parts: a bar on a terminal, otherwise nothing."""
+
+    def __init__(self, console: Console, parts: int) -> None:
+        super().__init__(console, "", parts)
+        self._parts = parts
+
+    def show(self, done: int, what: str) -> None:
+        """Show how many parts are done, and the text `what`."""
+        self._bar.update(self._task, description=f"{what} {done}/{self._parts}", completed=done)

@@ -39,3 +39,10 @@ DEFAULT_TABLES: Final = VIEW_NAMES[:7]
 
 REPORT_TOP: Final = 15
 """Rows of each list of a report."""
+
+COPY_SESSIONS: Final = 2
+"""Sessions that read a large table for its copy, unless another number is given."""
+
+COPY_SESSIONS_MAX: Final = 64
+COPY_RANGE_BYTES: Final = 128 << 20
+"""What one of them reads at once, and one file has: of a table's size at the source."""

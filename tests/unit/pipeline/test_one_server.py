@@ -44,11 +44,17 @@ def test_a_copy_from_another_server_is_refused_before_anything_is_asked_of_it(
 ) -> None:
     sessions = [Session(start) for start in starts]
     arriving: Iterator[Session] = iter(sessions)
-    monkeypatch.setattr(copying, "connect", lambda conninfo, **options: next(arriving))
+    opened: list[Session] = []
+
+    def connect(conninfo: str, **options: object) -> Session:
+        opened.append(next(arriving))
+        return opened[-1]
+
+    monkeypatch.setattr(copying, "connect", connect)
     copy = copying.snapshot("host=old,new", ["p"], cast(Connection, Session("new")))
     with pytest.raises(SourceUnavailable, match="led to different servers"):
         copy.__enter__()
-    assert all(session.is_closed for session in sessions)
+    assert opened and all(session.is_closed for session in opened)
 
 
 class SafeUpTo(SafeLsn):

@@ -73,6 +73,24 @@ def test_a_job_that_waits_or_has_a_quarantined_table_is_not_ready(status: Status
     assert "walproxy_apply_waiting 1" in got(address, "/metrics")[1].splitlines()
 
 
+def test_while_a_table_is_copied_it_is_not_ready_and_its_ranges_are_shown(
+    status: StatusFiles, address: Address
+) -> None:
+    tables = {"public.t": TableStatus("copying", ranges_done=3, ranges=8), "public.u": TableStatus("quarantined")}
+    status.last = report(**tables)
+    assert "quarantined: public.u; copying: public.t" in got(address, "/readyz")[1]
+    assert json.loads(got(address, "/status")[1])["report"]["tables"]["public.t"] == {
+        "state": "copying",
+        "ranges_done": 3,
+        "ranges": 8,
+    }
+    lines = got(address, "/metrics")[1].splitlines()
+    assert {
+        'walproxy_apply_copy_ranges{table="public.t"} 8',
+        'walproxy_apply_copy_ranges_done{table="public.t"} 3',
+    } <= set(lines)
+
+
 def test_a_client_of_another_network_is_refused_and_a_port_in_use_is_one_line(status: StatusFiles) -> None:
     with served_pages(status, LOOPBACK, Networks.parse("192.0.2.0/24")) as address:
         with pytest.raises((urllib.error.URLError, ConnectionError)):

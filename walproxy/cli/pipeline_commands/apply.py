@@ -17,6 +17,9 @@ from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.choices import (
     ARRAY_COLUMNS,
+    COPY_RANGE_BYTES,
+    COPY_SESSIONS,
+    COPY_SESSIONS_MAX,
     FOLLOWING_MODES,
     ON_BAD_VALUE,
     TABLE_FORMATS,
@@ -27,6 +30,7 @@ from walproxy.pipeline.choices import (
 )
 
 _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
+_COPY_RANGE_MIN_BYTES: Final = 1 << 20
 
 
 @click.command()
@@ -77,6 +81,20 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 @click.option("--memory", type=SIZE, default="128MB", show_default=True, help="Memory for changes.")
 @click.option("--keep", type=DURATION, default="1d", show_default=True, help="Time for which old states can be read.")
 @click.option("--copy-again", multiple=True, metavar="SCHEMA.NAME", help="Copy this table again; can be repeated.")
+@click.option(
+    "--copy-sessions",
+    type=click.IntRange(1, COPY_SESSIONS_MAX),
+    default=COPY_SESSIONS,
+    show_default=True,
+    help="Sessions that read a large table for its copy at the same time.",
+)
+@click.option(
+    "--copy-range-size",
+    type=SIZE,
+    default=f"{COPY_RANGE_BYTES >> 20}MB",
+    show_default=True,
+    help="Size of the ranges of such a table: each becomes a file, which a restarted job keeps.",
+)
 @click.option("--start-over", is_flag=True, help="Copy all tables again, with a new slot if it is missing.")
 @click.option(
     "--on-bad-value",
@@ -120,6 +138,8 @@ def apply(
     memory: int,
     keep: float,
     copy_again: tuple[str, ...],
+    copy_sessions: int,
+    copy_range_size: int,
     start_over: bool,
     on_bad_value: OnBadValue,
     max_retained: int | None,
@@ -158,6 +178,8 @@ def apply(
         raise ConfigurationError(
             f"--max-retained: the minimum is {_MAX_RETAINED_MIN_BYTES >> 20} MB, which a slot always retains"
         )
+    if copy_range_size < _COPY_RANGE_MIN_BYTES:
+        raise ConfigurationError(f"--copy-range-size: the minimum is {_COPY_RANGE_MIN_BYTES >> 20} MB")
     from walproxy.cli.pipeline_work.apply import ApplyOptions, LakeLocation, apply_until_signal, verify_once
 
     options = ApplyOptions(
@@ -182,6 +204,8 @@ def apply(
         mode=mode,
         arrays=arrays,
         on_schema_change=on_schema_change or None,
+        copy_sessions=copy_sessions,
+        copy_range_bytes=copy_range_size,
     )
     if verify or repair:
         verify_once(options, repair=repair)

@@ -1,20 +1,52 @@
 """`walproxy pipeline apply`: the job, or the comparison, until a signal ends it."""
 
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
 from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
-from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
+from walproxy.cli.progress import PartsBar
+from walproxy.pipeline.cdc.apply.job import ApplyOptions, no_report, run_apply
+from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.lake.location import LakeLocation
 
-__all__ = ["ApplyOptions", "LakeLocation", "apply_until_signal", "verify_once"]
+__all__ = ["ApplyOptions", "LakeLocation", "apply_until_signal", "copy_bar", "verify_once"]
 
 
 def apply_until_signal(options: ApplyOptions, *, once: bool) -> None:
     """Follow the source, up to now if `once`, else until SIGTERM or SIGINT."""
-    with stopped_by_signals() as stop:
-        run_apply(options, once=once, stop=stop)
+    with stopped_by_signals() as stop, copy_bar(Console(stderr=True)) as on_copy:
+        run_apply(options, once=once, stop=stop, on_copy=on_copy)
 
 
 def verify_once(options: ApplyOptions, *, repair: bool) -> None:
     """Follow up to now and compare all rows with the source; copy tables again that differ if `repair`."""
-    with stopped_by_signals() as stop:
-        run_verify(options, repair=repair, stop=stop)
+    with stopped_by_signals() as stop, copy_bar(Console(stderr=True)) as on_copy:
+        run_verify(options, repair=repair, stop=stop, on_copy=on_copy)
+
+
+@contextlib.contextmanager
+def copy_bar(console: Console) -> Iterator[Callable[[CopyProgress], None]]:
+    """Yield what shows the copy of a table: a bar on a terminal while it has ranges that are not copied."""
+    if not console.is_terminal:
+        yield no_report
+        return
+    with contextlib.ExitStack() as stack:
+        bar: PartsBar | None = None
+
+        def show(progress: CopyProgress) -> None:
+            nonlocal bar
+            if progress.done == 0:
+                stack.close()
+                bar = None
+            if bar is None and progress.done < progress.ranges:
+                bar = stack.enter_context(PartsBar(console, progress.ranges))
+            if bar is not None:
+                bar.show(progress.done, f"copying {progress.table}")
+            if progress.done == progress.ranges:
+                stack.close()
+                bar = None
+
+        yield show

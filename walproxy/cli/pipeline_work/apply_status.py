@@ -48,6 +48,8 @@ class FollowedTables:
             if table.state == "quarantined":
                 since = datetime.fromtimestamp(table.since or 0, UTC)
                 click.echo(f"{name}: quarantined since {since:%Y-%m-%d %H:%M:%S} UTC: {table.reason}")
+            elif table.state == "copying":
+                click.echo(f"{name}: being copied, {table.ranges_done} of {table.ranges} ranges")
             else:
                 click.echo(f"{name}: following, at {table.position}")
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safekeeper.base.errors import ConfigurationError, ObjectMissing
+from walproxy.pipeline.lake.disk import storage_errors
 from walproxy.pipeline.lake.location import LakeLocation, Store
 from walproxy.pipeline.lake.parquet_files import DataFile, Footer, first_line, footer_of, write_parquet, write_rows
 
@@ -112,3 +113,21 @@ def _tail(store: Store, file: DataFile, length: int) -> bytes:
     if len(found) != length:
         raise ConfigurationError(f"{store.url}/{file.path} does not have {file.bytes} bytes: write it again")
     return found
+
+
+def read_batches(location: LakeLocation, file: DataFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file. One in an object store is in memory as a whole meanwhile.
+
+    Raises:
+        ConfigurationError: it is not a Parquet file.
+        StorageFailed, ArchiveError: it cannot be read.
+    """
+    store = location.store()
+    folder = location.folder
+    with storage_errors(f"read {location}/{file.path}"):
+        source = pa.BufferReader(store.get(file.path)) if folder is None else pa.OSFile(str(folder / file.path))
+        try:
+            with source, pq.ParquetFile(source) as parquet:
+                yield from parquet.iter_batches()
+        except pa.ArrowInvalid as error:
+            raise ConfigurationError(f"{location}/{file.path} is not a Parquet file: {first_line(error)}") from error

@@ -37,6 +37,7 @@ from walproxy.pipeline.cdc.apply.modes import (
 )
 from walproxy.pipeline.cdc.column_types import common_type, printed
 from walproxy.pipeline.choices import FollowingMode
+from walproxy.pipeline.lake.parquet_files import DataFile
 
 
 class CopyPlan(NamedTuple):
@@ -83,15 +84,21 @@ def plan_copy(following: FollowingTable, mode: FollowingMode, fields: Sequence[p
     return CopyPlan(pa.schema(united), frozenset(as_text), before)
 
 
+def takes_files(following: FollowingTable, mode: FollowingMode, plan: CopyPlan) -> bool:
+    """Return whether the rows of a copy can be put in as files. Raises StorageFailed, ArchiveError."""
+    return mode == "mirror" and following.takes_files(plan.schema)
+
+
 class Copy(NamedTuple):
     """A copy of a source.
 
     Attributes:
         plan: its columns.
         key: the columns that identify rows.
-        rows: with the columns of the plan.
+        rows: with the columns of the plan; an iterator is read once.
         position: of the copy.
         unix_us: when it was taken.
+        files: the same rows, if they are in files of the table's location that its format takes; else None.
     """
 
     plan: CopyPlan
@@ -99,12 +106,16 @@ class Copy(NamedTuple):
     rows: Iterable[pa.RecordBatch]
     position: Position
     unix_us: int
+    files: Sequence[DataFile] | None = None
 
 
 def put_copy(
     following: FollowingTable, mode: FollowingMode, copy: Copy, *, require_only_job: Callable[[], None]
 ) -> None:
     """Make the table, or put a copy into the one that exists. Arguments and errors as `FollowingTable.replace`."""
+    if copy.files is not None:
+        following.replace_by_files(copy.plan.schema, copy.files, copy.position, require_only_job=require_only_job)
+        return
     own, before = own_columns(mode), copy.plan.before
     schema, rows = pa.schema([*own, *copy.plan.schema]), _with_own_columns(copy, mode)
     if before is not None and mode != "mirror":

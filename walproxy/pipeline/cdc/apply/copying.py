@@ -7,11 +7,14 @@ position, and what was committed between the two is passed over by the table's o
 
 Forms of ALTER TABLE that rewrite a table leave it empty for older snapshots, so a table is locked before it is copied,
 and its fingerprint within the snapshot must still be the present one.
+
+Further sessions can read the same snapshot, as long as the first one lives: `session`. Its transaction also holds the
+locks; after other sessions have read, `check` shows that it still does.
 """
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Final, NamedTuple
 
 import psycopg
@@ -19,7 +22,9 @@ import pyarrow as pa
 from psycopg import sql
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.pipeline.cdc.column_types import text_to_arrow
+from walproxy.pipeline.cdc.column_types import bytes_to_arrow
+from walproxy.pipeline.cdc.copy_text import columns_of_lines
+from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.server import (
     Connection,
@@ -34,8 +39,9 @@ from walproxy.pipeline.cdc.server import (
 )
 
 _LOCK_TIMEOUT_S: Final = 10
-_BATCH_ROWS: Final = 16_384
-_BATCH_CHARACTERS: Final = 16 << 20
+_BATCH_ROWS: Final = 65_536
+_BATCH_BYTES: Final = 16 << 20
+_APPLICATION: Final = "walproxy copy"
 
 
 class SnapshotDelayed(SourceUnavailable):
@@ -48,12 +54,17 @@ class Snapshot(NamedTuple):
     Attributes:
         lsn: transactions whose commit record begins below it are in.
         unix_us: when it was taken, by the server's clock.
+        connection: the first session, in the transaction that has the snapshot and the locks.
+        open_session: opens another session to the same server.
+        name: under which other sessions import the snapshot.
     """
 
     lsn: Lsn
     unix_us: int
     connection: Connection
     tables: list[PublishedTable]
+    open_session: Callable[[], Connection]
+    name: str
 
     def lock(self, table: PublishedTable) -> None:
         """Keep others from altering the table until the snapshot is closed.
@@ -87,18 +98,35 @@ class Snapshot(NamedTuple):
             SourceRefused: we may not read the table.
             SourceUnavailable: the connection broke.
         """
-        texts: list[tuple[str | None, ...]] = []
-        characters = 0
-        query = _copy_query(table, schema.names)
-        with one_line_errors(f"copy {table.table}"), self.connection.cursor() as cursor, cursor.copy(query) as copy:
-            for row in copy.rows():
-                texts.append(row)
-                characters += sum(len(value) for value in row if value is not None)
-                if len(texts) >= _BATCH_ROWS or characters >= _BATCH_CHARACTERS:
-                    yield _batch(texts, table, schema, null_if_bad)
-                    texts, characters = [], 0
-        if texts:
-            yield _batch(texts, table, schema, null_if_bad)
+        # A child's rows are its own, a partition's are those of the whole.
+        only = sql.SQL("" if table.is_partitioned else "ONLY")
+        condition = sql.SQL(table.row_filter) if table.row_filter else None
+        relation = sql.SQL("{} {}").format(only, sql.Identifier(*table.table))
+        return copied_rows(self.connection, relation, condition, table.table, schema, null_if_bad)
+
+    def session(self) -> Connection:
+        """Return another session, in a transaction with this snapshot. Close it.
+
+        Raises:
+            SourceUnavailable: no connection, or the first session is gone.
+            SourceRefused.
+        """
+        connection = self.open_session()
+        try:
+            with one_line_errors("use the snapshot in another session"):
+                _begin(connection, self.name)
+        except SourceRefused as error:
+            connection.close()
+            # The server knows a snapshot as long as the session lives that has exported it.
+            raise SourceUnavailable(str(error)) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def check(self) -> None:
+        """See that the snapshot and its locks are held. Raises SourceUnavailable."""
+        one_value(self.connection, "SELECT 1", doing="look at the session that has the snapshot")
 
 
 @contextlib.contextmanager
@@ -117,10 +145,18 @@ def snapshot(
         SourceRefused.
     """
     start = server_start(server)
-    with contextlib.closing(connect(conninfo, application_name="walproxy copy")) as connection:
-        with contextlib.closing(connect(conninfo, application_name="walproxy copy", replication=True)) as replication:
-            require_server(connection, start)
-            require_server(replication, start)
+
+    def session(*, replication: bool = False) -> Connection:
+        made = connect(conninfo, application_name=_APPLICATION, replication=replication)
+        try:
+            require_server(made, start)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    with contextlib.closing(session()) as connection:
+        with contextlib.closing(session(replication=True)) as replication:
             name = f"walproxy_copy_{uuid.uuid4().hex[:16]}"
             with one_line_errors("make a snapshot of the tables"):
                 replication.execute(f"SET lock_timeout = {round((wait_s or 0) * 1000)}".encode())
@@ -135,39 +171,69 @@ def snapshot(
                     ) from None
                 if row is None or not row[2]:
                     raise SourceUnavailable("could not make a snapshot of the tables: the server returned none")
-                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(row[2])))
-                # A verification keeps the snapshot while the tables follow up to it.
-                connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
-                connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(f"{_LOCK_TIMEOUT_S}s"))
+                _begin(connection, row[2])
+        # The name of the slot's snapshot was valid as long as that session did nothing else.
+        exported = one_value(connection, "SELECT pg_export_snapshot()", doing="export the snapshot")
         unix_us = one_value(
             connection, "SELECT (extract(epoch FROM now()) * 1000000)::bigint", doing="read the server's clock"
         )
-        yield Snapshot(parse_lsn(row[1]), unix_us, connection, published_tables(connection, publications))
+        published = published_tables(connection, publications)
+        yield Snapshot(parse_lsn(row[1]), unix_us, connection, published, session, exported)
 
 
-def _copy_query(table: PublishedTable, columns: Sequence[str]) -> sql.Composed:
-    """Text, not binary: it is what the slot sends. A child's rows are its own, a partition's are those of the whole."""
-    condition = sql.SQL(" WHERE {}").format(sql.SQL(table.row_filter)) if table.row_filter else sql.SQL("")
-    return sql.SQL("COPY (SELECT {columns} FROM {only} {table}{condition}) TO STDOUT").format(
-        columns=sql.SQL(", ").join(sql.Identifier(name) for name in columns),
-        only=sql.SQL("" if table.is_partitioned else "ONLY"),
-        table=sql.Identifier(*table.table),
-        condition=condition,
+def _begin(connection: Connection, name: str) -> None:
+    """Begin a transaction with an exported snapshot."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
+    # A verification keeps the snapshot while the tables follow up to it, a copy while other sessions read.
+    connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(f"{_LOCK_TIMEOUT_S}s"))
+
+
+def copied_rows(
+    connection: Connection,
+    relation: sql.Composable,
+    condition: sql.Composable | None,
+    table: TableName,
+    schema: pa.Schema,
+    null_if_bad: Set[str],
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows with the columns of `schema`, in batches of bounded size, by a COPY on a connection.
+
+    Args:
+        relation: after FROM.
+        condition: after WHERE; None: all rows.
+        table: whose rows they are, for errors.
+        null_if_bad: columns of which values become null that their type cannot hold.
+
+    Raises:
+        BadValue: a value cannot be one of its column's type.
+        SourceRefused: we may not read the table.
+        SourceUnavailable: the connection broke.
+    """
+    # Text, not binary: it is what the slot sends.
+    query = sql.SQL("COPY (SELECT {columns} FROM {relation}{condition}) TO STDOUT").format(
+        columns=sql.SQL(", ").join(sql.Identifier(name) for name in schema.names),
+        relation=relation,
+        condition=sql.SQL("") if condition is None else sql.SQL(" WHERE {}").format(condition),
     )
+    lines: list[bytes] = []
+    size = 0
+    with one_line_errors(f"copy {table}"), connection.cursor() as cursor, cursor.copy(query) as copy:
+        for line in copy:
+            lines.append(bytes(line))
+            size += len(line)
+            if len(lines) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                yield _batch(b"".join(lines), table, schema, null_if_bad)
+                lines, size = [], 0
+    if lines:
+        yield _batch(b"".join(lines), table, schema, null_if_bad)
 
 
-def _batch(
-    texts: list[tuple[str | None, ...]], table: PublishedTable, schema: pa.Schema, null_if_bad: Set[str]
-) -> pa.RecordBatch:
-    columns = zip(*texts, strict=True) if schema.names else ()
+def _batch(lines: bytes, table: TableName, schema: pa.Schema, null_if_bad: Set[str]) -> pa.RecordBatch:
+    columns = columns_of_lines(lines, len(schema)) if len(schema) else ()
     arrays = [
-        text_to_arrow(
-            pa.array(column, pa.string()),
-            field.type,
-            f"{table.table}.{field.name}",
-            bad_as_null=field.name in null_if_bad,
-        )
+        bytes_to_arrow(column, field.type, f"{table}.{field.name}", bad_as_null=field.name in null_if_bad)
         for column, field in zip(columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -10,6 +10,7 @@ delta-rs syncs nothing: the files that a commit names, and the log, are synced b
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
 from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from safekeeper.base.errors import ArchiveError, StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
@@ -34,9 +36,12 @@ from walproxy.pipeline.cdc.apply.following import (
 )
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.delta import add_actions
+from walproxy.pipeline.lake.delta_statistics import statistics_of
 from walproxy.pipeline.lake.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.lake.errors import lake_error
+from walproxy.pipeline.lake.files import read_footer_of
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.parquet_files import DataFile
 from walproxy.pipeline.lake.position import require_position
 
 _LSN_APPLICATION: Final = "walproxy.apply.lsn"
@@ -75,21 +80,83 @@ class DeltaFollowing(FollowingTable):
         *,
         require_only_job: Callable[[], None] = no_check,
     ) -> None:
+        failures: list[WalproxyError] = []
+
+        def write(table: DeltaTable | None) -> None:
+            write_deltalake(
+                self.location.url if table is None else table,
+                _reader(schema, batches, failures),
+                mode="error" if table is None else "overwrite",
+                schema_mode=None if table is None else "overwrite",
+                configuration=self._configuration,
+                storage_options=self.location.delta_options(),
+                commit_properties=_properties(position),
+            )
+
+        self._replace(write, position, require_only_job, failures)
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        with self._failures("write"):
+            Schema.from_arrow(schema)
+        return schema
+
+    def takes_files(self, schema: pa.Schema) -> bool:
+        return self._current() is None or self.schema() == schema
+
+    def replace_by_files(
+        self,
+        schema: pa.Schema,
+        files: Sequence[DataFile],
+        position: Position,
+        *,
+        require_only_job: Callable[[], None] = no_check,
+    ) -> None:
+        store, now_ms = self.location.store(), round(time.time() * 1000)
+        actions = [
+            AddAction(file.path, file.bytes, {}, now_ms, True, statistics_of(read_footer_of(store, file)))
+            for file in files
+        ]
+
+        def write(table: DeltaTable | None) -> None:
+            columns, properties = Schema.from_arrow(schema), _properties(position)
+            if table is not None:
+                table.create_write_transaction([*actions], "overwrite", columns, commit_properties=properties)
+                return
+            create_table_with_add_actions(
+                self.location.url,
+                columns,
+                actions,
+                mode="error",
+                configuration=self._configuration,
+                storage_options=self.location.delta_options(),
+                commit_properties=properties,
+            )
+
+        self._replace(write, position, require_only_job, [])
+
+    def live_files(self) -> set[str]:
+        table = self._current()
+        with self._failures("read"):
+            return set() if table is None else {action["path"] for action in add_actions(table)}
+
+    @property
+    def _configuration(self) -> dict[str, str | None] | None:
+        return None if self.location.folder is not None else dict(_STORE_CONFIGURATION)
+
+    def _replace(
+        self,
+        write: Callable[[DeltaTable | None], None],
+        position: Position,
+        require_only_job: Callable[[], None],
+        failures: list[WalproxyError],
+    ) -> None:
+        """Make the table by `write`, or give it other rows. `failures` has those of the rows, once it was called."""
         table = self._current()
         version, before = (None, None) if table is None else (table.version(), _position_of(table))
         require_only_job()
-        failures: list[WalproxyError] = []
         try:
             with _first_of(failures), self._commit("write"):
-                write_deltalake(
-                    self.location.url if table is None else table,
-                    _reader(schema, batches, failures),
-                    mode="error" if table is None else "overwrite",
-                    schema_mode=None if table is None else "overwrite",
-                    configuration=None if self.location.folder is not None else _STORE_CONFIGURATION,
-                    storage_options=self.location.delta_options(),
-                    commit_properties=_properties(position),
-                )
+                write(table)
         except (StorageFailed, ArchiveError):
             table = None if failures else self._current()
             if table is None or table.version() == version:

@@ -28,7 +28,7 @@ from safekeeper.base.errors import ArchiveError, StorageFailed, StorageFull, Wal
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.lake.parquet_files import first_line
+from walproxy.pipeline.lake.parquet_files import DataFile, first_line
 from walproxy.pipeline.lake.position import require_position
 
 SMALL_FILE_BYTES: Final = 16 << 20
@@ -121,6 +121,46 @@ class FollowingTable(ABC):
         Raises:
             TableMoved: another job has written to the table since.
         """
+
+    @abstractmethod
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns that files need which `replace_by_files` is to put in; Iceberg makes the table for it.
+
+        Args:
+            schema: the columns that the table is to have.
+
+        Raises:
+            StorageFailed: the format cannot have such columns.
+        """
+
+    @abstractmethod
+    def takes_files(self, schema: pa.Schema) -> bool:
+        """Return whether files with these columns can be put in as they are: the table has no others, if it exists."""
+
+    @abstractmethod
+    def replace_by_files(
+        self,
+        schema: pa.Schema,
+        files: Sequence[DataFile],
+        position: Position,
+        *,
+        require_only_job: Callable[[], None] = no_check,
+    ) -> None:
+        """Make the table of files that were written to its location, or give it these in place of its own, in one step.
+
+        Args:
+            schema: the columns of the table, of which `takes_files` is true.
+            files: durable, with the columns that `file_schema` has returned.
+            require_only_job: as for `replace`.
+
+        Raises:
+            TableMoved: another job has written to the table since.
+            ConfigurationError: a file is missing.
+        """
+
+    @abstractmethod
+    def live_files(self) -> set[str]:
+        """Return the files of the table by their path within it; none if there is no table."""
 
     def _is_replaced(self, found: Position | None, position: Position, before: Position | None) -> bool:
         """Decide about a replacement that failed although the table has another version now.

@@ -14,7 +14,6 @@ Iceberg's ids of columns, so a column that goes and comes again under the same n
 
 import contextlib
 import itertools
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -22,32 +21,34 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 from pyiceberg.catalog import Catalog
-from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError, NoSuchTableError
-from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
-    ArrowScan,
     _pyarrow_to_schema_without_ids,
     parquet_file_to_data_file,
-    schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import DecimalType, IntegerType, LongType, StringType
+from pyiceberg.types import DecimalType
 from sqlalchemy.exc import IntegrityError
 
 from safekeeper.base.errors import ArchiveError, ConfigurationError, StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
-    SMALL_FILE_BYTES,
-    SMALL_FILES_MAX,
     FollowingTable,
     Position,
     key_filter,
     library_errors,
     no_check,
     safe_name,
+)
+from walproxy.pipeline.cdc.apply.iceberg_rows import (
+    arrow_schema,
+    file_schema,
+    files_with,
+    read_rows,
+    rows_of,
+    too_small,
 )
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.catalog import catalog_error, given_namespace, missing_files, open_catalog
@@ -57,6 +58,7 @@ from walproxy.pipeline.lake.iceberg import require_location
 from walproxy.pipeline.lake.iceberg_files import FileEnds
 from walproxy.pipeline.lake.iceberg_snapshots import unneeded
 from walproxy.pipeline.lake.location import LakeLocation
+from walproxy.pipeline.lake.parquet_files import DataFile as LakeFile
 from walproxy.pipeline.lake.position import require_position
 
 _POSITION: Final = "walproxy.apply.position"
@@ -101,7 +103,7 @@ class IcebergFollowing(FollowingTable):
 
     def schema(self) -> pa.Schema:
         with self._failures("read"):
-            return pa.schema([field.remove_metadata() for field in _arrow_schema(self._existing())])
+            return pa.schema([field.remove_metadata() for field in arrow_schema(self._existing())])
 
     def replace(
         self,
@@ -111,6 +113,48 @@ class IcebergFollowing(FollowingTable):
         *,
         require_only_job: Callable[[], None] = no_check,
     ) -> None:
+        def write(transaction: Transaction, old: Sequence[DataFile]) -> None:
+            self._exchange(transaction, old, batches, position)
+
+        self._replace(schema, write, position, require_only_job)
+
+    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+        with self._failures("write"):
+            table = self._loaded() or self._make(schema)
+            return file_schema(table.metadata) if self.takes_files(schema) else schema
+
+    def takes_files(self, schema: pa.Schema) -> bool:
+        with self._failures("read"):
+            return self._loaded() is None or self.schema() == schema
+
+    def replace_by_files(
+        self,
+        schema: pa.Schema,
+        files: Sequence[LakeFile],
+        position: Position,
+        *,
+        require_only_job: Callable[[], None] = no_check,
+    ) -> None:
+        def write(transaction: Transaction, old: Sequence[DataFile]) -> None:
+            self._put_files(transaction, old, self._described(transaction.table_metadata, files), position)
+
+        self._replace(schema, write, position, require_only_job)
+
+    def live_files(self) -> set[str]:
+        beginning = f"{self.location}/"
+        with self._failures("read"):
+            table = self._loaded()
+            tasks = () if table is None else table.scan().plan_files()
+            return {task.file.file_path.removeprefix(beginning) for task in tasks}
+
+    def _replace(
+        self,
+        schema: pa.Schema,
+        write: Callable[[Transaction, Sequence[DataFile]], None],
+        position: Position,
+        require_only_job: Callable[[], None],
+    ) -> None:
+        """Make the table, or give it other columns, and rows by `write`, which gets its files."""
         with self._failures("read"):
             table = self._loaded()
         before, version = (None, None) if table is None else (_position_of(table), table.metadata_location)
@@ -122,8 +166,7 @@ class IcebergFollowing(FollowingTable):
                     version = table.metadata_location
                 with table.transaction() as transaction:
                     _set_schema(transaction, table, schema)
-                    old = [task.file for task in table.scan().plan_files()]
-                    self._exchange(transaction, old, batches, position)
+                    write(transaction, [task.file for task in table.scan().plan_files()])
         except (StorageFailed, ArchiveError):
             with self._failures("read"):
                 table = self._loaded()
@@ -161,8 +204,8 @@ class IcebergFollowing(FollowingTable):
             table, tasks = self._at(expected)
             kept: Iterable[pa.RecordBatch] = ()
             if not overwrites:
-                tasks = _too_small(tasks)
-                kept = _rows_of(table, tasks)
+                tasks = too_small(tasks)
+                kept = rows_of(table, tasks)
             self._exchange_at(table, tasks, _chain(kept, batches), position)
 
     def _merge(
@@ -171,11 +214,11 @@ class IcebergFollowing(FollowingTable):
         with self._failures("merge into"):
             table, tasks = self._at(expected)
             keys = pa.concat_tables([upserts.select(key), deleted.select(key)])
-            touched = _files_with(table, tasks, keys)
-            touched += [task for task in _too_small(tasks) if task not in touched]
+            touched = files_with(table, tasks, keys)
+            touched += [task for task in too_small(tasks) if task not in touched]
             kept = (
                 batch
-                for rows in _rows_of(table, touched)
+                for rows in rows_of(table, touched)
                 for batch in key_filter(pa.Table.from_batches([rows]), keys, keep_matches=False).to_batches()
             )
             self._exchange_at(table, touched, _chain(kept, upserts.to_batches()), position)
@@ -201,12 +244,12 @@ class IcebergFollowing(FollowingTable):
         names = keys.column_names
         with self._failures("read"):
             table = self._existing()
-            tasks = _files_with(table, list(table.scan().plan_files()), keys)
+            tasks = files_with(table, list(table.scan().plan_files()), keys)
             wanted = [*names, *(column for column in columns if column not in names)]
             schema = pa.schema([self.schema().field(name) for name in wanted])
             parts = [
                 key_filter(pa.Table.from_batches([batch]).select(wanted).cast(schema), keys, keep_matches=True)
-                for batch in _read(table, tasks)
+                for batch in read_rows(table, tasks)
             ]
         return pa.concat_tables([schema.empty_table(), *parts])
 
@@ -219,7 +262,7 @@ class IcebergFollowing(FollowingTable):
 
         def rows() -> Iterator[pa.RecordBatch]:
             with self._failures("read"):
-                for batch in _rows_of(table, tasks):
+                for batch in rows_of(table, tasks):
                     yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
 
         return rows()
@@ -257,10 +300,15 @@ class IcebergFollowing(FollowingTable):
     ) -> None:
         """Put files with these rows in place of old ones, and set the position, when the transaction commits."""
         metadata = transaction.table_metadata
-        schema = schema_to_pyarrow(metadata.schema())
-        plain = pa.schema([pa.field(field.name, _small(field.type), metadata=field.metadata) for field in schema])
+        plain = file_schema(metadata)
         parts = ((batch.select(plain.names).cast(plain) for batch in part) for part in _parts(rows))
-        new = self._write(metadata, plain, parts)
+        self._put_files(transaction, old, self._described(metadata, self._write(plain, parts)), position)
+
+    @staticmethod
+    def _put_files(
+        transaction: Transaction, old: Sequence[DataFile], new: Iterable[DataFile], position: Position
+    ) -> None:
+        """Put files in place of old ones, and set the position, when the transaction commits."""
         # Without files too: with a snapshot, pyiceberg demands that the one before it is the one that was read.
         update = transaction.update_snapshot(snapshot_properties={_POSITION: str(position)})
         with update.overwrite() if old else update.merge_append() as snapshot:
@@ -303,19 +351,19 @@ class IcebergFollowing(FollowingTable):
                 "prefix"
             )
 
-    def _write(
-        self, metadata: TableMetadata, schema: pa.Schema, parts: Iterable[Iterator[pa.RecordBatch]]
-    ) -> list[DataFile]:
+    def _write(self, schema: pa.Schema, parts: Iterable[Iterator[pa.RecordBatch]]) -> list[LakeFile]:
         """Write a file for each part that has rows, durably."""
-        new, ends = NewLakeFile(self.location, "data", schema), {}
-        for part in parts:
-            file = new.write(part)
-            if file is not None:
-                ends[f"{self.location}/{file.path}"] = (read_end_of(self.location.store(), file)[1], file.bytes)
-        if self.location.folder is not None and ends:
+        new = NewLakeFile(self.location, "data", schema)
+        files = [file for part in parts if (file := new.write(part)) is not None]
+        if self.location.folder is not None and files:
             sync_folder(self.location.folder)
-        files = FileEnds(ends)
-        return [parquet_file_to_data_file(files, metadata, url) for url in ends]
+        return files
+
+    def _described(self, metadata: TableMetadata, files: Iterable[LakeFile]) -> list[DataFile]:
+        """Return files that were written as the table's metadata list them."""
+        store = self.location.store()
+        ends = {f"{self.location}/{file.path}": (read_end_of(store, file)[1], file.bytes) for file in files}
+        return [parquet_file_to_data_file(FileEnds(ends), metadata, url) for url in ends]
 
     def _remove_unused(self, table: PyIcebergTable, horizon: datetime) -> None:
         """Remove files that no snapshot names and that are older than a time."""
@@ -349,24 +397,9 @@ def _position_of(table: PyIcebergTable) -> Position | None:
     return Position(int(lsn), int(sequence))
 
 
-def _small(data_type: pa.DataType) -> pa.DataType:
-    """pyiceberg may prefer Arrow's large types."""
-    if pa.types.is_large_string(data_type):
-        return pa.string()
-    if pa.types.is_large_list(data_type) or pa.types.is_list(data_type):
-        # The field of the elements has their id in its metadata.
-        return pa.list_(data_type.value_field.with_type(_small(data_type.value_type)))
-    return pa.binary() if pa.types.is_large_binary(data_type) else data_type
-
-
-def _arrow_schema(table: PyIcebergTable) -> pa.Schema:
-    schema = schema_to_pyarrow(table.schema())
-    return pa.schema([pa.field(field.name, _small(field.type), metadata=field.metadata) for field in schema])
-
-
 def _set_schema(transaction: Transaction, table: PyIcebergTable, wanted: pa.Schema) -> None:
     """Give a table these columns. One of another type is another column, of which nothing of the old rows stays."""
-    known = pa.schema([field.remove_metadata() for field in _arrow_schema(table)])
+    known = pa.schema([field.remove_metadata() for field in arrow_schema(table)])
     same = [field for field in wanted if field.name not in known.names or known.field(field.name).type == field.type]
     others = [field for field in wanted if field not in same]
     with transaction.update_schema(allow_incompatible_changes=True) as update:
@@ -403,42 +436,3 @@ def _parts(rows: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]
 def _chain(*parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for part in parts:
         yield from part
-
-
-def _files_with(table: PyIcebergTable, tasks: Sequence[FileScanTask], keys: pa.Table) -> list[FileScanTask]:
-    """Return the files in which one of the keys may be, by the bounds of the key's first column."""
-    name = keys.column_names[0]
-    field = table.schema().find_field(name)
-    if not isinstance(field.field_type, IntegerType | LongType | StringType):
-        return list(tasks)
-    values = sorted(keys[name].unique().to_pylist())
-    found = []
-    for task in tasks:
-        lower = (task.file.lower_bounds or {}).get(field.field_id)
-        upper = (task.file.upper_bounds or {}).get(field.field_id)
-        if lower is not None and upper is not None:
-            index = bisect_left(values, from_bytes(field.field_type, lower))
-            if index == len(values) or values[index] > from_bytes(field.field_type, upper):
-                continue
-        found.append(task)
-    return found
-
-
-def _read(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files with the table's columns as they are now."""
-    for task in tasks:
-        scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
-        yield from scan.to_record_batches([task])
-
-
-def _rows_of(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files with the table's columns and their types, in their order."""
-    schema = _arrow_schema(table)
-    for batch in _read(table, tasks):
-        yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
-
-
-def _too_small(tasks: Sequence[FileScanTask]) -> list[FileScanTask]:
-    """Return the small files if there are too many: they become one with the next commit."""
-    small = [task for task in tasks if task.file.file_size_in_bytes < SMALL_FILE_BYTES]
-    return small if len(small) > SMALL_FILES_MAX else []

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Final
 
@@ -31,6 +31,7 @@ from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.following import Position
 from walproxy.pipeline.cdc.apply.job_file import Job, job_state, only_job, read_job, write_job
 from walproxy.pipeline.cdc.apply.options import ApplyOptions
+from walproxy.pipeline.cdc.apply.range_copy import CopyProgress, RangeOptions, require_room_for
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
@@ -63,11 +64,12 @@ from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.lake.state import StateObject
 from walproxy.postgres.logical_replication import WAITING_READER
 
-__all__ = ["ApplyJob", "ApplyOptions", "TablesQuarantined", "opened_job", "run_apply"]
+__all__ = ["ApplyJob", "ApplyOptions", "TablesQuarantined", "no_report", "opened_job", "run_apply"]
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 _TIDY_S: Final = 3600.0
+_COPY_REPORT_S: Final = 1.0
 
 
 class TablesQuarantined(SourceRefused):
@@ -78,11 +80,22 @@ class _SlotTooFarBehind(SourceUnavailable):
     """The slot retains more WAL than it may."""
 
 
-def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None = None) -> None:
+def no_report(progress: CopyProgress) -> None:
+    """Do nothing: the progress is not shown."""
+
+
+def run_apply(
+    options: ApplyOptions,
+    *,
+    once: bool,
+    stop: threading.Event | None = None,
+    on_copy: Callable[[CopyProgress], None] = no_report,
+) -> None:
     """Follow the database, indefinitely or up to where it is now.
 
     Args:
         stop: when set, the job ends after the current step, or within it if nothing comes from the server.
+        on_copy: called when the copy of a table begins, and after each of its ranges.
 
     Raises:
         WalproxyError: what an operator must look at. Without `once`, a server that does not answer is waited for.
@@ -93,7 +106,15 @@ def run_apply(options: ApplyOptions, *, once: bool, stop: threading.Event | None
         begins = True
         while True:
             try:
-                with opened_job(options, first=begins, ends=once, stop=stop, status=status, announcer=announcer) as job:
+                with opened_job(
+                    options,
+                    first=begins,
+                    ends=once,
+                    stop=stop,
+                    status=status,
+                    announcer=announcer,
+                    on_copy=on_copy,
+                ) as job:
                     begins = False
                     job.copy_missing()
                     if once:
@@ -144,6 +165,7 @@ def opened_job(
     stop: threading.Event | None = None,
     status: StatusFiles | None = None,
     announcer: Announcer | None = None,
+    on_copy: Callable[[CopyProgress], None] = no_report,
 ) -> Iterator["ApplyJob"]:
     """Give the job, with its connections.
 
@@ -153,6 +175,7 @@ def opened_job(
         stop: when set, a step does not wait for a server that sends nothing.
         status: what the job reports to.
         announcer: what announces changes of definitions.
+        on_copy: as for `run_apply`.
     """
     stop, status = stop or threading.Event(), status or StatusFiles(options.location)
     announcer = announcer or Announcer(None)
@@ -162,6 +185,7 @@ def opened_job(
     with ExitStack() as stack:
         asking = stack.enter_context(closing(connect(options.conninfo, application_name=WAITING_READER)))
         require_publications(asking, options.publications)
+        require_room_for(asking, options.copy_sessions)
         state = job_state(options.location)
         job = _job_of(options, state, asking, start_over=options.start_over and first)
         if first and options.copy_again:
@@ -179,9 +203,8 @@ def opened_job(
         require_position(asking, options.slot, job.position_lsn)  # the session holds the slot: no other one moves it
         # A job that does not get the slot has not disturbed the one that has it.
         write_job(state, job)
-        yield stack.enter_context(
-            closing(ApplyJob(options, state, job, feed, asking, stop, status, announcer, ends=ends))
-        )
+        opened = ApplyJob(options, state, job, feed, asking, stop, status, announcer, ends=ends, on_copy=on_copy)
+        yield stack.enter_context(closing(opened))
 
 
 def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *, start_over: bool) -> Job:
@@ -254,8 +277,10 @@ class ApplyJob:
         announcer: Announcer,
         *,
         ends: bool,
+        on_copy: Callable[[CopyProgress], None],
     ) -> None:
         self._options = options
+        self._on_copy = on_copy
         self._state = state
         self._job = job
         self._feed = feed
@@ -274,7 +299,9 @@ class ApplyJob:
         self._status = status
         self._announcer = announcer
         self._tidied_at: dict[TableName, float] = {}
-        self.tables = Tables(options, asking, job, waits_for_copies=ends)
+        self._copy_reported_at = 0.0
+        ranges = RangeOptions(options.copy_sessions, options.copy_range_bytes, stop, self._report_copy)
+        self.tables = Tables(options, asking, job, ranges, waits_for_copies=ends)
 
     def close(self) -> None:
         """Close the tables."""
@@ -412,6 +439,17 @@ class ApplyJob:
         self._announcer.drain()
         if self._announcer.has_taken:
             self._note(self._job.position_lsn)
+
+    def _report_copy(self, progress: CopyProgress) -> None:
+        """Report how far a copy is: to the caller each time, in the files from time to time."""
+        self._on_copy(progress)
+        if not progress.ranges or time.monotonic() - self._copy_reported_at < _COPY_REPORT_S:
+            return
+        self._copy_reported_at = time.monotonic()
+        slot = read_slot(self._asking, self._options.slot)
+        retained_bytes = 0 if slot is None else slot.retained_bytes or 0
+        lag_bytes = max(progress.lsn - self._job.position_lsn, 0)
+        self._status.write(self._job, self.tables, lag_bytes, retained_bytes, copying=progress)
 
     def _note(self, position_lsn: Lsn) -> None:
         announcements = self._announcer.pending(

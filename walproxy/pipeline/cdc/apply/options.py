@@ -1,4 +1,4 @@
-"""The options of a job."""
+"""The options of a job that keeps tables which follow those of a database."""
 
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -6,12 +6,20 @@ from typing import NamedTuple, Protocol
 
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
+from walproxy.pipeline.cdc.apply.copy_state import CopyStateFile
 from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
 from walproxy.pipeline.cdc.apply.following import FollowingTable
 from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.server import Connection
-from walproxy.pipeline.choices import ArrayColumns, FollowingMode, OnBadValue, TableFormat
+from walproxy.pipeline.choices import (
+    COPY_RANGE_BYTES,
+    COPY_SESSIONS,
+    ArrayColumns,
+    FollowingMode,
+    OnBadValue,
+    TableFormat,
+)
 from walproxy.pipeline.lake.location import LakeLocation
 
 
@@ -36,6 +44,8 @@ class ApplyOptions(NamedTuple):
         mode: what the tables keep of changes.
         arrays: what arrays are in the tables; None: what they are so far, lists in a new job.
         on_schema_change: the URL or the file to which changes of definitions are announced; None: nowhere.
+        copy_sessions: that read a large table for its copy, at the same time.
+        copy_range_bytes: of a table that each of them reads at once.
     """
 
     conninfo: str
@@ -60,6 +70,8 @@ class ApplyOptions(NamedTuple):
     mode: FollowingMode = "mirror"
     arrays: ArrayColumns | None = None
     on_schema_change: str | None = None
+    copy_sessions: int = COPY_SESSIONS
+    copy_range_bytes: int = COPY_RANGE_BYTES
 
     def is_wanted(self, table: TableName) -> bool:
         """Return whether a table of the publications is followed."""
@@ -73,6 +85,10 @@ class ApplyOptions(NamedTuple):
     def following(self, table: TableName) -> FollowingTable:
         """Return a table of the location, whether it exists or not."""
         return following_table(self.location, self.format, table)
+
+    def copy_state_file(self, table: FollowingTable) -> CopyStateFile:
+        """Return the state of the copy of a table."""
+        return CopyStateFile(self.location, table)
 
     def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
         """Give the tables of the publications as of a position, of the server that a connection leads to."""
@@ -96,5 +112,7 @@ class TablePolicy(Protocol):
     def text_columns(self, table: TableName) -> list[str]: ...
 
     def following(self, table: TableName) -> FollowingTable: ...
+
+    def copy_state_file(self, table: FollowingTable) -> CopyStateFile: ...
 
     def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]: ...

@@ -17,6 +17,7 @@ import msgspec
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.pipeline.cdc.apply.job_file import OWN_FOLDER, Job
+from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.lake.disk import TEMPORARY_SUFFIX, storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
@@ -28,12 +29,18 @@ _STORE_INTERVAL_S: Final = 10.0
 
 
 class TableStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One table: followed up to `position`, or quarantined for `reason` since a Unix time."""
+    """One table: followed up to `position`, or quarantined for `reason` since a Unix time, or being copied.
 
-    state: Literal["following", "quarantined"]
+    Attributes:
+        ranges_done: of a copy, the number of `ranges` that are copied; no `ranges` if it is read as a whole.
+    """
+
+    state: Literal["following", "quarantined", "copying"]
     position: str | None = None
     reason: str | None = None
     since: float | None = None
+    ranges_done: int = 0
+    ranges: int = 0
 
 
 class ApplyStatus(msgspec.Struct, frozen=True):
@@ -41,7 +48,7 @@ class ApplyStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         position: all tables that follow have what was committed below it.
-        lag_bytes: of WAL on the quorum that are not read yet.
+        lag_bytes: of WAL on the quorum that are not read yet; while a table is copied, up to the position of the copy.
         retained_bytes: of WAL that the slot retains on the primary.
         copies: tables that were copied since the connection to the server was made.
         time: Unix time of the report.
@@ -80,13 +87,28 @@ class StatusFiles:
         self._stored_at = 0.0
         self._stored_states: dict[str, str] = {}
 
-    def write(self, job: Job, tables: Tables, lag_bytes: int, retained_bytes: int) -> None:
-        """Replace both files. Raises StorageFailed, StorageFull, ArchiveError."""
+    def write(
+        self,
+        job: Job,
+        tables: Tables,
+        lag_bytes: int,
+        retained_bytes: int,
+        *,
+        copying: CopyProgress | None = None,
+    ) -> None:
+        """Replace both files. Raises StorageFailed, StorageFull, ArchiveError.
+
+        Args:
+            copying: the table that is copied at present.
+        """
         now = time.time()
-        if lag_bytes == 0:
+        if lag_bytes == 0 and copying is None:
             self._current_at = now
         elif self._current_at is None:
             self._current_at = self._former_current_time() or self._started_at
+        in_copy = {}
+        if copying is not None:
+            in_copy[str(copying.table)] = TableStatus("copying", ranges_done=copying.done, ranges=copying.ranges)
         status = ApplyStatus(
             job.slot,
             format_lsn(job.position_lsn),
@@ -100,6 +122,7 @@ class StatusFiles:
                     name: TableStatus("quarantined", None, each.reason, each.since)
                     for name, each in sorted(tables.quarantined.items())
                 },
+                **in_copy,
             },
             self._current_at,
             job.mode,
@@ -183,5 +206,14 @@ def _metrics(status: ApplyStatus) -> Iterable[str]:
     yield "# HELP walproxy_apply_table_quarantined 1 if a table is quarantined, 0 if it follows."
     yield "# TYPE walproxy_apply_table_quarantined gauge"
     for name, table in status.tables.items():
-        label = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        yield f'walproxy_apply_table_quarantined{{table="{label}"}} {int(table.state == "quarantined")}'
+        yield f'walproxy_apply_table_quarantined{{table="{_label(name)}"}} {int(table.state == "quarantined")}'
+    copies = {name: table for name, table in status.tables.items() if table.state == "copying"}
+    for suffix, text in (("ranges", "Ranges of a table that is being copied."), ("ranges_done", "Those copied.")):
+        yield f"# HELP walproxy_apply_copy_{suffix} {text}"
+        yield f"# TYPE walproxy_apply_copy_{suffix} gauge"
+        for name, table in copies.items():
+            yield f'walproxy_apply_copy_{suffix}{{table="{_label(name)}"}} {getattr(table, suffix)}'
+
+
+def _label(name: str) -> str:
+    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

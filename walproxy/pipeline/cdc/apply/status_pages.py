@@ -74,5 +74,9 @@ def _reason(status: StatusFiles) -> str | None:
         return problem
     if last is None:
         return "no step was completed yet"
-    quarantined = sorted(name for name, table in last.tables.items() if table.state == "quarantined")
-    return f"quarantined: {', '.join(quarantined)}" if quarantined else None
+    reasons = []
+    for state in ("quarantined", "copying"):
+        names = sorted(name for name, table in last.tables.items() if table.state == state)
+        if names:
+            reasons.append(f"{state}: {', '.join(names)}")
+    return "; ".join(reasons) or None

@@ -9,7 +9,7 @@ delay that doubles with each failure.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,12 +18,13 @@ import pyarrow as pa
 from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, StorageFailed
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.cdc.apply.announcements import NO_LONGER_PUBLISHED, NOT_COPIED_YET, TableChange
-from walproxy.pipeline.cdc.apply.copies import Copy, plan_copy, put_copy
+from walproxy.pipeline.cdc.apply.copies import Copy, CopyPlan, plan_copy, put_copy, takes_files
 from walproxy.pipeline.cdc.apply.copying import Snapshot, SnapshotDelayed
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Copying, Job, KnownTable, Quarantined
 from walproxy.pipeline.cdc.apply.options import TablePolicy
+from walproxy.pipeline.cdc.apply.range_copy import CopyProgress, RangeCopy, RangeOptions
 from walproxy.pipeline.cdc.apply.source_columns import fields_of, known_of, text_arrays
 from walproxy.pipeline.cdc.apply.target import Target
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
@@ -32,6 +33,7 @@ from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
 from walproxy.pipeline.cdc.publication import TableName, base_type, parse_table
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_value
+from walproxy.pipeline.lake.parquet_files import DataFile
 
 _log = logging.getLogger(__name__)
 
@@ -60,14 +62,18 @@ class Tables:
         copies: number of copies that were made.
     """
 
-    def __init__(self, policy: TablePolicy, asking: Connection, job: Job, *, waits_for_copies: bool) -> None:
+    def __init__(
+        self, policy: TablePolicy, asking: Connection, job: Job, ranges: RangeOptions, *, waits_for_copies: bool
+    ) -> None:
         """Take up the tables of a job.
 
         Args:
+            ranges: how large tables are copied.
             waits_for_copies: a copy waits for open transactions as long as it takes; else the other tables go on.
         """
         self._policy = policy
         self._asking = asking
+        self._ranges = ranges
         self._snapshot_wait_s = None if waits_for_copies else _SNAPSHOT_WAIT_S
         self._lists = job.arrays == "list"
         self._changes: list[TableChange] = []
@@ -289,11 +295,13 @@ class Tables:
             null_if_bad = frozenset(plan.schema.names) - set(made.key) if self._bad_as_null else frozenset()
             _log.info("copying %s as of %s: %s", table, format_lsn(source.lsn), reason)
             try:
-                with source.connection.transaction():
-                    rows = source.rows(made, plan.schema, null_if_bad=null_if_bad)
+                with (
+                    source.connection.transaction(),
+                    self._rows(source, made, plan, null_if_bad, note) as (rows, files),
+                ):
                     self._copying[table] = Copying(known, source.lsn)
                     # Only the job that can note something is the one that may replace a table.
-                    copy = Copy(plan, made.key, rows, position, source.unix_us)
+                    copy = Copy(plan, made.key, rows, position, source.unix_us, files)
                     put_copy(following, mode, copy, require_only_job=note)
                 break
             except BadValue as error:
@@ -311,6 +319,34 @@ class Tables:
         """Return what is to be remembered of a table that is copied. Raises SourceRefused."""
         as_text, bad_text = self._policy.text_columns(made.table), self._bad_text[made.table]
         return known_of(made, as_text, bad_text, self._policy.mode, bad_as_null=self._bad_as_null, lists=self._lists)
+
+    @contextlib.contextmanager
+    def _rows(
+        self,
+        source: Snapshot,
+        made: PublishedTable,
+        plan: CopyPlan,
+        null_if_bad: Set[str],
+        require_only_job: Callable[[], None],
+    ) -> Iterator[tuple[Iterable[pa.RecordBatch], Sequence[DataFile] | None]]:
+        """Give the rows of a source, and files of them if the table takes files, for a block that commits them."""
+        following = self.following(made.table)
+
+        def columns() -> tuple[pa.Schema, bool]:
+            require_only_job()
+            is_direct = takes_files(following, self._policy.mode, plan)
+            return following.file_schema(plan.schema) if is_direct else plan.schema, is_direct
+
+        state_file = self._policy.copy_state_file(following)
+        state = RangeCopy(source, made, following, state_file, columns, null_if_bad).copy(self._ranges)
+        if state is None:
+            self._ranges.report(CopyProgress(made.table, source.lsn, 0, 0))
+            yield source.rows(made, plan.schema, null_if_bad=null_if_bad), None
+            return
+        yield state_file.rows(state), state.files if state.basis.is_direct else None
+        if not state.basis.is_direct:
+            state_file.remove_files(state)
+        state_file.remove()
 
     def _keeps_as_text(self, table: TableName, error: BadValue) -> bool:
         """Return whether a column becomes text because of a value, and note that it does."""
@@ -350,7 +386,9 @@ class Tables:
     def _take_up_copy(self, table: TableName, copying: Copying, reason: str) -> None:
         """Follow a table whose copy was committed just before the job ended; else it is copied later."""
         with self._quarantining(table):
-            if self.following(table).position() == Position(copying.lsn, 0):
+            following = self.following(table)
+            if following.position() == Position(copying.lsn, 0):
+                self._policy.copy_state_file(following).remove()  # Its files are the table's.
                 self._take_up(table, copying.known)
                 self._note_copied(table, reason, copying.lsn)
 

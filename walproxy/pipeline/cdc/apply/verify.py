@@ -8,7 +8,7 @@ snapshot, and is compared with another one.
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -17,9 +17,10 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.announcer import announcing
 from walproxy.pipeline.cdc.apply.copying import Snapshot
-from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, opened_job
+from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, no_report, opened_job
 from walproxy.pipeline.cdc.apply.job_file import only_job
 from walproxy.pipeline.cdc.apply.present_rows import present_rows
+from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.row_hashes import Comparison, compare_rows
 from walproxy.pipeline.cdc.apply.target import Target
 from walproxy.pipeline.cdc.publication import TableName
@@ -73,11 +74,18 @@ class Verified(NamedTuple):
         return lines
 
 
-def run_verify(options: ApplyOptions, *, repair: bool, stop: threading.Event | None = None) -> list[Verified]:
+def run_verify(
+    options: ApplyOptions,
+    *,
+    repair: bool,
+    stop: threading.Event | None = None,
+    on_copy: Callable[[CopyProgress], None] = no_report,
+) -> list[Verified]:
     """Follow up to now, then compare each table with its source.
 
     Args:
         repair: copy tables again that differ, and compare them once more.
+        on_copy: as for `run_apply`.
 
     Returns:
         The last comparison of each table; logged too.
@@ -91,7 +99,7 @@ def run_verify(options: ApplyOptions, *, repair: bool, stop: threading.Event | N
     with (
         announcing(options.on_schema_change) as announcer,
         only_job(options.location),
-        opened_job(options, first=True, ends=True, stop=stop, announcer=announcer) as job,
+        opened_job(options, first=True, ends=True, stop=stop, announcer=announcer, on_copy=on_copy) as job,
     ):
         job.copy_missing()
         job.follow_until_now(stop)
