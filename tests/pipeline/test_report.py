@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -205,10 +206,20 @@ def test_a_range_of_time_is_that_of_the_pieces_in_which_it_lies(stage: Stage) ->
     )
 
 
+def rounded(value: Any) -> Any:
+    """Return the value with its fractions rounded: DuckDB adds them in any order."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 3) if isinstance(value, float) else value
+
+
 def test_tables_of_an_earlier_version_give_the_same_report(stage: Stage, tmp_path: Path) -> None:
     write_tables(tmp_path, in_the_former_layout(stage.views))
     report = make_report(look_for_tables(FolderTables(tmp_path)), RelationNames(snapshot()))
-    assert msgspec.structs.replace(report, made_at=stage.report.made_at) == stage.report
+    report = msgspec.structs.replace(report, made_at=stage.report.made_at)
+    assert rounded(msgspec.to_builtins(report)) == rounded(msgspec.to_builtins(stage.report))
 
 
 @pytest.mark.parametrize("rows", [0, 1])
