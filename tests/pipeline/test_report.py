@@ -212,7 +212,7 @@ def rounded(value: Any) -> Any:
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list):
         return [rounded(each) for each in value]
-    return round(value, 3) if isinstance(value, float) else value
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def test_tables_of_an_earlier_version_give_the_same_report(stage: Stage, tmp_path: Path) -> None:
