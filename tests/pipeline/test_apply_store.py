@@ -22,7 +22,7 @@ from tests.integration.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
-from walproxy.pipeline.cdc.apply import delta, iceberg_rows
+from walproxy.pipeline.cdc.apply import delta, iceberg
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
@@ -365,7 +365,7 @@ def test_old_files_and_versions_are_removed_from_a_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(delta, "SMALL_FILES_MAX", 3)
-    monkeypatch.setattr(iceberg_rows, "SMALL_FILES_MAX", 3)
+    monkeypatch.setattr(iceberg, "SMALL_FILES_MAX", 3)
     table, prefix = new_table(), prefix_of(request)
     table.replace(SCHEMA, [], Position(1, 0))
     table.add_columns([pa.field("new", pa.int64())])

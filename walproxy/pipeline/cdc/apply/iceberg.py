@@ -35,6 +35,8 @@ from sqlalchemy.exc import IntegrityError
 
 from safekeeper.base.errors import ArchiveError, ConfigurationError, StorageFailed, WalproxyError
 from walproxy.pipeline.cdc.apply.following import (
+    SMALL_FILE_BYTES,
+    SMALL_FILES_MAX,
     FollowingTable,
     Position,
     key_filter,
@@ -48,7 +50,6 @@ from walproxy.pipeline.cdc.apply.iceberg_rows import (
     files_with,
     read_rows,
     rows_of,
-    too_small,
 )
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.catalog import catalog_error, given_namespace, missing_files, open_catalog
@@ -204,7 +205,7 @@ class IcebergFollowing(FollowingTable):
             table, tasks = self._at(expected)
             kept: Iterable[pa.RecordBatch] = ()
             if not overwrites:
-                tasks = too_small(tasks)
+                tasks = _too_small(tasks)
                 kept = rows_of(table, tasks)
             self._exchange_at(table, tasks, _chain(kept, batches), position)
 
@@ -215,7 +216,7 @@ class IcebergFollowing(FollowingTable):
             table, tasks = self._at(expected)
             keys = pa.concat_tables([upserts.select(key), deleted.select(key)])
             touched = files_with(table, tasks, keys)
-            touched += [task for task in too_small(tasks) if task not in touched]
+            touched += [task for task in _too_small(tasks) if task not in touched]
             kept = (
                 batch
                 for rows in rows_of(table, touched)
@@ -436,3 +437,9 @@ def _parts(rows: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]
 def _chain(*parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for part in parts:
         yield from part
+
+
+def _too_small(tasks: Sequence[FileScanTask]) -> list[FileScanTask]:
+    """Return the small files if there are too many: they become one with the next commit."""
+    small = [task for task in tasks if task.file.file_size_in_bytes < SMALL_FILE_BYTES]
+    return small if len(small) > SMALL_FILES_MAX else []

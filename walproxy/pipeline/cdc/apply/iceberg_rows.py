@@ -12,8 +12,6 @@ from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IntegerType, LongType, StringType
 
-from walproxy.pipeline.cdc.apply.following import SMALL_FILE_BYTES, SMALL_FILES_MAX
-
 
 def _small(data_type: pa.DataType) -> pa.DataType:
     """pyiceberg may prefer Arrow's large types."""
@@ -66,9 +64,3 @@ def rows_of(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa
     schema = arrow_schema(table)
     for batch in read_rows(table, tasks):
         yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
-
-
-def too_small(tasks: Sequence[FileScanTask]) -> list[FileScanTask]:
-    """Return the small files if there are too many: they become one with the next commit."""
-    small = [task for task in tasks if task.file.file_size_in_bytes < SMALL_FILE_BYTES]
-    return small if len(small) > SMALL_FILES_MAX else []
