@@ -24,7 +24,8 @@ from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import WATCH_INTERVAL_S, ProposerListener
 from safekeeper.peers.peer_auth import Challenge, Proof, Refused
 from tests.simulation.disk import ModelDisk
-from tests.simulation.lone_node_process import LoneSocket, Process, log_state
+from tests.simulation.lone_node_process import Process, log_state
+from tests.simulation.lone_node_socket import LoneSocket
 from tests.simulation.node_reference import WAL, NodeReference
 from tests.simulation.trace import shown
 
