@@ -88,7 +88,7 @@ class LoneNode(NodeLife):
             self._readers: 4,
             self._checkpoint: 3,
             self._exchange: 2,
-            self._measure: 1,
+            self._measure: 4,
             self._break_disk: 16,
             self._stop: 2,
             self._kill: 1,

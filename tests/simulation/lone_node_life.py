@@ -148,6 +148,7 @@ class NodeLife(DrawnMessages):
         process.seen.clear()
         self._node = node = Node(folder, process.loop)
         process.acceptor = node.acceptor
+        node.disk_space.free_warning_bytes = self.rng.choice((0, 1 << 20))
         reference.start()
         self._adopt(folder)
         process.started()
