@@ -227,6 +227,7 @@ class ListenerReference(NodeReference):
         if not is_right or message.is_first != (peer.authenticated == 0):
             if isinstance(message, Authentication) and peer.authenticated == 1 and not message.is_first:
                 self._take("handshake", peer.number, Refused)
+                self._note_pause(peer)
             self.close(peer.number)
             return
         self._take("handshake", peer.number, Challenge if message.is_first else Proof)
