@@ -365,7 +365,7 @@ class Node:
                 self._fail(error)
                 return
             if self._has_failed:
-                return  # A checkpoint has found that the storage has failed: it writes nothing any more (S12).
+                return  # A checkpoint has found that the storage has failed: nothing is written after that (S12).
             if effects is None:
                 self._check()
             else:

@@ -24,7 +24,8 @@ from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import WATCH_INTERVAL_S, ProposerListener
 from safekeeper.peers.peer_auth import Challenge, Proof, Refused
 from tests.simulation.disk import ModelDisk
-from tests.simulation.lone_node_process import LoneSocket, Process, log_state
+from tests.simulation.lone_node_process import Process, log_state
+from tests.simulation.lone_node_socket import LoneSocket
 from tests.simulation.node_reference import WAL, NodeReference
 from tests.simulation.trace import shown
 
@@ -226,6 +227,7 @@ class ListenerReference(NodeReference):
         if not is_right or message.is_first != (peer.authenticated == 0):
             if isinstance(message, Authentication) and peer.authenticated == 1 and not message.is_first:
                 self._take("handshake", peer.number, Refused)
+                self._note_pause(peer)
             self.close(peer.number)
             return
         self._take("handshake", peer.number, Challenge if message.is_first else Proof)

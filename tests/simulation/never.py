@@ -19,7 +19,6 @@ _COMMAND = "asked for by a command that the simulator does not have: unit tests 
 _FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     _SHELL: {
         f"{_STORAGE}/control_file.py": ("DataDirectoryLock", "_read_pid"),
-        f"{_STORAGE}/disk_space.py": ("DiskSpace.is_low", "DiskSpace.measured"),
         f"{_STORAGE}/wal_reading.py": ("SegmentSource",),
         f"{_STORAGE}/filesystem.py": (
             "RealFile",
@@ -236,9 +235,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
                 "changes_nothing is",
                 "error.strerror is false",
             ),
-        },
-        f"{_STORAGE}/wal_log.py": {
-            "WalStorage.reset": ("except ResourceShortage",),
         },
     },
     _ONE_SIZE: {
