@@ -545,6 +545,8 @@ class NodeReference:
         self.timers.remove(timer)
         if timer[2] == "report":
             self._report()
+        elif timer[2] == "prepare" and self.is_between_events and self._is_storage_broken:
+            self._fail()
         elif timer[2] == "prepare" and self.is_between_events and self._next_is("submit", "preparer"):
             self._take("submit", "preparer")
         return timer[2]
