@@ -8,7 +8,8 @@ from typing import Final
 
 # tests/unit/test_scheduling.py compares them with the files that have the fixture.
 SPARK: Final = tuple(
-    f"tests/pipeline/test_{name}.py" for name in ("run", "cdc", "sink", "source_stream", "source_batch", "lake_readers")
+    f"tests/pipeline/test_{name}.py"
+    for name in ("run", "cdc", "sink", "source_stream", "source_batch", "lake_readers", "apply_arrays")
 )
 _LONG: Final = (
     *("tests/integration/", "tests/pipeline/", "tests/simulation/"),

@@ -131,8 +131,8 @@ def test_primary_without_a_quorum_ends_its_writes_and_the_server_is_started_agai
     def is_read_only() -> bool:
         try:
             return leader.postgres.execute("SHOW default_transaction_read_only") == [("on",)]
-        except psycopg.errors.AdminShutdown:
-            return False  # The agent closes all sessions, also this one if it has just begun.
+        except psycopg.OperationalError:
+            return False  # The agent closes all sessions, also this one if it begins or has just begun.
 
     for i in (1, 2):
         cluster.safekeepers[i].pause()

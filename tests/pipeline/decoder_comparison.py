@@ -19,6 +19,7 @@ from walproxy.pipeline.decoder.decode import Decoded, Workspace, decode
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.wal_input import Buffer
+from walproxy.pipeline.schemas import optional_columns
 
 VIEWS: Final = ("records", "blocks", "transactions")
 _SHOWN: Final = 3
@@ -184,9 +185,15 @@ def block_differences(rows: Rows, dump: Dump) -> list[str]:
         columns[name] = (rows.column("blocks", name), theirs[:, 1 + index])
     found = _differences(columns, lsns)
     nested = pc.list_flatten(rows.tables["records"].column("blocks"))
-    for name in blocks.column_names[5:]:
+    for name in (name for name in blocks.column_names[5:] if name not in optional_columns("blocks")):
         if not pc.struct_field(nested, name).equals(blocks.column(name)):
             found.append(f"records.blocks.{name} is not blocks.{name}")
+    records = rows.tables["records"].filter(pc.greater(pc.list_value_length(rows.tables["records"]["blocks"]), 0))
+    sums = blocks.group_by("lsn").aggregate([("wal_bytes", "sum"), ("is_first", "sum")]).sort_by("lsn")
+    if sums["wal_bytes_sum"].to_pylist() != records["total_length"].to_pylist():
+        found.append("blocks.wal_bytes do not add up to the lengths of the records")
+    if set(sums["is_first_sum"].to_pylist()) - {1}:
+        found.append("a record has no first block, or several")
     return found
 
 

@@ -82,7 +82,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "WalStorage.truncate": ("self.is_empty is true",),
             "WalStorage.forget_below": ("self.is_empty is true",),
         },
-        f"{_PROPOSER}/proposer.py": {"Proposer.wal_received": ("stream.is_open is false",)},
     },
     _BEFORE: {
         f"{_ACCEPTOR}/acceptor.py": {

@@ -610,8 +610,15 @@ class Proposer:
         stuck = stuck_reason(self.peers)
         if bootstrap is not None:
             stuck = "" if self.config.bootstrap else repeated_bootstrap_reason(primary)
-            if not stuck:
+            if not stuck and self.roster.are_greeted_together():
                 self._begin_bootstrap(bootstrap, now)
+                return
+            if not stuck:
+                # Greetings of different times must not be combined: a member that is empty now because its disk was
+                # lost, and one that was empty before, may have acknowledged WAL together in between.
+                if not self.roster.awaits_greetings():
+                    self.roster.forget_greetings()
+                    self.roster.greet_all(primary, now)
                 return
             if not self._greeted_since_slot:
                 # Another proxy may have finished its bootstrap, and created the slot, since these greetings.

@@ -54,7 +54,9 @@ class Peer:
         redirected_at: when it was last disconnected to be dialled at the next address.
         folder: the state of its data folder, as last reported on the present connection; None before.
         folder_cluster_id: the cluster of which its log is, according to the same report.
-        asked_with: of each greeting that is not answered yet, what was known of all data folders when it was sent.
+        asked_with: of each greeting that is not answered yet, what was known of all data folders when it was sent, and
+            how many connections had been made.
+        greeted_after: how many connections had been made when its greeting was requested.
         older_than: a state that its data folder had and has no more: it is an older copy (S8e). None if it is not.
     """
 
@@ -70,7 +72,8 @@ class Peer:
     redirected_at: float = -inf
     folder: FolderState | None = None
     folder_cluster_id: str = ""
-    asked_with: deque[KnownOfClusters] = field(default_factory=deque)
+    asked_with: deque[tuple[KnownOfClusters, int]] = field(default_factory=deque)
+    greeted_after: int = 0
     older_than: FolderState | None = None
 
 
@@ -85,6 +88,7 @@ class Roster:
     Attributes:
         peers: by id.
         known: what is known of data folders, from their safekeepers, from others, and from the terms that are led.
+        connections: how many were made so far, to all safekeepers.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Roster:
             i: Peer(addresses=tuple(filter(None, [addresses.get(i)]))) for i in safekeeper_ids
         }
         self.known: KnownOfClusters = {}
+        self.connections = 0
         self._configured = frozenset(safekeeper_ids)
         self._proposer_id = proposer_id
         self._out = out
@@ -101,6 +106,7 @@ class Roster:
     def connect(self, safekeeper_id: int) -> None:
         """Handle a connection that is open now; keep the reason of a refusal until the safekeeper greets again."""
         known = self.peers[safekeeper_id]
+        self.connections += 1
         self.peers[safekeeper_id] = Peer(
             True,
             refused=known.refused,
@@ -176,7 +182,7 @@ class Roster:
             primary.system_id if primary else None,
             primary.segment_size if primary else None,
         )
-        self.peers[safekeeper_id].asked_with.append(self.known)
+        self.peers[safekeeper_id].asked_with.append((self.known, self.connections))
         return self.ask(safekeeper_id, greeting, now)
 
     def greet_all(self, primary: PrimaryIdentity | None, now: float) -> None:
@@ -206,7 +212,8 @@ class Roster:
         peer = self.peers[safekeeper_id]
         if not peer.asked_with:
             raise RemoteProtocolError(f"safekeeper {safekeeper_id} has sent a greeting that answers none")
-        known = peer.asked_with.popleft().get(greeting.cluster_id, {}).get((safekeeper_id, greeting.incarnation))
+        known_of_clusters, peer.greeted_after = peer.asked_with.popleft()
+        known = known_of_clusters.get(greeting.cluster_id, {}).get((safekeeper_id, greeting.incarnation))
         peer.greeting, peer.refused, peer.refused_code, peer.problem = greeting, "", None, ""
         peer.greeted_at = now
         peer.waiting_since = None
@@ -217,6 +224,14 @@ class Roster:
         if twin is not None:
             reason = f"its data folder is a copy of safekeeper {twin}'s: wipe one of the two"
             self.refuse(safekeeper_id, None, reason)
+
+    def are_greeted_together(self) -> bool:
+        """Return whether all greetings were requested after the last of the connections was made (step 0)."""
+        return all(peer.greeted_after == self.connections for peer in self.peers.values())
+
+    def awaits_greetings(self) -> bool:
+        """Return whether a greeting was requested that has not come yet."""
+        return any(peer.connected and peer.asked_with for peer in self.peers.values())
 
     def learn(self, cluster_id: str, folders: Iterable[FolderState]) -> None:
         """Record what is known of data folders of a cluster."""

@@ -67,8 +67,9 @@ class Beginnings(ReferenceRun):
                 self._refusals.greeted_at, self._pause_until, self._next_attempt_at = self._now, 0.0, self._now
             else:
                 is_first = bool(primary.slot) and not self._greeted_since_slot
-                expect(is_first, "0.2: safekeepers are greeted again for no reason")
-                self._greeted_since_slot = True
+                is_of_several_times = self._may_bootstrap(primary) and not self.roster.greeted_of_one_time
+                expect(is_first or is_of_several_times, "0.2: safekeepers are greeted again for no reason")
+                self._greeted_since_slot = self._greeted_since_slot or not is_of_several_times
             self.roster.forget_greetings()
             self._greet_all()
 
@@ -104,10 +105,15 @@ class Beginnings(ReferenceRun):
             expect(is_listed, "0.12: the list of safekeepers does not fit, and the run goes on")
             expect(self._repeats(primary), "2.1: no attempt begins, although it is due")
             return
-        peers = self.roster.peers.values()
-        is_first = all(p.is_empty and not p.is_missing and not self._is_of_a_cluster(p) for p in peers)
-        is_first = is_first and (self.config.bootstrap or not primary.slot)
+        is_first = self._may_bootstrap(primary) and not any(map(self._is_of_a_cluster, self.roster.peers.values()))
+        if any(peer.asked_with for peer in self.roster.peers.values() if peer.is_connected):
+            is_first = is_first and self.roster.greeted_of_one_time
         expect(not is_first, "0.1: no bootstrap begins, although it is due")
+
+    def _may_bootstrap(self, primary: PrimaryIdentity) -> bool:
+        """0.2, but for the times of the greetings and the cluster id."""
+        is_empty = all(peer.is_empty and not peer.is_missing for peer in self.roster.peers.values())
+        return is_empty and (self.config.bootstrap or not primary.slot)
 
     @staticmethod
     def _is_of_a_cluster(peer: Peer) -> bool:
@@ -184,6 +190,7 @@ class Beginnings(ReferenceRun):
         expect(self.roster.cluster() is None, "0.1: a bootstrap although a cluster has a quorum")
         expect(all(peer.is_empty and not peer.is_missing for peer in peers.values()), "0.2: not all are empty")
         expect(self.config.bootstrap or not primary.slot, "0.2: a bootstrap although there is a slot")
+        expect(self.roster.greeted_of_one_time, "0.2: a bootstrap by greetings of several times")
         addresses = self.config.addresses
         members = tuple(
             Member(i, peer.greeting.incarnation, addresses.get(i, ""))

@@ -111,7 +111,9 @@ class Peer:
         waiting_since: since when an answer is awaited; None if none is.
         is_missing, code: whether it counts as missing, and by which refusal.
         reported: the state of its data folder that it has reported last on this connection, and the cluster.
-        asked_with: what was known of all folders when each greeting was asked for that has not come yet (11.6).
+        asked_with: what was known of all folders when each greeting was asked for that has not come yet (11.6), and the
+            connections that there were.
+        connections_then: those that there were when its greeting was asked for.
     """
 
     is_connected: bool = False
@@ -121,7 +123,8 @@ class Peer:
     is_missing: bool = False
     code: RefusalCode | None = None
     reported: tuple[str, FolderState] | None = None
-    asked_with: deque[Folders] = field(default_factory=deque)
+    asked_with: deque[tuple[Folders, frozenset[int]]] = field(default_factory=deque)
+    connections_then: frozenset[int] = frozenset()
 
     @property
     def is_empty(self) -> bool:
@@ -136,11 +139,18 @@ class ReferenceRoster:
     Attributes:
         peers: by id.
         folders: 11.3.
+        connections: all that were made, by number.
     """
 
     def __init__(self, safekeeper_ids: Iterable[int]) -> None:
         self.peers = {safekeeper_id: Peer() for safekeeper_id in safekeeper_ids}
         self.folders: Folders = {}
+        self.connections: frozenset[int] = frozenset()
+
+    @property
+    def greeted_of_one_time(self) -> bool:
+        """0.2."""
+        return {peer.connections_then for peer in self.peers.values()} == {self.connections}
 
     def greetings(self) -> dict[int, AcceptorGreeting]:
         """Those of the safekeepers that do not count as missing."""

@@ -99,7 +99,7 @@ class ReferenceRun:
             primary.system_id if primary is not None else None,
             primary.segment_size if primary is not None else None,
         )
-        self.roster.peers[safekeeper_id].asked_with.append(self.roster.folders)
+        self.roster.peers[safekeeper_id].asked_with.append((self.roster.folders, self.roster.connections))
         self._expected.append(SendMessage(safekeeper_id, greeting))
 
     def _greet_all(self) -> None:

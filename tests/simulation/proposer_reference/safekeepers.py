@@ -37,6 +37,7 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
     def connected(self, safekeeper_id: int, now: float) -> None:
         """1.1."""
         before = self.roster.peers[safekeeper_id]
+        self.roster.connections |= {len(self.roster.connections)}
         self.roster.peers[safekeeper_id] = Peer(True, is_missing=before.is_missing, code=before.code)
         self._greet(safekeeper_id)
 
@@ -115,7 +116,8 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
         """1.4, 1.6, 11.6, 11.7, 3.6."""
         peer, term = self.roster.peers[safekeeper_id], self.term
         folder = safekeeper_id, greeting.incarnation
-        known = peer.asked_with.popleft().get(greeting.cluster_id, {}).get(folder)
+        folders, peer.connections_then = peer.asked_with.popleft()
+        known = folders.get(greeting.cluster_id, {}).get(folder)
         peer.greeting, peer.greeted_at, peer.waiting_since = greeting, now, None
         peer.is_missing, peer.code = False, None
         for other_id, other in self.roster.peers.items():

@@ -1,6 +1,7 @@
 """`walproxy pipeline apply`: options of copies that are not valid, and the bar of a copy."""
 
 import io
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from walproxy.cli.pipeline_work.apply import copy_bar
 from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
 from walproxy.pipeline.cdc.publication import TableName
 
-WORDS = ("--primary", "host=nowhere", "--slot", "s", "--publication", "p", "--to", "/nowhere")
+WORDS = ("--primary", "host=nowhere", "--slot", "s", "--publication", "p", "--to")
 
 
 @pytest.mark.parametrize(
@@ -24,8 +25,8 @@ WORDS = ("--primary", "host=nowhere", "--slot", "s", "--publication", "p", "--to
         (("--copy-sessions", "many"), "Invalid value for '--copy-sessions': 'many' is not a valid integer range"),
     ],
 )
-def test_bad_values_are_one_line(words: tuple[str, str], says: str) -> None:
-    result = CliRunner().invoke(apply, [*WORDS, *words])
+def test_bad_values_are_one_line(tmp_path: Path, words: tuple[str, str], says: str) -> None:
+    result = CliRunner().invoke(apply, [*WORDS, str(tmp_path), *words])
     assert result.exit_code != 0
     line = str(result.exception) if isinstance(result.exception, ConfigurationError) else result.output.splitlines()[-1]
     assert says in line and "\n" not in line

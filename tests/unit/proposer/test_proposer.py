@@ -155,6 +155,13 @@ def empty(safekeeper_id: int) -> AcceptorGreeting:
     )
 
 
+def greet_empty(table: "Table") -> None:
+    """All three have been connected to, and greet: once to each connection, and once more, all after the last."""
+    for _ in range(2):
+        for safekeeper_id in (1, 2, 3):
+            table.hears(safekeeper_id, empty(safekeeper_id))
+
+
 def vote(leader_id: LeaderId, **changes: Any) -> VoteResponse:
     message = VoteResponse(leader_id, True, leader_id, LOG, (), BASE, END, BASE, BASE)
     return msgspec.structs.replace(message, **changes)
@@ -223,6 +230,7 @@ def test_empty_safekeepers_of_a_primary_that_has_our_slot_are_no_first_start() -
     table.sees(SLOTTED)
     for safekeeper_id in (1, 2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
+    for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, empty(safekeeper_id))
     # Another proxy may have begun the cluster, and made the slot, a moment ago.
     greets_again(table)
@@ -245,7 +253,7 @@ def test_a_first_start_is_told_to_be_one_by_the_operator() -> None:
     table.sees(SLOTTED)
     for safekeeper_id in (1, 2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, empty(safekeeper_id))
+    greet_empty(table)
     assert table.sent(Bootstrap).keys() == {1, 2, 3}
 
 
@@ -254,13 +262,14 @@ def test_a_bootstrap_that_was_begun_with_these_folders_is_finished_whoever_made_
     begun.sees()
     for safekeeper_id in (1, 2, 3):
         begun.event(begun.proposer.connected(safekeeper_id, begun.now))
-        begun.hears(safekeeper_id, empty(safekeeper_id))
+    greet_empty(begun)
     message = begun.sent(Bootstrap)[1]
     half_done = msgspec.structs.replace(empty(1), cluster_id=message.cluster_id, membership=message.membership)
     table = Table()
     table.sees(SLOTTED)
     for safekeeper_id in (1, 2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
+    for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, half_done if safekeeper_id == 1 else empty(safekeeper_id))
     assert table.proposer.phase is Phase.PRE_VOTING and not table.proposer.stuck
 
@@ -292,6 +301,37 @@ def test_a_minority_is_asked_nothing() -> None:
     assert table.proposer.phase is Phase.GATHERING
 
 
+def test_greetings_of_different_times_are_not_combined_for_a_bootstrap() -> None:
+    table = Table()
+    table.sees()
+    for safekeeper_id in (2, 3):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+        table.hears(safekeeper_id, empty(safekeeper_id))
+    # Another proxy bootstraps 1 and 3, and they acknowledge WAL. Then the disk of 1 is lost. 2 has missed all of it.
+    table.event(table.proposer.connected(1, table.now))
+    table.hears(1, wiped(1))
+    assert (table.sent(Bootstrap), table.sent(ProposerGreeting).keys()) == ({}, {1, 2, 3})
+    for safekeeper_id, message in ((1, wiped(1)), (2, empty(2)), (3, greeting(3))):
+        table.hears(safekeeper_id, message)
+        assert table.sent(Bootstrap) == {}
+    # 2 and 3 are a quorum of the cluster that there is.
+    assert table.proposer.phase is Phase.PRE_VOTING
+
+
+def test_a_greeting_that_was_requested_before_the_last_connection_does_not_count_for_a_bootstrap() -> None:
+    table = Table()
+    table.sees()
+    table.event(table.proposer.connected(3, table.now))
+    for safekeeper_id in (1, 2):
+        table.event(table.proposer.connected(safekeeper_id, table.now))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, empty(safekeeper_id))  # That of 3 was on its way.
+    assert table.sent(Bootstrap) == {}
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, empty(safekeeper_id))
+    assert table.sent(Bootstrap).keys() == {1, 2, 3}
+
+
 def test_a_bootstrap_needs_every_member() -> None:
     table = Table()
     table.sees()
@@ -301,6 +341,9 @@ def test_a_bootstrap_needs_every_member() -> None:
         assert table.sent(Bootstrap) == {}
     table.event(table.proposer.connected(3, table.now))
     table.hears(3, empty(3))
+    assert table.sent(Bootstrap) == {}
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, empty(safekeeper_id))
     assert {message.membership for message in table.sent(Bootstrap).values()} == {MEMBERS}
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, Bootstrapped(CLUSTER, 1))
@@ -314,7 +357,7 @@ def test_after_a_bootstrap_that_was_interrupted_nobody_counts_as_empty_that_has_
     table.sees()
     for safekeeper_id in (1, 2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, empty(safekeeper_id))
+    greet_empty(table)
     for safekeeper_id in (2, 3):
         table.hears(safekeeper_id, Bootstrapped(CLUSTER, 1))
     table.event(table.proposer.disconnected(1, table.now))
@@ -1107,7 +1150,7 @@ def test_a_safekeeper_that_falls_silent_in_a_bootstrap_is_connected_to_again() -
     for safekeeper_id in (1, 2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
     table.sees()  # Each is greeted once more.
-    for safekeeper_id in (1, 2, 3):
+    for safekeeper_id in (1, 2, 3, 1, 2):
         table.hears(safekeeper_id, empty(safekeeper_id))
     bootstrap = table.sent(Bootstrap)[1]
     # The answer to the second greeting was on its way.

@@ -44,6 +44,7 @@ from tests.unit.proposer.test_proposer import (
     SEGMENT,
     Table,
     empty,
+    greet_empty,
     greeting,
     vote,
 )
@@ -584,7 +585,7 @@ def bootstrapping() -> tuple[Table, Bootstrap]:
     table.sees()
     for safekeeper_id in (1, 2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, empty(safekeeper_id))
+    greet_empty(table)
     return table, table.sent(Bootstrap)[1]
 
 
