@@ -6,7 +6,7 @@ SEEDS ?= 300
 SECONDS_EACH ?= 60
 SEED ?= 0
 # Tests that run at the same time. They wait for processes and disks most of the time.
-WORKERS ?= 3
+WORKERS ?= 2
 # Unit tests wait less: a third worker fills what the waits of two leave (65 s instead of 78 s on two cores).
 UNIT_WORKERS ?= 3
 
