@@ -2,7 +2,6 @@
 
 import json
 import logging
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source, wait_until
 from tests.pipeline.test_apply import Crash, crash_once
 from tests.unit.pipeline.test_announcer import SECRETS, HookServer, assert_no_secret
+from tests.waiting import wait_for
 from walproxy.pipeline.cdc.apply import announcer as announcer_module
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply import receivers
@@ -183,19 +183,18 @@ def test_a_receiver_that_is_away_delays_no_table_and_gets_everything_later(
             job.step()
             compare(source, options.location, "delta", "t")
             assert read_status(options.location).announcements == 2
-            while len(hook.posts) < 10:
-                time.sleep(0.01)
+            wait_for(lambda: len(hook.posts) >= 10, "the announcement is sent again and again", 30)
             assert caplog.text.count("schema changes are not announced") == 1
             hook.replies = []
-            deadline = time.monotonic() + 30
-            while len(hook.taken) < 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_for(lambda: len(hook.taken) >= 2, "both announcements are taken", 30)
             # A job without work notes that they were taken.
             monkeypatch.setattr(SafeLsn, "read", lambda *_: job.position_lsn)
-            while job_of(options).announcements:
-                assert time.monotonic() < deadline
+
+            def is_noted() -> bool:
                 job.step()
+                return not job_of(options).announcements
+
+            wait_for(is_noted, "the job notes that they were taken", 30)
         assert [each["change"][:8] for each in hook.taken] == ["column a", "column b"]
         assert caplog.text.count("schema changes are announced again") == 1
         folder = options.location.folder

@@ -1,21 +1,12 @@
 """One acceptor beside its reference, driven by random messages: states that clusters seldom reach.
 
 Theory of operation. In a cluster most messages fit the state that a proposer has just received. Here they are drawn
-from the state of the acceptor: histories that continue the log, fork off anywhere, give up WAL or have forgotten
-terms; leaders that are elected, deposed, or elected again; positions at, below and above each border; full disks, and
-processes that die between any two effects. There is no proposer and no other member, so these need not be the
-messages of any cluster; the reference (reference_acceptor.py) states what the acceptor must do nevertheless. Two
-rules hold, because otherwise all histories would be forged: a term is won once (S3), and its history continues a part
-of another one.
-
-Some messages break the protocol: the acceptor must refuse those that the reference refuses.
+from the state of the acceptor (lone_messages.py); disks are full, and processes die between any two effects
+(lone_acceptor_process.py). There is no proposer and no other member, so these need not be the messages of any cluster;
+the reference (reference_acceptor.py) states what the acceptor must do nevertheless, and refuses messages that break
+the protocol.
 
 Now and then the checks of the acceptor's state are given states that an error could leave (corrupted_states.py).
-
-    lone_acceptor_process.py  the process, its disk, and what random values are drawn near
-    lone_elections.py         greetings, votes, and histories
-    lone_wal.py               appends, flushes, pulls, reads, removals
-    lone_orders.py            members, clusters, folders, the archive, readers, the disk
 
 The bytes are those of `ModelDisk`, the time is drawn, and one seed decides everything.
 """
@@ -24,9 +15,7 @@ from collections.abc import Callable
 
 from tests.simulation.bends import Bends
 from tests.simulation.counts import Counts
-from tests.simulation.lone_elections import LoneElections
-from tests.simulation.lone_orders import LoneOrders
-from tests.simulation.lone_wal import LoneWal
+from tests.simulation.lone_acceptor_process import LoneProcess
 from tests.simulation.world import SimulationFailed, history_entries_max, small_frames
 
 EVENTS = 100
@@ -48,7 +37,7 @@ def drive(seed: int, events: int = EVENTS) -> Counts:
     return lone.counts
 
 
-class LoneAcceptor(LoneElections, LoneWal, LoneOrders):
+class LoneAcceptor(LoneProcess):
     """An acceptor, its disk, and the events that happen to it."""
 
     def run(self, events: int) -> None:

@@ -1,4 +1,4 @@
-"""The process of a lone acceptor: its disk, its connections, and what random values are drawn near.
+"""The process of a lone acceptor: its disk, its connections, and the ends of both.
 
 Part of lone_acceptor.py.
 """
@@ -30,28 +30,21 @@ from safekeeper.acceptor.effects import (
     WriteWal,
 )
 from safekeeper.base.errors import RemoteProtocolError, StorageFull
-from safekeeper.consensus.control_state import ControlState, LeaderId
-from safekeeper.consensus.membership import Member, Membership
-from safekeeper.consensus.messages import (
-    Elected,
-    PeerRead,
-    Refusal,
-)
+from safekeeper.consensus.control_state import ControlState
+from safekeeper.consensus.messages import PeerRead, Refusal
 from safekeeper.node.node import INCLUDES_FLUSH
 from tests.simulation.corrupted_states import check_acceptor
 from tests.simulation.counts import Counts
 from tests.simulation.disk import ModelDisk
-from tests.simulation.node_effects import message_effects
+from tests.simulation.lone_elections import LoneElections
+from tests.simulation.lone_messages import SAFEKEEPER_ID
+from tests.simulation.lone_orders import LoneOrders
+from tests.simulation.lone_wal import LoneWal
+from tests.simulation.node_effects import flushed_effects, message_effects
 from tests.simulation.reference_checker import ReferenceChecker
-from tests.simulation.synthetic_wal import SEGMENT_SIZE
+from tests.simulation.reference_readers import check_readers
 from tests.simulation.trace import shown
 
-FIRST_LSN = 4 * SEGMENT_SIZE
-SAFEKEEPER_ID = 1
-SYSTEM_ID = 77
-RUNS = ("run-a", "run-b", "run-c")
-CLUSTERS = ("cluster-a", "cluster-b")
-ARCHIVES = ("", "archive-a", "archive-b")
 TRACE_LINES = 40
 _TAKES_SPACE = (WriteWal, Persist, TruncateWal, ResetWal)
 
@@ -60,7 +53,7 @@ class Died(Exception):
     """The process ends between two effects."""
 
 
-class LoneProcess:
+class LoneProcess(LoneElections, LoneWal, LoneOrders):
     """An acceptor, its disk, and the events that happen to it.
 
     Attributes:
@@ -68,8 +61,12 @@ class LoneProcess:
         requested: the effects that the acceptor has requested: their names, and the codes of refusals.
     """
 
+    of_leader = 0.93
+    by_leader = 0.96
+    new_timelines = 0.3
+
     def __init__(self, seed: int, history_entries_max: int) -> None:
-        self.rng = random.Random(f"{seed} lone acceptor")
+        super().__init__(random.Random(f"{seed} lone acceptor"))
         self.counts = Counts()
         self._trace: deque[tuple[Any, ...]] = deque(maxlen=TRACE_LINES)
         self.requested: set[str] = set()
@@ -79,18 +76,9 @@ class LoneProcess:
         self._now_s = 0.0
         self._flush: Any = None
         self._effects_left = 0
-        self._connections = 0
-        self._greeted: list[int] = []
         self._closing: list[int] = []  # Their end is reported to the acceptor soon.
-        self._won: dict[int, Elected] = {}  # By term.
-        self._lost: set[int] = set()  # The terms that others have won, and forgotten.
-        self._timed = self.rng.choice((0.0, 0.3, 0.8))  # The share of records that bear a time.
         # How often an effect lacks disk space, or a file descriptor, although the one before did not.
         self._lacks = self.rng.choice((0.0, 0.0, 0.01, 0.06))
-        self._record = b""  # What is left of the record that appends are in, and where it goes on.
-        self._record_lsn = 0
-        self._sequence = 0
-        self._requests = 0
         self._reads: list[PeerRead] = []  # Those that were taken, and are not answered yet.
 
     def trace(self) -> list[str]:
@@ -211,57 +199,49 @@ class LoneProcess:
         self._acceptor.disconnected(connection)
         self._checker.disconnected(connection)
 
-    # ------------------------------------------------------------------ what is drawn
+    def _connect(self) -> int:
+        self._connections += 1
+        return self._connections
 
-    def _chance(self, probability: float) -> bool:
-        return self.rng.random() < probability
+    def _happens(self, event: str, *arguments: Any) -> None:
+        self._run(getattr(self._acceptor, event)(*arguments), event, *arguments)
 
-    def _connection(self, leader: float = 0.93) -> int:
-        """Draw a connection: mostly the leader's, if there is one."""
-        own = self._acceptor.leader_connection
-        if own is not None and own in self._greeted and self._chance(leader):
-            return own
-        return self.rng.choice(self._greeted)
+    def _time_passes_for_reads(self) -> None:
+        if self._reads and self._chance(0.5):
+            request = self._reads.pop(0)
+            self._checker.serves(request, self._acceptor.serves(request))
 
-    def _position(self) -> int:
-        """Draw a position: near one that means something."""
-        acceptor, control = self._acceptor, self._acceptor.control
-        anchors = [
-            control.wal_begin_lsn or FIRST_LSN,
-            acceptor.write_lsn,
-            acceptor.flush_lsn,
-            acceptor.commit_lsn,
-            acceptor.truncate_lsn,
-            *(entry.start_lsn for entry in control.history[-3:]),
-        ]
-        span = max(acceptor.write_lsn - control.wal_begin_lsn, 100)
-        anchor = self.rng.choice((*anchors, control.wal_begin_lsn + self.rng.randrange(span)))
-        return max(1, anchor + self.rng.choice((0, 0, 0, 0, -1, 1, -300, 300, -SEGMENT_SIZE, SEGMENT_SIZE)))
+    # ------------------------------------------------------------------ events of this one only
 
-    def _leader_id(self) -> LeaderId:
-        """Draw a leader: mostly the one that is followed or promised."""
-        acceptor = self._acceptor
-        promised = acceptor.control.promised
-        if promised.term and self._chance(0.96):
-            return acceptor.leader or promised
-        term = max(1, promised.term + self.rng.choice((-1, 0, 0, 1)))
-        return LeaderId(term, self.rng.choice(RUNS))
+    def _greet(self, well: bool = False) -> None:
+        super()._greet(well)
+        if not self._greeted:
+            self._disk.full = False  # Else a log that waits for room refuses each greeting.
 
-    def _membership(self, author: int) -> Membership:
-        """Draw a membership near the own one: this folder is mostly a member."""
-        control = self._acceptor.control
-        own = control.membership
-        generation = (own.generation if own is not None else 1) + self.rng.choice((0, 0, 0, 0, 0, 0, 1, 2, -1))
-        here = Member(
-            SAFEKEEPER_ID, control.incarnation if self._chance(0.95) else "folder-x", self.rng.choice(("", "h:1"))
-        )
-        others = tuple(Member(number, f"folder-of-{number}") for number in (2, 3))
-        members = tuple(sorted((here, *others))) if self._chance(0.9) else others
-        new = tuple(sorted((here, others[0]))) if self._chance(0.15) else ()
-        return Membership(max(1, generation), members, new, author)
+    def _disconnect(self) -> None:
+        self._close(self._connection(leader=0.3))
 
-    def _cluster(self) -> str:
-        control = self._acceptor.control
-        is_blank = not control.promised.term and not control.history
-        is_own = control.cluster_id and self._chance(0.6 if is_blank else 0.97)
-        return control.cluster_id if is_own else self.rng.choice(CLUSTERS)
+    def _flushed(self) -> None:
+        if self._flush is None:
+            self._flush = self._disk.start_flush()
+        if self._flush is None or self._chance(0.4):
+            return
+        if self._chance(0.2):
+            self._run(self._acceptor.report_write(), "write_reported")
+        else:
+            flush, self._flush = self._flush, None
+            flush_lsn = self._disk.finish_flush(flush)
+            self._run(flushed_effects(self._acceptor, flush_lsn), "flushed", flush_lsn)
+
+    def _readers(self) -> None:
+        super()._readers()
+        check_readers(self.rng, self._acceptor)
+
+    def _fill_disk(self) -> None:
+        self._disk.full = not self._disk.full and self._chance(0.5)
+
+    def _die(self) -> None:
+        if self._chance(0.5):
+            self._effects_left = self.rng.randint(1, 12)
+        else:
+            self._crash()

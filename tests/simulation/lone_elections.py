@@ -1,6 +1,6 @@
-"""What elects: greetings, requests for votes, and the histories of terms that a lone acceptor is to adopt.
+"""What elects: greetings, requests for votes, and the histories of terms that an acceptor is to adopt.
 
-Part of lone_acceptor.py.
+See lone_messages.py.
 """
 
 from typing import Any
@@ -17,15 +17,22 @@ from safekeeper.consensus.messages import (
     VoteRequest,
 )
 from safekeeper.consensus.term_history import HistoryEntry, TermHistory
-from tests.simulation.lone_acceptor_process import CLUSTERS, FIRST_LSN, RUNS, SAFEKEEPER_ID, SYSTEM_ID, LoneProcess
+from tests.simulation.lone_messages import (
+    CLUSTERS,
+    FIRST_LSN,
+    RUNS,
+    SAFEKEEPER_ID,
+    SYSTEM_ID,
+    DrawnMessages,
+)
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 
 
-class LoneElections(LoneProcess):
+class LoneElections(DrawnMessages):
     """Events of elections."""
 
     def _greet(self, well: bool = False) -> None:
-        self._connections += 1
+        number = self._connect()
         is_well = well or self._chance(0.9)
         message = ProposerGreeting(
             self.rng.choice((5, 5, 5, 4) if is_well else (3, 5, 6)),
@@ -34,13 +41,8 @@ class LoneElections(LoneProcess):
             self.rng.choice((None, SYSTEM_ID) if is_well else (SYSTEM_ID, 78)),
             self.rng.choice((None, SEGMENT_SIZE) if is_well else (SEGMENT_SIZE, 2 * SEGMENT_SIZE)),
         )
-        self._greeted.append(self._connections)
-        self._send(message, self._connections)
-        if not self._greeted:
-            self._disk.full = False  # Else a log that waits for room refuses each greeting.
-
-    def _disconnect(self) -> None:
-        self._close(self._connection(leader=0.3))
+        self._greeted.append(number)
+        self._send(message, number)
 
     def _pre_vote(self) -> None:
         run = self.rng.choice(RUNS)
@@ -131,7 +133,7 @@ class LoneElections(LoneProcess):
             start_lsn = max(start_lsn, FIRST_LSN) // SEGMENT_SIZE * SEGMENT_SIZE
             forgotten = 0
         gives_up = any(entry.gives_up for entry in history if entry not in kept) or self._chance(0.1)
-        tli = (kept[-1].tli if kept else 1) + int(self._chance(0.3))
+        tli = (kept[-1].tli if kept else 1) + int(self._chance(self.new_timelines))
         floor = max((kept[-1].floor if kept else 0), self.rng.choice((0, 0, 0, tli - 1)))
         kept, forgotten = self._forget(kept, forgotten)
         if kept and kept[-1].term < term - 1 not in self._won and self._chance(0.5):

@@ -21,9 +21,12 @@ from safekeeper.storage.data_folder import DataFolder
 from tests.simulation.counts import Counts
 from tests.simulation.disk import ModelDisk
 from tests.simulation.listener_reference import ListenerReference
-from tests.simulation.lone_messages import SAFEKEEPER_ID, DrawnMessages
+from tests.simulation.lone_elections import LoneElections
+from tests.simulation.lone_messages import SAFEKEEPER_ID
 from tests.simulation.lone_node_process import LoneWorker, ObservedFolder, Process, log_state
 from tests.simulation.lone_node_socket import LoneSocket
+from tests.simulation.lone_orders import LoneOrders
+from tests.simulation.lone_wal import LoneWal
 from tests.simulation.shell_reader import Watcher
 from tests.simulation.shell_seams import SILENT
 from tests.simulation.trace import shown
@@ -57,7 +60,7 @@ class Sleeper:
         self.seen = log_state(self._node.acceptor)
 
 
-class NodeLife(DrawnMessages):
+class NodeLife(LoneElections, LoneWal, LoneOrders):
     """A node, its disk, its peers, and the events that happen to it.
 
     Attributes:

@@ -1,6 +1,6 @@
-"""Orders to a lone acceptor, and what is around it: members, clusters, folders, the archive, readers, the disk.
+"""Orders to an acceptor, and what is around it: members, clusters, folders, the archive, readers.
 
-Part of lone_acceptor.py.
+See lone_messages.py.
 """
 
 import msgspec
@@ -19,12 +19,17 @@ from safekeeper.consensus.messages import (
     Reconfigure,
     Standby,
 )
-from tests.simulation.lone_acceptor_process import ARCHIVES, CLUSTERS, SAFEKEEPER_ID, SYSTEM_ID, LoneProcess
-from tests.simulation.reference_readers import check_readers
+from tests.simulation.lone_messages import (
+    ARCHIVES,
+    CLUSTERS,
+    SAFEKEEPER_ID,
+    SYSTEM_ID,
+    DrawnMessages,
+)
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
 
 
-class LoneOrders(LoneProcess):
+class LoneOrders(DrawnMessages):
     """Events of the other kinds."""
 
     def _bootstrap(self) -> None:
@@ -95,28 +100,17 @@ class LoneOrders(LoneProcess):
                 rng.choice(("", "", "down")),
                 rng.choice(ARCHIVES),
             )
-            self._run(acceptor.archive_reported(*report), "archive_reported", *report)
+            self._happens("archive_reported", *report)
 
     def _readers(self) -> None:
         standbys = tuple(Standby(name, self.rng.randrange(3)) for name in ("R1", "R2") if self._chance(0.5))
         has_readers = bool(standbys) or self._chance(0.3)
-        self._run(self._acceptor.readers_changed(has_readers, standbys), "readers_changed", has_readers, standbys)
-
-        check_readers(self.rng, self._acceptor)
+        self._happens("readers_changed", has_readers, standbys)
 
     def _checkpoint(self) -> None:
-        self._run(self._acceptor.checkpoint(), "checkpoint")
+        self._happens("checkpoint")
 
     def _exchange(self) -> None:
         cluster_id = self.rng.choice((*CLUSTERS, self._acceptor.control.cluster_id))
         message = AgentExchange(cluster_id, "agent") if self._chance(0.5) else EventExchange(cluster_id)
         self._send(message, self._connection(0.2))
-
-    def _fill_disk(self) -> None:
-        self._disk.full = not self._disk.full and self._chance(0.5)
-
-    def _die(self) -> None:
-        if self._chance(0.5):
-            self._effects_left = self.rng.randint(1, 12)
-        else:
-            self._crash()

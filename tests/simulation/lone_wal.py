@@ -1,6 +1,6 @@
-"""The WAL of a lone acceptor: appends, flushes, pulls, reads and removals.
+"""The WAL of an acceptor: appends, pulls, reads and removals.
 
-Part of lone_acceptor.py.
+See lone_messages.py.
 """
 
 import msgspec
@@ -15,12 +15,13 @@ from safekeeper.consensus.messages import (
     ReadRequest,
     TailRequest,
 )
-from tests.simulation.lone_acceptor_process import LoneProcess
-from tests.simulation.node_effects import flushed_effects
+from tests.simulation.lone_messages import (
+    DrawnMessages,
+)
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, make_record
 
 
-class LoneWal(LoneProcess):
+class LoneWal(DrawnMessages):
     """Events of the log."""
 
     def _wal(self, count: int) -> bytes:
@@ -61,25 +62,13 @@ class LoneWal(LoneProcess):
         )
         self._send(message, self._connection(0.97))
 
-    def _flushed(self) -> None:
-        if self._flush is None:
-            self._flush = self._disk.start_flush()
-        if self._flush is None or self._chance(0.4):
-            return
-        if self._chance(0.2):
-            self._run(self._acceptor.report_write(), "write_reported")
-        else:
-            flush, self._flush = self._flush, None
-            flush_lsn = self._disk.finish_flush(flush)
-            self._run(flushed_effects(self._acceptor, flush_lsn), "flushed", flush_lsn)
-
     def _pull(self) -> None:
         self._requests += 1
         acceptor = self._acceptor
         sources = (PullSource(2, "h:2"),) if self._chance(0.8) else ()
         if acceptor.pull is not None and self._chance(0.3):
             pull = acceptor.pull if self._chance(0.7) else msgspec.structs.replace(acceptor.pull)
-            self._run(acceptor.pull_failed(pull, "no source"), "pull_failed", pull, "no source")
+            self._happens("pull_failed", pull, "no source")
             return
         end_lsn = self.rng.choice((acceptor.write_lsn + 5000, self._position()))
         self._send(PullWal(self._leader_id(), self._requests, end_lsn, 0, sources))
@@ -88,7 +77,7 @@ class LoneWal(LoneProcess):
         acceptor = self._acceptor
         begin_lsn = acceptor.write_lsn if self._chance(0.8) else self._position()
         content = self._leader_id(), begin_lsn, self._wal(self.rng.choice((100, 4000)))
-        self._run(acceptor.pulled(*content), "pulled", *content)
+        self._happens("pulled", *content)
 
     def _read(self) -> None:
         self._requests += 1
@@ -108,9 +97,7 @@ class LoneWal(LoneProcess):
         else:
             request = PeerRead(leader_id, self._requests, begin_lsn, end_lsn)
             self._send(request, self._connection(0.2))
-        if self._reads and self._chance(0.5):
-            request = self._reads.pop(0)
-            self._checker.serves(request, self._acceptor.serves(request))
+        self._time_passes_for_reads()
 
     def _trim(self) -> None:
         rng = self.rng
@@ -120,4 +107,4 @@ class LoneWal(LoneProcess):
             limit_bytes=rng.choice((None, 2 * SEGMENT_SIZE, 4 * SEGMENT_SIZE, 4 * SEGMENT_SIZE + 1)),
             has_archive=self._chance(0.5),
         )
-        self._run(self._acceptor.trim(request), "trim", request)
+        self._happens("trim", request)

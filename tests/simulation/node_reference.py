@@ -11,6 +11,7 @@ Afterwards `compare` looks at the states: which connections are open and read, t
 the counts that status pages show.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +63,7 @@ from tests.simulation.violation import Violation
 WAL, CONTROL_FILE = "WAL", "control file"
 
 
-class NodeReference:
+class NodeReference(ABC):
     """The node: its events, its flushes, its threads.
 
     Attributes:
@@ -154,17 +155,17 @@ class NodeReference:
         self._count(message)
         self.sent(connection, message)
 
+    @abstractmethod
     def sent(self, connection: int, message: AcceptorMessage | type) -> None:
         """A message leaves, unless the connection is closed; of some only the kind is compared."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, connection: int, *, is_aborted: bool = False) -> None:
         """A connection is closed by this side."""
-        raise NotImplementedError
 
+    @abstractmethod
     def resume(self) -> None:
         """Messages that have waited are handled."""
-        raise NotImplementedError
 
     def _count(self, message: AcceptorMessage) -> None:
         if isinstance(message, VoteResponse):
