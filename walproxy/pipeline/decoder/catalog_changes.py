@@ -1,11 +1,11 @@
-"""What WAL says of definitions: tuples of system catalogs, files of relations: the view `catalog_changes`.
+"""What WAL contains of definitions: tuples of system catalogs, files of relations: the view `catalog_changes`.
 
-A row is what one record says, decoded from that record alone; many a record has several. Changes of transactions that
-abort are there, too, and nothing is put together: how the rows of a committed transaction make a change of a definition
-is a matter of queries (walproxy/pipeline/definition_changes.py).
+A row is decoded from one record alone; a record can have several. Changes of transactions that abort are there, too,
+and nothing is put together: queries do that, for the rows of committed transactions
+(walproxy/pipeline/definition_changes.py).
 
 Only the records of interest are looked at one by one, in Python: those that refer to a catalog's file or an index of
-it, that create, truncate or drop files, or that end a transaction and say which relations it has changed.
+it, that create, truncate or drop files, or that end a transaction and list the relations that it has changed.
 """
 
 import struct

@@ -57,7 +57,7 @@ def heap_rows(decoded: Decoded, record: int, catalog: Catalog, reference: int) -
         reference: the record's first block reference, which is of this catalog.
 
     Raises:
-        struct.error, IndexError: the record is too short for what it says.
+        struct.error, IndexError: the record is too short for its content.
         WalFormatError: an image cannot be decompressed.
     """
     info, main = int(decoded.info[record]), _main(decoded, record)
@@ -279,7 +279,7 @@ def _block_data(decoded: Decoded, reference: int) -> bytes:
 
 
 def rows_of_reference(decoded: Decoded, record: int, reference: int, catalogs: dict[int, Catalog]) -> Iterator[Row]:
-    """Yield what a record says of the tuples of a catalog, by one of its block references of a catalog or its index.
+    """Yield what a record contains of the tuples of a catalog, for one of its references to a catalog or its index.
 
     Raises:
         As heap_rows.

@@ -243,7 +243,7 @@ def _read_all(
 
 
 def dropped_files_and_messages(decoded: Decoded, record: int) -> tuple[int, bytes, bytes] | None:
-    """Return what the end of a transaction, not a PREPARE, says beyond the view `transactions`; None if malformed.
+    """Return what the end of a transaction, not a PREPARE, contains beyond the view `transactions`; None if malformed.
 
     Returns:
         The transaction (of a prepared one, its own xid), the files that are dropped, 12 bytes each (RelFileLocator),

@@ -1,7 +1,7 @@
 """Send announcements to their receiver from a thread of its own: a receiver that does not reply delays no table.
 
 They are sent in order, one at a time, each until it was taken. A failure is logged when it begins and when it is over.
-The job's file has those that were not taken yet: `pending` says which.
+The job's file has those that were not taken yet: `pending` returns which.
 """
 
 import contextlib
