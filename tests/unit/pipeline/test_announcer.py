@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 
 from safekeeper.base.errors import ConfigurationError
+from tests.unit.certificates import Authority, Pair
 from walproxy.pipeline.cdc.apply import announcer as announcer_module
 from walproxy.pipeline.cdc.apply import receivers
 from walproxy.pipeline.cdc.apply.announcements import Announcement, TableChange, followed_change
@@ -35,9 +37,12 @@ class HookServer:
     Attributes:
         replies: statuses of the next replies; after them 204.
         taken: of the posts that were replied to with 2xx.
+
+    Args:
+        certificate: the server uses TLS with it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Pair | None = None) -> None:
         self.replies: list[int] = []
         self.posts: list[Post] = []
         self.taken: list[dict[str, Any]] = []
@@ -58,11 +63,16 @@ class HookServer:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._scheme = "http" if certificate is None else "https"
+        if certificate is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(*certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def url(self) -> str:
-        return f"http://user%40x:s3cret@127.0.0.1:{self.port}/hook-path/x?key=t0ken"
+        return f"{self._scheme}://user%40x:s3cret@127.0.0.1:{self.port}/hook-path/x?key=t0ken"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -88,6 +98,25 @@ def test_a_post_has_the_path_the_query_and_the_credentials_of_the_url(hook: Hook
     assert headers["Content-Type"] == "application/json"
     assert str(receiver) == f"http://127.0.0.1:{hook.port}"
     assert_no_secret(repr(receiver) + str(receiver))
+
+
+def test_a_post_over_tls_goes_only_to_a_server_whose_certificate_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    with closing(HookServer(authority.sign("server"))) as secure:
+        receiver = parse_receiver(secure.url())
+        with pytest.raises(
+            NotTaken, match=rf"^https://127\.0\.0\.1:{secure.port}: .*certificate is refused: .*SSL_CERT_FILE"
+        ) as raised:
+            receiver.send(b'{"a": 1}')
+        assert_no_secret(str(raised.value))
+        assert secure.posts == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+        receiver.send(b'{"a": 1}')
+        [(path, headers, body)] = secure.posts
+    assert (path, body) == ("/hook-path/x?key=t0ken", b'{"a": 1}')
+    assert headers["Authorization"] == "Basic dXNlckB4OnMzY3JldA=="  # user@x:s3cret
 
 
 @pytest.mark.parametrize("status", [302, 307, 400, 500, 503])

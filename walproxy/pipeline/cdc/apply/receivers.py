@@ -89,6 +89,9 @@ class HttpReceiver:
             with contextlib.closing(self._connection()) as connection:
                 connection.request("POST", self._target, content, self._headers)
                 status = connection.getresponse().status
+        except ssl.SSLCertVerificationError as error:
+            reason = f"its certificate is refused: {error.verify_message}; SSL_CERT_FILE can name the file of its CA"
+            raise NotTaken(f"{self}: {reason}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             # Only what the system reports is shown: other messages may quote the URL or the reply.
             reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
