@@ -315,7 +315,7 @@ class ReferenceTerm(TermState):
         sent_lsn = member.sent_lsn
         if sent_lsn >= min(self.window_begin_lsn, member.write_lsn + IN_FLIGHT_BYTES_MAX):
             return
-        if any(read.begin_lsn == sent_lsn for _, read in self.reads.values()):
+        if any(read.begin_lsn in {sent_lsn, member.overtaken_lsn} for _, read in self.reads.values()):
             return
         is_limited = member.fetch_allowed_at > now + READ_AHEAD_S
         if is_limited and not self.is_waited_for(safekeeper_id):

@@ -21,6 +21,7 @@ class Member:
         has_adopted: whether it has adopted the term, on this connection or before (7.7).
         sent_lsn, write_lsn, flush_lsn: see 7.5, 7.7.
         last_begin_lsn: where the last append with WAL begins.
+        overtaken_lsn: where the read began that was under way for it when WAL of an ended pull came before (6.9).
         adopted_end_lsn: the end of its log when it adopted the term.
         wal_begin_lsn: where its WAL begins, as reported on this connection; 0 before.
         skips_to_lsn: the base_lsn of the `Elected` by which it skips WAL, 0 if it does not.
@@ -48,6 +49,7 @@ class Member:
     write_lsn: int = 0
     flush_lsn: int = 0
     last_begin_lsn: int = 0
+    overtaken_lsn: int = -1
     adopted_end_lsn: int = 0
     wal_begin_lsn: int = 0
     skips_to_lsn: int = 0

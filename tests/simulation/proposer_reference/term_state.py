@@ -254,6 +254,8 @@ class TermState:
             member.adopted_end_lsn = answer.write_lsn
             member.generation = max(member.generation, member.told_generation)
         if answer.write_lsn > member.sent_lsn:
+            if any(read.begin_lsn == member.sent_lsn for _, read in self.reads.values()):
+                member.overtaken_lsn = member.sent_lsn
             member.sent_lsn = answer.write_lsn
             member.pull_moved_at = now
         member.waiting_since = None if answer.write_lsn == member.sent_lsn else now
