@@ -45,6 +45,7 @@ from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.replication import Replication
+from walproxy.proposer.roster import Roster
 from walproxy.proposer.seal import Seal
 from walproxy.proposer.standbys import Standbys
 from walproxy.proxy import rebootstrap_undo
@@ -502,6 +503,13 @@ BUGS: dict[str, Bug] = {
         "members",
         _acceptor(dropped.VotesInAnyCluster),
         weights=_REBOOTSTRAPPING,
+    ),
+    "greetings_of_different_times": Bug(
+        "step 0",
+        "a bootstrap combines only greetings of one time",
+        "members",
+        ((Roster, "are_greeted_together", dropped.greeted_at_any_time),),
+        scenario="greetings_of_different_times",
     ),
     "undone_to_older_members": Bug(
         "S8a",

@@ -59,6 +59,7 @@ def _draw(rng: random.Random) -> tuple[str, Meaning]:
         (f"{any_word} {count}", (count, ()) if count else None),
         ("any", (1, ("any",))),
         ("first", (1, ("first",))),
+        (f"first, {listed}", (1 + len(names), ("first", *names))),
     )
     broken = (
         "*",

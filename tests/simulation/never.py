@@ -48,6 +48,7 @@ _FOLLOWED = "a leader that is followed has a connection, and the folder a member
 _BEGUN = "a cluster's id, its membership and its segment size are written at once, before any promise, history or WAL"
 # What refuses others' faults.
 _PEER = "refuses a message that no peer of the simulator sends: unit tests of the module"
+_BACK = "positions of a member never go back on one connection: unit tests of the module"
 _WRITTEN = "refuses what no operator of the simulator writes: unit tests of the module"
 _SIZES = "takes more than a run has: all 64-bit terms, a MiB of history files, 32 members"
 _RELEASE = "written by another release than those whose folders the simulator begins: unit tests of the module"
@@ -177,6 +178,9 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
                 "own[:own_index + 1][-(other_index + 1):] != other[:other_index + 1][-(own_index + 1):] is true",
             ),
         },
+    },
+    _BACK: {
+        f"{_PROPOSER}/leadership.py": {"Leadership.on_steady_answer": ("write_lsn < progress.write_lsn is true",)},
     },
     _WRITTEN: {
         f"{_STORAGE}/data_folder.py": {

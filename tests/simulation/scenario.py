@@ -31,7 +31,7 @@ otherwise.
 
     P1 leads | does not lead | is refused | runs          a b are committed | acknowledged | not acknowledged
     P1 has greeted S1 S2 | has the vote of S1             S1 S2 hold a b | lack a b
-    P1 asks for votes | refuses S1 S2                     R1 has replayed a b
+    P1 bootstraps | asks for votes | refuses S1 S2        R1 has replayed a b
     P1 puts A aside | streams A                           a b are archived
     P1 has S1 S2 for its members | changes its members
     P1 is at term 3                                       S1 archives
@@ -455,6 +455,11 @@ class Stage(World):
             return False
         return all(proposer.peers[safekeeper.id].greeting for safekeeper in self.each_safekeeper(safekeepers))
 
+    def bootstraps(self, name: str) -> bool:
+        """A proxy has sent the bootstrap of a cluster, and not every safekeeper has answered."""
+        proposer = self.proxy(name).proposer
+        return proposer is not None and proposer.phase is Phase.BOOTSTRAPPING
+
     def asks_for_votes(self, name: str) -> bool:
         proposer = self.proxy(name).proposer
         return proposer is not None and proposer.phase is Phase.VOTING
@@ -594,6 +599,7 @@ _CONDITIONS: list[tuple[str, Callable[..., bool]]] = [
     (rf"{_P} is refused", lambda stage, name: stage.proxy(name).refusal is not None),
     (rf"{_P} runs", lambda stage, name: stage.proxy(name).proposer is not None),
     (rf"{_P} has greeted {_SS}", Stage.has_greeted),
+    (rf"{_P} bootstraps", Stage.bootstraps),
     (rf"{_P} asks for votes", Stage.asks_for_votes),
     (rf"{_P} refuses {_SS}", Stage.refuses),
     (rf"{_P} is at term (\d+)", Stage.is_at_term),

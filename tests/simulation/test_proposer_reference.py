@@ -27,6 +27,7 @@ from walproxy.proposer.archiving import Archiving
 from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
+from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.replication import Replication
 from walproxy.proposer.roster import Roster
@@ -52,6 +53,19 @@ def _nothing(*arguments: Any) -> None:
 
 def _only_if_due(begin: Any) -> Any:
     return lambda proposer, now, due=False: begin(proposer, now, due) if due else None
+
+
+def _always(*arguments: Any) -> bool:
+    return True
+
+
+def _reports_again(leadership: Leadership, *arguments: Any) -> None:
+    if leadership.streaming:
+        leadership._out.append(leadership.status())
+
+
+def _without_a_pause(try_tail_term: Any) -> Any:
+    return lambda proposer, now, is_due: try_tail_term(proposer, now, True)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +111,25 @@ def test_a_wrong_decision_is_found_by_random_answers(
     monkeypatch.setattr(holder, name, wrong)
     with pytest.raises(SimulationFailed, match="Reference"):
         for seed in range(600):
+            lone_proposer.drive(seed)
+
+
+@pytest.mark.parametrize("first", [0, 100_000, 200_000])
+@pytest.mark.parametrize(
+    ("holder", "name", "wrong", "found"),
+    [
+        (Roster, "are_greeted_together", _always, "0.2: a bootstrap by greetings of several times"),
+        (Proposer, "_try_tail_term", _without_a_pause(Proposer._try_tail_term), "begins before the pause is over"),
+        (Leadership, "report_apply", _reports_again, "7.6: reports .* again"),
+        (PrimaryStream, "require_open", _nothing, "WAL of a COPY that is not open is not sound, and is not found"),
+    ],
+)
+def test_an_error_is_found_by_the_check_that_is_meant_for_it_wherever_the_seeds_begin(
+    first: int, holder: Any, name: str, wrong: Any, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holder, name, wrong)
+    with pytest.raises(SimulationFailed, match=found):
+        for seed in range(first, first + 100):
             lone_proposer.drive(seed)
 
 

@@ -49,6 +49,7 @@ BITES = {
     "e_own_term_first": "commit_before_term_start",
     "f_no_spliced_log": "no_truncate",
     "g_history_is_on_disk_before_the_first_ack": "no_truncate",
+    "greetings_of_different_times": "greetings_of_different_times",
     "h_two_proxies_of_one_primary": "run_id_of_the_server",
     "i_the_end_of_the_log_is_exact": "end_of_wal_underestimated",
     "j_adoption_is_atomic": "cut_before_history",

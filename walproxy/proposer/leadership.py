@@ -136,6 +136,7 @@ class Leadership(Replication):
         progress = Progress.of(identity, identity in self._voters, self.members.get(safekeeper_id))
         self.members[safekeeper_id] = progress
         self._group()
+        self._update_write()  # Another folder counts as empty, and what the same one had only received may be lost.
         self._answered_until = now
         self._send_elected(safekeeper_id, progress, now)
 

@@ -104,7 +104,7 @@ class Leading(ReferenceRun):
             self._check_start(now)
 
     def _check_start(self, now: float) -> None:
-        if self.term is not None and self.term.has_lost_its_start():
+        if self.term is not None and self.term.has_lost_its_start(self._removed):
             self._end_term()
 
     def _resume(self, term: ReferenceTerm) -> None:

@@ -38,7 +38,16 @@ from tests.simulation.proposer_reference.safekeepers import SafekeeperEvents
 from tests.simulation.proposer_reference.shown import ShownState
 from tests.simulation.proposer_reference.term import ReferenceTerm
 from tests.simulation.reference_histories import folders_of
-from walproxy.proposer.actions import Action, Dial, Disconnect, RefusePrimary, ReportStatus, SendAppend, SendMessage
+from walproxy.proposer.actions import (
+    Action,
+    Dial,
+    Disconnect,
+    RefusePrimary,
+    ReportStatus,
+    SendAppend,
+    SendMessage,
+    StartReplication,
+)
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.phase import Phase
 
@@ -284,6 +293,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         if reports:
             expect(reports[-1] == status, "7.6: reports {}, reference {}", reports[-1], status)
             is_news = status != told or event != "message" or term.streams != self._streamed
+            is_news = is_news or self._has(StartReplication)  # This connection has had no report.
             expect(is_news or self._has(RefusePrimary), "7.6: reports {} again", status)
             term.reported = reports[-1]
         elif status != told:

@@ -118,6 +118,10 @@ class ShownState(ReferenceRun):
             if folder not in refusing and (has_answered or term.is_young(now)):
                 yield folder
 
+    def knows_archiver(self) -> bool:
+        """Whether the messages show which archiver is named: not one that was named while no member followed (9.2)."""
+        return self.term is None or not self.term.archive.is_hidden
+
     @staticmethod
     def _archive(term: ReferenceTerm | None) -> tuple[int, int] | None:
         if term is None or not any(report.has_archive for report in term.archive.heard.values()):

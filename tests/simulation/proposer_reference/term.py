@@ -184,10 +184,8 @@ class ReferenceTerm(TermState):
         member, archive = self.members.get(safekeeper_id), self.archive
         if member is None or not member.follows:
             raise Differs("9.2: an assignment for a safekeeper that does not follow")
-        if message.archiver != archive.archiver and archive.is_hidden:
-            archive.archiver = message.archiver
-            archive.moved_at.setdefault(message.archiver, now)
-            self._take_progress(message.archiver)
+        if archive.is_hidden:
+            self._take_hidden(message, now)
         elif message.archiver != archive.archiver:
             expect(is_tick, "9.2: another archiver, and no tick")
             able = {i for i, report in archive.reports.items() if report.has_archive}
@@ -206,6 +204,18 @@ class ReferenceTerm(TermState):
         expected = ArchiveAssignment(self.leader_id, archive.archiver, archive.archived_lsn, archive.archive_id)
         _same(message, expected)
         member.told_archive = message
+
+    def _take_hidden(self, message: ArchiveAssignment, now: float) -> None:
+        """9.2: which archiver was named while no member followed. The progress is one that an archiver has reported."""
+        archive = self.archive
+        archivers = [report for report in archive.heard.values() if report.is_archiver]
+        lsns = {0, archive.archived_lsn} | {report.archived_lsn for report in archivers}
+        ids = {archive.archive_id} | {report.archive_id for report in archivers}
+        is_reported = message.archived_lsn in lsns and message.archive_id in ids
+        expect(is_reported, "9.2: archived_lsn {}, which no archiver has reported", message.archived_lsn)
+        archive.archiver = message.archiver
+        archive.archived_lsn, archive.archive_id = message.archived_lsn, message.archive_id
+        archive.moved_at.setdefault(message.archiver, now)
 
     def _require_replacement(self, successor: int, now: float) -> None:
         """9.2: whether the archiver may be replaced now."""

@@ -6,7 +6,7 @@ Theory of operation. The state is what each member was sent and has answered. co
 reported follow from it by the formulas of the protocol, computed anew at each event.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from math import inf
 
 import msgspec
@@ -153,15 +153,16 @@ class TermState:
         answered = [f for f, m in following.items() if m.answered_sequence >= sequence]
         return can_commit(self.membership, answered)
 
-    def has_lost_its_start(self) -> bool:
-        """6.4."""
+    def has_lost_its_start(self, removed: Collection[int]) -> bool:
+        """6.4; `removed` are those that were hung up on in this event (10.11)."""
         if self.commit_lsn:
             return False
-        donor = self.members.get(self.donor)
+        donor = self.members.get(self.donor) if self.donor not in removed else None
         holders = [
             member
-            for member in self.members.values()
+            for safekeeper_id, member in self.members.items()
             if member.is_connected and member.has_adopted and member.flush_lsn >= self.start_lsn
+            if safekeeper_id not in removed
         ]
         return not holders and not (donor is not None and donor.is_connected)
 

@@ -115,6 +115,39 @@ def test_wal_that_a_member_had_only_received_before_it_reconnected_is_not_report
     assert table.reports() == [ReportStatus(START, START, START)]
 
 
+def whose_second_member_has_lost_its_disk(table: Table) -> None:
+    """Members 1 and 2 have received 100 bytes and flushed 50 and 100; then 2 greets with another data folder."""
+    table.receives(START + 100)
+    table.acks(1, START + 100, flush_lsn=START + 50)
+    table.acks(2, START + 100)
+    assert table.leadership.commit_lsn == START + 50 and table.leadership.write_lsn == START + 100
+    table.leadership.disconnected(2, table.now)
+    table.take()
+    # It has flushed all that it had received: a closed connection alone takes nothing from what a quorum has received.
+    assert table.leadership.write_lsn == START + 100
+    table.leadership.on_greeting((2, "9" * 32), table.now)
+    table.take()
+
+
+def test_received_wal_of_a_data_folder_that_was_replaced_is_not_reported_again_with_an_apply_position() -> None:
+    table = Table("a")
+    table.acks(1, START, readers=True)
+    whose_second_member_has_lost_its_disk(table)
+    assert table.reports() == []
+    table.hears(1, at(START + 20))
+    assert table.reports() == [ReportStatus(START + 50, START + 50, START + 20)]
+
+
+def test_a_primary_that_streams_again_is_not_told_the_received_wal_of_a_data_folder_that_was_replaced() -> None:
+    # Commits that wait for remote_write in that PostgreSQL would be released by a member that has nothing.
+    table = Table()
+    table.leadership.set_streaming(False)
+    whose_second_member_has_lost_its_disk(table)
+    table.leadership.set_streaming(True)
+    table.take()
+    assert table.reports() == [ReportStatus(START + 50, START + 50, START + 50)]
+
+
 def at(lsn: int, name: str = "a") -> Standby:
     return Standby(name, lsn, lsn, lsn)
 
