@@ -35,6 +35,8 @@ from walproxy.proposer.standbys import Standbys
 
 SEEDS = 12
 RANDOM_SEEDS = 100
+# The seed to begin at, where the first one that finds a wrong decision is late: from there on others are tried.
+FIRST_SEEDS = {"replace_lost": 153}
 # What a command, an agent or a member sends, and no proposer.
 SENT_BY_OTHERS = {"AgentExchange", "EventExchange", "PeerRead", "ChangeMembers"}
 
@@ -110,7 +112,7 @@ def test_a_wrong_decision_is_found_by_random_answers(
 ) -> None:
     monkeypatch.setattr(holder, name, wrong)
     with pytest.raises(SimulationFailed, match="Reference"):
-        for seed in range(600):
+        for seed in range(FIRST_SEEDS.get(name, 0), 600):
             lone_proposer.drive(seed)
 
 

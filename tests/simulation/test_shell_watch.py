@@ -92,11 +92,11 @@ def stops_with_unsaved_positions(patch: pytest.MonkeyPatch) -> None:
         (answers_are_lost, "EffectsExecuted", 0),
         (messages_are_handled_twice, "MessagesInOrder", 0),
         (readers_are_not_informed, "ReadersKnow", 0),
-        (members_receive_another_range, "ReadsOfMembers", 0),
-        (readers_keep_their_epoch, "ReadersKnow", 301),
-        (pulls_end_with_the_first_source, "PullsAsAsked", 154),
-        (stops_with_unsaved_positions, "DrainedIsDurable", 29),
-        (flushes_on_after_a_failure, "FailedIsSilent", 0),
+        (members_receive_another_range, "ReadsOfMembers", 34),
+        (readers_keep_their_epoch, "ReadersKnow", 357),
+        (pulls_end_with_the_first_source, "PullsAsAsked", 607),
+        (stops_with_unsaved_positions, "DrainedIsDurable", 119),
+        (flushes_on_after_a_failure, "FailedIsSilent", 105),
     ],
 )
 def test_an_error_of_the_node_is_found(
