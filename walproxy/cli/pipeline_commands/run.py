@@ -10,7 +10,14 @@ from safekeeper.base import logs
 from safekeeper.base.lsn import Lsn
 from walproxy.cli.parameters import DURATION, KEY_VALUES, LSN, SIZE
 from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
-from walproxy.pipeline.choices import DEFAULT_TABLES, FORMER_FORMAT, NO_FORMER_FORMAT, TABLE_FORMATS, TableFormat
+from walproxy.pipeline.choices import (
+    DEFAULT_TABLES,
+    FORMER_FORMAT,
+    NO_FORMER_FORMAT,
+    TABLE_FORMATS,
+    VIEW_NAMES,
+    TableFormat,
+)
 
 
 class _Format(click.Choice):  # type: ignore[type-arg]  # Older versions of click have none.
@@ -60,7 +67,7 @@ def _settings(
     default=",".join(DEFAULT_TABLES),
     callback=_tables,
     metavar="NAME,...",
-    help="Tables to write; by default all but blocks.",
+    help=f"Tables to write; by default all but {' and '.join(VIEW_NAMES[len(DEFAULT_TABLES) :])}.",
 )
 @click.option("--once", is_flag=True, help="End when the tables contain the existing WAL.")
 @click.option("--interval", default="1s", show_default=True, type=DURATION, help="Interval between batches.")
