@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from walproxy.pipeline.cdc.reading import SlotReader
 from walproxy.pipeline.cdc.safe_lsn import NO_QUORUM, SafeLsn
 from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import create_slot
+from walproxy.postgres.binaries import ServerBinaries
 from walproxy.postgres.local_server import LocalPostgres, find_servers
 
 SETTINGS = {
@@ -28,9 +29,11 @@ _numbers = itertools.count()
 
 
 @contextmanager
-def logical_server(major: int | None = None) -> Iterator[LocalPostgres]:
-    """Give a server of a major version, of the newest if none is said."""
-    servers = find_servers()
+def logical_server(
+    major: int | None = None, servers: Mapping[int, ServerBinaries] | None = None
+) -> Iterator[LocalPostgres]:
+    """Give a server of a major version, of the newest if none is said; of those of this machine by default."""
+    servers = servers or find_servers()
     with (
         scratch_folder() as folder,
         LocalPostgres(servers[major or max(servers)], folder / "data", settings=SETTINGS) as server,

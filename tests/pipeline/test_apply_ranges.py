@@ -17,6 +17,7 @@ from safekeeper.base.errors import ConfigurationError
 from tests.integration.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of, rows_here
 from tests.pipeline.logical_server import Source, logical_server, wait_until
+from tests.torture.majors import all_servers
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.pipeline.cdc.apply import range_copy
 from walproxy.pipeline.cdc.apply.copy_state import CopyStateFile
@@ -28,6 +29,7 @@ from walproxy.pipeline.cdc.apply.status_files import metrics_text, read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.server import Connection, SourceUnavailable, connect
+from walproxy.pipeline.cdc.slot import create_slot
 from walproxy.pipeline.choices import TABLE_FORMATS, FollowingMode, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.postgres.local_server import LocalPostgres
@@ -176,6 +178,56 @@ def test_on_postgres_15_too(old_server: LocalPostgres, tmp_path: Path, table_for
         source.run(*WRITES)
         run_apply(options, once=True)
         compare(source, options.location, table_format, "big")
+        assert all(each.is_same for each in run_verify(options, repair=False))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("major", [13, 14, 16, 17])
+def test_on_every_major(major: int, tmp_path: Path) -> None:
+    """PostgreSQL 13 would read all blocks for each range, so that a partition is the least that a session reads."""
+    if major not in all_servers():
+        pytest.skip(f"no PostgreSQL {major} here: make majors")
+    with logical_server(major, all_servers()) as server, closing(Source(server)) as source:
+        source.run(
+            *SETUP,
+            "CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+            *(
+                f"CREATE TABLE p{number} PARTITION OF parts FOR VALUES FROM ({number}000) TO ({number + 1}000)"
+                for number in range(3)
+            ),
+            "INSERT INTO parts SELECT i, repeat('p', 300) || i FROM generate_series(0, 2999) i",
+            """CREATE PUBLICATION "my pub" FOR TABLE big, parts WITH (publish_via_partition_root = true)""",
+        )
+        create_slot(source.connection, source.slot)
+        options = ranged(source, tmp_path, "delta", copy_sessions=1)
+        parts = TableName("public", "parts")
+        tables = options._replace(tables=frozenset({parts}))
+        stop = threading.Event()
+
+        def stop_at_the_third(number: int, connection: Connection) -> None:
+            if number == 3:
+                stop.set()
+                connection.execute("SELECT pg_sleep(60)")  # It is cancelled.
+
+        with pytest.MonkeyPatch.context() as patched:
+            Reads(patched, stop_at_the_third)
+            run_apply(tables, once=True, stop=stop)
+        source.run("UPDATE parts SET v = 'w' WHERE id = 1", *WRITES)
+        watch = Watch()
+        with pytest.MonkeyPatch.context() as patched:
+            reads = Reads(patched)
+            run_apply(tables, once=True, on_copy=watch)
+        total = watch.seen[-1].ranges
+        assert total == 3 if major == 13 else total >= 6
+        # One of the two that were copied has changed.
+        assert reads.count == total - 1
+        watch = Watch()
+        run_apply(options, once=True, on_copy=watch)
+        of_big = {each.ranges for each in watch.seen if each.table == NAME}
+        assert of_big == {0} if major == 13 else min(of_big) >= 6
+        source.run("UPDATE big SET v = v || '?' WHERE id % 90 = 7", "DELETE FROM parts WHERE id % 7 = 0")
+        run_apply(options, once=True)
+        compare(source, options.location, "delta", "big", "parts")
         assert all(each.is_same for each in run_verify(options, repair=False))
 
 

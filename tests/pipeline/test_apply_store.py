@@ -234,7 +234,8 @@ def test_a_job_whose_slot_another_one_got_is_stopped(
 def test_a_copy_is_not_committed_over_that_of_another_job(
     moto: Server, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = options_of(source, located(moto, source))
+    # The copy of another table would find the job's file replaced before this one is committed.
+    options = options_of(source, located(moto, source), copy_sessions=1)
     interrupt = Interrupt(lambda: follow_elsewhere(source, options))
     replace = DeltaFollowing.replace
 

@@ -86,14 +86,14 @@ _COPY_RANGE_MIN_BYTES: Final = 1 << 20
     type=click.IntRange(1, COPY_SESSIONS_MAX),
     default=COPY_SESSIONS,
     show_default=True,
-    help="Sessions that read a large table for its copy at the same time.",
+    help="Sessions that copy tables, or ranges of a large one, at the same time.",
 )
 @click.option(
     "--copy-range-size",
     type=SIZE,
     default=f"{COPY_RANGE_BYTES >> 20}MB",
     show_default=True,
-    help="Size of the ranges of such a table: each becomes a file, which a restarted job keeps.",
+    help="Size of the ranges of a large table: each becomes a file, which a restarted job keeps.",
 )
 @click.option("--start-over", is_flag=True, help="Copy all tables again, with a new slot if it is missing.")
 @click.option(

@@ -151,6 +151,12 @@ class CopyStateFile:
         self._tables.store().delete([self._key])
         self._object = StateObject(self._tables, self._key)
 
+    def forget(self, state: CopyState | None) -> None:
+        """Remove a state that was read, and its files. Raises StorageFailed, ArchiveError."""
+        if state is not None:
+            self.remove_files(state)
+            self.remove()
+
     def remove_files(self, state: CopyState, *, kept: Sequence[DataFile] = ()) -> None:
         """Remove the files of a copy but for some: also those that its state does not name, never those of the table.
 

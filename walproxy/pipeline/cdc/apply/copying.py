@@ -14,7 +14,7 @@ locks; after other sessions have read, `check` shows that it still does.
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from typing import Final, NamedTuple
 
 import psycopg
@@ -88,7 +88,7 @@ class Snapshot(NamedTuple):
     def rows(
         self, table: PublishedTable, schema: pa.Schema, *, null_if_bad: Set[str] = frozenset()
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a table with the columns of `schema`, in batches of bounded size.
+        """Yield the rows of a table with the columns of `schema`, in batches of bounded size. The first session reads.
 
         Args:
             null_if_bad: columns of which values become null that their type cannot hold.
@@ -98,11 +98,29 @@ class Snapshot(NamedTuple):
             SourceRefused: we may not read the table.
             SourceUnavailable: the connection broke.
         """
+        return self._rows(self.connection, table, schema, null_if_bad)
+
+    def rows_by(
+        self, session: Connection, table: PublishedTable, schema: pa.Schema, *, null_if_bad: Set[str] = frozenset()
+    ) -> Generator[pa.RecordBatch]:
+        """Yield the rows of a table that is locked, read by another session. Arguments and errors as `rows`.
+
+        After an error, or when the iterator is closed, the session can read another table.
+        """
+        with one_line_errors(f"copy {table.table}"), session.transaction():
+            yield from self._rows(session, table, schema, null_if_bad)
+        # Without the lock, a table that was rewritten meanwhile would look empty to the snapshot.
+        self.check()
+
+    @staticmethod
+    def _rows(
+        session: Connection, table: PublishedTable, schema: pa.Schema, null_if_bad: Set[str]
+    ) -> Iterator[pa.RecordBatch]:
         # A child's rows are its own, a partition's are those of the whole.
         only = sql.SQL("" if table.is_partitioned else "ONLY")
         condition = sql.SQL(table.row_filter) if table.row_filter else None
         relation = sql.SQL("{} {}").format(only, sql.Identifier(*table.table))
-        return copied_rows(self.connection, relation, condition, table.table, schema, null_if_bad)
+        return copied_rows(session, relation, condition, table.table, schema, null_if_bad)
 
     def session(self) -> Connection:
         """Return another session, in a transaction with this snapshot. Close it.

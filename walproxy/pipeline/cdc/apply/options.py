@@ -44,7 +44,7 @@ class ApplyOptions(NamedTuple):
         mode: what the tables keep of changes.
         arrays: what arrays are in the tables; None: what they are so far, lists in a new job.
         on_schema_change: the URL or the file to which changes of definitions are announced; None: nowhere.
-        copy_sessions: that read a large table for its copy, at the same time.
+        copy_sessions: that copy tables, or ranges of a large one, at the same time.
         copy_range_bytes: of a table that each of them reads at once.
     """
 

@@ -8,7 +8,7 @@ When the job was killed, the next copy has another snapshot, and other ranges ma
 copied is compared with the new snapshot (`copy_ranges.py`), which sends two numbers in place of its rows; those that
 are not the same are read again. So the copy is that of the new snapshot in any case.
 
-Threads do the work (`range_workers.py`): what takes time, Arrow's readers and writers and the server, does not need
+Threads do the work (`session_workers.py`): what takes time, Arrow's readers and writers and the server, does not need
 Python's lock. The caller's thread alone writes the state and reports the progress.
 """
 
@@ -22,11 +22,11 @@ import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.pipeline.cdc.apply.copy_ranges import horizon, is_comparable, is_same, ranges_of
+from walproxy.pipeline.cdc.apply.copy_ranges import CopyRange, horizon, is_comparable, is_same
 from walproxy.pipeline.cdc.apply.copy_state import CopiedRange, CopyBasis, CopyState, CopyStateFile
 from walproxy.pipeline.cdc.apply.copying import Snapshot, copied_rows
 from walproxy.pipeline.cdc.apply.following import FollowingTable
-from walproxy.pipeline.cdc.apply.range_workers import RangeWorkers, Task
+from walproxy.pipeline.cdc.apply.session_workers import SessionWorkers, Turn
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.published_tables import PublishedTable
 from walproxy.pipeline.cdc.server import Connection, SourceUnavailable, one_value, system_id
@@ -59,6 +59,14 @@ class CopyProgress(NamedTuple):
     lsn: Lsn
     done: int
     ranges: int
+
+
+class Task(NamedTuple):
+    """A range, by its number, and what it had become in an earlier snapshot."""
+
+    number: int
+    range: CopyRange
+    copied: CopiedRange | None
 
 
 class RangeOptions(NamedTuple):
@@ -99,8 +107,9 @@ class RangeCopy:
     Args:
         source: the snapshot, with a lock on the table.
         table: as the snapshot shows it.
-        columns: called if the table has ranges; returns the columns of the files, and whether they are to be those of
-            the table. Then the columns are those of `FollowingTable.file_schema`.
+        ranges: of the table.
+        columns: returns the columns of the files, and whether they are to be those of the table. Then the columns are
+            those of `FollowingTable.file_schema`.
         null_if_bad: columns of which values become null that their type cannot hold.
     """
 
@@ -108,6 +117,7 @@ class RangeCopy:
         self,
         source: Snapshot,
         table: PublishedTable,
+        ranges: Sequence[CopyRange],
         following: FollowingTable,
         state_file: CopyStateFile,
         columns: Callable[[], tuple[pa.Schema, bool]],
@@ -115,13 +125,14 @@ class RangeCopy:
     ) -> None:
         self._source = source
         self._table = table
+        self._ranges = ranges
         self._following = following
         self._state_file = state_file
         self._columns = columns
         self._null_if_bad = null_if_bad
 
-    def copy(self, options: RangeOptions) -> CopyState | None:
-        """Copy all ranges; return the state, whose files are the rows of the table. None if it has no ranges.
+    def copy(self, options: RangeOptions) -> CopyState:
+        """Copy all ranges; return the state, whose files are the rows of the table.
 
         Raises:
             BadValue: a value cannot be one of its column's type.
@@ -130,17 +141,13 @@ class RangeCopy:
             SourceRefused, SourceUnavailable, StorageFailed, StorageFull, ArchiveError.
         """
         found = self._state_file.read()
-        ranges = ranges_of(self._source.connection, self._table, options.range_bytes)
-        if not ranges:
-            self._forget(found)
-            return None
         schema, is_direct = self._columns()
         basis = self._basis(schema, is_direct=is_direct)
         if found is not None and found.basis == basis and not self._is_committed(found):
             state = self._comparable(found)
         else:
-            self._forget(found)
-            state = CopyState.new(basis, ranges)
+            self._state_file.forget(found)
+            state = CopyState.new(basis, self._ranges)
         location = self._state_file.files_location(state)
         if location.folder is not None:
             with storage_errors(f"make {location.folder}"):
@@ -152,11 +159,6 @@ class RangeCopy:
         self._source.check()
         self._state_file.remove_files(state, kept=state.files)
         return state
-
-    def _forget(self, state: CopyState | None) -> None:
-        if state is not None:
-            self._state_file.remove_files(state)
-            self._state_file.remove()
 
     def _basis(self, schema: pa.Schema, *, is_direct: bool) -> CopyBasis:
         connection = self._source.connection
@@ -196,15 +198,15 @@ class RangeCopy:
         options.report(report)
         xid = horizon(self._source.connection)
 
-        def work(connection: Connection, task: Task, is_over: Callable[[], bool]) -> CopiedRange:
+        def work(connection: Connection, task: Task, turn: Turn) -> CopiedRange:
             if task.copied is not None and self._is_same(connection, task, new_file):
                 return msgspec.structs.replace(task.copied, lsn=self._source.lsn, horizon_xid=xid)
-            file = new_file.write(_until(is_over, self._rows(connection, task, new_file.schema)))
+            file = new_file.write(_until(turn.is_over, self._rows(connection, task, new_file.schema)))
             file = file or DataFile("", 0, 0)
             return CopiedRange(self._source.lsn, xid, file.rows, file.path, file.bytes)
 
         again = 0
-        workers = RangeWorkers(self._session, work, tasks, options.sessions)
+        workers = SessionWorkers(self._session, work, tasks, options.sessions, "range")
         try:
             with workers:
                 while state.done < len(state.ranges):
@@ -231,15 +233,14 @@ class RangeCopy:
         return state
 
     def _with_results(
-        self, state: CopyState, tasks: Sequence[Task], results: Sequence[tuple[int, CopiedRange]], again: int
+        self, state: CopyState, tasks: Sequence[Task], results: Sequence[tuple[Task, CopiedRange]], again: int
     ) -> tuple[CopyState, int]:
         """Note ranges durably; return the state, and how many copied ones had changed so far."""
         copied = list(state.copied)
         before = {task.number: task.copied for task in tasks}
-        for number, each in results:
-            copied[number] = each
-            known = before[number]
-            again += known is not None and known.path != each.path
+        for task, each in results:
+            copied[task.number] = each
+            again += task.copied is not None and task.copied.path != each.path
         location = self._state_file.files_location(state)
         if location.folder is not None:
             with storage_errors(f"sync {location.folder}"):

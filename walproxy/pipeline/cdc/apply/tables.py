@@ -9,23 +9,23 @@ delay that doubles with each failure.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, StorageFailed
-from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.pipeline.cdc.apply.announcements import NO_LONGER_PUBLISHED, NOT_COPIED_YET, TableChange
-from walproxy.pipeline.cdc.apply.copies import Copy, CopyPlan, plan_copy, put_copy, takes_files
+from walproxy.pipeline.cdc.apply.copies_at_once import copy_tables
 from walproxy.pipeline.cdc.apply.copying import Snapshot, SnapshotDelayed
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Copying, Job, KnownTable, Quarantined
 from walproxy.pipeline.cdc.apply.options import TablePolicy
-from walproxy.pipeline.cdc.apply.range_copy import CopyProgress, RangeCopy, RangeOptions
-from walproxy.pipeline.cdc.apply.source_columns import fields_of, known_of, text_arrays
+from walproxy.pipeline.cdc.apply.range_copy import RangeOptions
+from walproxy.pipeline.cdc.apply.table_copy import TABLE_ERRORS, TableCopy
 from walproxy.pipeline.cdc.apply.target import Target
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type, is_array
@@ -33,7 +33,6 @@ from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
 from walproxy.pipeline.cdc.publication import TableName, base_type, parse_table
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_value
-from walproxy.pipeline.lake.parquet_files import DataFile
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +41,6 @@ _RETRY_MAX_S: Final = 3600.0
 _SNAPSHOT_WAIT_S: Final = 10.0
 _SNAPSHOT_WAIT_MAX_S: Final = 600.0
 _COPY_ATTEMPTS: Final = 3
-_TABLE_ERRORS: Final = (SourceRefused, RemoteProtocolError, ConfigurationError, StorageFailed)
-"""Errors of one table that do not affect the others. A full disk affects all."""
 
 
 class _Problem(NamedTuple):
@@ -212,7 +209,7 @@ class Tables:
         self._to_copy[table] = reason
 
     def copy(self, wait_for_quorum: Callable[[Lsn], None], note: Callable[[], None]) -> None:
-        """Copy the tables that need it, all as of one position; `note` is called before and after each one.
+        """Copy the tables that need it, all as of one position; `note` is called before each commit.
 
         A table that is altered between the snapshot and its lock is copied with another snapshot. If open transactions
         delay the snapshot, the tables are quarantined, and the next snapshot is waited for twice as long.
@@ -258,6 +255,7 @@ class Tables:
                     locked.add(table)
         # The lock has come after the snapshot: what was altered in between does not fit what the snapshot shows.
         now = self.published()
+        copies = []
         for table, reason in reasons.items():
             if table in now and table not in published:
                 self._to_copy[table] = reason
@@ -266,96 +264,42 @@ class Tables:
             made = published[table]
             with self._quarantining(table, made):
                 if made.fingerprint == now[table].fingerprint:
-                    self._copy_one(source, made, reason, note)
-                    note()
+                    following, bad_text = self.following(table), self._bad_text.setdefault(table, set())
+                    copies.append(
+                        TableCopy(source, made, following, self._policy, bad_text, lists=self._lists, reason=reason)
+                    )
                 elif is_last:
                     raise SourceRefused(f"{table} could not be copied: it is altered continually")
                 else:
                     self._to_copy[table] = reason
+
+        def begin(waiting: Sequence[TableCopy]) -> None:
+            for copy in waiting:
+                self._copying[copy.made.table] = copy.copying
+            note()
+
+        with contextlib.closing(copy_tables(source, copies, self._ranges, begin)) as results:
+            for copy, error in results:
+                with self._quarantining(copy.made.table, copy.made):
+                    if error is not None:
+                        raise error
+                    self._end_copy(copy)
         self._being_copied.clear()
 
-    def _copy_one(self, source: Snapshot, made: PublishedTable, reason: str, note: Callable[[], None]) -> None:
-        table = made.table
-        if made.problem is not None:
-            raise SourceRefused(f"{table} cannot be followed: {made.problem}")
-        following = self.following(table)
-        if following.is_foreign():
-            raise ConfigurationError(f"{following.location} is a table of another program: name another folder")
-        mode = self._policy.mode
-        as_text, bad_text = self._policy.text_columns(table), self._bad_text.setdefault(table, set())
-        if self._lists:
-            bad_text |= text_arrays(made)
-        position = Position(source.lsn, 0)
-        while True:
-            self._known_of(made)  # Whether it can be followed.
-            fields = fields_of(made, type(following), [*as_text, *bad_text], lists=self._lists)
-            plan = plan_copy(following, mode, fields)
-            bad_text |= plan.as_text
-            known = self._known_of(made)
-            null_if_bad = frozenset(plan.schema.names) - set(made.key) if self._bad_as_null else frozenset()
-            _log.info("copying %s as of %s: %s", table, format_lsn(source.lsn), reason)
-            try:
-                with (
-                    source.connection.transaction(),
-                    self._rows(source, made, plan, null_if_bad, note) as (rows, files),
-                ):
-                    self._copying[table] = Copying(known, source.lsn)
-                    # Only the job that can note something is the one that may replace a table.
-                    copy = Copy(plan, made.key, rows, position, source.unix_us, files)
-                    put_copy(following, mode, copy, require_only_job=note)
-                break
-            except BadValue as error:
-                if not self._keeps_as_text(table, error):
-                    raise
-                reason += f"; its column {error.column.rpartition('.')[2]} is kept as text from now on"
+    def _end_copy(self, copy: TableCopy) -> None:
+        """Follow a table whose copy is committed. The job's file has that with the next note."""
+        table = copy.made.table
         self.copies += 1
-        self._note_copied(table, reason, source.lsn)
+        self._note_copied(table, copy.reason, copy.position.lsn)
         self._being_copied.pop(table, None)
         del self._copying[table]
         self._end_quarantine(table)
-        self._follow(table, known, made.fingerprint, position)
+        self._follow(table, copy.known, copy.made.fingerprint, copy.position)
 
-    def _known_of(self, made: PublishedTable) -> KnownTable:
-        """Return what is to be remembered of a table that is copied. Raises SourceRefused."""
-        as_text, bad_text = self._policy.text_columns(made.table), self._bad_text[made.table]
-        return known_of(made, as_text, bad_text, self._policy.mode, bad_as_null=self._bad_as_null, lists=self._lists)
-
-    @contextlib.contextmanager
-    def _rows(
-        self,
-        source: Snapshot,
-        made: PublishedTable,
-        plan: CopyPlan,
-        null_if_bad: Set[str],
-        require_only_job: Callable[[], None],
-    ) -> Iterator[tuple[Iterable[pa.RecordBatch], Sequence[DataFile] | None]]:
-        """Give the rows of a source, and files of them if the table takes files, for a block that commits them."""
-        following = self.following(made.table)
-
-        def columns() -> tuple[pa.Schema, bool]:
-            require_only_job()
-            is_direct = takes_files(following, self._policy.mode, plan)
-            return following.file_schema(plan.schema) if is_direct else plan.schema, is_direct
-
-        state_file = self._policy.copy_state_file(following)
-        state = RangeCopy(source, made, following, state_file, columns, null_if_bad).copy(self._ranges)
-        if state is None:
-            self._ranges.report(CopyProgress(made.table, source.lsn, 0, 0))
-            yield source.rows(made, plan.schema, null_if_bad=null_if_bad), None
-            return
-        yield state_file.rows(state), state.files if state.basis.is_direct else None
-        if not state.basis.is_direct:
-            state_file.remove_files(state)
-        state_file.remove()
-
-    def _keeps_as_text(self, table: TableName, error: BadValue) -> bool:
-        """Return whether a column becomes text because of a value, and note that it does."""
-        column = error.column.removeprefix(f"{table}.")
-        bad_text = self._bad_text.setdefault(table, set())
-        if self._policy.on_bad_value != "text" or column in bad_text:
-            return False
-        bad_text.add(column)
-        return True
+    def _keeps_as_text(self, table: TableName, error: BadValue) -> None:
+        """Note that a column becomes text because of a value, if it is to."""
+        if self._policy.on_bad_value == "text":
+            self._bad_text.setdefault(table, set()).add(error.column.removeprefix(f"{table}."))
 
     def _take_up(self, table: TableName, known: KnownTable) -> None:
         """Follow a table that was copied before."""
@@ -390,6 +334,7 @@ class Tables:
             if following.position() == Position(copying.lsn, 0):
                 self._policy.copy_state_file(following).remove()  # Its files are the table's.
                 self._take_up(table, copying.known)
+                self._end_quarantine(table)
                 self._note_copied(table, reason, copying.lsn)
 
     def _follow(self, table: TableName, known: KnownTable, fingerprint: Fingerprint, position: Position) -> None:
@@ -426,7 +371,7 @@ class Tables:
         """Quarantine a table if what is done with it in the block fails."""
         try:
             yield
-        except _TABLE_ERRORS as error:
+        except TABLE_ERRORS as error:
             self._drop(table)
             self._to_copy.pop(table, None)
             self._being_copied.pop(table, None)
@@ -449,7 +394,7 @@ class Tables:
             yield
         except NotUnderstood:
             raise  # A copy would not help: the next change is not understood either.
-        except _TABLE_ERRORS as error:
+        except TABLE_ERRORS as error:
             if isinstance(error, BadValue):
                 self._keeps_as_text(target.table, error)
             target.must_be_copied(str(error))

@@ -1,0 +1,226 @@
+"""Threads with sessions that are lost, cannot be opened, or are of no use any longer."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+import psycopg
+import pytest
+
+from safekeeper.base.errors import StorageFull
+from walproxy.pipeline.cdc.apply.session_workers import SessionWorkers, Turn
+from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable
+from walproxy.pipeline.cdc.slot_stream import Stopped
+
+TIMEOUT_S = 30.0
+
+
+class Session:
+    """A session of which only its end is of interest."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.closed = False
+
+    def cancel_safe(self, *, timeout: float) -> None:
+        self.cancelled.set()
+        raise psycopg.OperationalError("the session has ended meanwhile")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class House:
+    """Opens sessions; some cannot be opened."""
+
+    def __init__(self, *refused: int) -> None:
+        self.sessions: list[Session] = []
+        self._refused = refused
+        self._lock = threading.Lock()
+        self._calls = 0
+        self.has_refused_all = threading.Event()
+
+    def open(self) -> Connection:
+        with self._lock:
+            self._calls += 1
+            if self._calls == max(self._refused, default=0):
+                self.has_refused_all.set()
+            if self._calls in self._refused:
+                raise SourceUnavailable("too many clients already")
+            self.sessions.append(Session())
+            return cast(Connection, self.sessions[-1])
+
+
+def done(task: int) -> str:
+    return f"done: {task}"
+
+
+def all_of(workers: SessionWorkers[int, str], count: int) -> set[int]:
+    found: set[int] = set()
+    while len(found) < count:
+        results = workers.results(TIMEOUT_S)
+        assert all(result == done(task) and task not in found for task, result in results)
+        found |= {task for task, _ in results}
+    return found
+
+
+def run(house: House, work: Callable[[Connection, int, Turn], str], count: int = 6, sessions: int = 3) -> set[int]:
+    with SessionWorkers(house.open, work, range(count), sessions, "task") as workers:
+        return all_of(workers, count)
+
+
+def test_each_task_is_done_once_by_no_more_sessions_than_there_are_tasks() -> None:
+    house = House()
+    assert run(house, lambda _, task, turn: done(task), 2, 9) == {0, 1}
+    assert len(house.sessions) <= 2 and all(session.closed for session in house.sessions)
+
+
+def test_a_task_whose_session_is_lost_is_done_by_another_one_that_waits() -> None:
+    house = House()
+    begun = threading.Barrier(3)
+    lost: list[int] = []
+
+    def work(connection: Connection, task: int, turn: Turn) -> str:
+        if turn.attempt == 0:
+            begun.wait(TIMEOUT_S)  # No task is left when this one is lost.
+        if task == 1 and not lost:
+            lost.append(1)
+            raise SourceUnavailable("terminating connection")
+        return done(task)
+
+    assert run(house, work, 3, 3) == {0, 1, 2}
+    assert lost and all(session.closed for session in house.sessions)
+
+
+def test_a_task_that_loses_each_session_ends_the_work() -> None:
+    house = House()
+    attempts: list[int] = []
+
+    def work(connection: Connection, task: int, turn: Turn) -> str:
+        if task == 0:
+            attempts.append(turn.attempt)
+            raise SourceUnavailable("terminating connection")
+        return done(task)
+
+    with pytest.raises(SourceUnavailable, match="terminating"):
+        run(house, work)
+    assert attempts == [0, 1, 2]
+
+
+def test_sessions_that_cannot_be_opened_are_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    house = House(1, 3)
+
+    def work(connection: Connection, task: int, turn: Turn) -> str:
+        assert house.has_refused_all.wait(TIMEOUT_S)
+        return done(task)
+
+    assert run(house, work) == set(range(6))
+    assert [number in caplog.text for number in ("continue the copy: 2", "continue the copy: 1")] == [True, True]
+    with pytest.raises(SourceUnavailable, match="too many clients"):
+        run(House(1, 2, 3), lambda _, task, turn: done(task))
+
+
+def test_a_session_that_a_task_has_closed_is_replaced() -> None:
+    house = House()
+
+    def work(connection: Connection, task: int, turn: Turn) -> str:
+        assert not connection.closed
+        if task == 1:
+            connection.close()
+        return done(task)
+
+    assert run(house, work, 4, 1) == {0, 1, 2, 3}
+    assert len(house.sessions) == 2
+
+
+def test_requests_that_wait_are_dealt_with_at_once_in_the_thread_that_collects_results() -> None:
+    house = House()
+    dealt_with: list[list[int]] = []
+    first = threading.Event()
+
+    def deal(tasks: list[int]) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        if not dealt_with:
+            first.set()
+            deadline = time.monotonic() + TIMEOUT_S
+            while len(workers._requests) < 2:  # The other two ask meanwhile.
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        dealt_with.append(sorted(tasks))
+
+    def work(connection: Connection, task: int, turn: Turn) -> str:
+        if task:
+            assert first.wait(TIMEOUT_S)
+        turn.request()
+        assert any(task in tasks for tasks in dealt_with)
+        return done(task)
+
+    workers = SessionWorkers(house.open, work, range(3), 3, "task", deal)
+    with workers:
+        assert workers.results(TIMEOUT_S) == []
+        assert all_of(workers, 3) == {0, 1, 2}
+    assert dealt_with == [[0], [1, 2]]
+
+
+def test_a_request_that_fails_ends_the_work_of_all() -> None:
+    house = House()
+    stopped: list[int] = []
+
+    def deal(tasks: list[int]) -> None:
+        raise StorageFull("no space")
+
+    def work(connection: Connection, task: int, turn: Turn) -> str:
+        try:
+            turn.request()
+        except Stopped:
+            stopped.append(task)
+            raise
+        return done(task)
+
+    workers = SessionWorkers(house.open, work, range(3), 3, "task", deal)
+    with pytest.raises(StorageFull), workers:
+        while True:
+            assert not workers.results(TIMEOUT_S)
+    assert stopped, "a task that waits does not go on"
+    assert all(session.closed for session in house.sessions)
+
+
+def test_any_other_error_ends_the_work_and_cancels_what_the_other_sessions_do() -> None:
+    house = House()
+    begun = threading.Barrier(2)
+
+    def work(connection: Connection, task: int, turn: Turn) -> str:
+        begun.wait(TIMEOUT_S)
+        if task == 0:
+            raise SourceRefused("permission denied")
+        assert cast(Session, connection).cancelled.wait(TIMEOUT_S)
+        raise SourceUnavailable("canceling statement due to user request")
+
+    with pytest.raises(SourceRefused, match="permission denied"):
+        run(house, work, 2, 2)
+    assert all(session.closed for session in house.sessions)
+    assert any(session.cancelled.is_set() for session in house.sessions)
+
+
+def test_what_is_over_is_not_begun() -> None:
+    house = House()
+    ended: list[int] = []
+    over = threading.Event()
+
+    def work(connection: Connection, task: int, turn: Turn) -> str:
+        assert not turn.is_over()
+        over.wait(TIMEOUT_S)
+        ended.append(task)
+        return done(task)
+
+    def end(workers: SessionWorkers[int, str]) -> None:
+        threading.Timer(0.05, over.set).start()
+        workers.__exit__(None, None, None)
+
+    workers = SessionWorkers(house.open, work, range(5), 1, "task")
+    with workers:
+        while not house.sessions:
+            assert workers.results(0.01) == []
+        end(workers)
+    assert len(ended) <= 1
