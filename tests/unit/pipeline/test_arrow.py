@@ -140,3 +140,19 @@ def test_wal_without_records_is_an_empty_batch(view: str) -> None:
     batch = BATCHES[view](decode(b"", MIB, MIB, MIB))
     assert (batch.num_rows, batch.schema) == (0, arrow_schema(view))
     pa.Table.from_batches([batch]).validate(full=True)
+
+
+@pytest.mark.parametrize("view", ["records", "blocks"])
+def test_texts_with_dictionaries_are_the_same_texts(view: str) -> None:
+    plain = BATCHES[view](decoded_all(some_wal()))
+    numbered = BATCHES[view](decoded_all(some_wal()), dictionaries=True)
+    again = BATCHES[view](decoded_all(some_wal(8)), dictionaries=True)
+    numbered.validate(full=True)
+    assert numbered.cast(plain.schema) == plain
+    for name in ("rmgr", "operation"):
+        assert numbered[name].dictionary is not None
+        assert numbered[name].dictionary.equals(again[name].dictionary)
+        assert len(set(numbered[name].dictionary.to_pylist())) == len(numbered[name].dictionary)
+    nothing = BATCHES[view](decode(b"", 0, 0, MIB), dictionaries=True)
+    assert nothing.num_rows == 0
+    assert nothing.schema == numbered.schema

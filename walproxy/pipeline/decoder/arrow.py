@@ -1,11 +1,11 @@
 """The views `records` and `blocks`: what was decoded, as Arrow, one row a record or a block reference.
 
-Only the requested columns are made. Names of resource managers and operations are taken out of tables by
-number. A batch has memory of its own: it stays valid when the workspace is used again.
+Only the requested columns are made. Names of resource managers and operations are taken out of tables by number, or
+stay numbers with a dictionary. A batch has memory of its own: it stays valid when the workspace is used again.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,42 +13,55 @@ from numpy.typing import NDArray
 
 from walproxy.pipeline.decoder.columns import Columns, booleans, integers, nullable_integers
 from walproxy.pipeline.decoder.decode import Decoded
-from walproxy.pipeline.decoder.opcodes import operation_code, operation_table, rmgr_table
+from walproxy.pipeline.decoder.opcodes import operation_code, operation_numbers, operation_table, rmgr_table
 from walproxy.pipeline.schemas import arrow_schema
 
+_NUMBERED: Final = pa.dictionary(pa.int16(), pa.string())
 
-def records_batch(decoded: Decoded, names: Sequence[str] | None = None) -> pa.RecordBatch:
+
+def records_batch(
+    decoded: Decoded, names: Sequence[str] | None = None, *, dictionaries: bool = False
+) -> pa.RecordBatch:
     """Return the view `records`, with the schema `arrow_schema("records", names)`.
 
+    Args:
+        dictionaries: texts are of Arrow's dictionary type, with the same dictionary in each batch of a major version.
+
     Raises:
         ConfigurationError: there is no such column.
     """
-    return _batch("records", _records(decoded), names)
+    return _batch("records", _records(decoded, dictionaries), names)
 
 
-def blocks_batch(decoded: Decoded, names: Sequence[str] | None = None) -> pa.RecordBatch:
+def blocks_batch(decoded: Decoded, names: Sequence[str] | None = None, *, dictionaries: bool = False) -> pa.RecordBatch:
     """Return the view `blocks`, with the schema `arrow_schema("blocks", names)`.
 
+    Args:
+        dictionaries: texts are of Arrow's dictionary type, with the same dictionary in each batch of a major version.
+
     Raises:
         ConfigurationError: there is no such column.
     """
-    return _batch("blocks", _blocks(decoded), names)
+    return _batch("blocks", _blocks(decoded, dictionaries), names)
 
 
 def _batch(view: str, columns: Columns, names: Sequence[str] | None) -> pa.RecordBatch:
     schema = arrow_schema(view, names)
-    return pa.RecordBatch.from_arrays([columns[name]() for name in schema.names], schema=schema)
+    arrays = [columns[name]() for name in schema.names]
+    fields = [field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _records(decoded: Decoded) -> Columns:
+def _records(decoded: Decoded, dictionaries: bool) -> Columns:
     d = decoded
+    operations = _numbered_operations if dictionaries else _operations
     return {
         "lsn": lambda: integers(d.lsn),
         "end_lsn": lambda: integers(d.end_lsn),
         "previous_lsn": lambda: integers(d.previous_lsn),
         "tli": lambda: integers(d.tli, 32),
-        "rmgr": lambda: _rmgrs(d.rmid),
-        "operation": lambda: _operations(d.major, d.rmid, d.info),
+        "rmgr": lambda: _rmgrs(d.rmid, dictionaries),
+        "operation": lambda: operations(d.major, d.rmid, d.info),
         "rmid": lambda: integers(d.rmid, 16),
         "info": lambda: integers(d.info, 16),
         "xid": lambda: integers(d.xid),
@@ -62,14 +75,15 @@ def _records(decoded: Decoded) -> Columns:
     }
 
 
-def _blocks(decoded: Decoded) -> Columns:
+def _blocks(decoded: Decoded, dictionaries: bool) -> Columns:
     d = decoded
+    operations = _numbered_operations if dictionaries else _operations
     of = d.block_record
     return {
         "lsn": lambda: integers(d.lsn[of]),
         "end_lsn": lambda: integers(d.end_lsn[of]),
-        "rmgr": lambda: _rmgrs(d.rmid[of]),
-        "operation": lambda: _operations(d.major, d.rmid[of], d.info[of]),
+        "rmgr": lambda: _rmgrs(d.rmid[of], dictionaries),
+        "operation": lambda: operations(d.major, d.rmid[of], d.info[of]),
         "xid": lambda: integers(d.xid[of]),
         **_references(d),
         "is_first": lambda: booleans(_are_first(d)),
@@ -124,7 +138,9 @@ def _block_lists(decoded: Decoded) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, references, type=list_type)
 
 
-def _rmgrs(rmid: Any) -> pa.Array:
+def _rmgrs(rmid: Any, dictionaries: bool) -> pa.Array:
+    if dictionaries:
+        return pa.DictionaryArray.from_arrays(integers(rmid, 16), rmgr_table(), safe=False)
     return rmgr_table().take(pa.array(rmid))
 
 
@@ -132,3 +148,11 @@ def _operations(major: int, rmid: Any, info: Any) -> pa.Array:
     if len(rmid) == 0:
         return pa.array([], pa.string())  # of no major version, perhaps
     return operation_table(major).take(pa.array(operation_code(rmid.astype("int32"), info)))
+
+
+def _numbered_operations(major: int, rmid: Any, info: Any) -> pa.Array:
+    if len(rmid) == 0:
+        return pa.array([], _NUMBERED)
+    numbers, names = operation_numbers(major)
+    codes = operation_code(rmid.astype(np.int16), info)
+    return pa.DictionaryArray.from_arrays(pa.array(numbers[codes]), names, safe=False)

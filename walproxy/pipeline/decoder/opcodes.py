@@ -5,7 +5,8 @@ of a number depends on the major version. Names are those that the managers' rm_
 without a name, for which pg_waldump prints `UNKNOWN (70)`, is `0x70`.
 
 Two tables serve the vectorised code: `rmgr_table()` is indexed by the manager's number, `operation_table(major)` by
-`operation_code(rmid, info)`, which takes arrays as well as numbers.
+`operation_code(rmid, info)`, which takes arrays as well as numbers. `operation_numbers(major)` has each name once, for
+dictionaries of Arrow.
 
 Source: src/include/access/rmgrlist.h and src/backend/access/rmgrdesc/*.c of each version.
 """
@@ -13,7 +14,9 @@ Source: src/include/access/rmgrlist.h and src/backend/access/rmgrdesc/*.c of eac
 import functools
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from safekeeper.base.errors import ConfigurationError
 
@@ -138,6 +141,17 @@ def operation_table(major: int) -> pa.StringArray:
             if name == "?":
                 row[number] = f"0x{(number & 7 if rmid == RM_XACT else number) << 4:x}"
     return pa.array([name for row in rows for name in row], pa.string())
+
+
+@functools.cache
+def operation_numbers(major: int) -> tuple[NDArray[np.int16], pa.StringArray]:
+    """Return the number of each of `operation_table`'s names, by `operation_code`, and the names by this number.
+
+    Raises:
+        ConfigurationError: it is none of the versions that are known here.
+    """
+    encoded = operation_table(major).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int16), encoded.dictionary
 
 
 def rmgr_name(rmid: int) -> str:

@@ -42,7 +42,9 @@ class Piece(NamedTuple):
     end_lsn: Lsn
 
 
-def view_batch(view: str, decoded: Decoded, piece: Piece, names: Sequence[str] | None = None) -> pa.RecordBatch:
+def view_batch(
+    view: str, decoded: Decoded, piece: Piece, names: Sequence[str] | None = None, *, dictionaries: bool = False
+) -> pa.RecordBatch:
     """Return a view of a piece of WAL, with the schema `arrow_schema(view, names)`.
 
     The batch stays valid when the workspace of `decoded` is used again.
@@ -52,15 +54,16 @@ def view_batch(view: str, decoded: Decoded, piece: Piece, names: Sequence[str] |
         decoded: the records of the piece.
         piece: its bounds, which aggregated views repeat in every row.
         names: only these columns, in the order of the view; all by default.
+        dictionaries: texts of `records` and `blocks` are of Arrow's dictionary type, which Parquet files take over.
 
     Raises:
         ConfigurationError: there is no such view or column.
         WalFormatError: a record that the view looks into is not as its version of PostgreSQL writes it.
     """
     if view == "records":
-        return records_batch(decoded, names)
+        return records_batch(decoded, names, dictionaries=dictionaries)
     if view == "blocks":
-        return blocks_batch(decoded, names)
+        return blocks_batch(decoded, names, dictionaries=dictionaries)
     schema = arrow_schema(view, names)
     columns = _BUILDERS[view](decoded)
     if view in _AGGREGATED:

@@ -102,7 +102,8 @@ def _written(plan: TaskPlan, tli: int, pieces: Sequence[PlannedPiece]) -> list[D
                 if begin_lsn < part.held_lsn:
                     begin_lsn = part.held_lsn
                     wanted = without_records_before(decoded, begin_lsn)
-                files.put(part.view, view_batch(part.view, wanted, Piece(begin_lsn, piece.end_lsn), part.columns))
+                bounds = Piece(begin_lsn, piece.end_lsn)
+                files.put(part.view, view_batch(part.view, wanted, bounds, part.columns, dictionaries=True))
         return files.finish()
 
 

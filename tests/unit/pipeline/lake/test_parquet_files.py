@@ -41,9 +41,28 @@ def test_positions_are_stored_as_differences_and_few_values_in_a_dictionary(tmp_
     assert "DELTA_BINARY_PACKED" in encodings["previous_lsn"]
     assert "RLE_DICTIONARY" in encodings["rmgr"]
     assert "RLE_DICTIONARY" in encodings["blocks.list.element.relation"]
-    assert "RLE_DICTIONARY" not in encodings["blocks.list.element.block"]
-    assert "RLE_DICTIONARY" not in encodings["xid"]
+    assert "DELTA_BINARY_PACKED" in encodings["blocks.list.element.block"]
+    assert "DELTA_BINARY_PACKED" in encodings["xid"]
     assert group.column(0).compression == "ZSTD"
+
+
+def test_texts_with_a_dictionary_are_written_as_texts(tmp_path: Path) -> None:
+    path = str(tmp_path / "some.parquet")
+    names = pa.array(["Btree", "Heap", "Heap2", "XLOG"])
+
+    def numbered(numbers: list[int], names: pa.Array = names) -> pa.RecordBatch:
+        words = pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int16()), names)
+        return pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64()), words], names=["lsn", "rmgr"])
+
+    schema = pa.schema([pa.field("lsn", pa.int64(), False), pa.field("rmgr", pa.string(), False)])
+    given = pa.schema([schema.field("lsn"), schema.field("rmgr").with_type(numbered([]).schema.field("rmgr").type)])
+    batches = [numbered([2, 1]), numbered([], pa.array(["other"])), numbered([1])]
+    write_parquet(path, [batch.cast(given) for batch in batches], schema)
+    assert pq.read_table(path) == pa.table({"lsn": [2, 1, 1], "rmgr": ["Heap2", "Heap", "Heap"]}, schema)
+    column = pq.read_metadata(path).row_group(0).column(1)
+    assert set(column.encodings) <= {"PLAIN", "RLE", "RLE_DICTIONARY"}
+    assert read_footer(path).schema == schema
+    assert read_footer(path).limits["rmgr"] == ("Heap", "Heap2")
 
 
 def test_many_batches_share_a_row_group_and_one_large_batch_has_several(
