@@ -21,7 +21,8 @@ from walproxy.pipeline.lake.opening import open_lake_table
 TABLES = ("records", "transactions", "relation_volume")
 END_TIMEOUT_S = 900.0
 SEGMENTS = 6
-pytestmark = pytest.mark.timeout(1200)
+# Six JVMs start for each of them: 80 s of processor time. test_lake_kills.py has the kills of a job without a cluster.
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.nightly]
 
 
 class Job:
@@ -90,7 +91,6 @@ def test_a_worker_that_is_killed_while_its_tasks_write_costs_no_record_and_doubl
     job.assert_each_record_is_there_once()
 
 
-@pytest.mark.nightly
 def test_a_job_continues_after_the_death_of_its_driver_and_waits_for_a_worker_when_all_are_dead(
     moto: Server, tmp_path: Path
 ) -> None:

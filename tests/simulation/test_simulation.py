@@ -10,7 +10,7 @@ from tests.simulation.runner import Failure, Task, attempt, build, has_real_prox
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.proposer import Proposer
 
-SEEDS_PER_PROFILE = 6
+SEEDS_PER_PROFILE = 10
 
 
 @pytest.mark.parametrize("profile", PROFILES)
