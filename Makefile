@@ -5,8 +5,8 @@ BIN := .venv/bin
 SEEDS ?= 300
 SECONDS_EACH ?= 60
 SEED ?= 0
-# Tests that run at the same time. They wait for processes and disks most of the time.
-WORKERS ?= 2
+# Tests that run at the same time. They wait for processes and disks most of the time, and one worker for containers.
+WORKERS ?= 3
 # Unit tests wait less: a third worker fills what the waits of two leave (65 s instead of 78 s on two cores).
 UNIT_WORKERS ?= 3
 
@@ -42,9 +42,8 @@ check: lint ## what a change needs: lint, unit tests and a few hundred simulatio
 test: .venv/.dev ## all tests: unit, simulation, real PostgreSQL, containers (where there is an engine)
 	@# The tests start hundreds of processes, also in places where they cannot write what they compile.
 	$(BIN)/python -m compileall -q safekeeper walproxy
-	$(BIN)/pytest -n $(WORKERS) --in-memory --dist loadfile --no-loadscope-reorder -m "not nightly" tests --ignore=tests/e2e --ignore=tests/torture
+	$(BIN)/pytest -n $(WORKERS) --in-memory --dist loadfile --no-loadscope-reorder -m "not nightly" tests --ignore=tests/torture
 	$(BIN)/python -m tests.simulation --seeds 500
-	$(BIN)/pytest -v tests/e2e
 
 sim: .venv/.dev ## simulate SEEDS runs, the first with SEED: make sim SEEDS=1000 SEED=42
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(SEED)

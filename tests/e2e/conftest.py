@@ -8,18 +8,29 @@ with a line that says so, except in CI (CI=true or WALPROXY_REQUIRE_ENGINE=1), w
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NoReturn
 
 import pytest
 
 from tests.e2e.deployment import Deployment
 
+HAS_FAILED = pytest.StashKey[bool]()
 IMAGES = {
     "WALPROXY_IMAGE": "walproxy",
     "POSTGRES_IMAGE": "postgres:18",
     "STORE_IMAGE": "chrislusf/seaweedfs:4.47",
 }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[HAS_FAILED] = report.failed
+    return report
 
 
 def leave_out(reason: str) -> NoReturn:
@@ -57,8 +68,9 @@ def compose_program() -> list[str]:
     return program
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_deployment(images: dict[str, str], compose_program: list[str]) -> Iterator[Deployment]:
+    """The deployment of all tests of this folder. In a run of all tests it is gone before those of others begin."""
     deployment = Deployment(compose_program, images)
     try:
         deployment.up()
@@ -68,11 +80,12 @@ def shared_deployment(images: dict[str, str], compose_program: list[str]) -> Ite
 
 
 @pytest.fixture
-def deployment(shared_deployment: Deployment) -> Iterator[Deployment]:
+def deployment(shared_deployment: Deployment, request: pytest.FixtureRequest) -> Iterator[Deployment]:
     """The whole of docker-compose.yml, up and well; what a test breaks is mended before the next one."""
     shared_deployment.begin_test()
     yield shared_deployment
-    shared_deployment.print_logs()
+    if request.node.stash.get(HAS_FAILED, True):
+        shared_deployment.print_logs()
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ _PORTS = {
     **{f"safekeeper{number}": f"SAFEKEEPER{number}_HTTP_PORT" for number in (1, 2, 3)},
 }
 _PROPOSERS_PORT = "5454"
+_FILES = ("docker-compose.yml", "tests/e2e/few-checks.yml")
 
 Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -73,9 +74,9 @@ class Deployment:
         self._since = "0"
 
     def compose(self, *arguments: str, files: Sequence[str] = (), deadline_s: float = 120) -> str:
-        """Runs a compose command, with further compose `files` behind docker-compose.yml; returns what it printed."""
-        options = ["--project-name", self.project, "--file", "docker-compose.yml"]
-        for file in files:
+        """Runs a compose command, with further compose `files` behind those of all tests; returns what it printed."""
+        options = ["--project-name", self.project]
+        for file in (*_FILES, *files):
             options += ["--file", file]
         ports = {_PORTS[service]: str(port) for service, port in self.ports.items()}
         done = subprocess.run(
@@ -267,26 +268,29 @@ class Deployment:
 
     def begin_test(self) -> None:
         """Starts what an earlier test has left behind stopped or paused, and waits until all is well."""
-        for service in SERVICES:
-            container = self.container(service)
-            if container:
-                state = docker("inspect", "--format", "{{.State.Status}}", container)
-                if state != "running":
-                    docker("unpause" if state == "paused" else "start", container)
+        for container, state in self._states().values():
+            if state != "running":
+                docker("unpause" if state == "paused" else "start", container)
         self.wait_until_whole()
         wait_until(lambda: self.answers("standby"), "the standby answers")
         self._since = str(int(time.time()))
 
     def print_logs(self) -> None:
-        """Prints what the containers have logged since `begin_test`; pytest shows it for a test that failed."""
-        for service in SERVICES:
-            container = self.container(service)
-            if container:
-                done = subprocess.run(
-                    ["docker", "logs", "--since", self._since, "--tail", "60", container],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    timeout=30,
-                    check=False,
-                )
-                print(f"--- {service}\n{done.stdout.decode(errors='replace')}")
+        """Prints what the containers have logged since `begin_test`: pytest shows it for a test that failed."""
+        for service, (container, _) in self._states().items():
+            done = subprocess.run(
+                ["docker", "logs", "--since", self._since, "--tail", "60", container],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=30,
+                check=False,
+            )
+            print(f"--- {service}\n{done.stdout.decode(errors='replace')}")
+
+    def _states(self) -> dict[str, tuple[str, str]]:
+        """By service its container and the engine's word for what that does, such as `running` or `paused`."""
+        columns = '{{.Label "com.docker.compose.service"}} {{.ID}} {{.State}}'
+        of_project = f"label=com.docker.compose.project={self.project}"
+        lines = docker("ps", "--all", "--filter", of_project, "--format", columns).splitlines()
+        found = {service: (container, state) for service, container, state in map(str.split, lines)}
+        return {service: found[service] for service in SERVICES if service in found}

@@ -37,6 +37,8 @@ CLUSTER_SETTINGS = {
     "wal_keep_size": "4GB",
 }
 _SLOW_SYNC_MS = 20.0
+# Commits a second of a load. As many as there can be would take the processors from what the test waits for.
+RATE = 100.0
 
 
 def said(process: LocalProcess, name: str) -> Any:
@@ -189,9 +191,13 @@ class Gated(LocalCluster):
         """Every safekeeper has the primary's bytes, all of them."""
         self.assert_bytes_are_equal(self.commit_lsn_of_all())
 
-    def load(self, workers: int = 2) -> "Load":
-        """Return a load on this cluster, to be used in a `with` statement."""
-        return Load(self, workers)
+    def load(self, workers: int = 2, rate: float | None = RATE) -> "Load":
+        """Return a load on this cluster, to be used in a `with` statement.
+
+        Args:
+            rate: commits a second of all its clients together; as many as there can be if None.
+        """
+        return Load(self, workers, rate)
 
 
 class SlowDisk:
@@ -244,7 +250,7 @@ class Load:
 
     _worker_ids = itertools.count(1)
 
-    def __init__(self, cluster: Gated, workers: int) -> None:
+    def __init__(self, cluster: Gated, workers: int, rate: float | None) -> None:
         self.cluster = cluster
         rows = [(worker, itertools.count(1)) for worker in itertools.islice(Load._worker_ids, workers)]
 
@@ -252,7 +258,7 @@ class Load:
             worker, numbers = rows[client - 1]
             return Row(worker, next(numbers))
 
-        self._clients = Clients(lambda: cluster.postgres.conninfo(), workers, next_row)
+        self._clients = Clients(lambda: cluster.postgres.conninfo(), workers, next_row, rate=rate)
         self._history = self._clients.history
 
     @property

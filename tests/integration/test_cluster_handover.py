@@ -17,7 +17,7 @@ def _add_spare(cluster: Gated) -> LocalProcess:
 
 @MOSTLY_NEWEST
 def test_spare_disturbs_nobody_and_takes_over_from_a_killed_proxy(cluster: Gated) -> None:
-    with cluster.load() as load:
+    with cluster.load(rate=None) as load:
         term = cluster.status()["term"]
         spare = _add_spare(cluster)
         used_s = cpu_seconds(spare)

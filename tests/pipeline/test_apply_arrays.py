@@ -1,7 +1,9 @@
 """Arrays in tables that follow a real server: lists, or text, and nothing is lost of values that are no lists."""
 
+import itertools
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,18 @@ MORE = (
 )
 
 
+def pairs(*often: str, modes: Sequence[FollowingMode] = FOLLOWING_MODES) -> list[Any]:
+    """Return each format with each mode; all but `often`, which have each of both, are left to the nights."""
+    return [
+        pytest.param(*pair, id="-".join(pair), marks=[] if "-".join(pair) in often else [pytest.mark.nightly])
+        for pair in itertools.product(TABLE_FORMATS, modes)
+    ]
+
+
+# A table with deleted rows that stay is a mirror to which one column is added.
+MODES = ["mirror", "append", pytest.param("soft-delete", marks=pytest.mark.nightly)]
+
+
 @pytest.fixture
 def source(empty: Source) -> Source:
     empty.run(*SETUP)
@@ -128,8 +142,7 @@ def test_the_types_of_elements_are_those_of_the_catalogs(source: Source) -> None
     assert typed <= {name for oid, name, _, _ in listed if is_array(oid)}
 
 
-@pytest.mark.parametrize("mode", FOLLOWING_MODES)
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize(("table_format", "mode"), pairs("iceberg-mirror", "delta-append", "delta-soft-delete"))
 def test_arrays_are_lists_in_copies_and_in_changes(
     source: Source, tmp_path: Path, table_format: TableFormat, mode: FollowingMode, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,7 +188,7 @@ def test_a_verification_finds_an_element_that_differs(source: Source, tmp_path: 
     assert [each.is_same for each in run_verify(options, repair=True)] == [True] * 3
 
 
-@pytest.mark.parametrize("mode", FOLLOWING_MODES)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_value_that_is_no_list_is_not_lost(
     source: Source, tmp_path: Path, mode: FollowingMode, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,7 +241,7 @@ def as_written_before(options: ApplyOptions) -> None:
     path.write_text(json.dumps(job))
 
 
-@pytest.mark.parametrize("mode", FOLLOWING_MODES)
+@pytest.mark.parametrize("mode", MODES)
 def test_tables_of_an_older_version_keep_text_until_they_are_told_otherwise(
     source: Source, tmp_path: Path, mode: FollowingMode, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -268,8 +281,9 @@ def test_tables_of_an_older_version_keep_text_until_they_are_told_otherwise(
     assert types_of(options)["numbers"] == pa.string()
 
 
-@pytest.mark.parametrize("mode", ["append", "soft-delete"])
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize(
+    ("table_format", "mode"), pairs("delta-soft-delete", "iceberg-append", modes=FOLLOWING_MODES[1:])
+)
 def test_lists_become_text_with_all_their_old_rows(
     source: Source, tmp_path: Path, table_format: TableFormat, mode: FollowingMode
 ) -> None:

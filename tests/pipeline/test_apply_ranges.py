@@ -364,7 +364,7 @@ def test_a_copy_does_not_end_without_the_session_that_holds_its_locks(
     compare(source, options.location, "delta", "big")
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", ["delta", pytest.param("iceberg", marks=pytest.mark.nightly)])
 def test_a_job_that_is_killed_in_its_first_copy_ends_with_the_rows_of_the_source(
     empty: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:

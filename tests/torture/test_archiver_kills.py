@@ -32,7 +32,7 @@ def test_thirty_kills_of_archivers_during_uploads_leave_no_hole_and_no_other_byt
     cluster = new_gated("--response-timeout", "2", segment_mib=SEGMENT_MIB, safekeeper_options=options).start_gated()
     hit: Counter[str] = Counter()
     attempts = failovers = 0
-    with cluster.load() as load:
+    with cluster.load(rate=None) as load:
         while hit.total() < KILLS:
             attempts += 1
             assert attempts < 3 * KILLS, f"{attempts} kills, and only {hit.total()} hit an upload"

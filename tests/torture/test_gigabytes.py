@@ -135,7 +135,7 @@ def test_gigabytes_of_wal_stay_within_the_limit_and_whoever_was_away_all_the_tim
         wait_for(lambda: cluster.flush_lsn_of(3) >= end_lsn, "it has caught up", CATCHUP_S)
         print(f"safekeeper 3 skips WAL and has caught up in {time.monotonic() - began_at:.1f} s")
         assert parse_lsn(said(away, "wal_begin_lsn")) > end_lsn - LIMIT_BYTES
-        with cluster.load() as load:
+        with cluster.load(rate=None) as load:
             cluster.safekeepers[1].kill9()
             load.wait_for_commits(50)
             assert said(away, "votes") is True

@@ -47,7 +47,7 @@ def test_commits_survive_the_loss_of_a_safekeeper_and_of_the_primary(new_gated: 
     cluster = new_gated(candidates=["heir"]).start_gated()
     heir = cluster.add_standby("heir")
     second = cluster.add_standby("second")
-    with cluster.load() as load:
+    with cluster.load(rate=None) as load:
         load.wait_for_commits(50)
         cluster.safekeepers[2].kill9()
         load.wait_for_commits(50)

@@ -127,7 +127,7 @@ def test_fifty_changes_with_kills_lose_nothing(new_gated: NewGated) -> None:
     cluster = new_gated().start_gated()
     operator = Operator(cluster, random.Random(SEED))
     made: Counter[str] = Counter()
-    with cluster.load(8) as load:
+    with cluster.load(8, rate=None) as load:
         for _ in range(CHANGES):
             made[operator.change()] += 1
             load.wait_for_commits(10)

@@ -21,6 +21,16 @@ def test_they_are_one_scope_and_other_files_are_one_each() -> None:
     assert scope("tests/unit/test_docs.py::test_links[a::b.md]") == "tests/unit/test_docs.py"
 
 
-def test_long_files_come_first() -> None:
-    ids = ["tests/unit/test_docs.py::test_a", "tests/integration/test_page.py::test_b", f"{SPARK[0]}::test_c"]
+def test_container_tests_are_one_scope() -> None:
+    files = sorted((ROOT / "tests" / "e2e").glob("test_*.py"))
+    assert {scope(f"{file.relative_to(ROOT)}::test_something") for file in files} == {"containers"}
+
+
+def test_containers_come_first_then_long_files() -> None:
+    ids = [
+        "tests/unit/test_docs.py::test_a",
+        "tests/integration/test_page.py::test_b",
+        f"{SPARK[0]}::test_c",
+        "tests/e2e/test_losses.py::test_d",
+    ]
     assert sorted(ids, key=rank) == ids[::-1]
