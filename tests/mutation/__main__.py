@@ -20,7 +20,15 @@ from tests.mutation.suites import Scenarios, Seeds, Suite, Units
 from tests.mutation.targets import MODULES, ROOT, all_mutations, import_all, unit_folders
 from tests.mutation.trials import Limits, TrialFailed, Verdict
 
+OTHER_TESTS = ("conformance", "e2e", "fuzz", "integration", "pipeline", "torture")
 FOLDER = ROOT / "build" / "mutation"
+# No verdict depends on these: neither the mutated packages nor their unit tests nor the simulator import them.
+ELSEWHERE = (
+    "walproxy/cli/",
+    "walproxy/pipeline/",
+    "walproxy/wal_sources/",
+    *(f"tests/{name}/" for name in OTHER_TESTS),
+)
 PLAIN_EVERY = 20
 EXIT_UNEXPLAINED = 1
 EXIT_FAILED = 2
@@ -43,9 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
     import_all()
 
     def run(units: Units) -> int:
-        tried = _try(chosen, options, units)
+        # The cheapest first: unit tests detect most mutations in less than a second.
+        every: tuple[Suite, ...] = (units, Scenarios(), Seeds(options.first, options.seeds))
+        tried = _try(chosen, [suite for suite in every if not options.suite or suite.name in options.suite], options)
         verdicts = {verdict.id: verdict for _, verdict in tried}
         print(table(tried, explained))
+        if options.alone:
+            print("\nby the simulator alone:")
+            print(table(_try(_sample(chosen, options.alone, options.seed), every[-1:], options), explained))
         for line in explanations.outdated(explained, everything, verdicts):
             print(f"an explanation is outdated: {line}")
         missing = explanations.unexplained(verdicts.values(), explained)
@@ -84,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         choices=(Seeds.name, Units.name, Scenarios.name),
         help="try them against these tests only; may be repeated (default: all three)",
+    )
+    parser.add_argument(
+        "--alone",
+        type=_positive,
+        metavar="COUNT",
+        help="then try so many of them, chosen at random, with the simulator alone",
     )
     parser.add_argument("--list", action="store_true", help="list the mutations, and try none")
     parser.add_argument(
@@ -129,24 +148,26 @@ def _chosen(everything: list[Mutation], options: argparse.Namespace, parser: arg
         if (not options.only or each.module.startswith(tuple(options.only)))
         and (not options.id or each.id in options.id)
     ]
-    if options.sample is not None and options.sample < len(chosen):
-        numbers = random.Random(options.seed).sample(range(len(chosen)), options.sample)
-        chosen = [chosen[number] for number in sorted(numbers)]
-    return chosen
+    return _sample(chosen, options.sample, options.seed) if options.sample else chosen
 
 
-def _try(chosen: list[Mutation], options: argparse.Namespace, units: Units) -> list[tuple[Mutation, Verdict]]:
+def _sample(mutations: list[Mutation], count: int, seed: int) -> list[Mutation]:
+    """Return `count` of the mutations, in their order; all of them if there are fewer."""
+    numbers = random.Random(seed).sample(range(len(mutations)), min(count, len(mutations)))
+    return [mutations[number] for number in sorted(numbers)]
+
+
+def _try(
+    chosen: list[Mutation], suites: Sequence[Suite], options: argparse.Namespace
+) -> list[tuple[Mutation, Verdict]]:
     """Try the mutations that have no result yet; return all of them with their verdicts."""
-    every: tuple[Suite, ...] = (Seeds(options.first, options.seeds), units, Scenarios())
-    suites = [suite for suite in every if not options.suite or suite.name in options.suite]
     limits = {suite.name: Limits(options.cpu_s, len(suite.tests)) for suite in suites}
     limits["simulator"] = Limits(options.cpu_s, options.seeds_each)
     FOLDER.mkdir(parents=True, exist_ok=True)
     source = _digest()
     print(f"{len(chosen)} mutations; seeds {options.first}..{options.first + options.seeds - 1}", flush=True)
-    tests = f"{source}-{options.first}-{options.seeds}-{len(units.tests)}"
-    if len(suites) < len(every):
-        tests += "".join(f"-{suite.name}" for suite in suites)
+    names = "-".join(f"{suite.name}-{len(suite.tests)}" for suite in suites)
+    tests = f"{source}-{options.first}-{names}"
     reach = measured(FOLDER / f"reach-{tests}.json", suites)
     for test, (why,) in reach[FAILED].items():
         print(f"not used, because it fails without any mutation: {test}: {why}")
@@ -220,10 +241,15 @@ def _digest() -> str:
     """Return a digest of everything that a verdict depends on."""
     digest = hashlib.sha256(sys.version.encode())
     own = Path(__file__).parent
+    tested = tuple(f"{folder}/" for folder in unit_folders(all_mutations()))
     for folder in ("safekeeper", "walproxy", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".txt") and (path.parent != own or path.name in ("edits.py", "names.py")):
-                digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+            name = path.relative_to(ROOT).as_posix()
+            is_of_other_unit = name.count("/") > 2 and name.startswith("tests/unit/") and not name.startswith(tested)
+            if path.suffix not in (".py", ".txt") or name.startswith(ELSEWHERE) or is_of_other_unit:
+                continue
+            if path.parent != own or path.name in ("edits.py", "names.py"):
+                digest.update(name.encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -6,7 +6,8 @@ from tests.mutation.edits import Mutation
 from tests.mutation.explanations import Explanation
 from tests.mutation.trials import Verdict
 
-COLUMNS = ("mutations", "simulator", "units", "scenarios", "timeouts", "survived", "explained", "simulator %", "all %")
+SUITES = ("units", "scenarios", "simulator")
+COLUMNS = ("mutations", *SUITES, "timeouts", "survived", "explained", "detected %")
 Tried = Sequence[tuple[Mutation, Verdict]]
 
 
@@ -29,12 +30,11 @@ def _heading() -> str:
 def _row(name: str, tried: Tried, explanations: dict[str, Explanation]) -> str:
     verdicts = [verdict for _, verdict in tried]
     count = len(verdicts)
-    by = [sum(verdict.killed_by == suite for verdict in verdicts) for suite in ("simulator", "units", "scenarios")]
+    by = [sum(verdict.killed_by == suite for verdict in verdicts) for suite in SUITES]
     survivors = [verdict for verdict in verdicts if verdict.survived]
     explained = sum(verdict.id in explanations for verdict in survivors)
     numbers = [count, *by, sum(verdict.timed_out for verdict in verdicts), len(survivors), explained]
-    shares = [f"{100 * by[0] / count:.1f}", f"{100 * (count - len(survivors)) / count:.1f}"]
-    return _line(name, [*map(str, numbers), *shares])
+    return _line(name, [*map(str, numbers), f"{100 * (count - len(survivors)) / count:.1f}"])
 
 
 def _line(name: str, cells: list[str]) -> str:

@@ -196,7 +196,7 @@ def test_survivors_without_an_explanation_and_outdated_explanations_are_listed(t
     ]
     tried = [(each, verdicts[each.id]) for each in mutations[:3]]
     last = table(tried, explanations).splitlines()[-1]
-    assert last.split() == ["all", "3", "0", "1", "0", "0", "2", "1", "0.0", "33.3"]
+    assert last.split() == ["all", "3", "1", "0", "0", "0", "2", "1", "33.3"]
 
 
 @pytest.mark.parametrize(
