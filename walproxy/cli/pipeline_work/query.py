@@ -1,8 +1,9 @@
 """`walproxy pipeline query`: the result as JSON, as CSV, or as a table."""
 
 import csv
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -84,25 +85,47 @@ def export(
 
 def _show(result: Result) -> None:
     """Print a table, with LSNs as PostgreSQL writes them."""
-    from rich import box  # A program that reads JSON or CSV does not wait for its import.
+    numbers = [_is_number(written_type) for written_type in result.types]
+    rows = [list(map(_cell, result.columns, row)) for row in itertools.islice(result.rows, _SHOWN_MAX)]
+    if sys.stdout.isatty():
+        _show_in_terminal(result.columns, numbers, rows)
+    else:
+        _print_lines(result.columns, numbers, rows)
+    more = sum(1 for _ in result.rows)
+    if more:
+        click.echo(f"{_SHOWN_MAX + more} rows, of which {_SHOWN_MAX} are shown: --json or --csv print all", err=True)
+
+
+def _is_number(written_type: str) -> bool:
+    return written_type.removeprefix("U").startswith(_NUMBERS) and not written_type.endswith("]")
+
+
+def _show_in_terminal(columns: Sequence[str], numbers: Sequence[bool], rows: Iterable[Sequence[str]]) -> None:
+    from rich import box  # The import takes longer than a short query, and programs need no terminal.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     shown = Table(box=box.SIMPLE_HEAD)
-    for name, written_type in zip(result.columns, result.types, strict=True):
-        is_number = written_type.removeprefix("U").startswith(_NUMBERS) and not written_type.endswith("]")
+    for name, is_number in zip(columns, numbers, strict=True):
         shown.add_column(Text(name), justify="right" if is_number else "left", no_wrap=True)
-    number = 0
-    for number, row in enumerate(result.rows, start=1):
-        if number <= _SHOWN_MAX:
-            shown.add_row(*(Text(_cell(name, value)) for name, value in zip(result.columns, row, strict=True)))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)  # A pipe has no width.
-    console.print(shown)
-    if number > _SHOWN_MAX:
-        click.echo(f"{number} rows, of which {_SHOWN_MAX} are shown: --json or --csv print all", err=True)
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    Console().print(shown)
+
+
+def _print_lines(columns: Sequence[str], numbers: Sequence[bool], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns of equal width, as psql aligns them: a line for each row, whatever its values contain."""
+    cells = [[one_line(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for number, row in enumerate(cells):
+        aligned = (
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(row, widths, numbers, strict=True)
+        )
+        click.echo(" " + " | ".join(aligned).rstrip())
+        if number == 0:
+            click.echo("-" + "-+-".join("-" * width for width in widths) + "-")
 
 
 def _cell(name: str, value: Any) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.lake.disk import storage_errors
@@ -176,6 +175,7 @@ def _is_in_order(paths: Sequence[str], column: str | None, filesystem: "pyarrow.
     if column is None:
         return True
     import pyarrow.compute as pc  # It takes 50 ms, and who only reads tables needs it not.
+    import pyarrow.parquet as pq
 
     last = None
     for path in paths:
@@ -194,6 +194,8 @@ def _is_in_order(paths: Sequence[str], column: str | None, filesystem: "pyarrow.
 def _in_order(
     paths: Sequence[str], schema: pa.Schema, filesystem: "pyarrow.fs.FileSystem | None"
 ) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
     for path in paths:
         with _reading(path, filesystem), pq.ParquetFile(path, filesystem=filesystem) as file:
             for batch in file.iter_batches(_BATCH_ROWS):

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from safekeeper.base.errors import ConfigurationError, ObjectMissing
 from walproxy.pipeline.lake.disk import storage_errors
@@ -93,6 +92,8 @@ def read_end_of(store: Store, file: DataFile) -> tuple[Footer, bytes]:
         ConfigurationError: it is not there, has another size than the given one, or is not a Parquet file.
         ArchiveError: the store.
     """
+    import pyarrow.parquet as pq
+
     name = f"{store.url}/{file.path}"
     tail = _tail(store, file, min(file.bytes, _TAIL_BYTES))
     length = int.from_bytes(tail[-_MAGIC_BYTES : -_MAGIC_BYTES // 2], "little") + _MAGIC_BYTES
@@ -122,6 +123,8 @@ def read_batches(location: LakeLocation, file: DataFile) -> Iterator[pa.RecordBa
         ConfigurationError: it is not a Parquet file.
         StorageFailed, ArchiveError: it cannot be read.
     """
+    import pyarrow.parquet as pq
+
     store = location.store()
     folder = location.folder
     with storage_errors(f"read {location}/{file.path}"):

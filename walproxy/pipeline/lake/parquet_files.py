@@ -7,13 +7,15 @@ import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.lake.disk import storage_errors
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq  # Its import takes 40 ms, which a query need not wait for: it reads no footers.
 
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
@@ -102,6 +104,8 @@ def write_rows(file: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: p
     given = _with_dictionaries(schema, first[0].schema) if first else schema
     # With Arrow's schema in the file, readers that use it would see dictionaries.
     store_schema = given is schema
+    import pyarrow.parquet as pq
+
     with pq.ParquetWriter(file, given, store_schema=store_schema, **_writer_options(schema)) as writer:
         for table in _row_groups(itertools.chain(first, rest), given):
             writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
@@ -199,6 +203,8 @@ def read_footer(path: str) -> Footer:
         ConfigurationError: it is not a Parquet file, or it is torn.
         StorageFailed: it cannot be read.
     """
+    import pyarrow.parquet as pq
+
     with storage_errors(f"read {path}"):
         try:
             with pq.ParquetFile(path) as file:
@@ -209,7 +215,7 @@ def read_footer(path: str) -> Footer:
     return footer_of(metadata, schema, size)
 
 
-def footer_of(metadata: pq.FileMetaData, schema: pa.Schema, size: int) -> Footer:
+def footer_of(metadata: "pq.FileMetaData", schema: pa.Schema, size: int) -> Footer:
     """Return the content of a footer that pyarrow has read."""
     limits: dict[str, tuple[Any, Any]] = {}
     nulls: dict[str, int] = {}
