@@ -79,8 +79,7 @@ def make_plan(fetcher: Fetcher, backup: BackupFacts, own_wal: Mapping[str, int],
     path = choose_path(fetcher, backup, target.timeline)
     begin_lsn = segment_start(backup.start_lsn, path.segment_size)
     own = _own_extents(own_wal, path, backup.end_lsn)
-    reach_lsn, needs_own_wal = _reach(fetcher, path, begin_lsn, own)
-    hole_lsn = fetcher.next_after(path, reach_lsn)
+    reach_lsn, hole_lsn, needs_own_wal = reach_of_all(fetcher, path, begin_lsn, own)
     if reach_lsn <= backup.start_lsn or reach_lsn < backup.end_lsn:
         raise ConfigurationError(
             f"WAL segment {path.name_of(reach_lsn)} is in no source, and the backup needs the WAL from "
@@ -157,8 +156,13 @@ def _pieces(file: Path, size: int) -> Iterator[bytes]:
             yield stream.read(min(_PIECE_BYTES, size - offset))
 
 
-def _reach(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, own: list[Extent]) -> tuple[Lsn, bool]:
-    """Return the end of the WAL of all sources together, and whether the backup's own WAL was needed for it."""
+def reach_of_all(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, own: list[Extent]) -> tuple[Lsn, Lsn | None, bool]:
+    """Return how far the WAL of all sources together reaches.
+
+    Returns:
+        its end; where WAL exists again after a hole, None if there is no hole; and whether the backup's own WAL was
+        needed.
+    """
     reach_lsn, needs_own_wal = begin_lsn, False
     while True:
         longest_lsn = fetcher.reach(path, reach_lsn)
@@ -166,7 +170,10 @@ def _reach(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, own: list[Extent]) -
             longest_lsn = reach_of(own, reach_lsn)
             needs_own_wal = needs_own_wal or longest_lsn > reach_lsn
         if longest_lsn <= reach_lsn:
-            return reach_lsn, needs_own_wal
+            hole_lsn = fetcher.next_after(path, reach_lsn)
+            if hole_lsn != reach_lsn:
+                return reach_lsn, hole_lsn, needs_own_wal
+            continue  # A source has received more in the meantime: the cluster runs on, and archives.
         reach_lsn = longest_lsn
 
 

@@ -38,6 +38,7 @@ from tests.unit.scripted_proposer import (
     SYSTEM_ID,
     ScriptedProposer,
 )
+from tests.waiting import wait_for
 
 MIB = 1 << 20
 # Every MiB is another one, so that a block in the wrong place shows.
@@ -204,7 +205,7 @@ def test_sources_that_cannot_be_reached_are_each_logged_once(trio: Trio) -> None
         assert f"safekeeper 1 at 127.0.0.1:{port}: " in ended.problem
         # Another safekeeper answers there than the leader has named.
         assert f"safekeeper 2 at 127.0.0.1:{trio.processes[0].port}: " in ended.problem
-    assert len(trio.log_lines("could not pull WAL")) == 2
+    wait_for(lambda: len(trio.log_lines("could not pull WAL")) == 2, "it has logged both")
 
 
 def test_a_source_is_found_at_its_second_address(trio: Trio) -> None:

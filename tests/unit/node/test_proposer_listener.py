@@ -381,7 +381,7 @@ async def test_a_peer_that_does_not_read_its_answers_costs_a_bounded_amount_of_m
 
 @on_the_loop
 async def test_a_connection_without_a_greeting_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with house(tmp_path, greeting_timeout_s=0.1) as there:
+    async with house(tmp_path, greeting_timeout_s=1.0) as there:
         greeted, silent = await there.client(), await there.client()
         await greeted.greet()
         assert await silent.receive() is None
