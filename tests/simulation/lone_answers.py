@@ -150,6 +150,71 @@ class LoneAnswers(LoneShell):
             safekeeper = self._safekeepers[self.rng.choice(ids)]
             self._event("message", safekeeper.id, self._unasked(safekeeper), self._now_s)
 
+    def _say_out_of_place(self) -> None:
+        """A safekeeper that does not take part in what is under way says something of it, or the same as before."""
+        self._settle()
+        leadership, campaign = self._proposer.leadership, self._proposer.campaign
+        members = leadership.members if leadership is not None else {}
+        asked = campaign.asked if campaign is not None else {}
+        open_ones = self._open_ones()
+        outside = [s for s in open_ones if s.id not in asked and not (s.id in members and members[s.id].follows)]
+        busy = [s for s in open_ones if self._is_busy(s)]
+        if open_ones:
+            likely = busy if busy and self._chance(0.5) else outside
+            safekeeper = self.rng.choice(likely if likely and self._chance(0.8) else open_ones)
+            message = self._out_of_place(safekeeper)
+            for _ in range(self.rng.choice((1, 1, 2))):
+                if safekeeper.is_connected:
+                    self._event("message", safekeeper.id, message, self._now_s)
+
+    def _is_busy(self, safekeeper: Safekeeper) -> bool:
+        """Whether it pulls WAL, or its log is compared with the primary's."""
+        leadership, campaign = self._proposer.leadership, self._proposer.campaign
+        member = leadership.members.get(safekeeper.id) if leadership is not None else None
+        is_donor = campaign is not None and campaign.plan is not None and campaign.donor == safekeeper.id
+        return is_donor or (member is not None and member.pull is not None)
+
+    def _out_of_place(self, safekeeper: Safekeeper) -> AcceptorMessage:
+        rng, leadership, campaign = self.rng, self._proposer.leadership, self._proposer.campaign
+        if campaign is not None and campaign.plan is not None and self._is_busy(safekeeper):
+            return TailResponse(0, campaign.plan.start_lsn + rng.choice((0, 1)), 0, 0)
+        if campaign is not None:
+            asks_for = campaign.leader_id or LeaderId(1, "run-o")
+            promised = LeaderId(asks_for.term + 1, "run-o")
+            return rng.choice(
+                (
+                    PreVoteResponse(True, ""),
+                    VoteResponse(LeaderId(asks_for.term, "run-o"), False, promised),
+                    VoteResponse(asks_for, False, promised),
+                )
+            )
+        if leadership is None:
+            promised = LeaderId(1, "run-o")
+            codes = (RefusalCode.NOT_A_MEMBER, RefusalCode.NOT_EMPTY, RefusalCode.OTHER_SYSTEM)
+            return rng.choice((Refusal(rng.choice(codes), "no", promised), Bootstrapped(rng.choice(CLUSTERS), 1)))
+        leader_id, promised = leadership.leader_id, leadership.leader_id
+        begin_lsn, end_lsn = leadership.term_start_lsn, leadership.received_lsn
+        member = leadership.members.get(safekeeper.id)
+        if member is not None and member.pull is not None and self._chance(0.5):
+            return PullEnded(leader_id, member.pull.request_id, member.write_lsn)  # Before its time.
+        # Of another pull, or of another term. In this term a safekeeper reports no WAL that it lacks.
+        others = [p.pull.request_id for p in leadership.members.values() if p.pull is not None and p is not member]
+        ended = PullEnded(
+            rng.choice((leader_id, LeaderId(leader_id.term, "run-o"))),
+            rng.choice((*others, *others, 0)),
+            rng.choice((begin_lsn, end_lsn, end_lsn + 1)),
+        )
+        if self._is_busy(safekeeper):
+            return ended
+        choices: list[AcceptorMessage] = [
+            Refusal(rng.choice((RefusalCode.RANGE, RefusalCode.STORAGE_FULL)), "no", promised),
+            Reconfigured(leader_id, leadership.membership.generation),
+            ended,
+        ]
+        if member is None or not member.is_connected:
+            choices.append(AppendResponse(leader_id, end_lsn, begin_lsn, 0, False))
+        return rng.choice(choices)
+
     def _unasked(self, safekeeper: Safekeeper) -> AcceptorMessage:
         rng, leadership, campaign = self.rng, self._proposer.leadership, self._proposer.campaign
         leader_id = LeaderId(max(1, self._proposer.term - rng.choice((0, 0, 1))), self._proposer.config.proposer_id)

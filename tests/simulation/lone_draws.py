@@ -58,7 +58,7 @@ def draw_primary(rng: random.Random, line: Line, fits: bool) -> PrimaryIdentity:
     ancestors = [Ancestor(tli, past_lsn) for tli in range(1, first.tli)]
     if rng.random() < 0.05:
         ancestors.append(Ancestor(first.tli, past_lsn))  # It was left at once.
-        history = (msgspec.structs.replace(first, tli=first.tli + 1), *history[1:])
+        history = tuple(msgspec.structs.replace(entry, tli=entry.tli + 1) for entry in history)
     for entry, following in pairwise(history):
         if following.tli != entry.tli:
             ancestors.append(Ancestor(entry.tli, following.start_lsn))

@@ -202,8 +202,9 @@ class Leadership(Replication):
             self._trust_again(safekeeper_id, progress)
         self._after_answer(safekeeper_id, progress, now)
         if is_first and not response.has_readers:
-            # This may be reported, after which the window may shrink: behind the WAL that was sent from it.
-            self.on_standby_feedback(safekeeper_id, ())
+            # This may be reported, after which the window may shrink: behind the WAL that was sent from it. A member
+            # that must skip WAL has been told so meanwhile, and no longer follows: none streams from it either.
+            self._count_standbys(safekeeper_id, ())
         if progress.has_readers:
             # Its readers may be new, or the commit may have been advanced between `Elected` and this answer.
             self._send_commit(safekeeper_id, progress, now)
@@ -351,8 +352,10 @@ class Leadership(Replication):
     def on_standby_feedback(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> None:
         """Handle the report of a safekeeper about its standbys; before its adoption they may be of another log."""
         progress = self.members.get(safekeeper_id)
-        if progress is None or not progress.follows:
-            return
+        if progress is not None and progress.follows:
+            self._count_standbys(safekeeper_id, standbys)
+
+    def _count_standbys(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> None:
         before_lsn = self._standbys.apply_lsn(self.commit_lsn)
         self._standbys.on_report(safekeeper_id, standbys)
         self.report_apply(before_lsn)

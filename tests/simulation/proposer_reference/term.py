@@ -292,12 +292,16 @@ class ReferenceTerm(TermState):
             member = self.members.get(safekeeper_id)
             if member is None or not member.follows or member.pull is not None:
                 continue
-            if not self.window_begin_lsn <= member.sent_lsn < self.received_lsn:
+            if not self.window_begin_lsn <= member.sent_lsn < self.received_lsn or self._awaits_read(member):
                 continue
             is_full = member.sent_lsn >= member.write_lsn + IN_FLIGHT_BYTES_MAX
             rest = self.received_lsn - member.sent_lsn
             waits = member.write_lsn < member.last_begin_lsn and rest < APPEND_BYTES_MAX
             expect(is_full or waits, "6.1: safekeeper {} is not sent the WAL from {:X}", safekeeper_id, member.sent_lsn)
+
+    def _awaits_read(self, member: Member) -> bool:
+        """Whether WAL is being read for it, perhaps before the position that it has reported since (6.9)."""
+        return any(read.begin_lsn in {member.sent_lsn, member.overtaken_lsn} for _, read in self.reads.values())
 
     def require_tick(self, gone: Set[int], now: float) -> None:
         """The waits, 6.1, 6.6: what a tick must have done for the members that follow.
@@ -325,7 +329,7 @@ class ReferenceTerm(TermState):
         sent_lsn = member.sent_lsn
         if sent_lsn >= min(self.window_begin_lsn, member.write_lsn + IN_FLIGHT_BYTES_MAX):
             return
-        if any(read.begin_lsn in {sent_lsn, member.overtaken_lsn} for _, read in self.reads.values()):
+        if self._awaits_read(member):
             return
         is_limited = member.fetch_allowed_at > now + READ_AHEAD_S
         if is_limited and not self.is_waited_for(safekeeper_id):

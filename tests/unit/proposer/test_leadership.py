@@ -322,6 +322,24 @@ def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
     assert table.leadership.status().apply_lsn == START
 
 
+def test_no_standby_streams_from_a_member_whose_first_answer_makes_it_skip_wal() -> None:
+    table = Table()
+    table.acks(1, START, readers=True)
+    table.hears(1, at(START, "other"))
+    table.standbys.disconnected(1)
+    table.leadership.disconnected(1, table.now)
+    table.receives(START + 100)
+    for safekeeper_id in (2, 3):
+        table.acks(safekeeper_id, START + 100)
+    table.leadership.on_greeting((1, "1" * 32), table.now)
+    table.leadership.window_begin_lsn = START + 100
+    for safekeeper_id in (2, 3):
+        table.leadership.members[safekeeper_id].wal_begin_lsn = START + 20
+    table.acks(1, START)
+    assert not table.leadership.members[1].follows
+    assert table.standbys.rows() == []
+
+
 def test_wal_is_sent_before_a_report_after_which_the_window_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table("a")
     table.receives(START + 100)
