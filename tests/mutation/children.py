@@ -1,7 +1,8 @@
 """Forked children that do one thing each, report JSON objects on a pipe, and have limits of time and memory.
 
 A child that reaches a limit of CPU time is killed by the kernel (SIGXCPU); one that waits for something that never
-comes is killed by the parent. Its last report shows what it was doing.
+comes is killed by the parent. Time in which it could run and others did does not count as waiting, so a busy machine
+changes no result. Its last report shows what it was doing.
 """
 
 import json
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from typing import Any
 
 from tests.mutation.suites import silence
@@ -32,8 +34,13 @@ class Child:
     pid: int
     pipe: Connection
     label: str
-    kill_at: float
+    began_at: float
     reports: list[Report] = field(default_factory=list)
+
+    def waited_s(self) -> float:
+        """Return for how long it has neither run nor been ready to run."""
+        ran_ns, ready_ns, _ = map(int, Path(f"/proc/{self.pid}/schedstat").read_text().split())
+        return time.monotonic() - self.began_at - (ran_ns + ready_ns) / 1e9
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ def run_all(jobs: Iterable[tuple[str, Callable[[Send], None]]], processes: int, 
     try:
         while True:
             while len(running) < processes and (job := next(waiting, None)) is not None:
-                child = _start(*job, waits_s_max)
+                child = _start(*job)
                 running[child.pipe] = child
             if not running:
                 return
@@ -83,7 +90,7 @@ def run_all(jobs: Iterable[tuple[str, Callable[[Send], None]]], processes: int, 
                 except EOFError:
                     del running[pipe]
                     yield _reaped(child, hung=False)
-            for child in [child for child in running.values() if child.kill_at < time.monotonic()]:
+            for child in [child for child in running.values() if child.waited_s() > waits_s_max]:
                 os.kill(child.pid, signal.SIGKILL)
                 del running[child.pipe]
                 yield _reaped(child, hung=True)
@@ -93,14 +100,14 @@ def run_all(jobs: Iterable[tuple[str, Callable[[Send], None]]], processes: int, 
             _reaped(child, hung=True)
 
 
-def _start(label: str, job: Callable[[Send], None], waits_s_max: float) -> Child:
+def _start(label: str, job: Callable[[Send], None]) -> Child:
     receiving, sending = Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
         receiving.close()
         _be_child(job, sending)
     sending.close()
-    return Child(pid, receiving, label, time.monotonic() + waits_s_max)
+    return Child(pid, receiving, label, time.monotonic())
 
 
 def _be_child(job: Callable[[Send], None], sending: Connection) -> None:
