@@ -466,7 +466,7 @@ class Acceptor(AcceptorLog):
         Else each restart of a primary would cost a term.
         """
         leader = self.leader
-        is_heard = leader is not None and now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S
+        is_heard = now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S
         live_proposer_id = leader.proposer_id if leader is not None and is_heard else ""
         yield Send(connection, PreVoteResponse(live_proposer_id in ("", message.proposer_id), live_proposer_id))
 
@@ -650,7 +650,7 @@ class Acceptor(AcceptorLog):
     def _relay_change(self, connection: int, message: ChangeMembers, now: float) -> Effects:
         """Relay a command's change of the members to the leader: the acceptor decides nothing about it."""
         leader_connection = self.leader_connection
-        if leader_connection is None or self._versions.get(leader_connection, 0) < PROTOCOL_VERSION:
+        if leader_connection is None or self._versions[leader_connection] < PROTOCOL_VERSION:
             reason = (
                 f"safekeeper {self.control.safekeeper_id} follows no proxy that can change the members: "
                 "start walproxy run, or upgrade it"

@@ -228,6 +228,16 @@ def test_a_greeting_that_does_not_fit_is_refused_and_closed(changes: dict[str, A
     assert bench.kinds() == ["Send", "Close"]
 
 
+@pytest.mark.parametrize(
+    ("version", "upgraded"), [(PROTOCOL_VERSION_MIN - 1, "the proxy"), (PROTOCOL_VERSION + 1, "this safekeeper")]
+)
+def test_a_greeting_of_another_version_is_told_which_side_to_upgrade(version: int, upgraded: str) -> None:
+    answer = member().greet(connection=2, protocol_version=version)
+    assert answer.code is RefusalCode.VERSION
+    assert answer.reason.startswith(f"the proxy has protocol version {version}, this safekeeper has {PROTOCOL_VERSION}")
+    assert f": upgrade {upgraded} to the release of its peer" in answer.reason
+
+
 def test_nothing_is_heard_before_the_greeting() -> None:
     with pytest.raises(RemoteProtocolError, match="before the greeting"):
         Bench().tell(VoteRequest(P1, 1))
@@ -237,6 +247,13 @@ def test_a_bootstrap_is_on_disk_before_it_is_confirmed() -> None:
     bench = member()
     assert bench.kinds() == ["Persist", "Send"]
     assert bench.control.membership == MEMBERS
+
+
+def test_a_folder_is_a_voter_from_its_bootstrap_on() -> None:
+    bench = Bench()
+    assert not bench.acceptor.is_voter and bench.acceptor.state == "empty"
+    bench = member()
+    assert bench.acceptor.is_voter and bench.acceptor.state == "idle"
 
 
 def test_a_repeated_bootstrap_is_confirmed_again() -> None:
@@ -339,6 +356,23 @@ def test_an_undo_is_refused_once_wal_was_written_since() -> None:
     assert bench.control == before and bench.acceptor.leader == P2, "its leader goes on"
     assert isinstance(bench.tell(undo(discard=True)), Bootstrapped)
     assert bench.control.cluster_id == CLUSTER and bench.acceptor.leader is None
+
+
+def test_an_undo_with_the_very_membership_of_the_replaced_cluster_is_refused() -> None:
+    """Its generation is above the present one: a leader of the newer cluster has changed the members back."""
+    bench = following(100)
+    bench.tell(Reconfigure(P1, Membership(3, MEMBERS.members, author=1)))
+    bench.tell(rebootstrap(4))
+    new = Membership(2, MEMBERS.members, author=2)
+    assert isinstance(bench.tell(elected(P2, (2, BASE, 1), cluster_id=NEW, membership=new)), AppendResponse)
+    before = bench.control
+    message = undo(discard=True)
+    answer = bench.tell(msgspec.structs.replace(message, membership=Membership(3, MEMBERS.members, author=1)))
+    assert answer.code is RefusalCode.GENERATION
+    assert answer.reason.startswith("generation 3 of term 1 is not above generation 3 of term 1 of this cluster")
+    assert bench.control == before
+    later = msgspec.structs.replace(message, membership=Membership(4, MEMBERS.members, author=1))
+    assert isinstance(bench.tell(later), Bootstrapped)
 
 
 def test_an_undo_is_refused_if_the_members_were_taken_over_since_the_command_asked_for_them() -> None:
@@ -616,7 +650,9 @@ def test_appends_behind_a_membership_have_its_generation() -> None:
     bench.tell(Reconfigure(P1, next_members()))
     assert isinstance(bench.append(BASE, b"x", generation=2), type(None))
     assert bench.acceptor.write_lsn == BASE + 1
-    assert bench.append(BASE + 1, b"y").code is RefusalCode.GENERATION
+    answer = bench.append(BASE + 1, b"y", sequence=7)
+    assert answer.code is RefusalCode.GENERATION
+    assert answer.reason == "membership generation 1 is not this safekeeper's, 2"
 
 
 @pytest.mark.parametrize(
@@ -1185,4 +1221,13 @@ def test_a_tail_term_is_granted_only_if_no_other_proposer_is_heard_healthy_or_no
     assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(False, "run1")
     assert bench.tell(TailPreVoteRequest("run1"), connection=2) == PreVoteResponse(True, "run1")
     bench.now += HEARTBEAT_TIMEOUT_S
+    assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(True)
+
+
+def test_a_tail_term_is_granted_before_any_leader_and_as_soon_as_the_leader_has_disconnected() -> None:
+    assert member().tell(TailPreVoteRequest("run2")) == PreVoteResponse(True)
+    bench = following(100)
+    bench.greet(2)
+    assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(False, "run1")
+    bench.acceptor.disconnected(1)
     assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(True)

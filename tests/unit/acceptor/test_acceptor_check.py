@@ -129,6 +129,15 @@ def test_positions_are_compared_with_those_of_the_last_flush() -> None:
         setattr(bench.acceptor, name, position)
 
 
+@pytest.mark.parametrize("harm", [_commit_goes_back, _truncate_goes_back])
+def test_the_first_check_compares_positions_with_those_on_disk(harm: Callable[[Acceptor], None]) -> None:
+    control = msgspec.structs.replace(following().control, commit_lsn=BASE + 40, truncate_lsn=BASE + 30)
+    acceptor = Acceptor(control, BASE + 100)
+    harm(acceptor)
+    with pytest.raises(InvariantViolation, match="has gone back"):
+        acceptor.check()
+
+
 def test_positions_may_go_back_with_the_log_that_replaces_theirs() -> None:
     bench = following()
     bench.greet(2)

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import (
     Effect,
     FindRecordEnd,
@@ -242,6 +243,14 @@ def test_a_start_names_the_last_segment_and_settles_forks_before_it_removes_what
     assert bench.kinds()[3:] == ["Persist"] and bench.control.starts == control.starts + 1
     bench = Bench(control, 0)
     assert bench.kinds() == ["Persist"], "there is no WAL"
+
+
+@pytest.mark.parametrize("changes", [{"set_aside": True}, {"restore_from": NEW}, {"base_lsn": BASE + SEGMENT}])
+def test_wal_that_is_found_counts_only_if_it_is_that_of_the_control_state(changes: dict[str, Any]) -> None:
+    control = following(100).control
+    for state, end_lsn in ((control, BASE + 100), (msgspec.structs.replace(control, **changes), 0)):
+        acceptor = Acceptor(state, BASE + 100)
+        assert (acceptor.write_lsn, acceptor.flush_lsn) == (end_lsn, end_lsn)
 
 
 def test_wal_that_an_earlier_release_set_aside_bears_the_name_of_the_new_cluster() -> None:

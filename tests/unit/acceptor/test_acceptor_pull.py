@@ -88,6 +88,14 @@ def test_bytes_elsewhere_than_at_the_write_position_are_dropped(begin: int) -> N
     assert bench.acceptor.write_lsn == BASE + 100 and bench.acceptor.pull == pull()
 
 
+def test_bytes_at_the_end_of_the_range_that_appends_have_reached_are_dropped() -> None:
+    bench = pulling()
+    bench.append(BASE + 100, b"l" * 900)
+    assert bench.acceptor.write_lsn == END
+    assert pulled(bench, 1000, b"late") == []
+    assert bench.acceptor.write_lsn == END
+
+
 def test_without_a_pull_nothing_is_written() -> None:
     bench = following(100)
     assert pulled(bench, 100, b"late") == []
