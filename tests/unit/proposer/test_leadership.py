@@ -1,84 +1,13 @@
-"""What a leader tells PostgreSQL of standbys, how soon readers hear of commits, and how WAL is put into appends."""
+"""How soon readers hear of commits, how WAL is put into appends, and which members take part."""
 
 import msgspec
 import pytest
 
 from safekeeper.base.errors import InvariantViolation
-from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.membership import Member, Membership
-from safekeeper.consensus.messages import AppendResponse, Elected, Standby
-from safekeeper.consensus.term_history import HistoryEntry
-from walproxy.proposer.actions import Action, Note, ReportStatus, SendAppend
-from walproxy.proposer.apply_rule import parse_apply_rule
-from walproxy.proposer.leadership import Leadership
-from walproxy.proposer.liveness import Timing
+from safekeeper.consensus.messages import AppendResponse
+from tests.unit.proposer.leader_table import ELECTED, NODE_ID, START, Table, at
+from walproxy.proposer.actions import Note, ReportStatus, SendAppend
 from walproxy.proposer.replication import APPEND_BYTES_MAX
-from walproxy.proposer.standbys import Standbys
-
-START = 1 << 20
-NODE_ID = LeaderId(4, "run1")
-MEMBERS = Membership(1, tuple(Member(i, str(i) * 32) for i in (1, 2, 3)))
-ELECTED = Elected(
-    NODE_ID, "c" * 32, 7, 1 << 20, 150000, MEMBERS, (HistoryEntry(4, START, 1),), (), base_lsn=START, commit_lsn=0
-)
-
-
-class Table:
-    """A leader whose term begins at START. `said` is what the last event made it do."""
-
-    def __init__(self, rule: str = "", answers: bool = True) -> None:
-        self.standbys = Standbys(parse_apply_rule(rule))
-        self.out: list[Action] = []
-        self.leadership = Leadership(ELECTED, 1, self.standbys, Timing(), 10.0, self.out)
-        self.said: list[Action] = []
-        self.now = 10.0
-        self.leadership.streaming = True
-        for safekeeper_id in (1, 2, 3):
-            self.leadership.on_greeting((safekeeper_id, str(safekeeper_id) * 32), self.now)
-            self.take()
-            if answers:
-                self.acks(safekeeper_id, START)
-
-    def take(self) -> None:
-        """Check the positions after an event, as the proposer does, and keep what it asks for in `said`."""
-        self.leadership.check()
-        self.said = self.out.copy()
-        self.out.clear()
-
-    def acks(self, safekeeper_id: int, lsn: int, *, readers: bool = False, flush_lsn: int | None = None) -> None:
-        flushed = lsn if flush_lsn is None else flush_lsn
-        response = AppendResponse(NODE_ID, lsn, flushed, 0, readers)
-        self.leadership.on_append_response(safekeeper_id, response, self.now)
-        self.take()
-
-    def receives(self, end_lsn: int) -> None:
-        self.leadership.on_wal_received(end_lsn, self.now)
-        self.take()
-
-    def hears(self, safekeeper_id: int, *standbys: Standby) -> None:
-        self.leadership.on_standby_feedback(safekeeper_id, standbys)
-        self.take()
-
-    def tick(self) -> None:
-        self.leadership.tick(self.now)
-        self.take()
-
-    def heartbeats(self) -> list[int]:
-        """Return who was just sent a word without WAL."""
-        return [
-            safekeeper_id
-            for a in self.said
-            if isinstance(a, SendAppend) and a.begin_lsn == a.end_lsn
-            for safekeeper_id in a.safekeeper_ids
-        ]
-
-    def appends(self, safekeeper_id: int) -> list[tuple[int, int]]:
-        """Return from where to where, counted from START, WAL was just sent to a member."""
-        sent = [a for a in self.said if isinstance(a, SendAppend) and safekeeper_id in a.safekeeper_ids]
-        return [(a.begin_lsn - START, a.end_lsn - START) for a in sent if a.begin_lsn < a.end_lsn]
-
-    def reports(self) -> list[ReportStatus]:
-        return [action for action in self.said if isinstance(action, ReportStatus)]
 
 
 def test_an_answer_that_was_sent_before_the_member_skipped_wal_is_no_everyday_one() -> None:
@@ -146,13 +75,6 @@ def test_a_primary_that_streams_again_is_not_told_the_received_wal_of_a_data_fol
     table.leadership.set_streaming(True)
     table.take()
     assert table.reports() == [ReportStatus(START + 50, START + 50, START + 50)]
-
-
-def at(lsn: int, name: str = "a") -> Standby:
-    return Standby(name, lsn, lsn, lsn)
-
-
-# Readers hear of commits at once (S7).
 
 
 def test_a_commit_that_no_wal_follows_is_told_at_once_to_those_with_readers_and_to_nobody_else() -> None:
@@ -241,120 +163,6 @@ def test_members_that_are_equally_far_are_sent_one_append() -> None:
 
 
 # The apply position (S1).
-
-
-def test_an_advance_of_apply_alone_is_reported_at_once_and_only_once() -> None:
-    table = Table("a")
-    table.acks(1, START, readers=True)
-    table.receives(START + 50)
-    for safekeeper_id in (1, 2):
-        table.acks(safekeeper_id, START + 50, readers=safekeeper_id == 1)
-    assert table.leadership.status() == ReportStatus(START + 50, START + 50, 0)
-    table.hears(1, at(START + 20))
-    assert table.reports() == [ReportStatus(START + 50, START + 50, START + 20)]
-    table.hears(1, at(START + 20), Standby("other", START + 50))
-    assert table.reports() == []
-    table.hears(1, at(START + 10))
-    assert table.reports() == [ReportStatus(START + 50, START + 50, START + 10)]
-
-
-def test_a_write_position_that_was_lowered_with_an_apply_position_is_reported_when_it_is_back() -> None:
-    table = Table("a")
-    table.acks(1, START, readers=True)
-    table.receives(START + 100)
-    for safekeeper_id in (1, 2):
-        table.acks(safekeeper_id, START + 100, readers=safekeeper_id == 1, flush_lsn=START + 50)
-    assert table.reports()[-1].write_lsn == START + 100
-    table.leadership.disconnected(2, table.now)
-    table.hears(1, at(START + 20))
-    assert [(report.write_lsn, report.apply_lsn) for report in table.reports()] == [(START + 50, START + 20)]
-    table.acks(3, START + 100, flush_lsn=START + 50)
-    assert [report.write_lsn for report in table.reports()] == [START + 100]
-
-
-def test_apply_is_never_above_what_is_committed_and_0_before_the_terms_start_is() -> None:
-    table = Table("a", answers=False)
-    table.acks(1, START, readers=True)
-    table.hears(1, at(START + 90))
-    assert table.reports() == [] and table.leadership.status() == ReportStatus(0, 0, 0)
-    table.acks(2, START)
-    assert table.reports() == [ReportStatus(START, START, START)]
-
-
-def test_nobody_designated_apply_follows_flush_and_feedback_is_no_news() -> None:
-    table = Table()
-    table.acks(1, START, readers=True)
-    table.hears(1, at(START))
-    assert table.reports() == []
-    assert table.leadership.status() == ReportStatus(START, START, START)
-
-
-def test_nothing_is_reported_while_the_primary_does_not_stream() -> None:
-    table = Table("a")
-    table.leadership.set_streaming(False)
-    table.acks(1, START, readers=True)
-    table.hears(1, at(START))
-    assert table.reports() == [] and table.leadership.status() == ReportStatus(0, 0, 0)
-    table.leadership.set_streaming(True)
-    table.take()
-    assert table.reports() == [ReportStatus(START, START, START)]
-
-
-def test_feedback_of_a_safekeeper_that_has_not_adopted_the_term_says_nothing_of_its_log() -> None:
-    table = Table("a")
-    table.leadership.disconnected(1, table.now)
-    table.leadership.on_greeting((1, "1" * 32), table.now)
-    table.hears(1, at(START))
-    assert table.standbys.rows() == [] and table.reports() == []
-
-
-def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
-    table = Table("a")
-    table.acks(1, START, readers=True)
-    table.hears(1, at(START), at(START, "other"))
-    table.standbys.disconnected(1)
-    table.leadership.disconnected(1, table.now)
-    table.leadership.on_greeting((1, "1" * 32), table.now)
-    table.hears(2, at(START, "b"))
-    table.acks(1, START)
-    # They are gone, and what the designated one had replayed stays replayed.
-    assert [(row.standby.name, row.connected) for row in table.standbys.rows()] == [("a", False), ("b", True)]
-    assert table.leadership.status().apply_lsn == START
-
-
-def test_no_standby_streams_from_a_member_whose_first_answer_makes_it_skip_wal() -> None:
-    table = Table()
-    table.acks(1, START, readers=True)
-    table.hears(1, at(START, "other"))
-    table.standbys.disconnected(1)
-    table.leadership.disconnected(1, table.now)
-    table.receives(START + 100)
-    for safekeeper_id in (2, 3):
-        table.acks(safekeeper_id, START + 100)
-    table.leadership.on_greeting((1, "1" * 32), table.now)
-    table.leadership.window_begin_lsn = START + 100
-    for safekeeper_id in (2, 3):
-        table.leadership.members[safekeeper_id].wal_begin_lsn = START + 20
-    table.acks(1, START)
-    assert not table.leadership.members[1].follows
-    assert table.standbys.rows() == []
-
-
-def test_wal_is_sent_before_a_report_after_which_the_window_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table("a")
-    table.receives(START + 100)
-    for safekeeper_id in (1, 2):
-        table.acks(safekeeper_id, START + 100)
-    table.hears(1, at(START + 20))
-    table.leadership.disconnected(3, table.now)
-    table.leadership.on_greeting((3, "3" * 32), table.now)
-    table.take()
-    # Its first answer says that no standby streams there, and that moves `apply`.
-    monkeypatch.setattr(table.standbys, "on_report", lambda *_: setattr(table.standbys, "applied_lsn", START + 50))
-    table.acks(3, START)
-    assert table.appends(3) == [(0, 100)] and table.reports() == [ReportStatus(START + 100, START + 100, START + 50)]
-    kinds = [type(action) for action in table.said]
-    assert kinds.index(SendAppend) < kinds.index(ReportStatus)
 
 
 def test_elected_carries_the_commit_that_is_known_by_then() -> None:

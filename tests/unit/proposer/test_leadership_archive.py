@@ -9,7 +9,7 @@ from safekeeper.consensus.messages import (
     Elected,
     ReadRequest,
 )
-from tests.unit.proposer.test_leadership import ELECTED, NODE_ID
+from tests.unit.proposer.leader_table import ELECTED, NODE_ID
 from walproxy.proposer.actions import Action, Level, Note, SendAppend, SendMessage
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.archiving import GONE_GRACE_S, INCUMBENT_GRACE_S

@@ -18,7 +18,7 @@ from safekeeper.consensus.messages import (
     ReadRequest,
     ReadResponse,
 )
-from tests.unit.proposer.test_leadership import MEMBERS, NODE_ID, START, Table
+from tests.unit.proposer.leader_table import MEMBERS, NODE_ID, START, Table
 from walproxy.proposer.actions import Disconnect, SendAppend, SendMessage
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.member_change import Target

@@ -15,7 +15,7 @@ from safekeeper.consensus.messages import (
     ReadRequest,
     ReadResponse,
 )
-from tests.unit.proposer.test_leadership import ELECTED, MEMBERS, NODE_ID
+from tests.unit.proposer.leader_table import ELECTED, MEMBERS, NODE_ID
 from walproxy.proposer.actions import Action, Disconnect, Level, Note, SendAppend, SendMessage
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.leadership import Leadership

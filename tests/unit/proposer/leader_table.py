@@ -1,0 +1,83 @@
+"""A leader at work, for the tests of what it tells whom."""
+
+from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.membership import Member, Membership
+from safekeeper.consensus.messages import AppendResponse, Elected, Standby
+from safekeeper.consensus.term_history import HistoryEntry
+from walproxy.proposer.actions import Action, ReportStatus, SendAppend
+from walproxy.proposer.apply_rule import parse_apply_rule
+from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.liveness import Timing
+from walproxy.proposer.standbys import Standbys
+
+START = 1 << 20
+NODE_ID = LeaderId(4, "run1")
+MEMBERS = Membership(1, tuple(Member(i, str(i) * 32) for i in (1, 2, 3)))
+ELECTED = Elected(
+    NODE_ID, "c" * 32, 7, 1 << 20, 150000, MEMBERS, (HistoryEntry(4, START, 1),), (), base_lsn=START, commit_lsn=0
+)
+
+
+class Table:
+    """A leader whose term begins at START. `said` is what the last event made it do."""
+
+    def __init__(self, rule: str = "", answers: bool = True) -> None:
+        self.standbys = Standbys(parse_apply_rule(rule))
+        self.out: list[Action] = []
+        self.leadership = Leadership(ELECTED, 1, self.standbys, Timing(), 10.0, self.out)
+        self.said: list[Action] = []
+        self.now = 10.0
+        self.leadership.streaming = True
+        for safekeeper_id in (1, 2, 3):
+            self.leadership.on_greeting((safekeeper_id, str(safekeeper_id) * 32), self.now)
+            self.take()
+            if answers:
+                self.acks(safekeeper_id, START)
+
+    def take(self) -> None:
+        """Check the positions after an event, as the proposer does, and keep what it asks for in `said`."""
+        self.leadership.check()
+        self.said = self.out.copy()
+        self.out.clear()
+
+    def acks(self, safekeeper_id: int, lsn: int, *, readers: bool = False, flush_lsn: int | None = None) -> None:
+        flushed = lsn if flush_lsn is None else flush_lsn
+        response = AppendResponse(NODE_ID, lsn, flushed, 0, readers)
+        self.leadership.on_append_response(safekeeper_id, response, self.now)
+        self.take()
+
+    def receives(self, end_lsn: int) -> None:
+        self.leadership.on_wal_received(end_lsn, self.now)
+        self.take()
+
+    def hears(self, safekeeper_id: int, *standbys: Standby) -> None:
+        self.leadership.on_standby_feedback(safekeeper_id, standbys)
+        self.take()
+
+    def tick(self) -> None:
+        self.leadership.tick(self.now)
+        self.take()
+
+    def heartbeats(self) -> list[int]:
+        """Return who was just sent a word without WAL."""
+        return [
+            safekeeper_id
+            for a in self.said
+            if isinstance(a, SendAppend) and a.begin_lsn == a.end_lsn
+            for safekeeper_id in a.safekeeper_ids
+        ]
+
+    def appends(self, safekeeper_id: int) -> list[tuple[int, int]]:
+        """Return from where to where, counted from START, WAL was just sent to a member."""
+        sent = [a for a in self.said if isinstance(a, SendAppend) and safekeeper_id in a.safekeeper_ids]
+        return [(a.begin_lsn - START, a.end_lsn - START) for a in sent if a.begin_lsn < a.end_lsn]
+
+    def reports(self) -> list[ReportStatus]:
+        return [action for action in self.said if isinstance(action, ReportStatus)]
+
+
+def at(lsn: int, name: str = "a") -> Standby:
+    return Standby(name, lsn, lsn, lsn)
+
+
+# Readers hear of commits at once (S7).
