@@ -18,6 +18,7 @@ def test_sources_are_read_in_the_leaders_order_until_each_has_failed() -> None:
 def test_a_source_is_slow_only_if_the_pull_has_waited_for_it() -> None:
     sources = PullSources((A, B), 0)
     assert not sources.is_to_be_left(A, 0, SLOW_AFTER_S - 0.1)
+    assert sources.is_to_be_left(A, 0, SLOW_AFTER_S)
     assert not sources.is_to_be_left(A, int(SLOW_BYTES_PER_S * 4), 4.0)
     assert sources.is_to_be_left(A, int(SLOW_BYTES_PER_S * 4) - 1, 4.0)
     # With a low rate, a source is quick enough sooner.

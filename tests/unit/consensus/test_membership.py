@@ -48,6 +48,7 @@ def test_without_a_leader_as_many_members_are_needed_as_elect_one_and_commit() -
 def test_a_folder_with_another_incarnation_is_no_voter() -> None:
     assert THREE_MEMBERS.is_voter(3, "c" * 32)
     assert not THREE_MEMBERS.is_voter(3, "d" * 32)
+    assert not THREE_MEMBERS.is_voter(2, "c" * 32)
     assert JOINT.is_voter(3, "d" * 32)
 
 

@@ -32,6 +32,7 @@ ONE_TO_FIVE = history((1, 100, 1), (3, 200, 1), (5, 300, 2))
 def test_a_history_that_increases_is_accepted() -> None:
     check_history(())
     check_history(ONE_TO_FIVE)
+    check_history(history((1, 1, 1)))  # the least of everything
     check_history(history((1, 100, 1), (2, 100, 1)))  # adopted, and nothing written
 
 

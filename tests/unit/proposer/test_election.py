@@ -70,6 +70,10 @@ def test_a_term_that_no_quorum_has_reached_has_committed_nothing_above_its_start
     assert highest_possible_commit(votes, ONE, THREE, 0, 0) == 150
 
 
+def test_logs_without_a_term_have_committed_nothing() -> None:
+    assert highest_possible_commit({who: vote(0) for who in (ONE, TWO, THIRD)}, ONE, THREE, 0, 0) == 0
+
+
 def test_if_a_vote_is_missing_all_of_the_donor_may_have_been_committed() -> None:
     votes = {ONE: vote(300, (1, 100, 1), (4, 150, 1), commit_lsn=160), TWO: vote(200, (1, 100, 1))}
     assert highest_possible_commit(votes, ONE, THREE, held_term=3, held_commit_lsn=170) == 300
