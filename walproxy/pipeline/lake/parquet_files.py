@@ -98,14 +98,14 @@ def write_rows(file: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: p
     Raises:
         ConfigurationError: a batch has other columns.
     """
+    import pyarrow.parquet as pq
+
     rows = 0
     rest = iter(batches)
     first = list(itertools.islice(rest, 1))
     given = _with_dictionaries(schema, first[0].schema) if first else schema
     # With Arrow's schema in the file, readers that use it would see dictionaries.
     store_schema = given is schema
-    import pyarrow.parquet as pq
-
     with pq.ParquetWriter(file, given, store_schema=store_schema, **_writer_options(schema)) as writer:
         for table in _row_groups(itertools.chain(first, rest), given):
             writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
