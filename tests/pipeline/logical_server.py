@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.cluster_templates import cluster_template, init_by_copying
 from tests.scratch import scratch_folder
-from tests.waiting import wait_for
 from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.publication import create_publication, parse_table
 from walproxy.pipeline.cdc.reading import SlotReader
@@ -61,7 +60,7 @@ class Source:
         self.asking.close()
         # The server may not yet have noticed that who streamed from a slot is gone.
         used = "SELECT 1 FROM pg_replication_slots WHERE database = %s AND active"
-        wait_for(lambda: not self.server.execute(used, self.name), "nobody uses the slots")
+        wait_until(lambda: not self.server.execute(used, self.name))
         for (slot,) in self.server.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", self.name):
             self.server.execute("SELECT pg_drop_replication_slot(%s)", slot)
         self.server.execute(f"DROP DATABASE {self.name} WITH (FORCE)")

@@ -186,7 +186,7 @@ def test_on_postgres_15_too(old_server: LocalPostgres, tmp_path: Path, table_for
 def test_on_every_major(major: int, tmp_path: Path) -> None:
     """PostgreSQL 13 would read all blocks for each range, so that a partition is the least that a session reads."""
     if major not in all_servers():
-        pytest.skip(f"no PostgreSQL {major} here: make majors")
+        pytest.skip(f"no PostgreSQL {major} on this machine: make majors")
     with logical_server(major, all_servers()) as server, closing(Source(server)) as source:
         source.run(
             *SETUP,

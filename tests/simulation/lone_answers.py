@@ -150,8 +150,8 @@ class LoneAnswers(LoneShell):
             safekeeper = self._safekeepers[self.rng.choice(ids)]
             self._event("message", safekeeper.id, self._unasked(safekeeper), self._now_s)
 
-    def _say_out_of_place(self) -> None:
-        """A safekeeper that does not take part in what is under way says something of it, or the same as before."""
+    def _send_out_of_place(self) -> None:
+        """A safekeeper that does not take part in what is under way sends a message about it, or one that it has sent."""
         self._settle()
         leadership, campaign = self._proposer.leadership, self._proposer.campaign
         members = leadership.members if leadership is not None else {}

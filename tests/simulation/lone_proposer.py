@@ -73,7 +73,7 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
             0.2 if self._is_forgetful else rng.choice((0.0, 0.0, 0.1))
         )  # How soon the window drops what is committed.
         self._pace = rng.choice((0.5, 0.9, 0.97))  # How seldom something else happens than what leads on.
-        self._strays = rng.choice((0.0, 0.0, 0.01, 0.03))  # How often somebody says what is out of place.
+        self._strays = rng.choice((0.0, 0.0, 0.01, 0.03))  # How often a message is out of place.
         self._breaks_votes = rng.choice((0.0, 0.0, 0.03, 0.15))  # How often a connection breaks in an attempt.
 
     def run(self, events: int) -> None:
@@ -133,9 +133,9 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
         elif self._proposer.phase is Phase.VERIFYING and self._chance(0.06):
             (self._repeat if self._chance(0.5) else self._say_unasked)()
         elif self._proposer.phase is Phase.BOOTSTRAPPING and self._chance(0.04):
-            (self._refuse if self._chance(0.3) else self._say_out_of_place)()
+            (self._refuse if self._chance(0.3) else self._send_out_of_place)()
         elif self._proposer.phase in _ANSWERED and self._chance(self._strays):
-            self._say_out_of_place()
+            self._send_out_of_place()
         elif self._proposer.leadership is not None and self._chance(0.04):
             self._report()
         elif self._chance(self._evicts):

@@ -1,7 +1,6 @@
 """Threads with sessions that are lost, cannot be opened, or are of no use any longer."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import cast
 
@@ -9,6 +8,7 @@ import psycopg
 import pytest
 
 from safekeeper.base.errors import StorageFull
+from tests.waiting import wait_for
 from walproxy.pipeline.cdc.apply.session_workers import SessionWorkers, Turn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable
 from walproxy.pipeline.cdc.slot_stream import Stopped
@@ -143,10 +143,7 @@ def test_requests_that_wait_are_dealt_with_at_once_in_the_thread_that_collects_r
         assert threading.current_thread() is threading.main_thread()
         if not dealt_with:
             first.set()
-            deadline = time.monotonic() + TIMEOUT_S
-            while len(workers._requests) < 2:  # The other two ask meanwhile.
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            wait_for(lambda: len(workers._requests) == 2, "the other two ask", TIMEOUT_S)
         dealt_with.append(sorted(tasks))
 
     def work(connection: Connection, task: int, turn: Turn) -> str:

@@ -296,7 +296,7 @@ class Tables:
         self._end_quarantine(table)
         self._follow(table, copy.known, copy.made.fingerprint, copy.position)
 
-    def _keeps_as_text(self, table: TableName, error: BadValue) -> None:
+    def _keep_as_text(self, table: TableName, error: BadValue) -> None:
         """Note that a column becomes text because of a value, if it is to."""
         if self._policy.on_bad_value == "text":
             self._bad_text.setdefault(table, set()).add(error.column.removeprefix(f"{table}."))
@@ -396,7 +396,7 @@ class Tables:
             raise  # A copy would not help: the next change is not understood either.
         except TABLE_ERRORS as error:
             if isinstance(error, BadValue):
-                self._keeps_as_text(target.table, error)
+                self._keep_as_text(target.table, error)
             target.must_be_copied(str(error))
 
     def _end_quarantine(self, table: TableName) -> None:
