@@ -151,7 +151,7 @@ class LoneAnswers(LoneShell):
             self._event("message", safekeeper.id, self._unasked(safekeeper), self._now_s)
 
     def _send_out_of_place(self) -> None:
-        """A safekeeper that does not take part in what is under way sends a message about it, or one that it has sent."""
+        """A safekeeper that does not take part in what is under way sends a message about it, perhaps once more."""
         self._settle()
         leadership, campaign = self._proposer.leadership, self._proposer.campaign
         members = leadership.members if leadership is not None else {}
