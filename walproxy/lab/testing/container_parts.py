@@ -38,6 +38,7 @@ _UNIX_SOCKET = "unix:///var/run/docker.sock"
 _LOCAL = {"localhost", LOOPBACK, "::1"}
 
 _REMOVAL_S = 20.0
+_FREEZE_S = 20.0
 _POLL_S = 0.1
 
 _log = logging.getLogger(__name__)
@@ -188,6 +189,23 @@ def _without_reaper() -> Iterator[None]:
         yield
     finally:
         testcontainers_config.ryuk_disabled = before
+
+
+def pause(container: Container) -> None:
+    """Stop all processes of a container as they are.
+
+    With cgroups of version 1, runc gives up after some 0.3 s if a process is in the kernel all that time, in a flush
+    for instance, lets the others go on, and leaves it to its caller to try again (runc pull request 4388).
+    """
+    deadline = time.monotonic() + _FREEZE_S
+    while True:
+        try:
+            container.pause()
+            return
+        except docker.errors.APIError as error:
+            if "unable to freeze" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
 
 
 def put_file(container: Container, path: Path, content: bytes) -> None:

@@ -130,7 +130,7 @@ class ContainersEngine:
         """See `Engine`."""
         with parts.engine_errors(f"pause {member}"):
             if self._state(member) == "running":
-                self._container(member).pause()
+                parts.pause(self._container(member))
 
     def resume(self, member: str) -> None:
         """See `Engine`."""

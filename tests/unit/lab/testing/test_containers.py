@@ -80,3 +80,40 @@ def test_any_other_network_that_cannot_be_removed_is_an_error(
     stuck: Any = _StuckNetwork(refusal, containers)
     with pytest.raises(docker.errors.APIError, match=refusal):
         container_parts._remove_network(stuck)
+
+
+class _BusyContainer:
+    """A container that the engine cannot pause at first: the next of `refusals` at each try."""
+
+    def __init__(self, *refusals: str) -> None:
+        self._refusals = list(refusals)
+        self.is_paused = False
+
+    def pause(self) -> None:
+        if self._refusals:
+            raise docker.errors.APIError(self._refusals.pop(0))
+        self.is_paused = True
+
+
+_BUSY = "OCI runtime pause failed: unable to freeze: unknown"
+
+
+def test_a_container_with_a_process_in_the_kernel_is_paused_once_that_is_out_of_it() -> None:
+    busy: Any = _BusyContainer(_BUSY, _BUSY)
+    container_parts.pause(busy)
+    assert busy.is_paused
+
+
+@pytest.mark.parametrize("refusals", [("no permission",), (_BUSY, "no such container")])
+def test_any_other_refusal_to_pause_is_an_error(refusals: tuple[str, ...]) -> None:
+    busy: Any = _BusyContainer(*refusals)
+    with pytest.raises(docker.errors.APIError, match=refusals[-1]):
+        container_parts.pause(busy)
+    assert not busy.is_paused
+
+
+def test_a_container_that_cannot_be_paused_for_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_parts, "_FREEZE_S", 0.0)
+    busy: Any = _BusyContainer(*[_BUSY] * 1000)
+    with pytest.raises(docker.errors.APIError, match="unable to freeze"):
+        container_parts.pause(busy)
