@@ -1,12 +1,14 @@
 import msgspec
 import pytest
 
+from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import VoteResponse
 from safekeeper.consensus.term_history import HistoryEntry
 from walproxy.proposer.election import (
     TLI_HISTORY_BYTES_MAX,
+    check_vote,
     choose_donor,
     collect_tli_histories,
     extend_history,
@@ -23,6 +25,15 @@ ONE, TWO, THIRD = (member.identity for member in THREE.members)
 def vote(flush_lsn: int, *entries: tuple[int, int, int], commit_lsn: int = 0) -> VoteResponse:
     history = tuple(HistoryEntry(*entry) for entry in entries)
     return VoteResponse(ASKED, True, ASKED, history, flush_lsn=flush_lsn, commit_lsn=commit_lsn)
+
+
+def test_a_vote_whose_history_has_the_term_that_is_voted_for_is_refused_whatever_it_promises() -> None:
+    valid = vote(300, (1, 100, 1), (8, 150, 1))
+    check_vote(valid)
+    for promised in (ASKED, LeaderId(20, "other")):
+        history = (*valid.history, HistoryEntry(ASKED.term, 200, 1))
+        with pytest.raises(RemoteProtocolError, match=r"a vote for \(9, run\) has a log that ends at 0/12C"):
+            check_vote(msgspec.structs.replace(valid, history=history, promised=promised))
 
 
 def test_the_donor_has_the_highest_last_term_and_then_the_longest_log() -> None:
