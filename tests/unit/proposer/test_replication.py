@@ -7,8 +7,7 @@ import pytest
 
 from safekeeper.consensus.control_state import TliHistory
 from safekeeper.consensus.messages import AppendRequest, Elected, ReadResponse
-from tests.unit.proposer.leader_table import ELECTED, START, Table
-from tests.unit.proposer.test_leadership_members import TIMING, in_state, lagging, reads
+from tests.unit.proposer.leader_table import ELECTED, START, TIMING, Table, in_state, lagging, reads
 from tests.unit.proposer.test_leadership_pull import BEGIN, MIB, pulling
 from tests.unit.proposer.test_leadership_pull import START as PULL_END
 from walproxy.proposer.actions import Action, SendAppend, SendMessage
