@@ -146,7 +146,8 @@ class AcceptorLog:
         lsn = trim_to(kept, request)
         if lsn <= begin_lsn:
             return False
-        lsn = min(lsn, segment_start((yield from self._find_timed_record()) or begin_lsn, control.segment_size))
+        # Without a timed record nothing is removed.
+        lsn = min(lsn, segment_start((yield from self._find_timed_record()), control.segment_size))
         lsn = yield from self._before_open_record(lsn)
         if lsn <= begin_lsn:
             return False

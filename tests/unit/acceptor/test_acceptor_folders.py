@@ -65,13 +65,17 @@ def test_a_start_is_counted_once_it_is_on_disk() -> None:
         assert bench.control.starts == starts and own(bench).starts == starts
 
 
-def test_a_start_that_the_disk_has_no_room_to_count_is_not_claimed() -> None:
+def test_a_start_that_the_disk_has_no_room_to_count_is_not_claimed_before_it_is_counted() -> None:
     control = following(100).control
     bench = Bench(control, BASE + 100)
     bench.acceptor.control, bench.acceptor.counts_starts, bench.full = control, True, Persist
     with pytest.raises(StorageFull):
         bench.run(bench.acceptor.start())
     assert bench.acceptor.folder_state.starts == control.starts
+    bench.full = None
+    for _ in range(2):
+        bench.run(bench.acceptor.start())
+        assert bench.control.starts == bench.acceptor.folder_state.starts == control.starts + 1
 
 
 def test_an_empty_folder_and_a_proxy_of_the_version_before_are_told_nothing_of_folders() -> None:
