@@ -448,8 +448,6 @@ class AcceptorLog:
             restore_from=control.replaced_wal,
         )
         self._timed_lsn = self._timed_below_lsn = 0
-        self._leader_commit_lsn = 0
-        self._next_tli_switch_lsn = LSN_MAX
         yield from self._persist(**msgspec.structs.asdict(restored))
         self._open_fork_lsn = restored.wal_begin_lsn
         yield from self.start()
