@@ -204,6 +204,20 @@ def test_a_greeting_says_what_is_here() -> None:
     assert (answer.log_tli, answer.floor) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_empty"),
+    [
+        ({}, True),
+        ({"segment_size": SEGMENT, "cluster_id": CLUSTER, "commit_lsn": BASE}, True),
+        ({"promised": P1}, False),
+        ({"last_term": 1}, False),
+        ({"flush_lsn": BASE}, False),
+    ],
+)
+def test_a_bootstrap_starts_from_no_vote_no_term_and_no_wal(changes: dict[str, Any], is_empty: bool) -> None:
+    assert msgspec.structs.replace(Bench().greet(), **changes).is_empty is is_empty
+
+
 def test_a_proposer_of_the_version_before_is_greeted_in_its_form() -> None:
     bench = following(100)
     for version, is_said in ((PROTOCOL_VERSION_MIN, False), (PROTOCOL_VERSION, True)):
@@ -962,6 +976,15 @@ def test_bytes_of_the_next_timeline_begin_in_a_segment_of_its_name() -> None:
     assert isinstance(bench.effects[1], FlushWal)
     assert bench.effects[2] == TruncateWal(BASE + 300, 2)
     assert bench.acceptor.write_lsn == BASE + 400
+
+
+def test_wal_whose_flush_before_a_new_segment_fails_is_not_reported_as_flushed() -> None:
+    bench = following(100)
+    bench.tell(VoteRequest(P2, 1))
+    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
+    bench.full = FlushWal
+    assert bench.append(BASE + 100, b"a" * 300, leader_id=P2).code == RefusalCode.STORAGE_FULL
+    assert (bench.acceptor.flush_lsn, bench.acceptor.write_lsn) == (BASE + 100, BASE + 300)
 
 
 # Reads (S7).

@@ -68,6 +68,7 @@ def test_what_either_half_holds_may_have_been_committed() -> None:
     assert QuorumRule(Membership(2, new), 1).possible_lsn(positions) == 50
     assert QuorumRule(Membership(2, old, new), 1).possible_lsn(positions) == 100
     assert QuorumRule(Membership(2, new, old), 1).possible_lsn(positions) == 100
+    assert QuorumRule(membership(3), 1).possible_lsn(of({1: 100})) == 0, "who has no position has no WAL"
 
 
 @pytest.mark.parametrize(

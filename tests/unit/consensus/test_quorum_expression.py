@@ -69,6 +69,7 @@ def test_an_expression_is_worth_what_python_says(expression: str, members: int) 
         ("N-6+9", "a value in it is negative for N = 5"),
         ("1+" * 40 + "1", "it has 81 characters, more than 64"),
         ("(" * 9 + "N" + ")" * 9, "it has more than 8 parentheses in each other"),
+        ("(N)+" + "(" * 9 + "N" + ")" * 9, "it has more than 8 parentheses in each other"),
     ],
 )
 def test_what_has_no_value_is_refused_with_the_place(expression: str, why: str) -> None:
@@ -80,6 +81,7 @@ def test_what_has_no_value_is_refused_with_the_place(expression: str, why: str) 
 def test_the_limits_of_length_and_depth_are_allowed() -> None:
     assert size_of("(" * DEPTH_MAX + "N" + ")" * DEPTH_MAX, 5) == 5
     assert size_of("1+" * 31 + "N", 5) == 36
+    assert size_of("1+" * (LENGTH_MAX // 2 - 1) + "10", 5) == 41
     assert size_of("(N)+" * 12 + "(N)", 1) == 13, "one behind the other, not in each other"
 
 

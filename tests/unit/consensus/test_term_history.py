@@ -95,6 +95,8 @@ def test_what_the_other_log_has_given_up_is_said_of_the_entry_with_which_it_leav
     given_up = (*ONE_TO_FIVE[:2], HistoryEntry(6, 250, 3, gives_up=True), HistoryEntry(7, 400, 3))
     assert divergence(ONE_TO_FIVE, 400, given_up) == Divergence(250, gives_up=True)
     assert divergence(given_up, 500, (*given_up, HistoryEntry(8, 450, 3))) == Divergence(450, gives_up=False)
+    gives_up_later = (*ONE_TO_FIVE[:2], HistoryEntry(6, 250, 3), HistoryEntry(7, 400, 3, gives_up=True))
+    assert divergence(ONE_TO_FIVE, 400, gives_up_later) == Divergence(250, gives_up=False)
     later = (*ONE_TO_FIVE, HistoryEntry(6, 400, 3, gives_up=True))
     assert divergence(history((1, 100, 1), (4, 150, 1)), 400, (*ONE_TO_FIVE[:1], *later[1:])) == Divergence(150)
 

@@ -39,6 +39,8 @@ def test_a_rule_is_written_as_postgresql_writes_such_rules(written: str, count: 
         ("ANY 1 ()", "has a syntax error"),
         ("ANY 1 a", "in parentheses"),
         ("ANY 1 (a", "in parentheses"),
+        ("ANY 1 a)", "in parentheses"),
+        ("ANY one (a)", "has a syntax error"),
         ("ANY 1 (a, *)", "has a syntax error"),
         ("*", "lacks the required number"),
         ("FIRST 1 (a, b)", "FIRST is not supported"),
