@@ -65,13 +65,6 @@ _RECORDS = "decodes WAL, and the records of the simulator are synthetic: unit te
 # By the reason, the conditions of each function: how their texts begin.
 _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     _CHECKED: {
-        f"{_PROPOSER}/leadership.py": {
-            "Leadership.on_steady_answer": (
-                "checked_commit_lsn <= commit_lsn is false",
-                "checked_truncate_lsn <= truncate_lsn <= commit_lsn <= self.write_lsn <= self.received_lsn is false",
-                "flush_lsn <= write_lsn <= progress.sent_lsn <= self.received_lsn is false",
-            ),
-        },
         f"{_PROPOSER}/proposer.py": {
             "Proposer.wal_received": ("end_lsn < self.leadership.write_lsn is true",),
         },

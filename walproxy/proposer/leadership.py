@@ -98,6 +98,12 @@ class Leadership(Replication):
         Raises:
             InvariantViolation: a position has gone back, or two are not in order. Stop the process.
         """
+        self._check_quorum()
+        received_lsn = self.received_lsn
+        for progress in self.members.values():
+            progress.check(received_lsn)
+
+    def _check_quorum(self) -> None:
         commit_lsn, truncate_lsn, received_lsn = self.commit_lsn, self.truncate_lsn, self.received_lsn
         checked_commit_lsn, checked_truncate_lsn = self._checked
         if commit_lsn < checked_commit_lsn or truncate_lsn < checked_truncate_lsn:
@@ -116,8 +122,6 @@ class Leadership(Replication):
                 f"{format_lsn(self.term_start_lsn)}"
             )
         self._checked = commit_lsn, truncate_lsn
-        for progress in self.members.values():
-            progress.check(received_lsn)
 
     # Connections of members.
 
@@ -230,18 +234,10 @@ class Leadership(Replication):
         progress.flush_lsn = flush_lsn
         if flush_lsn > self.commit_lsn or write_lsn > self.write_lsn or sent_lsn < self.received_lsn:
             self._after_answer(safekeeper_id, progress, now)
-            # What `check` checks, of what this can have changed. Without this call it is the condition above.
-            commit_lsn, truncate_lsn = self.commit_lsn, self.truncate_lsn
-            checked_commit_lsn, checked_truncate_lsn = self._checked
-            if (
-                checked_commit_lsn <= commit_lsn
-                and checked_truncate_lsn <= truncate_lsn <= commit_lsn <= self.write_lsn <= self.received_lsn
-                and flush_lsn <= write_lsn <= progress.sent_lsn <= self.received_lsn
-            ):
-                self._checked = commit_lsn, truncate_lsn
-            else:
-                self.check()
-        if progress.has_readers and progress.sent_commit_lsn < self.commit_lsn:
+            # What this can have changed: the other members are as they were at the last check.
+            self._check_quorum()
+            progress.check(self.received_lsn)
+        if progress.has_readers:
             self._send_commit(safekeeper_id, progress, now)
         return True
 

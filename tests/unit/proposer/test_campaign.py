@@ -107,9 +107,13 @@ def test_a_spare_is_none_any_more_as_soon_as_it_asks_for_votes() -> None:
     table = pre_voting()
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, PreVoteResponse(False, "other"))
-    assert table.proposer.is_spare
+    assert table.proposer.is_spare and any("spare" in note.text for note in table.did(Note))
     table.ticks()
     assert [note for note in table.did(Note) if "spare" in note.text] == []
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, PreVoteResponse(False, "other"))
+        assert [note for note in table.did(Note) if "spare" in note.text] == [], "it was noted before"
+    table.ticks()
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, PreVoteResponse(True))
     assert table.proposer.phase is Phase.VOTING and not table.proposer.is_spare

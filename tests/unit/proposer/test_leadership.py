@@ -313,6 +313,17 @@ def test_positions_that_cannot_be_are_noticed(change: dict[str, int], message: s
         table.leadership.check()
 
 
+def test_positions_that_go_back_above_the_other_one_are_noticed() -> None:
+    table = Table(answers=False)
+    table.receives(START + 50)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 50)
+    assert table.leadership.truncate_lsn < START
+    table.leadership.commit_lsn = START + 10
+    with pytest.raises(InvariantViolation, match="has gone back"):
+        table.leadership.check()
+
+
 def test_a_commit_below_the_terms_start_is_noticed() -> None:
     table = Table(answers=False)
     table.leadership.commit_lsn = table.leadership.write_lsn = START - 1

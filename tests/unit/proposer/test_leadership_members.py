@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import QuorumSizes
@@ -48,6 +48,25 @@ def test_wal_of_the_connection_before_counts_only_for_a_member_with_the_same_fol
     assert (progress.refusal, progress.pulled_bytes, progress.sent_lsn) == ("full", 7, 0)
     known.adopted = False
     assert not Progress.of(identity, is_voter, known).adopted
+
+
+def test_a_term_is_told_to_a_data_folder_once_on_each_connection() -> None:
+    table = Table()
+    assert table.leadership.is_told(ONE) and not table.leadership.is_told(OTHER)
+    assert not table.leadership.is_told((9, "9" * 32))
+    table.leadership.disconnected(1, table.now)
+    assert not table.leadership.is_told(ONE)
+
+
+@pytest.mark.parametrize("voter", [True, False])
+def test_a_doubted_member_is_trusted_again_once_an_append_has_succeeded(voter: bool) -> None:
+    table = Table()
+    table.receives(START + 100)
+    progress = in_state(table, 2, is_doubted=True, voter=voter)
+    table.acks(2, START)
+    assert progress.is_doubted
+    table.acks(2, START + 50)
+    assert not progress.is_doubted
 
 
 def test_a_member_that_was_never_there_has_nothing() -> None:
@@ -176,6 +195,44 @@ def test_an_answer_that_is_no_everyday_one_changes_nothing(
     assert progress.last_response_at == table.now
 
 
+def test_an_everyday_answer_is_checked_if_it_has_moved_a_position() -> None:
+    table = Table()
+    table.receives(START + 100)
+    progress = in_state(table, 2, sent_lsn=START + 100)
+    table.leadership._checked = (START + 100, 0)
+    answer = AppendResponse(NODE_ID, START + 80, START + 60, 0, has_readers=False)
+    with pytest.raises(InvariantViolation, match="has gone back"):
+        table.leadership.on_steady_answer(2, progress, answer, table.now)
+
+
+def test_a_member_whose_state_cannot_be_is_noticed_at_its_answer_and_after_each_event() -> None:
+    table = Table()
+    table.receives(START + 100)
+    progress = in_state(table, 2, state=State.FETCHING)
+    answer = AppendResponse(NODE_ID, START + 80, START + 60, 0, has_readers=False)
+    with pytest.raises(InvariantViolation, match="a member cannot be fetching"):
+        table.leadership.on_steady_answer(2, progress, answer, table.now)
+    with pytest.raises(InvariantViolation, match="a member cannot be fetching"):
+        table.leadership.check()
+
+
+def test_what_an_everyday_answer_has_moved_must_not_go_back() -> None:
+    table = Table()
+    table.receives(START + 50)
+    for safekeeper_id in (1, 2, 3):
+        table.acks(safekeeper_id, START + 50)
+    table.tick()
+    table.receives(START + 100)
+    for safekeeper_id in (1, 2):
+        progress = table.leadership.members[safekeeper_id]
+        answer = AppendResponse(NODE_ID, START + 80, START + 80, 0, has_readers=False)
+        assert table.leadership.on_steady_answer(safekeeper_id, progress, answer, table.now)
+    assert (table.leadership.commit_lsn, table.leadership.truncate_lsn) == (START + 80, START + 50)
+    table.leadership.commit_lsn = START + 60
+    with pytest.raises(InvariantViolation, match="has gone back"):
+        table.leadership.check()
+
+
 def test_an_answer_that_repeats_a_position_is_an_everyday_one() -> None:
     table = Table()
     table.receives(START + 100)
@@ -186,6 +243,35 @@ def test_an_answer_that_repeats_a_position_is_an_everyday_one() -> None:
         assert progress.acked_sequence == sequence
 
 
+@pytest.mark.parametrize(
+    ("write_lsn", "flush_lsn", "sent_lsn", "commit_lsn", "quorum_write_lsn", "end_lsn"),
+    [
+        (60, 60, 100, 60, 80, 100),
+        (90, 50, 100, 50, 90, 100),
+        (80, 50, 80, 50, 80, 100),
+        (80, 50, 100, 50, 80, 100),
+    ],
+    ids=["flush", "write", "send", "nothing"],
+)
+def test_an_everyday_answer_moves_what_it_can_move(
+    write_lsn: int, flush_lsn: int, sent_lsn: int, commit_lsn: int, quorum_write_lsn: int, end_lsn: int
+) -> None:
+    table = Table()
+    table.receives(START + 100)
+    table.acks(1, START + 100, flush_lsn=START + 100)
+    table.acks(2, START + 80, flush_lsn=START + 50)
+    assert (table.leadership.commit_lsn, table.leadership.write_lsn) == (START + 50, START + 80)
+    progress = in_state(table, 3, sent_lsn=START + sent_lsn)
+    answer = AppendResponse(NODE_ID, START + write_lsn, START + flush_lsn, 0, has_readers=False)
+    assert table.leadership.on_steady_answer(3, progress, answer, table.now)
+    table.take()
+    found = (table.leadership.commit_lsn, table.leadership.write_lsn, progress.sent_lsn)
+    assert found == (START + commit_lsn, START + quorum_write_lsn, START + end_lsn)
+    assert [(report.flush_lsn, report.write_lsn) for report in table.reports()] == (
+        [found[:2]] if found[:2] != (START + 50, START + 80) else []
+    )
+
+
 def test_an_everyday_answer_ends_the_wait_for_one_only_if_it_is_about_all_that_was_sent() -> None:
     table = Table()
     table.receives(START + 100)
@@ -193,9 +279,9 @@ def test_an_everyday_answer_ends_the_wait_for_one_only_if_it_is_about_all_that_w
     assert progress.waiting_since == table.now
     for lsn, waiting_since in ((START + 50, 11.0), (START + 100, None)):
         table.now += 1.0
-        answer = AppendResponse(NODE_ID, lsn, lsn, 0, has_readers=False)
+        answer = AppendResponse(NODE_ID, lsn, START + 40, 0, has_readers=False)
         assert table.leadership.on_steady_answer(2, progress, answer, table.now)
-        assert progress.waiting_since == waiting_since
+        assert (progress.waiting_since, progress.last_response_at) == (waiting_since, table.now)
 
 
 # Time.
@@ -336,6 +422,21 @@ def test_a_commit_is_sent_at_once_to_a_member_with_readers_that_follows_and_is_s
     for safekeeper_id in (1, 2):
         table.acks(safekeeper_id, START + 50)
     assert table.leadership.commit_lsn == START + 50
+    assert table.heartbeats() == [3] * is_sent
+
+
+@pytest.mark.parametrize(("readers", "lacks", "is_sent"), [(True, 10, True), (True, 0, False), (False, 10, False)])
+def test_an_everyday_answer_of_a_member_with_readers_is_followed_by_a_commit_that_it_was_not_sent(
+    readers: bool, lacks: int, is_sent: bool
+) -> None:
+    table = Table()
+    table.receives(START + 50)
+    for safekeeper_id in (1, 2, 3):
+        table.acks(safekeeper_id, START + 50, readers=readers and safekeeper_id == 3)
+    progress = in_state(table, 3, sent_commit_lsn=START + 50 - lacks)
+    answer = AppendResponse(NODE_ID, START + 50, START + 50, 0, has_readers=readers)
+    assert table.leadership.on_steady_answer(3, progress, answer, table.now)
+    table.take()
     assert table.heartbeats() == [3] * is_sent
 
 

@@ -117,6 +117,16 @@ def test_members_whose_source_is_lost_are_sent_wal_of_another_one() -> None:
     assert {first, second} == {1, 2} and (begin, end) == (10, 60)
 
 
+def test_wal_is_still_fetched_when_a_member_is_lost_that_is_not_its_source() -> None:
+    table = lagging()
+    table.tick()
+    fetch = table.leadership.members[3].fetch
+    assert fetch is not None and fetch.source == 2
+    table.leadership.disconnected(1, table.now)
+    table.take()
+    assert table.leadership.members[3].fetch is fetch and reads(table) == []
+
+
 def test_wal_is_not_fetched_from_a_member_that_is_disconnected_or_the_one_that_needs_it() -> None:
     table = lagging()
     in_state(table, 3, wal_begin_lsn=START)

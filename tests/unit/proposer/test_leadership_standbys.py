@@ -86,6 +86,18 @@ def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
     assert table.leadership.status().apply_lsn == START
 
 
+def test_standbys_are_still_there_if_the_first_answer_has_readers() -> None:
+    table = Table()
+    table.acks(1, START, readers=True)
+    table.hears(1, at(START))
+    table.standbys.disconnected(1)
+    table.leadership.disconnected(1, table.now)
+    table.leadership.on_greeting((1, "1" * 32), table.now)
+    before = [row.standby for row in table.standbys.rows()]
+    table.acks(1, START, readers=True)
+    assert [row.standby for row in table.standbys.rows()] == before == [at(START)]
+
+
 def test_no_standby_streams_from_a_member_whose_first_answer_makes_it_skip_wal() -> None:
     table = Table()
     table.acks(1, START, readers=True)
