@@ -272,6 +272,21 @@ def test_an_everyday_answer_moves_what_it_can_move(
     )
 
 
+def test_a_write_position_that_a_lost_member_has_lowered_is_reported_at_the_next_everyday_answer() -> None:
+    table = Table()
+    table.receives(START + 100)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 100, flush_lsn=START + 50)
+    assert [report.write_lsn for report in table.reports()] == [START + 100]
+    table.leadership.disconnected(2, table.now)
+    table.take()
+    assert table.leadership.write_lsn == START + 50 and table.reports() == []
+    answer = AppendResponse(NODE_ID, START + 100, START + 50, 0, has_readers=False)
+    assert table.leadership.on_steady_answer(1, table.leadership.members[1], answer, table.now)
+    table.take()
+    assert [report.write_lsn for report in table.reports()] == [START + 50]
+
+
 def test_an_everyday_answer_ends_the_wait_for_one_only_if_it_is_about_all_that_was_sent() -> None:
     table = Table()
     table.receives(START + 100)
