@@ -217,6 +217,15 @@ def test_a_change_is_noted_once_and_again_if_it_is_forced() -> None:
         assert len([action for action in table.said if isinstance(action, Note)]) == count
 
 
+@pytest.mark.parametrize("state", [{"refusal": "its disk is full"}, {"is_doubted": True}, {"follows": False}])
+def test_a_change_does_not_count_on_a_member_that_refuses_wal_or_may_do_so(state: dict[str, Any]) -> None:
+    table = Table()
+    two = Target(MEMBERS.members[:2], QuorumSizes())
+    assert table.leadership.refusal_of_change(two, force=False) == ""
+    in_state(table, 2, **state)
+    assert "only 1 would follow, and commits need 2" in table.leadership.refusal_of_change(two, force=False)
+
+
 def test_a_member_that_is_disconnected_has_a_membership_on_disk_only_once_it_is_back() -> None:
     table = Table()
     table.leadership.begin_change(Target(MEMBERS.members[:2], QuorumSizes()), force=False, now=table.now)
