@@ -89,6 +89,7 @@ class LoneAcceptor(LoneProcess):
     def _begin_clusters(self) -> None:
         """Bootstrap this folder several times before a term is won: clusters are replaced that have no log."""
         self._greet(well=True)
+        self._exchange()
         for _ in range(self.rng.randint(2, 4)):
             if self._greeted:
                 self._bootstrap()

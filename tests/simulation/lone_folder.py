@@ -230,6 +230,8 @@ class LoneFolder(FolderProcess):
         """Let another thread remove the files of old segments."""
         if self._removals and self._open_folder.storage is not None:
             removal = self._removals.pop(0)
+            if self._chance(0.1):
+                self.fs.fail_in(1, only="remove")
             if self._chance(0.6):
                 self._truncate()  # Meanwhile: a cut waits for the removal, or does it.
             removal.run()
