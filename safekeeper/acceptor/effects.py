@@ -74,7 +74,7 @@ class SetWalAside(msgspec.Struct, frozen=True):
 
 
 class InspectSetAside(msgspec.Struct, frozen=True):
-    """Return what is lost of the WAL of `control` that was set aside under `label`, empty if nothing is."""
+    """Return why the WAL of `control` that was set aside under `label` cannot be restored, empty if it can."""
 
     label: str
     control: ControlState

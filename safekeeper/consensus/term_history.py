@@ -202,4 +202,4 @@ def divergence_at_forgotten_term(
 
 def describe_history(history: TermHistory) -> str:
     """Return the history for a log line: `1@0/1000000/1 3@0/2000028/2!`; `!` gives up WAL."""
-    return " ".join(f"{e.term}@{format_lsn(e.start_lsn)}/{e.tli}{'!' * e.gives_up}" for e in history) or "(none)"
+    return " ".join(f"{e.term}@{format_lsn(e.start_lsn)}/{e.tli}{'!' * e.gives_up}" for e in history)

@@ -145,7 +145,7 @@ class Node:
                 what is unfinished, and retries.
         """
         self.folder = folder
-        self.disk_space = DiskSpace()
+        self.disk_space = DiskSpace(clock=loop.time)
         self.acceptor = Acceptor(folder.control, folder.flush_lsn)
         try:
             folder.perform_all(self.acceptor.start())

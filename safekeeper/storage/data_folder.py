@@ -370,12 +370,14 @@ class DataFolder:
         self._move_files(self._wal_directory, self._folder_aside(label))
 
     def _inspect_set_aside(self, label: str, control: ControlState) -> str:
-        """Return what is lost of the WAL that was set aside, empty if nothing is."""
+        """Return why the WAL that was set aside cannot be restored, empty if it can."""
         directory = self._folder_aside(label)
         if not control.segment_size:
             return ""
         segments, problems = inspect(self._fs, directory, control.segment_size, control.wal_begin_lsn)
         begin_lsn = segments[0].begin_lsn if segments else 0
+        # Also a file without WAL that counts: the undo is durable before the log is opened, which would then fail.
+        problems += [f"{each.name} {problem}" for each in segments if each.is_damaged for problem in each.problems]
         lost = missing_wal(control, begin_lsn, end_of_chain(segments, control.segment_size), directory)
         if lost is None and not problems:
             return ""

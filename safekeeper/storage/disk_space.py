@@ -75,13 +75,12 @@ class DiskSpace:
 
     def measured(self, space: Space) -> None:
         """Record the disk's measured space."""
-        was_low = self.is_low
         self.space = space
         now, free_mib = self._clock(), space.free_bytes >> 20
         fields = {"free_bytes": space.free_bytes}
         if not self.is_low:
-            self._warned_at = None
-            if was_low:
+            if self._warned_at is not None:
+                self._warned_at = None
                 log_event(_log, "disk-space-back", fields, "the disk has %d MiB of free space again", free_mib)
         elif self._warned_at is None or now - self._warned_at >= WARN_AGAIN_AFTER_S:
             is_new, self._warned_at = self._warned_at is None, now

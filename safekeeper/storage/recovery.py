@@ -56,7 +56,13 @@ class RecoveredLog(NamedTuple):
 
 
 class SegmentFacts(NamedTuple):
-    """The findings about one file. `valid_end_lsn` is None if neither slot is valid."""
+    """The findings about one file.
+
+    Attributes:
+        valid_end_lsn: the end of its WAL, None if neither slot is valid.
+        problems: all that is noticeable.
+        is_damaged: no crash can have left it so: recovery refuses such a file if it is the next one of the log.
+    """
 
     name: str
     tli: int
@@ -64,6 +70,7 @@ class SegmentFacts(NamedTuple):
     valid_end_lsn: Lsn | None
     slots: tuple[Slot | None, ...]
     problems: tuple[str, ...]
+    is_damaged: bool = False
 
 
 def recover(fs: FileSystem, directory: Path, segment_size: int, begin_lsn: Lsn = 0) -> RecoveredLog:
@@ -283,10 +290,13 @@ def _inspect_file(fs: FileSystem, directory: Path, segment: NamedSegment, segmen
         problems.append(str(error))
     if valid is None:
         problems.append("both slots of the footer have a wrong checksum")
-    elif any(slot and slot.sequence > valid.sequence for slot in slots):
+    is_damaged = bool(problems)
+    if valid is not None and any(slot and slot.sequence > valid.sequence for slot in slots):
         problems.append("the WAL does not match the checksum of the newest slot: the last flush was interrupted")
     valid_end_lsn = valid.end_lsn if valid else None
-    return SegmentFacts(path.name, segment.tli, segment.begin_lsn, valid_end_lsn, tuple(slots), tuple(problems))
+    return SegmentFacts(
+        path.name, segment.tli, segment.begin_lsn, valid_end_lsn, tuple(slots), tuple(problems), is_damaged
+    )
 
 
 def _holds_wal(facts: SegmentFacts) -> bool:

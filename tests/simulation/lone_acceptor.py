@@ -72,6 +72,8 @@ class LoneAcceptor(LoneProcess):
         # Without a leader these are refused: that is not tried more often than now and then.
         of_term = (self._append, self._pull, self._pulled, self._reconfigure, self._archive, self._flushed)
         self._start()
+        if self._chance(0.15):
+            self._begin_clusters()
         for kind in self.rng.choices(list(kinds), list(kinds.values()), k=events):
             self._now_s += self.rng.choice((0.0, 0.01, 0.3, 0.6, 1.0))
             while self._closing and self._chance(0.9):
@@ -83,3 +85,11 @@ class LoneAcceptor(LoneProcess):
             if kind in of_term and self._acceptor.leader is None and self._chance(0.95):
                 kind = self._elected
             kind()
+
+    def _begin_clusters(self) -> None:
+        """Bootstrap this folder several times before a term is won: clusters are replaced that have no log."""
+        self._greet(well=True)
+        self._exchange()
+        for _ in range(self.rng.randint(2, 4)):
+            if self._greeted:
+                self._bootstrap()

@@ -21,7 +21,7 @@ from safekeeper.acceptor.effects import (
     TrimWal,
     WriteWal,
 )
-from safekeeper.base.errors import LocalProtocolError, StorageFailed, StorageFull
+from safekeeper.base.errors import LocalProtocolError, StorageFull
 from safekeeper.base.events import Event, KeptEvent
 from safekeeper.base.lsn import format_lsn, segment_start
 from safekeeper.consensus.control_state import ControlState, LeaderId
@@ -30,14 +30,14 @@ from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.storage import data_folder as data_folder_module
 from safekeeper.storage.data_folder import KeptSettings
 from safekeeper.storage.disk_work import Flush
-from safekeeper.storage.wal_reading import WalReader
 from tests.simulation.counts import Counts
 from tests.simulation.folder_reference import (
     FoundLog,
     is_wal_missing,
     log_of,
 )
-from tests.simulation.lone_folder_model import DIRECTORY, Log, require
+from tests.simulation.lone_folder_damage import require_not_found
+from tests.simulation.lone_folder_model import DIRECTORY, Log, require, require_absent
 from tests.simulation.lone_folder_process import FolderProcess
 from tests.simulation.shell_seams import SILENT, NoLock
 from tests.simulation.world import SimulationFailed
@@ -68,6 +68,7 @@ class LoneFolder(FolderProcess):
 
     def run(self, steps: int) -> None:
         """Do so many random operations."""
+        require_not_found(self.fs)
         self._restart()
         weights: Counter[Callable[[], None]] = Counter(
             {
@@ -77,7 +78,7 @@ class LoneFolder(FolderProcess):
                 self._prepare_step: 14,
                 self._truncate: 5,
                 self._trim: 5,
-                self._remove: 6,
+                self._remove: 8,
                 self._store_positions: 4,
                 self._reset: 1,
                 self._set_aside: 2,
@@ -128,6 +129,10 @@ class LoneFolder(FolderProcess):
         log, storage = self._log, self._open_folder.storage
         if log is not None and storage is not None and self._flush is None:
             self._note("flush_now")
+            if self._chance(0.04):
+                # Of its first write a part is done, and the rest fails.
+                self.fs.short_writes = 1
+                self.fs.fail_in(2, only="write")
             if self._chance(0.5):
                 self._open_folder.perform(FlushWal())
             else:
@@ -147,6 +152,9 @@ class LoneFolder(FolderProcess):
             self._note(f"flush to {format_lsn(flush.end_lsn)} runs")
             if self._chance(0.3):
                 self.fs.during_fdatasync = self._meanwhile
+            elif self._chance(0.05):
+                # Of the syncs that fail most are of other files.
+                self.fs.fail_in(1, only="sync")
             try:
                 flush.run()
             finally:
@@ -201,10 +209,14 @@ class LoneFolder(FolderProcess):
         if log is None or storage is None:
             return
         highest_lsn = segment_start(max(log.begin_lsn, log.acked_lsn - 1), log.size)
-        lsn = self.rng.randrange(log.begin_lsn, highest_lsn + 1, log.size)
+        lowest_lsn = min(log.begin_lsn + self.rng.choice((0, log.size, log.size)), highest_lsn)
+        lsn = self.rng.randrange(lowest_lsn, highest_lsn + 1, log.size)
+        if self._chance(0.1):
+            # A start then finds the new position, which a power cut may take back.
+            self.fs.fail_in(1, only="sync folder")
         self._persist(wal_begin_lsn=lsn)
         log.trim(lsn)
-        if self._chance(0.5):
+        if self._chance(0.4):
             self._open_folder.perform(TrimWal(lsn))
             self._removals.clear()
             low = [name for name in self._model.files() if name not in log.names() and int(name[16:], 16) < 0]
@@ -218,6 +230,10 @@ class LoneFolder(FolderProcess):
         """Let another thread remove the files of old segments."""
         if self._removals and self._open_folder.storage is not None:
             removal = self._removals.pop(0)
+            if self._chance(0.1):
+                self.fs.fail_in(1, only="remove")
+            if self._chance(0.6):
+                self._truncate()  # Meanwhile: a cut waits for the removal, or does it.
             removal.run()
             self._open_folder.storage.finish_removal(removal)
 
@@ -229,6 +245,9 @@ class LoneFolder(FolderProcess):
         log = self._log
         if log is None or self._flush is not None:
             return
+        if log.tail_lsn == log.begin_lsn and self._chance(0.7):
+            self._append()  # A log of several segments can be damaged in more ways.
+            self._flush_now()
         self._labels += 1
         label, old = f"c{self._labels}", self._control
         self._going_aside = {label: (old, log)}
@@ -243,7 +262,8 @@ class LoneFolder(FolderProcess):
             return
         label = self.rng.choice(labels)
         control, log = self._aside[label]
-        self._require_inspected(label, control, log)
+        for _ in range(3):
+            self._require_inspected(label, control, log)
         self._labels += 1
         undone = f"undone-{self._labels}"
         wanted = msgspec.structs.replace(
@@ -256,14 +276,20 @@ class LoneFolder(FolderProcess):
         """Compare what an inspection of WAL that was set aside reports with what is there."""
         if self._chance(0.5):
             control = msgspec.structs.replace(control, commit_lsn=log.end_lsn + self.rng.choice((-1, 0, 1)))
+        if self._chance(0.1):
+            label = "of-which-an-operator-has-deleted-the-files"
         directory = DIRECTORY / f"wal.{label}"
-        damaged = self._damage.of_copy(directory) if self._chance(0.4) else None
+        damaged = self._damage.of_copy(directory) if self._chance(0.5) else None
+        is_unlisted = self._chance(0.1)
+        if is_unlisted:
+            self.fs.fail_read_in(1)
         try:
             found = log_of(self.fs.shown_contents(directory), control.segment_size, control.wal_begin_lsn)
             is_lost = not isinstance(found, FoundLog) or is_wal_missing(control, found)
             troubles = self.fs.troubles
             reported = self._open_folder.perform(InspectSetAside(label, control))
             self._note(f"inspected {label}: {reported}")
+            require("error" in reported or not is_unlisted, f"{label} cannot be listed, which is not reported")
             if not self.fs.shows_lost_pages and self.fs.troubles == troubles:
                 require(bool(reported) or not is_lost, f"{label} is incomplete, and reported as complete")
                 require(not reported or damaged is not None or is_lost, f"{label} is complete: {reported}")
@@ -284,7 +310,7 @@ class LoneFolder(FolderProcess):
             return  # Its file may be of the log before.
         reader = self._reader
         if self._chance(0.1):
-            self._read_beyond(reader, log.tail_lsn + 2 * log.size)
+            require_absent(reader, log.tail_lsn + 2 * log.size)
             return
         begin_lsn = self.rng.randrange(log.begin_lsn, log.end_lsn)
         end_lsn = self.rng.randint(begin_lsn, min(log.end_lsn, segment_start(begin_lsn, log.size) + log.size))
@@ -304,15 +330,6 @@ class LoneFolder(FolderProcess):
         finally:
             reader.fetched()
         require(data == expected, "a reader fetches other bytes than were written")
-
-    def _read_beyond(self, reader: WalReader, lsn: int) -> None:
-        """Ask a reader for what does not exist."""
-        try:
-            reader.fetch(lsn, lsn + 1)
-        except StorageFailed as error:
-            require("does not exist" in str(error), f"another error: {error}")
-            return
-        raise AssertionError("a reader fetches what does not exist")
 
     def _refused(self) -> None:
         """Ask for what cannot be done: it is refused, and changes nothing."""

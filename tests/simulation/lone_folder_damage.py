@@ -46,15 +46,18 @@ class Damage:
         return self._rng.choice(kinds)()
 
     def of_copy(self, directory: Path) -> Callable[[], None] | None:
-        """Change a byte of some file in a folder; return what undoes it, None if there is no file."""
+        """Damage a byte, or both slots, of some file in a folder; return what undoes it, None if there is no file."""
         names = sorted(self._fs.shown_contents(directory))
         if not names:
             return None
-        path = directory / self._rng.choice(names)
+        path = directory / self._rng.choice((*names, names[-1]))
         content = self._fs.shown_contents(directory)[path.name]
-        at = self._rng.randrange(len(content))
-        self._fs.damage(path, at, bytes([content[at] ^ 1]))
-        return lambda: self._fs.damage(path, at, content[at : at + 1])
+        at, damaged = len(content) - 2 * SLOT_BYTES, bytes(2 * SLOT_BYTES)
+        if self._rng.random() < 0.5:
+            at = self._rng.randrange(len(content))
+            damaged = bytes([content[at] ^ 1])
+        self._fs.damage(path, at, damaged)
+        return lambda: self._fs.damage(path, at, content[at : at + len(damaged)])
 
     def _segment(self) -> tuple[Path, bytes] | None:
         files = self._fs.shown_contents(WAL_DIRECTORY)
@@ -188,6 +191,15 @@ class Damage:
         file.pwrite(content, 0)
         file.fdatasync()
         self._fs.fsync_directory(path.parent)
+
+
+def require_not_found(fs: VirtualFileSystem) -> None:
+    """Check that `safekeeper inspect` refuses a folder that does not exist."""
+    try:
+        inspect_folder(fs, DIRECTORY)
+    except ConfigurationError:
+        return
+    raise AssertionError("a folder that does not exist is inspected")
 
 
 def inspected(fs: VirtualFileSystem, expected: Start | type[Exception], files: Mapping[str, bytes]) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 import google_crc32c
 
 from safekeeper.acceptor.effects import DigestWal, ReadWal
-from safekeeper.base.errors import StorageFailed
+from safekeeper.base.errors import LocalProtocolError, StorageFailed
 from safekeeper.base.lsn import format_lsn, segment_start
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.storage.data_folder import DataFolder
+from safekeeper.storage.wal_reading import WalReader
 from tests.simulation.folder_reference import SLOT_BYTES, FoundLog, control_of, log_of
 from tests.simulation.virtual_disk import VirtualFileSystem
 
@@ -31,6 +32,16 @@ def require(holds: bool, text: str) -> None:
     """Raise AssertionError with this text unless something holds."""
     if not holds:
         raise AssertionError(text)
+
+
+def require_absent(reader: WalReader, lsn: int) -> None:
+    """Ask a reader for WAL that does not exist: it must say so."""
+    try:
+        reader.fetch(lsn, lsn + 1)
+    except StorageFailed as error:
+        require("does not exist" in str(error), f"another error: {error}")
+        return
+    raise AssertionError("a reader fetches what does not exist")
 
 
 class Log:
@@ -233,3 +244,24 @@ class FolderModel:
             except StorageFailed:
                 continue
             raise AssertionError("a storage that has failed does not refuse everything")
+
+    def check_without_log(self, folder: DataFolder) -> None:
+        """Check that a storage without a log, as a reset without space leaves it, refuses whatever needs one."""
+        storage = folder.storage
+        if storage is None or not storage.is_empty:
+            return
+        for refused in (
+            lambda: storage.append(0, b"x"),
+            lambda: storage.truncate(0, 1),
+            lambda: storage.forget_below(1 << 20),
+            lambda: storage.read(0, 1),
+        ):
+            try:
+                refused()
+            except LocalProtocolError:
+                continue
+            except StorageFailed as error:
+                require(str(error).endswith("be restarted"), f"another error: {error}")
+                return  # It has failed, and refuses everything.
+            raise AssertionError("a storage without a log does what needs one")
+        require((storage.begin_lsn, storage.write_lsn, storage.flush_lsn) == (0, 0, 0), "an empty log has a position")

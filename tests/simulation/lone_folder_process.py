@@ -36,7 +36,15 @@ from tests.simulation.folder_reference import (
     valid_end,
 )
 from tests.simulation.lone_folder_damage import Damage, inspected
-from tests.simulation.lone_folder_model import CONTROL_PATH, DIRECTORY, WAL_DIRECTORY, FolderModel, Log, require
+from tests.simulation.lone_folder_model import (
+    CONTROL_PATH,
+    DIRECTORY,
+    WAL_DIRECTORY,
+    FolderModel,
+    Log,
+    require,
+    require_absent,
+)
 from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
 
 SAFEKEEPER_ID = 3
@@ -101,6 +109,7 @@ class FolderProcess:
         """There is space again: what was refused is repeated."""
         self.fs.capacity_bytes, self.fs.short = UNLIMITED_BYTES, 0
         self._next_control = None
+        self._model.check_without_log(self._open_folder)
         left = [name for name in self._model.files() if name.endswith(".new")]
         require(not left, f"an operation without space has left {left}")
         try:
@@ -165,11 +174,13 @@ class FolderProcess:
         """Execute what the control file says is pending, then record that it is done."""
         folder, control = self._open_folder, self._control
         if control.set_aside:
+            self._die_amid_preparation()
             self._forget_work()
             self._die_soon()
             folder.perform(SetWalAside(control.set_aside_as))
             require(not self._model.files(), "files of the WAL were not set aside")
             require(folder.storage is None, "the WAL that was set aside is still open")
+            require_absent(folder.wal_reader(), control.segment_size)
             if control.set_aside_as in self._going_aside:
                 self._aside[control.set_aside_as] = self._going_aside[control.set_aside_as]
             self._model.log = None
@@ -190,7 +201,14 @@ class FolderProcess:
             lsn = min(control.truncate_to, folder.opened_storage().write_lsn)
             if self._chance(0.1):
                 self.fs.short = 1
-            folder.perform(TruncateWal(lsn, self._tli()))
+            elif self._chance(0.05):
+                self.fs.short_of_memory_in(1)
+            operations = self.fs.operations
+            try:
+                folder.perform(TruncateWal(lsn, self._tli()))
+            except StorageFull:
+                require(self.fs.operations == operations, "a cut that is to be repeated has changed something")
+                raise
             self._preparation = None
             log.cut(lsn, self._tli())
             self._cuts += 1
@@ -202,9 +220,19 @@ class FolderProcess:
         self._cuts += 1
 
     def _die_soon(self) -> None:
-        """Let the process end in the next steps, which move many files."""
+        """Let the process end, or space lack, in the next steps, which move many files."""
         if self._chance(0.3):
             self.fs.crash_in(self.rng.randint(1, 10))
+        elif self._chance(0.1):
+            self.fs.full_in(self.rng.randint(1, 6))
+
+    def _die_amid_preparation(self) -> None:
+        """Let the process end while another thread still creates a segment of the log that goes."""
+        storage = self._open_folder.storage
+        preparation = self._preparation or (storage.prepare_ahead() if storage is not None else None)
+        if preparation is not None and self._chance(0.5):
+            self.fs.crash_in(self.rng.randint(2, 6))
+            preparation.run()
 
     def _tli(self) -> int:
         return self._control.history[-1].tli
@@ -245,7 +273,10 @@ class FolderProcess:
     def _break_disk(self) -> None:
         fs, soon = self.fs, self.rng.randint(1, 6)
         kind = self.rng.choice(
-            ("crash", "crash", "fail", "sync", "names", "remove", "full", "fill", "short", "read", "part", "part")
+            (
+                *("crash", "crash", "fail", "sync", "names", "remove", "full", "fill", "short", "memory"),
+                *("read", "part", "part"),
+            )
         )
         self._note(f"fault: {kind} in {soon}")
         if kind == "crash":
@@ -259,6 +290,8 @@ class FolderProcess:
             fs.capacity_bytes = fs.used_bytes() + self.rng.randint(0, 3 * self._size)
         elif kind == "short":
             fs.short = self.rng.randint(1, 2)
+        elif kind == "memory":
+            fs.short_of_memory_in(soon)
         elif kind == "read":
             fs.fail_read_in(soon)
         else:
@@ -274,6 +307,11 @@ class FolderProcess:
                 self._start_on_damage()
             if self._chance(0.3):
                 self._break_disk()
+            if self._has_old_files() and self._chance(0.4):
+                # There is no space to store first below which position they are removed.
+                self.fs.full_in(self.rng.randint(2, 5))
+                if self._chance(0.6):
+                    self.fs.crash_in(self.rng.randint(8, 18))
             self._had_lost_pages = self.fs.shows_lost_pages
             self._troubles = troubles = self.fs.troubles
             try:
@@ -286,6 +324,14 @@ class FolderProcess:
                 self._require_cause(error, troubles)
         raise AssertionError("no start succeeds")
 
+    def _has_old_files(self) -> bool:
+        """Return whether there are segments below the beginning of the log: a start removes them."""
+        if self._log is None:
+            return False
+        size, begin_lsn = self._log.size, self._control.wal_begin_lsn
+        names = [name for name in self._model.files() if is_segment_name(name)]
+        return any((start_in(name, size) or begin_lsn) < begin_lsn for name in names)
+
     def _end_process(self) -> None:
         self._forget_work()
         self._folder, self._reader = None, None
@@ -295,8 +341,11 @@ class FolderProcess:
         else:
             self._note("kill")
             self.fs.kill()
-            if self._chance(0.5):
+            if self._chance(0.3):
                 self.fs.evict()
+            elif self._chance(0.8):
+                # The system needs the memory only when the start has begun to read: mostly when it copies.
+                self.fs.evict_in(self.rng.choice((2, 3, 3, 4)))
         self.fs.capacity_bytes, self.fs.short = UNLIMITED_BYTES, 0
         self._adopt_control()
 

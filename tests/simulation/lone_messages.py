@@ -25,7 +25,7 @@ FIRST_LSN = 4 * SEGMENT_SIZE
 SAFEKEEPER_ID = 1
 SYSTEM_ID = 77
 RUNS = ("run-a", "run-b", "run-c")
-CLUSTERS = ("cluster-a", "cluster-b")
+CLUSTERS = ("cluster-a", "cluster-b", "cluster-c")
 ARCHIVES = ("", "archive-a", "archive-b")
 
 

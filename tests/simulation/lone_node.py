@@ -47,7 +47,7 @@ def drive(seed: int, steps: int = STEPS) -> Counts:
         SimulationFailed: it does something else than the reference.
     """
     lone = LoneNode(seed)
-    with small_frames(history_entries_max(seed), Bends()), replaced_for(lambda: lone.process):
+    with small_frames(history_entries_max(seed), Bends()), replaced_for(lambda: lone.process, lone.space_log):
         try:
             lone.run(steps)
         except Exception as error:
@@ -370,6 +370,23 @@ class LoneNode(NodeLife):
         pass
 
     def _measure(self) -> None:
+        """The free space is measured, at times often, while it and the limit change."""
+        self._measure_once()
+        disk = self.process.workers["disk"]
+        for _ in range(self.rng.choice((0, 0, 6))):
+            if self._chance(0.4):
+                self.fs.capacity_bytes = self.rng.choice((UNLIMITED_BYTES, self.fs.used_bytes() + 500_000))
+            if self._chance(0.2):
+                self._node.disk_space.free_warning_bytes = self.rng.choice((1 << 18, 1 << 20))
+            if disk.has_jobs:
+                self._do_job(disk)
+            if disk.has_results:
+                self._return_job(disk)
+            if self._chance(0.3):
+                self._pass_time()
+            self._measure_once()
+
+    def _measure_once(self) -> None:
         with self.loop.running():
             self._node.measure_room()
         self._reference._take("submit", "disk", None)

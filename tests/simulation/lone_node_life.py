@@ -18,6 +18,7 @@ from safekeeper.node import node as node_module
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import ProposerListener
 from safekeeper.storage.data_folder import DataFolder
+from safekeeper.storage.filesystem import Space
 from tests.simulation.counts import Counts
 from tests.simulation.disk import ModelDisk
 from tests.simulation.listener_reference import ListenerReference
@@ -25,6 +26,7 @@ from tests.simulation.lone_elections import LoneElections
 from tests.simulation.lone_messages import SAFEKEEPER_ID
 from tests.simulation.lone_node_process import LoneWorker, ObservedFolder, Process, log_state
 from tests.simulation.lone_node_socket import LoneSocket
+from tests.simulation.lone_node_space import LinesLog, SpaceReference
 from tests.simulation.lone_orders import LoneOrders
 from tests.simulation.lone_wal import LoneWal
 from tests.simulation.shell_reader import Watcher
@@ -66,6 +68,7 @@ class NodeLife(LoneElections, LoneWal, LoneOrders):
     Attributes:
         counts: how many steps were compared.
         process: the present one.
+        space_log: what it has logged of disk space.
         name, loop: see Watcher.
     """
 
@@ -88,6 +91,7 @@ class NodeLife(LoneElections, LoneWal, LoneOrders):
         self._pace = self.rng.choice((0.3, 0.6, 0.8))  # How often something happens that leads on.
         self._silent_steps = 0
         self._troubles, self._had_trouble = 0, False
+        self.space_log = LinesLog()
 
     @property
     def loop(self) -> Any:
@@ -143,15 +147,23 @@ class NodeLife(LoneElections, LoneWal, LoneOrders):
         folder = ObservedFolder.open(self.fs, DIRECTORY, SAFEKEEPER_ID, "folder-0")
         self._adopt(folder)
         is_healthy = not self.fs.shows_lost_pages and not self._had_trouble
-        if folder.storage is not None and is_healthy and self._bytes.durable_lsn < before:
+        # Nothing is claimed of a log whose reset is not finished: it may begin below the one before it.
+        counts = folder.storage is not None and folder.control.base_lsn is None
+        if counts and is_healthy and self._bytes.durable_lsn < before:
             raise AssertionError(f"WAL up to {before} was durable, and is gone")
         self._reference = reference = ListenerReference(
             process, folder.control, folder.flush_lsn, self._bytes, BUDGET, TIMEOUTS_S
         )
         process.seen.clear()
+        if self._chance(0.1):
+            self._note("no space for what a start stores")
+            self.fs.capacity_bytes = self.fs.used_bytes()
         self._node = node = Node(folder, process.loop)
         process.acceptor = node.acceptor
         node.disk_space.free_warning_bytes = self.rng.choice((0, 1 << 20))
+        self._space = SpaceReference()
+        if node.disk_space.is_low:
+            raise AssertionError("there is little space, and nothing was measured")
         reference.start()
         self._adopt(folder)
         process.started()
@@ -285,13 +297,23 @@ class NodeLife(LoneElections, LoneWal, LoneOrders):
         self._happened()
 
     def _return_job(self, worker: LoneWorker) -> None:
+        self.space_log.lines.clear()
         with self.loop.running():
             token, result, error = worker.deliver()
         self._note(worker.name, "reports", token)
         self._reference.returned(token, result, error)
         self._happened()
-        if token is None and error is None and self._node.disk_space.space != result:
+        if token is None and error is None:
+            self._require_measured(result)
+
+    def _require_measured(self, space: Space) -> None:
+        """Check that a measurement counts, and what was logged of it."""
+        disk_space = self._node.disk_space
+        if disk_space.space != space:
             raise AssertionError("the space on the disk is not what was measured")
+        expected = self._space.lines(self.loop.now, space.free_bytes, disk_space.free_warning_bytes)
+        if self.space_log.lines != expected:
+            raise AssertionError(f"logs {self.space_log.lines}, not {expected}")
 
     def _pass_time(self) -> None:
         until_s = self.loop.now + self.rng.choice((0.0, 0.0005, 0.001, 0.002, 0.05, 0.3, 1.5))

@@ -22,10 +22,12 @@ from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import AppendRequest
 from safekeeper.node import node as node_module
 from safekeeper.node import peer_reads
+from safekeeper.storage import disk_space
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_work import Flush, Removal
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.disk import ModelDisk
+from tests.simulation.lone_node_space import AGAIN_AFTER_S, LinesLog
 from tests.simulation.shell_seams import RESOLUTION_S
 from tests.simulation.violation import Violation
 
@@ -366,11 +368,12 @@ class ObservedTime:
 
 
 @contextmanager
-def replaced_for(current: Callable[[], Process]) -> Iterator[None]:
+def replaced_for(current: Callable[[], Process], space_log: LinesLog) -> Iterator[None]:
     """Put the threads, the clock and the acceptor of a lone node in place.
 
     Args:
         current: returns the process that runs.
+        space_log: gets the lines about disk space.
     """
     values: tuple[tuple[Any, str, Any], ...] = (
         (node_module, "Worker", LoneWorker),
@@ -378,6 +381,8 @@ def replaced_for(current: Callable[[], Process]) -> Iterator[None]:
         (node_module, "time", ObservedTime(current)),
         (node_module, "Acceptor", observed_acceptor(current)),
         (peer_reads, "READ_BYTES_MAX", READ_BYTES_MAX),
+        (disk_space, "WARN_AGAIN_AFTER_S", AGAIN_AFTER_S),
+        (disk_space, "_log", space_log),
     )
     before = [(module, name, getattr(module, name)) for module, name, _ in values]
     for module, name, value in values:

@@ -45,6 +45,10 @@ class LoneOrders(DrawnMessages):
             membership = msgspec.structs.replace(membership, generation=own.generation + self.rng.choice((1, 1, 0)))
         if own is not None and not is_undo and self._chance(0.1):
             membership, cluster_id = own, control.cluster_id
+        if is_undo and (replaced is None or replaced.cluster_id != cluster_id) and self._chance(0.5):
+            # Nothing of that cluster is kept here: this folder may only be a learner of it.
+            others = tuple(member for member in membership.members if member.id != SAFEKEEPER_ID)
+            membership = msgspec.structs.replace(membership, members=others, new_members=())
         self._send(
             Bootstrap(
                 cluster_id or CLUSTERS[0],
@@ -86,7 +90,10 @@ class LoneOrders(DrawnMessages):
             self._send(FolderStates(self._cluster(), states))
         elif self._chance(0.3):
             known = FolderState(SAFEKEEPER_ID, control.incarnation if self._chance(0.7) else "folder-x", 9, 9, 9)
-            self._send(FolderIsOlder(self._leader_id(), known))
+            leader_id = self._leader_id()
+            if leader_id.term > 1 and self._chance(0.2):
+                leader_id = leader_id._replace(term=leader_id.term - 1)  # Another one was elected since.
+            self._send(FolderIsOlder(leader_id, known))
 
     def _archive(self) -> None:
         rng, acceptor = self.rng, self._acceptor

@@ -28,6 +28,10 @@ class LoneWal(DrawnMessages):
         """Return the next bytes of records; a record that was cut is not continued."""
         rng, lsn = self.rng, self._acceptor.write_lsn
         wal = self._record if self._record_lsn == lsn else b""
+        if lsn == self._acceptor.control.wal_begin_lsn and self._chance(0.3):
+            # The log begins amidst a record, of which no more than the rest is here.
+            before = rng.choice((20, 3000))
+            wal = make_record(before + rng.choice((100, 3000)), lsn - before, rng)[before:]
         while len(wal) < count:
             size = rng.choice((40, 300, 300, 3000, 3000, 2 * SEGMENT_SIZE))
             wal += make_record(size, lsn + len(wal), rng, is_timed=self._chance(self._timed))

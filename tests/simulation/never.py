@@ -71,11 +71,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     },
     _LOCAL: {
         f"{_STORAGE}/data_folder.py": {"DataFolder.perform": ("case _",)},
-        f"{_STORAGE}/wal_log.py": {
-            "WalStorage.append": ("self._writing is false",),
-            "WalStorage.truncate": ("self.is_empty is true",),
-            "WalStorage.forget_below": ("self.is_empty is true",),
-        },
     },
     _BEFORE: {
         f"{_ACCEPTOR}/acceptor.py": {
@@ -83,7 +78,10 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "Acceptor._end_pull": ("pull is not None is false",),
         },
         f"{_ACCEPTOR}/acceptor_log.py": {
-            "AcceptorLog._adopt": ("cut is not None (3) is false", "cut is not None (4) is false")
+            "AcceptorLog._adopt": ("cut is not None (3) is false", "cut is not None (4) is false"),
+            # A timed record that is complete and readable begins at or above the position: the first record that ends
+            # above it is that one, or ends before.
+            "AcceptorLog._before_open_record": ("0 < record_end_lsn <= self.readable_lsn is false",),
         },
         f"{_CONSENSUS}/term_history.py": {
             # The term of an elected leader is above all that were forgotten, here and there.
@@ -92,12 +90,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         f"{_STORAGE}/data_folder.py": {
             # The WAL was set aside before, or was not opened at the start.
             "DataFolder._restore_wal": ("self.storage is not None is true",),
-        },
-        f"{_STORAGE}/recovery.py": {
-            # Unfinished segments are removed before WAL is set aside.
-        },
-        f"{_STORAGE}/wal_log.py": {
-            # The acceptor flushes before it cuts.
         },
         f"{_PROPOSER}/campaign.py": {"Campaign.message": ("isinstance(message, TailResponse) is false",)},
         f"{_PROPOSER}/member_change.py": {
@@ -223,15 +215,7 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
     },
     _REAL_FILES: {
-        f"{_STORAGE}/data_folder.py": {"DataFolder._move_files": ("except StorageFull",)},
-        f"{_STORAGE}/filesystem.py": {
-            "is_shortage": ("error.errno in _SHORT is true",),
-            "storage_error": (
-                "is_shortage(error) is true",
-                "changes_nothing is",
-                "error.strerror is false",
-            ),
-        },
+        f"{_STORAGE}/filesystem.py": {"storage_error": ("changes_nothing is true", "error.strerror is false")},
     },
     _ONE_SIZE: {
         f"{_STORAGE}/data_folder.py": {

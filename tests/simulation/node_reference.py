@@ -355,6 +355,9 @@ class NodeReference(ABC):
             self.shortages += 1
         if full is None:
             self._apply(token, result)
+        elif isinstance(token, SetWalAside):
+            # The log is closed before its files are moved, which is repeated: it has no position any more.
+            self.disk.set_aside(token.label)
         self._performed = result, full
 
     def _apply(self, effect: Effect, result: Any) -> None:

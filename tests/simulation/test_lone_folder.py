@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,30 @@ def reads_the_wrong_segment(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WalReader, "_is_open_at", lambda reader, lsn: reader._file is not None)
 
 
+def copies_what_the_disk_has_lost(patch: pytest.MonkeyPatch) -> None:
+    """The copy of the last segment is not compared with the slot that was read before."""
+    create = recovery_module.create_segment
+    patch.setattr(
+        recovery_module, "create_segment", lambda *given, **named: create(*given, **named | {"expected": None})
+    )
+
+
+def damaged_files_set_aside_are_restored(patch: pytest.MonkeyPatch) -> None:
+    """An undo is not refused for a file that cannot be opened."""
+    inspect = recovery_module.inspect
+
+    def planted(*given: Any) -> Any:
+        segments, problems = inspect(*given)
+        return [each._replace(is_damaged=False) for each in segments], problems
+
+    patch.setattr(data_folder_module, "inspect", planted)
+
+
+def half_a_segment_is_set_aside(patch: pytest.MonkeyPatch) -> None:
+    """What a crash has left of a segment that was created goes with the others."""
+    patch.setattr(data_folder_module, "TEMPORARY_SUFFIX", "no file has it")
+
+
 @pytest.mark.parametrize(
     ("plant", "first"),
     [
@@ -65,6 +90,9 @@ def reads_the_wrong_segment(patch: pytest.MonkeyPatch) -> None:
         (prepared_late, 0),
         (part_of_a_write_counts, 0),
         (reads_the_wrong_segment, 0),
+        (copies_what_the_disk_has_lost, 0),
+        (damaged_files_set_aside_are_restored, 300),
+        (half_a_segment_is_set_aside, 200),
     ],
 )
 def test_errors_of_the_storage_are_found(plant: Patch, first: int, monkeypatch: pytest.MonkeyPatch) -> None:

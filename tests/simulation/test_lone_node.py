@@ -1,17 +1,21 @@
 """The lone node and the lone puller find errors of the node, its listener and its pulls that are planted."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from safekeeper.acceptor.effects import Effect, Persist
+from safekeeper.acceptor.effects import Effect, Effects, Persist
 from safekeeper.base.errors import StorageFull
 from safekeeper.node.node import Node
 from safekeeper.node.peer_reads import PeerReads
 from safekeeper.node.proposer_listener import Connection, ProposerListener
 from safekeeper.node.wal_pull import WalPuller
+from safekeeper.storage.data_folder import DataFolder
+from safekeeper.storage.disk_space import DiskSpace
+from safekeeper.storage.filesystem import Space
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation import lone_node, lone_puller
 from tests.simulation.runner import run_seed
@@ -138,6 +142,28 @@ class _Serving:
         return True
 
 
+def each_measurement_of_low_space_is_an_event(patch: pytest.MonkeyPatch) -> None:
+    measured = DiskSpace.measured
+
+    def planted(space: DiskSpace, found: Space) -> None:
+        space._warned_at = None
+        measured(space, found)
+
+    patch.setattr(DiskSpace, "measured", planted)
+
+
+def a_start_without_space_counts_as_done(patch: pytest.MonkeyPatch) -> None:
+    def planted(folder: DataFolder, effects: Effects) -> None:
+        result: Any = None
+        with contextlib.suppress(StopIteration):
+            while True:
+                effect, result = effects.send(result), None
+                with contextlib.suppress(StorageFull):
+                    result = folder.perform(effect)
+
+    patch.setattr(DataFolder, "perform_all", planted)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -154,6 +180,8 @@ class _Serving:
         space_for_the_control_file_is_unknown,
         members_read_without_a_limit,
         reads_of_a_cut_log_are_sent,
+        each_measurement_of_low_space_is_an_event,
+        a_start_without_space_counts_as_done,
     ],
 )
 def test_errors_of_the_node_are_found(plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

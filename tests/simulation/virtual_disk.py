@@ -9,12 +9,14 @@ seen at once and pend until `fsync_directory`.
   or file that it builds on.
 - `kill()` ends the process only: the cache survives, and nothing has become durable by it.
 - A failed fdatasync (`fail_in`) leaves pages that reads still show, that count as clean, and that are gone after the
-  next crash, or as soon as the system needs the memory: at `evict()`, and now and then at a read.
+  next crash, or as soon as the system needs the memory: at `evict()`, at the n-th read of such a file after
+  `evict_in(n)`, and now and then at any.
 - The kernel writes dirty pages back whenever it likes; so does this disk, now and then, so that a half-written sector's
   older content may be what a crash leaves.
 - `capacity_bytes` makes it full: StorageFull; `full_in(n)` lacks space for one operation, whichever it is. `short` is
   for how many files and held folders there is no descriptor: ResourceShortage. `fail_read_in(n)` fails a read or a look
   at names.
+- `short_of_memory_in(n)` fails a write for want of memory, which has changed nothing: ResourceShortage, too.
 - `short_writes` is how many of the next writes of live WAL write a part only, as a system call may.
 - A file that was closed cannot be used, and `open_files` counts those that were not closed.
 - `crash_in(n)` raises VirtualCrash at the n-th operation from now, before or after it took effect, and from every
@@ -174,7 +176,7 @@ class VirtualFile:
     def pread(self, length: int, offset: int) -> bytes:
         self._require_open()
         self._disk.read_step("read", self._path, self._life)
-        if self._content.lost and self._disk.rng.random() * _EVICT_ONE_IN < 1:
+        if self._content.lost and self._disk.evicts_now():
             self._content.evict(self._disk.rng)
         return bytes(memoryview(self._content.cached)[offset : offset + length])
 
@@ -251,6 +253,8 @@ class VirtualFileSystem:
         self._crash_at: int | None = None
         self._fail_at: int | None = None
         self._fail_only: str | None = None
+        self._memory_at: int | None = None
+        self._reads_until_eviction: int | None = None
 
     # The FileSystem protocol.
 
@@ -396,6 +400,14 @@ class VirtualFileSystem:
         """Raise StorageFailed at this read, opening or look at names from now on."""
         self._reads_until_failure = reads
 
+    def short_of_memory_in(self, operations: int) -> None:
+        """Raise ResourceShortage at the first write that is this operation from now on, or a later one."""
+        self._memory_at = self.operations + operations
+
+    def evict_in(self, reads: int) -> None:
+        """Keep lost pages in the cache until this read of a file that has some, and drop them then."""
+        self._reads_until_eviction = reads
+
     def used_bytes(self) -> int:
         """Return the length of all files that have a name."""
         return sum(len(content.cached) for content in self._names.values())
@@ -463,6 +475,10 @@ class VirtualFileSystem:
             self._full_at = None
             self.refusals += 1
             raise StorageFull(f"could not {kind} {path}: no space left on device")
+        if self._memory_at is not None and self.operations >= self._memory_at and kind == "write":
+            self._memory_at = None
+            self.refusals += 1
+            raise ResourceShortage(f"could not {kind} {path}: cannot allocate memory")
 
     def read_step(self, kind: str, path: Path, life: int) -> None:
         """Count something that changes nothing; fail if it is this one's turn."""
@@ -473,6 +489,16 @@ class VirtualFileSystem:
                 self._reads_until_failure = None
                 self.failures += 1
                 raise StorageFailed(f"could not {kind} {path}: input/output error")
+
+    def evicts_now(self) -> bool:
+        """Return whether a read of a file with lost pages drops them."""
+        if self._reads_until_eviction is None:
+            return self.rng.random() * _EVICT_ONE_IN < 1
+        self._reads_until_eviction -= 1
+        if self._reads_until_eviction:
+            return False
+        self._reads_until_eviction = None
+        return True
 
     def step_done(self) -> None:
         """The operation took effect, but may be the last thing that the process did."""
@@ -504,7 +530,7 @@ class VirtualFileSystem:
         self.life += 1
         self._crashed = False
         self._crash_at = self._fail_at = self._fail_only = None
-        self._full_at = self._reads_until_failure = None
+        self._full_at = self._reads_until_failure = self._memory_at = self._reads_until_eviction = None
         self.short_writes = self.open_files = 0
         self._held = set()
         self.during_fdatasync = None
@@ -512,7 +538,9 @@ class VirtualFileSystem:
 
 def _system_error(error: StorageFailed | StorageFull) -> OSError:
     """Return what the system call raises."""
-    number = errno.ENOSPC if isinstance(error, StorageFull) else errno.EIO
+    number = errno.EIO
+    if isinstance(error, StorageFull):
+        number = errno.ENOMEM if isinstance(error, ResourceShortage) else errno.ENOSPC
     return OSError(number, os.strerror(number))
 
 

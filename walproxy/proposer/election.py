@@ -38,8 +38,8 @@ def check_vote(vote: VoteResponse) -> None:
     """Refuse a granted vote that no valid acceptor sends: no term could be based on it.
 
     Raises:
-        RemoteProtocolError: its history is empty, reaches beyond its log, or has the term that is voted for; or it is
-            too long for `Elected`.
+        RemoteProtocolError: its history reaches beyond its log or has the term that is voted for, or does not fit
+            `Elected`.
     """
     check_history(vote.history)
     size = sum(len(each.content) for each in vote.tli_histories) + _ENTRY_BYTES * len(vote.history)

@@ -121,7 +121,6 @@ def test_a_history_without_its_oldest_entries_still_matches() -> None:
 
 def test_a_person_can_read_it() -> None:
     assert describe_history(history((1, 0x1000000, 1), (3, 0x2000028, 2))) == "1@0/1000000/1 3@0/2000028/2"
-    assert describe_history(()) == "(none)"
 
 
 LONG = history((1, 100, 1), (2, 150, 1), (4, 200, 2), (5, 250, 2), (6, 300, 2), (8, 400, 3), (9, 500, 3))

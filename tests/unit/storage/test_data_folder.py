@@ -378,6 +378,36 @@ def test_what_is_set_aside_is_inspected_from_where_it_began(folder: DataFolder) 
     assert folder.perform(InspectSetAside("nothing", msgspec.structs.replace(control, segment_size=0))) == ""
 
 
+@pytest.mark.parametrize(
+    ("offset", "damage", "reported"),
+    [
+        (MIB, bytes(FOOTER_BYTES), "both slots of the footer have a wrong checksum"),
+        (MIB + FOOTER_BYTES, b"x", f"has {MIB + FOOTER_BYTES + 1} bytes, not {MIB + FOOTER_BYTES}"),
+    ],
+)
+def test_a_file_set_aside_that_an_undo_could_not_open_is_reported(
+    folder: DataFolder, offset: int, damage: bytes, reported: str
+) -> None:
+    """Also one without WAL that counts: the undo is durable before it opens the log."""
+    folder.perform(WriteWal(MIB, bytes(MIB)))
+    storage = folder.opened_storage()
+    preparation = storage.prepare_ahead()
+    assert preparation is not None
+    preparation.run()
+    storage.finish_preparation(preparation)
+    folder.perform(FlushWal())
+    control = msgspec.structs.replace(folder.control, commit_lsn=2 * MIB, truncate_to=2 * MIB)
+    folder.perform(SetWalAside("old"))
+    assert folder.perform(InspectSetAside("old", control)) == ""
+    name = segment_name(1, 2 * MIB, MIB)
+    with (folder.directory / "wal.old" / name).open("r+b") as file:
+        file.seek(offset)
+        file.write(damage)
+    assert folder.perform(InspectSetAside("old", control)).endswith(f"incomplete: {name} {reported}")
+    with pytest.raises(StorageFailed):
+        folder.perform(RestoreWal("old"))
+
+
 def test_a_log_that_is_moved_back_incomplete_is_a_lost_disk(folder: DataFolder) -> None:
     folder.perform(WriteWal(MIB, bytes(2 * MIB + 100)))
     folder.perform(FlushWal())

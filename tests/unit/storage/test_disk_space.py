@@ -78,3 +78,17 @@ def test_low_space_is_reported_at_its_beginning_now_and_then_and_at_its_end(capl
         assert lines(caplog) == expected
         assert space.is_low is (free_mib < 100)
         assert space.space == Space(free_mib * MIB, 1000 * MIB)
+
+
+def test_a_warning_ends_also_if_its_limit_was_lowered_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    space = DiskSpace(100 * MIB, Clock())
+    for warning_mib, free_mib, expected in (
+        (100, 50, 1),
+        (40, 50, 1),
+        # What was measured before another limit was given is no warning.
+        (60, 60, 0),
+        (61, 70, 0),
+    ):
+        space.free_warning_bytes = warning_mib * MIB
+        space.measured(Space(free_mib * MIB, 1000 * MIB))
+        assert len(lines(caplog)) == expected
