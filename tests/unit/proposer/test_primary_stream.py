@@ -80,5 +80,7 @@ def test_a_stream_continues_at_the_very_base_of_the_log_without_a_comparison() -
 
 def test_the_end_of_the_connection_ends_what_was_expected_of_it_and_not_what_was_verified() -> None:
     stream = PrimaryStream(is_open=True, awaits_link=True, is_checked=True, ended_lsn=9, received_lsn=7)
+    stream.identities_due = 2
     stream.disconnected()
+    assert stream.identities_due == 0
     assert (stream.is_open, stream.awaits_link, stream.ended_lsn, stream.received_lsn) == (False, False, None, 7)

@@ -96,12 +96,14 @@ def test_the_table_lists_the_transitions_that_are_allowed(state: State, other: S
 
 def test_only_what_is_durable_outlives_a_connection() -> None:
     progress = fetching()
+    progress.pull_allowed_at, progress.pull_problem, progress.pulled_bytes = 12.5, "lost", 300
     progress.become_disconnected()
     assert (progress.write_lsn, progress.fetch, progress.waiting_since) == (700, None, None)
     assert progress.is_doubted, "WAL was on its way"
     again = Progress.of(FOLDER, True, progress)
     assert (again.state, again.adopted, again.flush_lsn, again.write_lsn) == (State.ADOPTING, True, 700, 700)
     assert again.is_doubted and again.sent_lsn == 0
+    assert (again.pull_allowed_at, again.pull_problem, again.pulled_bytes) == (12.5, "lost", 300)
     # Its folder came back with another incarnation.
     wiped = Progress.of((1, "b" * 32), False, progress)
     assert (wiped.adopted, wiped.flush_lsn) == (False, 0)

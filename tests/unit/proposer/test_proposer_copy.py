@@ -287,6 +287,25 @@ def test_wal_of_a_primary_that_has_reconnected_is_not_taken_before_it_was_asked_
         table.proposer.wal_received(RECEIVED + 10, table.now)
 
 
+def test_wal_of_a_timeline_that_has_ended_is_our_own_mistake_even_if_a_link_to_the_log_is_awaited() -> None:
+    table, _ = leads_with_wal()
+    stream = table.proposer._stream
+    stream.is_open, stream.awaits_link = False, True
+    with pytest.raises(InvariantViolation, match="must not be streamed"):
+        table.proposer.wal_received(RECEIVED + 10, table.now)
+
+
+def test_a_term_that_is_confirmed_after_its_primary_was_lost_again_streams_nothing() -> None:
+    table, held = leads_with_wal()
+    table.sees(msgspec.structs.replace(PRIMARY, flush_lsn=RECEIVED), own=CRCS, own_begin_lsn=BASE)
+    leadership = table.proposer.leadership
+    assert leadership is not None
+    table.event(table.proposer.primary_lost(table.now))
+    for safekeeper_id in (1, 2):
+        table.hears(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, leadership.sequence))
+        assert table.did(StartReplication) == [] and table.proposer.leadership is leadership
+
+
 def test_a_term_that_ends_before_a_reconnected_primary_was_asked_for_wal_leaves_no_copy_to_continue() -> None:
     table, held = leads_with_wal()
     table.sees(msgspec.structs.replace(PRIMARY, flush_lsn=RECEIVED), own=CRCS, own_begin_lsn=BASE)
@@ -325,7 +344,8 @@ def test_a_reconnected_primary_with_other_bytes_is_refused_and_nothing_is_report
     reconnects(table, held)
     table.event(table.proposer.primary_checked(BASE, RECEIVED, (CRCS[0] + 1,), table.now))
     (finish,) = table.did(Finish)
-    assert isinstance(finish.error, PrimaryRefused) and "the WAL that it sent before" in str(finish.error)
+    assert isinstance(finish.error, PrimaryRefused)
+    assert f"differs from the WAL that it sent before in the page at {format_lsn(BASE)}" in str(finish.error)
     assert all(status == ReportStatus(0, 0, 0) for status in table.did(ReportStatus))
 
 

@@ -168,7 +168,7 @@ def test_a_log_that_no_quorum_chooses_does_not_count() -> None:
 
 
 def test_the_wait_doubles_up_to_its_limit_for_the_same_server_and_voters_only() -> None:
-    refusals, now = Refusals(10.0, 35.0), 0.0
+    refusals, now = Refusals(10.0, 35.0), 100.0
     for wait_s in (10.0, 20.0, 35.0, 35.0):
         refusals.remember(BY_BYTES, "other bytes", CLUSTER, votes_of(1, 2, 3), by_bytes=True, now=now)
         assert refusals.may_be_repeated(BY_BYTES, now + wait_s - 0.1)
@@ -180,4 +180,5 @@ def test_the_wait_doubles_up_to_its_limit_for_the_same_server_and_voters_only() 
     refusals.remember(BY_BYTES, "lineage", CLUSTER, votes_of(1, 2), by_bytes=False, now=now)
     assert not refusals.may_be_repeated(BY_BYTES, now)
     refusals.remember(BY_BYTES, "other bytes", CLUSTER, votes_of(1, 2), by_bytes=True, now=now)
+    assert refusals.may_be_repeated(BY_BYTES, now + 9.9), "there is no wait to double"
     assert not refusals.may_be_repeated(BY_BYTES, now + 10.0)

@@ -26,6 +26,23 @@ def header(table: Table, safekeeper_id: int = 2) -> AppendRequest:
     return append.header
 
 
+# WAL of the window.
+
+
+def test_members_that_have_the_same_wal_are_sent_one_append_which_begins_where_theirs_ends() -> None:
+    table = Table()
+    table.receives(START + 10)
+    table.acks(1, START + 10)
+    table.acks(2, START + 10)
+    table.now += 1.0
+    table.receives(START + 20)
+    appends = [(a.safekeeper_ids, a.begin_lsn, a.end_lsn) for a in table.said if isinstance(a, SendAppend)]
+    assert appends == [([1, 2, 3], START + 10, START + 20)]
+    for progress in table.leadership.members.values():
+        assert (progress.last_begin_lsn, progress.sent_lsn) == (START + 10, START + 20)
+        assert progress.last_sent_at == table.now
+
+
 # The positions in an append.
 
 
