@@ -37,6 +37,7 @@ def entry(tli: int, floor: int = 0) -> HistoryEntry:
         (Seal(1), entry(1, floor=1), 2),  # A repeated failover promotes to a number of its own.
         (Seal(1), entry(2), 2),  # Timeline 2 was elected and has no byte.
         (Seal(4), entry(4, floor=2), 4),
+        (Seal(4), entry(3, floor=2), 4),
         (Seal(1, cancels=True), entry(1, floor=3), 0),
         (Seal(4, cancels=True), entry(4, floor=4), 3),
         (Seal(1, readmits=2), entry(1, floor=3), 1),  # Timeline 1 stays sealed.

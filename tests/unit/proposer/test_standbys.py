@@ -103,6 +103,14 @@ def test_what_a_new_term_cuts_off_is_nobodys() -> None:
     assert standbys.apply_lsn(200) == 80
 
 
+def test_a_new_term_cuts_the_apply_position_of_a_standby_that_is_gone_at_once() -> None:
+    standbys = table("a")
+    standbys.on_report(1, (at("a", 100),))
+    standbys.on_report(1, ())
+    standbys.cut(90)
+    assert standbys.apply_lsn(200) == 90
+
+
 def test_a_changed_rule_counts_anew_at_once() -> None:
     standbys = table("a")
     standbys.on_report(1, (at("a", 10), at("b", 20)))

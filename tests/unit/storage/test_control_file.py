@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import errno
+import fcntl
 import os
 import random
 import signal
@@ -300,6 +301,10 @@ def test_a_lock_file_that_cannot_be_read_is_no_free_folder(tmp_path: Path, monke
     def fails(*_: object, **__: object) -> int:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", fails)
+        with pytest.raises(ConfigurationError, match=r"could not examine .*: Permission denied"):
+            DataDirectoryLock.owner(tmp_path)
     monkeypatch.setattr(os, "open", fails)
     with pytest.raises(ConfigurationError, match=r"could not open .*: Permission denied"):
         DataDirectoryLock.owner(tmp_path)
