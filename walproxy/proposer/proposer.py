@@ -582,6 +582,8 @@ class Proposer:
         elif greeting.membership and Cluster(greeting.cluster_id, greeting.membership).is_later_than(ours):
             self._end_term(now, "a member has a newer membership")
         elif not leadership.is_told((safekeeper_id, greeting.incarnation)):
+            # On this connection it may have acknowledged WAL with another data folder, which may return (S8e).
+            self._learn_of_term()
             leadership.on_greeting((safekeeper_id, greeting.incarnation), now)
 
     def _try_to_begin(self, now: float, due: bool = False) -> None:
