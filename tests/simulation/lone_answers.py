@@ -4,15 +4,19 @@ Part of lone_proposer.py.
 """
 
 from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.messages import (
     AcceptorMessage,
     AppendResponse,
     ArchiveReport,
     Bootstrapped,
     DigestResponse,
+    FolderStates,
     PreVoteResponse,
+    ProposerGreeting,
     PullEnded,
     PullWal,
+    ReadRequest,
     ReadResponse,
     Reconfigured,
     Refusal,
@@ -47,10 +51,9 @@ class LoneAnswers(LoneShell):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         rng = self.rng
-        self._patience = rng.choice((0.3, 0.9, 0.98))  # With which pulls last.
+        self._patience = rng.choice((0.3, 0.9, 0.98, 1.0))  # With which pulls last.
         self._breaks = rng.choice((0.0, 0.01, 0.05))  # How often an answer breaks the protocol.
-        # One that does not answer for a while.
-        self._mute = 0
+        self._confirms = rng.choice((0.7, 0.02))  # How soon the end of a pull is confirmed that was to end.
         self._falls_mute = rng.choice((0.0, 0.0, 0.004, 0.03))
 
     # ------------------------------------------------------------------ answers
@@ -71,28 +74,67 @@ class LoneAnswers(LoneShell):
             self._mute = self.rng.choice((0, *self._safekeepers))
         waiting = self._waiting()
         if not waiting:
-            self._mute = 0
+            if self._chance(0.3):
+                self._mute = 0
             return
         self._answer_of(self.rng.choice(waiting))
 
     def _answer_of(self, safekeeper: Safekeeper) -> None:
         request = safekeeper.requests.popleft()
-        if isinstance(request, PullWal) and self._chance(self._patience if request.sources else 0.3):
-            safekeeper.requests.append(request)
-            if self._chance(0.3):
-                self._advance_pull(safekeeper, request)
+        if isinstance(request, PullWal):
+            is_slow = self._chance(self._patience if request.sources else 1 - self._confirms)
+            if is_slow or self._chance(0.4):
+                safekeeper.requests.append(request)  # The last WAL that it has received may be reported after the end.
+            if is_slow:
+                if self._chance(0.3):
+                    self._advance_pull(safekeeper, request)
+                return
+        elif isinstance(request, ReadRequest):
+            self._report_pulled()
+        elif isinstance(request, ProposerGreeting) and self._is_told(safekeeper):
+            self._greet_late(safekeeper, request)
             return
         if not self._cluster.is_frank and self._chance(0.05):
             self._say(safekeeper, self._refusal(safekeeper))
             return
         for answer in self._cluster.answers(safekeeper, request):
-            if safekeeper.is_connected or safekeeper.id in self._pending_losses:
-                self._say(safekeeper, answer)
+            self._say_if_open(safekeeper, answer)
 
     def _refusal(self, safekeeper: Safekeeper) -> Refusal:
         codes = [code for code in RefusalCode if code is not RefusalCode.NO_LEADER]
         promised = LeaderId(safekeeper.promised.term + self.rng.choice((0, 0, 2)), "run-o")
         return Refusal(self.rng.choice(codes), self.rng.choice(("no", "no", "never")), promised)
+
+    def _report_pulled(self) -> None:
+        """Members for which WAL is fetched report WAL of a pull that has ended."""
+        leadership = self._proposer.leadership
+        members = leadership.members if leadership is not None else {}
+        for safekeeper in self._open_ones():
+            if safekeeper.id in members and members[safekeeper.id].fetch is not None and self._chance(0.5):
+                for pull in [each for each in safekeeper.requests if isinstance(each, PullWal) and each.sources][:1]:
+                    self._advance_pull(safekeeper, pull)
+
+    def _is_told(self, safekeeper: Safekeeper) -> bool:
+        """Whether it was sent `Elected` on its connection."""
+        leadership = self._proposer.leadership
+        member = leadership.members.get(safekeeper.id) if leadership is not None else None
+        return member is not None and member.is_connected
+
+    def _greet_late(self, safekeeper: Safekeeper, request: ProposerGreeting) -> None:
+        """Greet on a connection on which `Elected` was sent: with another folder, or one of which others know more."""
+        has_other_folder = self._chance(0.25)
+        if has_other_folder:
+            safekeeper.incarnation += "x"  # Another leader has told it that its folder is an older copy.
+        answers = self._cluster.answers(safekeeper, request)
+        others = [each for each in self._open_ones() if each is not safekeeper and each.cluster_id]
+        if others and not has_other_folder:
+            other = self.rng.choice(others)
+            own = FolderState(other.id, other.incarnation, other.starts, 0, 0)
+            later = FolderState(safekeeper.id, safekeeper.incarnation, safekeeper.starts + 1, 0, 0)
+            self._say(other, FolderStates(other.cluster_id, (own, later)))
+            safekeeper.starts += self.rng.choice((0, 1, 1))
+        for answer in answers:
+            self._say_if_open(safekeeper, answer)
 
     def _advance_pull(self, safekeeper: Safekeeper, pull: PullWal) -> None:
         """It has received a part of what it pulls."""
@@ -107,15 +149,23 @@ class LoneAnswers(LoneShell):
         """All is answered, and then nothing happens for long."""
         pause_s = self.rng.choice((0.5, 1.2, 1.6, 4.0, 11.0, 61.0))
         for _ in range(self.rng.choice((1, 2, 4))):
-            for _ in range(30):
-                waiting = [s for s in self._waiting() if s.is_connected]
-                if not waiting:
-                    break
-                self._answer_of(self.rng.choice(waiting))
+            self._answer_all()
             if self._proposer.phase is Phase.VERIFYING and self._chance(0.9):
                 return  # The primary would not be compared in time.
             self._now_s += pause_s
             self._tick()
+
+    def _answer_all(self) -> None:
+        """Answer what was requested, and what is requested then, as far as that ends soon."""
+        for _ in range(30):
+            waiting = [s for s in self._waiting() if s.is_connected]
+            if not waiting:
+                break
+            self._answer_of(self.rng.choice(waiting))
+
+    def _say_if_open(self, safekeeper: Safekeeper, message: AcceptorMessage) -> None:
+        if safekeeper.is_connected or safekeeper.id in self._pending_losses:
+            self._say(safekeeper, message)
 
     def _say(self, safekeeper: Safekeeper, message: AcceptorMessage) -> None:
         self._said.append((safekeeper.id, message))
@@ -196,6 +246,7 @@ class LoneAnswers(LoneShell):
         begin_lsn, end_lsn = leadership.term_start_lsn, leadership.received_lsn
         member = leadership.members.get(safekeeper.id)
         if member is not None and member.pull is not None and self._chance(0.5):
+            leader_id = rng.choice((leader_id, LeaderId(leader_id.term, "run-o")))
             return PullEnded(leader_id, member.pull.request_id, member.write_lsn)  # Before its time.
         # Of another pull, or of another term. In this term a safekeeper reports no WAL that it lacks.
         others = [p.pull.request_id for p in leadership.members.values() if p.pull is not None and p is not member]
@@ -213,6 +264,10 @@ class LoneAnswers(LoneShell):
         ]
         if member is None or not member.is_connected:
             choices.append(AppendResponse(leader_id, end_lsn, begin_lsn, 0, False))
+        else:
+            earlier = LeaderId(max(1, leader_id.term - 1), "run-o")  # In which it had less.
+            write_lsn = max(member.flush_lsn, member.write_lsn - 1)
+            choices.append(AppendResponse(earlier, write_lsn, member.flush_lsn, 0, False))
         return rng.choice(choices)
 
     def _unasked(self, safekeeper: Safekeeper) -> AcceptorMessage:
@@ -238,6 +293,16 @@ class LoneAnswers(LoneShell):
             ArchiveReport(safekeeper.begin_lsn, True, True, safekeeper.commit_lsn, "", "archive-b"),
         )
         return rng.choice(choices)
+
+    def _depose(self) -> None:
+        """A safekeeper has promised a higher term to another candidate."""
+        self._settle()
+        leadership, open_ones = self._proposer.leadership, self._open_ones()
+        if leadership is not None and open_ones:
+            safekeeper = self.rng.choice(open_ones)
+            safekeeper.promised = LeaderId(leadership.leader_id.term + 1, "run-o")
+            refusal = Refusal(RefusalCode.STALE_TERM, "no", safekeeper.promised)
+            self._event("message", safekeeper.id, refusal, self._now_s)
 
     def _report(self) -> None:
         """What a safekeeper sends unasked."""

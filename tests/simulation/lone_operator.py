@@ -7,7 +7,7 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.messages import ChangeMembers
 from tests.simulation.drawn_apply_rules import drawn
-from tests.simulation.lone_safekeepers import CLUSTERS, SIZES
+from tests.simulation.lone_safekeepers import CLUSTERS, SIZES, with_other_folder
 from tests.simulation.lone_shell import LoneShell
 
 INVALID_SIZES = QuorumSizes("N-1", "N/2+1")
@@ -35,10 +35,18 @@ class LoneOperator(LoneShell):
                 message = ChangeMembers(self.rng.randrange(5), CLUSTERS[0], 2, everyone)
                 self._event("message", self.rng.choice(open_ones).id, message, self._now_s)
             return
-        membership = leadership.membership
+        membership, cancelled = leadership.membership, leadership.cancelled
+        if cancelled is not None and open_ones and self._chance(0.3):
+            # The command that asked for it is answered once more.
+            cluster_id, sizes = leadership.elected.cluster_id, cancelled.sizes
+            message = ChangeMembers(1, cluster_id, membership.generation, cancelled.members, sizes, False, True)
+            self._event("message", self.rng.choice(open_ones).id, message, self._now_s)
+            return
         choices = [membership.members, membership.new_members, everyone, everyone[1:], everyone[:-1]]
-        if leadership.cancelled is not None:
-            choices += [leadership.cancelled.members] * 3
+        if cancelled is not None:
+            choices += [cancelled.members] * 3
+        if membership.members:
+            choices.append(with_other_folder(membership.members, self.rng.choice(membership.members).id))
         if leadership.wanted.members not in (membership.members, membership.new_members):
             choices += [membership.members] * 3  # A change that has not begun is cancelled.
         if self._chance(0.1):

@@ -23,14 +23,15 @@ class LonePrimary(LoneShell):
         self._compares_soon = rng.choice((0.95, 0.95, 0.5))  # How soon its bytes are compared.
         self._recycles = rng.choice((0.02, 0.1, 0.1, 0.7))  # How often it has not the segment to compare.
         self._switches = rng.choice((0.01, 0.04, 0.15))  # How often its timeline ends.
+        self._is_refused_one = False  # It is the one that was refused last.
 
     def _draw_primary(self) -> PrimaryIdentity:
         """Draw a server on the line of the term's log, of the newest log, or of any; or the one that was refused."""
         refused = self._refused
-        if refused is not None and self._chance(0.4):
-            return msgspec.structs.replace(
-                refused, flush_lsn=max(1, refused.flush_lsn + self.rng.choice((0, 0, 900, -1)))
-            )
+        self._is_refused_one = refused is not None and self._chance(0.9 if self._away else 0.5)
+        if refused is not None and self._is_refused_one:
+            flush_lsn = max(FIRST_LSN, refused.flush_lsn + self.rng.choice((0, 0, 900, -1)))
+            return msgspec.structs.replace(refused, flush_lsn=flush_lsn)
         line = self.rng.choice(self._cluster.lines)
         leadership = self._proposer.leadership
         fits = self._chance(self._fits)
@@ -40,10 +41,10 @@ class LonePrimary(LoneShell):
             line = self._cluster.newest_line()
         return draw_primary(self.rng, line, fits)
 
-    def _identify(self) -> None:
+    def _identify(self, *, again: bool = False) -> None:
         if self._proposer.config.seal is not None:
             return  # It has no primary.
-        if self._primary is not None and not self._identities_due and self._chance(0.95):
+        if self._primary is not None and not self._identities_due and not again and self._chance(0.95):
             return
         self._settle()
         self._identities_due, self._copy = max(0, self._identities_due - 1), None
@@ -108,9 +109,13 @@ class LonePrimary(LoneShell):
         else:
             self._is_checked = True
             crcs = self._cluster.crcs
-            if self._chance(0.1):
+            campaign = self._proposer.campaign
+            differs = self._chance(0.6 if self._is_refused_one else 0.15)
+            if differs:
                 crcs = self.rng.choice(((*crcs[:-1], 101), crcs[:-1], (*crcs, 3), (102, *crcs[1:])))
             self._event("primary_checked", copy.check_begin_lsn, copy.begin_lsn, crcs, self._now_s)
+            if differs and campaign is not None and campaign.donor and self._chance(0.9):
+                self._go_away(self._safekeepers[campaign.donor])
 
     def _evict(self) -> None:
         leadership = self._proposer.leadership

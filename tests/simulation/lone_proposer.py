@@ -2,10 +2,10 @@
 
 Theory of operation. In a cluster the votes, the primary and the members fit each other. Here they are drawn: histories
 that fork off anywhere, give up WAL or have forgotten terms; primaries on any line of descent; memberships with two
-halves and with any sizes of quorums; greetings of other clusters; refusals of each code; members that answer late, or
-lose their connections. There is no acceptor, so these need not be the answers of any cluster; the reference
-(proposer_reference/) states what the proposer must do nevertheless. Each answer is one that the protocol permits:
-one that breaks it only closes a connection.
+halves and with any sizes of quorums; greetings of other clusters; refusals of each code; members that answer late,
+lose their connections, or return with another data folder. There is no acceptor, so these need not be the answers of
+any cluster; the reference (proposer_reference/) states what the proposer must do nevertheless. Each answer is one that
+the protocol permits: one that breaks it only closes a connection.
 
 Each run draws how it is on the whole: how often connections break while votes are gathered, how soon a primary comes
 and its bytes are compared, how much it has recycled, how patient pulls are. So situations that need the same
@@ -25,6 +25,7 @@ The time is drawn, and one seed decides everything.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from safekeeper.consensus.messages import PullWal
 from tests.simulation.bends import Bends
@@ -34,6 +35,7 @@ from tests.simulation.lone_answers import LoneAnswers
 from tests.simulation.lone_operator import LoneOperator
 from tests.simulation.lone_primary import LonePrimary
 from tests.simulation.world import SimulationFailed, small_frames
+from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
 
 EVENTS = 240
@@ -116,31 +118,31 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
     def _go_on(self) -> None:
         """What leads to a term, and on in it."""
         self._settle()
-        peers = self._proposer.peers
+        leadership = self._proposer.leadership
         has_campaign = self._proposer.campaign is not None
         requests = (request for s in self._safekeepers.values() for request in s.requests)
-        pulls = self._proposer.leadership is not None and any(isinstance(request, PullWal) for request in requests)
+        pulls = leadership is not None and any(isinstance(request, PullWal) for request in requests)
         if self._chance(0.15 if pulls else 0.002 if has_campaign else 0.005):
             self._rest()
         elif self._chance(self._breaks_votes if has_campaign else 0.02 if self._is_forgetful else 0.006):
             self._disconnect()
-        elif self._chance(self._returns if self._proposer.leadership is not None else 0.5) and any(
-            not s.is_connected and s.id in peers for s in self._safekeepers.values()
-        ):
+        elif self._chance(self._returns if leadership is not None else 0.5) and self._closed_ones():
             self._connect()
         elif self._chance(0.5 if self._identities_due else self._comes if self._primary is None else 0.0):
             self._identify()
         elif self._proposer.phase is Phase.VERIFYING and self._chance(0.06):
-            (self._repeat if self._chance(0.5) else self._say_unasked)()
+            self._happen_while_verifying()
         elif self._proposer.phase is Phase.BOOTSTRAPPING and self._chance(0.04):
             (self._refuse if self._chance(0.3) else self._send_out_of_place)()
-        elif self._proposer.phase in _ANSWERED and self._chance(self._strays):
+        elif self._proposer.phase in _ANSWERED and self._chance(self._strays * (10 if pulls else 1)):
             self._send_out_of_place()
-        elif self._proposer.leadership is not None and self._chance(0.04):
-            self._report()
+        elif leadership is not None and (happens := self._draw_of_term(leadership)) is not None:
+            happens()
+        elif self._refused is not None and self._proposer.phase is Phase.GATHERING and self._chance(0.03):
+            self._cluster.change_quorums()
         elif self._chance(self._evicts):
             self._evict()
-        elif has_campaign and self._copy is not None and self._chance(0.2):
+        elif has_campaign and self._copy is not None and self._chance(0.3):
             self._stream()
         elif any(s.is_connected and s.requests for s in self._safekeepers.values()) and self._chance(0.8):
             self._answer()
@@ -150,6 +152,47 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
             self._evict()
         else:
             self._tick()
+
+    def _draw_of_term(self, leadership: Leadership) -> Callable[[], None] | None:
+        """Draw what happens in a term that is led, beside what leads on; None for nothing."""
+        if self._copy is not None and not self._is_checked and self._chance(0.3):
+            return self._depose
+        if self._chance(0.005):
+            return self._lose_primary
+        if leadership.membership.new_members and self._chance(0.1):
+            return partial(self._swap_folder, leadership.membership)
+        if self._chance(0.04):
+            return self._report
+        if self._chance(0.06 if self._away or self._is_unlisted else 0.005):
+            return self._change
+        if self._copy is not None and self._is_checked and self._chance(0.05):
+            return partial(self._fall_behind, leadership)
+        return None
+
+    def _fall_behind(self, leadership: Leadership) -> None:
+        """A member is away while the others commit much WAL, which leaves the window."""
+        following = {i: p.identity for i, p in leadership.members.items() if p.follows}
+        able = [i for i in following if leadership.membership.has_commit_quorum({*following.values()} - {following[i]})]
+        if not able:
+            return
+        safekeeper = self._safekeepers[self.rng.choice(able)]
+        self._close(safekeeper)
+        for _ in range(4):
+            if self._copy is None or self._proposer.leadership is not leadership:
+                return
+            self._received_lsn += 20_000
+            self._event("wal_received", self._received_lsn, self._now_s)
+            self._answer_all()
+        self._evict()
+        if safekeeper.id in self._proposer.peers and not safekeeper.is_connected:
+            self._open(safekeeper)
+
+    def _happen_while_verifying(self) -> None:
+        """What nobody has asked for, while the primary is compared."""
+        if self._chance(0.1):
+            self._identify(again=True)
+        else:
+            (self._repeat if self._chance(0.5) else self._say_unasked)()
 
     def _linger(self) -> None:
         """What the shell may still report when the run has ended."""

@@ -83,12 +83,33 @@ class Safekeeper:
         self.is_full = False
         self.is_archiver = False
 
+    def take_folder(self, membership: Membership) -> bool:
+        """Begin with the other data folder of its id, if a membership names two; return whether it does."""
+        named = {member.incarnation for half in membership.halves() for member in half if member.id == self.id}
+        if len(named) < 2 or self.incarnation not in named:
+            return False
+        self.incarnation = (named - {self.incarnation}).pop()
+        return True
+
+    def join_other_cluster(self) -> None:
+        """A rebootstrap has reached it, and maybe no other one."""
+        if self.membership is not None:
+            self.cluster_id = CLUSTERS[1]
+            self.membership = msgspec.structs.replace(self.membership, generation=self.membership.generation + 1)
+
     def lose_folder(self) -> None:
         """Begin again with an empty folder."""
         self.incarnation += "'"
         self.history, self.forgotten, self.promised = (), 0, NOBODY
         self.begin_lsn = self.write_lsn = self.flush_lsn = self.commit_lsn = 0
         self.membership, self.cluster_id, self.starts = None, "", 1
+
+
+def with_other_folder(members: tuple[Member, ...], safekeeper_id: int) -> tuple[Member, ...]:
+    """Return the members with another data folder in the place of one of them."""
+    return tuple(
+        Member(each.id, f"{each.incarnation}x", each.address) if each.id == safekeeper_id else each for each in members
+    )
 
 
 class LoneSafekeepers:
@@ -144,10 +165,12 @@ class LoneSafekeepers:
 
     def _draw_safekeepers(self) -> None:
         members = self.members()
-        sizes = self.rng.choice(SIZES) if len(members) > 2 and self._chance(0.4) else QuorumSizes()
+        sizes = QuorumSizes()
+        if len(members) > 2 and self._chance(0.4):
+            sizes = self.rng.choice((*SIZES, SIZES[-1], SIZES[-1]))
         halves: tuple[tuple[Member, ...], tuple[Member, ...]] = (members, ())
         if len(members) > 1 and self._chance(0.2):
-            halves = (members, members[:-1]) if self._chance(0.5) else (members[1:], members)
+            halves = self.rng.choice(((members, members[:-1]), (members[1:], members), self._replacing(members)))
             sizes = QuorumSizes()
         elif len(members) > 1 and self._chance(0.2):
             halves = (members[:-1], ())
@@ -171,6 +194,23 @@ class LoneSafekeepers:
         safekeeper.begin_lsn = first
         safekeeper.commit_lsn = self.rng.choice((0, first, self.rng.randint(first, flush_lsn)))
         safekeeper.promised = LeaderId(safekeeper.history[-1].term + self.rng.choice((0, 0, 1)), "run-o")
+
+    def _replacing(self, members: tuple[Member, ...]) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+        """Return the halves of a change in which another data folder takes the place of a member's."""
+        return members, with_other_folder(members, self.rng.choice(members).id)
+
+    def change_quorums(self) -> None:
+        """A leader elsewhere has ended a change of the members, or has changed the sizes of their quorums."""
+        known = [s.membership for s in self.all.values() if s.membership is not None]
+        if not known:
+            return
+        newest = max(known, key=lambda membership: membership.key)
+        members = newest.new_members or newest.members
+        sizes = self.rng.choice([each for each in SIZES if each != newest.quorum_sizes])
+        membership = Membership(newest.generation + 1, members, (), newest.author, sizes)
+        for safekeeper in self.all.values():
+            if safekeeper.membership is not None:
+                safekeeper.membership = membership
 
     def members(self) -> tuple[Member, ...]:
         """Return all of them as members."""
@@ -241,7 +281,7 @@ class LoneSafekeepers:
         last = history[-1] if history else None
         membership = safekeeper.membership
         cluster_id = safekeeper.cluster_id
-        if membership is not None and self._chance(0.03):
+        if membership is not None and self._chance(0.03 if len(self.all) > 1 else 0.15):
             cluster_id = CLUSTERS[1]
             membership = msgspec.structs.replace(membership, generation=membership.generation + self.rng.choice((0, 5)))
         elif membership is not None and self._chance(0.02):

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AcceptorMessage
 from tests.simulation.corrupted_states import check_proposer
 from tests.simulation.counts import Counts
 from tests.simulation.lone_draws import draw_config
-from tests.simulation.lone_safekeepers import LoneSafekeepers, Safekeeper
+from tests.simulation.lone_safekeepers import CLUSTERS, LoneSafekeepers, Safekeeper
 from tests.simulation.proposer_reference.checker import watched_proposer
 from tests.simulation.trace import shown
 from walproxy.proposer.actions import (
@@ -54,6 +55,8 @@ class LoneShell:
         self.done: set[str] = set()
         self._now_s = 100.0
         self._runs = 0
+        self._mute = 0  # A safekeeper that does not answer for a while.
+        self._away = 0  # One that does not come back for now.
         # Connections that the proposer has closed: their end is reported to it soon.
         self._pending_losses: list[int] = []
         self._said: deque[tuple[int, AcceptorMessage]] = deque(maxlen=REPEATED_OF)
@@ -73,6 +76,7 @@ class LoneShell:
         self._is_unlisted = count > 1 and self._chance(0.25)  # The configuration lacks the last safekeeper.
         self._cluster = LoneSafekeepers(self.rng, count, self._is_forgetful)
         self._safekeepers = self._cluster.all
+        self._away = count if self._is_unlisted and self._chance(0.3) else 0
         self._pending_losses.clear()
         self._refused = None
         self._begin_run()
@@ -94,6 +98,7 @@ class LoneShell:
             safekeeper.is_connected = False
             safekeeper.requests.clear()
             safekeeper.write_lsn = safekeeper.flush_lsn
+        self._mute = self.rng.choice(list(self._safekeepers)) if self._chance(0.15) else 0
         self._primary = self._copy = None
         self._identities_due = 0
         self._is_checked = False
@@ -168,6 +173,11 @@ class LoneShell:
     def _open_ones(self) -> list[Safekeeper]:
         return [each for each in self._safekeepers.values() if each.is_connected]
 
+    def _closed_ones(self) -> list[Safekeeper]:
+        """Return those that are dialled, not connected, and not away."""
+        peers, away = self._proposer.peers, self._away
+        return [s for s in self._safekeepers.values() if not s.is_connected and s.id in peers and s.id != away]
+
     def _settle(self, *, at_once: bool = False) -> None:
         """Report the end of the connections that the proposer has closed, or some of them later."""
         while self._pending_losses and (at_once or self._chance(0.8)):
@@ -190,22 +200,49 @@ class LoneShell:
 
     def _connect(self) -> None:
         self._settle(at_once=True)
-        closed = [s for s in self._safekeepers.values() if not s.is_connected and s.id in self._proposer.peers]
+        if self._away and self._chance(0.03):
+            self._away = 0
+        closed = self._closed_ones()
         if closed:
             safekeeper = self.rng.choice(closed)
             if self._chance(0.2):
                 safekeeper.starts += 1
-            if self._chance(0.06):
-                safekeeper.incarnation += "x"
-            elif self._chance(0.02):
-                safekeeper.incarnation = self.rng.choice(list(self._safekeepers.values())).incarnation
+            self._draw_folder(safekeeper)
+            if self._chance(0.03):
+                safekeeper.join_other_cluster()
             if self._chance(0.03):
                 safekeeper.lose_folder()
-            elif self._chance(0.1):
+            elif self._chance(0.1 if safekeeper.cluster_id != CLUSTERS[1] else 0.4):
                 lost = self.rng.choice((100, 100, 3000))
                 safekeeper.flush_lsn = max(safekeeper.begin_lsn, safekeeper.flush_lsn - lost)
             safekeeper.write_lsn = safekeeper.flush_lsn
             self._open(safekeeper)
+
+    def _draw_folder(self, safekeeper: Safekeeper) -> None:
+        """Let it return with another data folder, maybe: one of a change of the members, a new one, or a copy."""
+        leadership = self._proposer.leadership
+        if leadership is not None and self._chance(0.5) and safekeeper.take_folder(leadership.membership):
+            return
+        if self._chance(0.06):
+            safekeeper.incarnation += "x"
+        elif self._chance(0.02):
+            safekeeper.incarnation = self.rng.choice(list(self._safekeepers.values())).incarnation
+
+    def _go_away(self, safekeeper: Safekeeper) -> None:
+        """A safekeeper ends, and does not come back soon."""
+        self._away = safekeeper.id
+        if safekeeper.is_connected:
+            self._close(safekeeper)
+
+    def _swap_folder(self, membership: Membership) -> None:
+        """A safekeeper of which a change names two data folders has ended, and begins with the other one."""
+        self._settle(at_once=True)
+        for safekeeper in self._open_ones():
+            if safekeeper.take_folder(membership):
+                self._close(safekeeper)
+                if safekeeper.id in self._proposer.peers:
+                    self._open(safekeeper)
+                return
 
     def _disconnect(self) -> None:
         self._settle()

@@ -6,10 +6,12 @@ import pkgutil
 import random
 import typing
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import ProposerMessage
 from tests.simulation import drawn_apply_rules, lone_acceptor, lone_proposer, proposer_reference, runner
 from tests.simulation.bends import Bends
@@ -28,15 +30,19 @@ from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary_stream import PrimaryStream
+from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.replication import Replication
-from walproxy.proposer.roster import Roster
+from walproxy.proposer.roster import Cluster, Roster
 from walproxy.proposer.standbys import Standbys
+
+_OF = Progress.of
 
 SEEDS = 12
 RANDOM_SEEDS = 100
 # The seed to begin at, where the first one that finds a wrong decision is late: from there on others are tried.
-FIRST_SEEDS = {"replace_lost": 153}
+FIRST_SEEDS = {"watch_pull": 200, "is_told": 200, "of": 400}
 # What a command, an agent or a member sends, and no proposer.
 SENT_BY_OTHERS = {"AgentExchange", "EventExchange", "PeerRead", "ChangeMembers"}
 
@@ -68,6 +74,24 @@ def _reports_again(leadership: Leadership, *arguments: Any) -> None:
 
 def _without_a_pause(try_tail_term: Any) -> Any:
     return lambda proposer, now, is_due: try_tail_term(proposer, now, True)
+
+
+def _is_told_whatever_folder_it_has(leadership: Leadership, identity: Identity) -> bool:
+    progress = leadership.members.get(identity[0])
+    return progress is not None and progress.is_connected
+
+
+def _of_any_folder(identity: Identity, voter: bool, known: Progress | None) -> Progress:
+    return _OF(identity, voter, replace(known, identity=identity) if known is not None else None)
+
+
+def _without_a_look_at_the_cluster(reason: Any) -> Any:
+    def wrong(refusals: Refusals, *arguments: Any) -> str:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Cluster, "is_same", _always)
+            return str(reason(refusals, *arguments))
+
+    return wrong
 
 
 @pytest.mark.parametrize(
@@ -105,6 +129,9 @@ def test_a_wrong_decision_is_found_in_a_cluster(
         (Standbys, "oldest_xmins", lambda standbys: (7, 7)),
         (Leadership, "is_served", lambda *arguments: True),
         (Proposer, "_try_to_begin", _only_if_due(Proposer._try_to_begin)),
+        (Leadership, "is_told", _is_told_whatever_folder_it_has),
+        (Progress, "of", _of_any_folder),
+        (Refusals, "reason", _without_a_look_at_the_cluster(Refusals.reason)),
     ],
 )
 def test_a_wrong_decision_is_found_by_random_answers(

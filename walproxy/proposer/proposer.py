@@ -582,6 +582,8 @@ class Proposer:
         elif greeting.membership and Cluster(greeting.cluster_id, greeting.membership).is_later_than(ours):
             self._end_term(now, "a member has a newer membership")
         elif not leadership.is_told((safekeeper_id, greeting.incarnation)):
+            # On this connection it may have acknowledged WAL with another data folder, which may return (S8e).
+            self._learn_of_term()
             leadership.on_greeting((safekeeper_id, greeting.incarnation), now)
 
     def _try_to_begin(self, now: float, due: bool = False) -> None:
@@ -756,7 +758,8 @@ class Proposer:
             leadership.received_lsn = stream.received_lsn
             leadership.window_begin_lsn = stream.window_begin_lsn
             stream.awaits_link = campaign.awaits_link
-            leadership.streaming = stream.is_checked = stream.is_open and not stream.awaits_link
+            # Each way to win such a term opens the COPY, or requires an open one.
+            leadership.streaming = stream.is_checked = not stream.awaits_link
             candidacy.has_led = True
         if self.config.seal is not None:
             term, floor = leadership.leader_id.term, elected.history[-1].floor

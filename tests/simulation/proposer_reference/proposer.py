@@ -16,7 +16,6 @@ from typing import Any
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
-    AppendResponse,
     ArchiveAssignment,
     Bootstrap,
     Elected,
@@ -24,7 +23,6 @@ from safekeeper.consensus.messages import (
     FolderStates,
     PreVoteRequest,
     ProposerGreeting,
-    PullEnded,
     PullWal,
     ReadRequest,
     Reconfigure,
@@ -111,7 +109,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         self._acting = self.term
         self._welcomed = {}
         self._is_tick, self._tells_folders = event == "tick", False
-        self._ended = False
+        self._ended = self._has_answered = False
         self._streamed = self.term is not None and self.term.streams
         self._phase_after, self._membership_after = phase, membership
         if event in _NOW:
@@ -307,5 +305,5 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
                 term.require_tick(gone, self._now)
                 self._require_folders_told(term, gone)
             term.require_wal(term.members.keys() - gone)
-        elif event == "message" and isinstance(arguments[1], AppendResponse | PullEnded):
+        elif self._has_answered:
             term.require_wal([arguments[0]])

@@ -63,6 +63,7 @@ class ReferenceRun:
         self._removed: list[int] = []
         self._is_tick = self._tells_folders = False
         self._ended = self._streamed = False
+        self._has_answered = False  # A message that was awaited: its sender is sent what it lacks at once.
         self._now = 0.0
         self._phase_after = Phase.GATHERING
         self._membership_after: Membership | None = None

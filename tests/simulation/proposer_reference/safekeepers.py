@@ -77,7 +77,7 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
             self._follow_term(now)
         elif isinstance(message, AppendResponse):
             if term is not None:
-                term.answered(safekeeper_id, message, now)
+                self._has_answered = term.answered(safekeeper_id, message, now)
                 self._follow_term(now)
         elif isinstance(message, StandbyFeedback):
             if term is not None and safekeeper_id in term.members and term.members[safekeeper_id].follows:
@@ -87,7 +87,7 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
                 term.archive_reported(safekeeper_id, message, now)
         elif isinstance(message, PullEnded):
             if term is not None:
-                term.pull_ended(safekeeper_id, message, now)
+                self._has_answered = term.pull_ended(safekeeper_id, message, now)
         elif isinstance(message, Reconfigured):
             if term is not None and message.leader_id == term.leader_id:
                 member = term.members.get(safekeeper_id)

@@ -139,6 +139,22 @@ def test_what_a_member_has_acknowledged_in_the_term_is_known_when_it_comes_back(
     assert table.sent(Elected).keys() == {3}
 
 
+def test_what_a_folder_has_acknowledged_is_known_when_another_one_has_greeted_on_its_connection() -> None:
+    table = Table()
+    for safekeeper_id in (1, 2, 3):
+        connects(table, folder(safekeeper_id))
+    leads_without(table)
+    leader_id = table.proposer.leadership.leader_id
+    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    # A leader elsewhere has let it take another identity; the greeting had been requested before.
+    table.hears(3, states(FolderState(3, "f" * 32, 2, leader_id.term, END)))
+    table.hears(3, greeting(3, incarnation="f" * 32))
+    assert table.sent(Elected).keys() == {3}
+    table.event(table.proposer.disconnected(3, table.now))
+    connects(table, folder(3))  # The folder of before, as it was before the term.
+    assert table.sent(FolderIsOlder).keys() == {3}
+
+
 def test_what_a_member_has_acknowledged_in_a_term_is_known_when_the_term_has_ended() -> None:
     table = Table()
     for safekeeper_id in (1, 2, 3):

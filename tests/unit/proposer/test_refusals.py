@@ -155,6 +155,16 @@ def test_a_line_of_descent_is_refused_only_if_no_donor_of_a_quorum_fits(
     assert bool(refusals.reason(BY_BYTES, peers_of(1, 2, 3, last_term=4), 0.0)) is is_refused
 
 
+def test_a_host_whose_bytes_were_refused_and_that_fits_no_log_of_those_who_are_left_is_refused_for_its_lineage() -> (
+    None
+):
+    refusals = Refusals(10.0, 300.0)
+    votes = {**votes_of(1, 2, history=ON_TWO), **votes_of(3, history=(*ON_ONE, HistoryEntry(5, END, 1)))}
+    refusals.remember(BY_BYTES, "other bytes", CLUSTER, votes, by_bytes=True, now=0.0)
+    for now in (0.0, 1000.0):
+        assert "has stayed on it" in refusals.reason(BY_BYTES, peers_of(1, 2, last_term=4), now)
+
+
 def test_a_log_that_no_quorum_chooses_does_not_count() -> None:
     """Each quorum has a voter with a newer log than the one that fits."""
     refusals = Refusals(10.0, 300.0)
