@@ -124,13 +124,20 @@ def test_the_leader_tells_an_older_copy_that_it_is_one_and_not_that_a_term_was_w
     assert table.sent(Elected).keys() == {3}
 
 
-def test_what_a_member_has_acknowledged_in_the_term_is_known_when_it_comes_back() -> None:
-    table = Table()
+def leads_with_wal_of_3(table: Table) -> LeaderId:
+    """Let three members follow a new term, and the third acknowledge WAL in it; return the leader."""
     for safekeeper_id in (1, 2, 3):
         connects(table, folder(safekeeper_id))
     leads_without(table)
-    leader_id = table.proposer.leadership.leader_id
-    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    leadership = table.proposer.leadership
+    assert leadership is not None
+    table.hears(3, AppendResponse(leadership.leader_id, END, END, 0))
+    return leadership.leader_id
+
+
+def test_what_a_member_has_acknowledged_in_the_term_is_known_when_it_comes_back() -> None:
+    table = Table()
+    leader_id = leads_with_wal_of_3(table)
     table.event(table.proposer.disconnected(3, table.now))
     connects(table, folder(3))  # As it was before the term.
     assert table.sent(FolderIsOlder).keys() == {3}
@@ -141,11 +148,7 @@ def test_what_a_member_has_acknowledged_in_the_term_is_known_when_it_comes_back(
 
 def test_what_a_folder_has_acknowledged_is_known_when_another_one_has_greeted_on_its_connection() -> None:
     table = Table()
-    for safekeeper_id in (1, 2, 3):
-        connects(table, folder(safekeeper_id))
-    leads_without(table)
-    leader_id = table.proposer.leadership.leader_id
-    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    leader_id = leads_with_wal_of_3(table)
     # A leader elsewhere has let it take another identity; the greeting had been requested before.
     table.hears(3, states(FolderState(3, "f" * 32, 2, leader_id.term, END)))
     table.hears(3, greeting(3, incarnation="f" * 32))
@@ -157,11 +160,7 @@ def test_what_a_folder_has_acknowledged_is_known_when_another_one_has_greeted_on
 
 def test_what_a_member_has_acknowledged_in_a_term_is_known_when_the_term_has_ended() -> None:
     table = Table()
-    for safekeeper_id in (1, 2, 3):
-        connects(table, folder(safekeeper_id))
-    leads_without(table)
-    leader_id = table.proposer.leadership.leader_id
-    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    leader_id = leads_with_wal_of_3(table)
     table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(leader_id.term + 1, "other")))
     assert table.proposer.leadership is None
     table.event(table.proposer.disconnected(3, table.now))

@@ -92,6 +92,7 @@ def test_slots_take_turns_and_each_covers_what_was_written_since_the_last() -> N
     for piece in (b"a" * 10, b"b" * 20, b"c" * 30):
         segment.append(piece)
         slots.append(flush(segment))
+    assert segment.take_slot() is None, "nothing was written since"
     assert [slot.end_lsn - slot.begin_lsn for slot in slots] == [10, 20, 30]
     assert [slot.begin_lsn for slot in slots[1:]] == [slot.end_lsn for slot in slots[:-1]]
     offsets = [slot_offset(SIZE, slot.sequence) for slot in slots]

@@ -10,11 +10,11 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from safekeeper.base.errors import DiskLost, LocalProtocolError, StorageFailed, StorageFull
+from safekeeper.base.errors import DiskLost, LocalProtocolError, ResourceShortage, StorageFailed, StorageFull
 from safekeeper.base.lsn import segment_name
 from safekeeper.storage.filesystem import RealFileSystem
 from safekeeper.storage.recovery import inspect
-from safekeeper.storage.segment_file import FOOTER_BYTES, create_segment
+from safekeeper.storage.segment_file import FOOTER_BYTES, SegmentFile, create_segment
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.virtual_disk import VirtualFileSystem
 
@@ -415,6 +415,29 @@ def test_segments_that_were_read_before_a_cut_are_not_read_again_after_it(tmp_pa
     storage.flush_now()
     assert storage.read(BASE, storage.write_lsn) == b"M" * 2 * SIZE + b"end"
     storage.close()
+
+
+def test_an_empty_log_cannot_be_cut_and_has_nothing_to_remove(fs: VirtualFileSystem, storage: WalStorage) -> None:
+    assert storage.forget_below(BASE) is None
+    empty = WalStorage.open(fs, DIRECTORY.with_name("empty"), segment_size=SIZE, tli=1)
+    with pytest.raises(LocalProtocolError, match="the log is empty, and cannot serve a cut at 0/0"):
+        empty.truncate(0, 1)
+    assert empty.forget_below(0) is None
+
+
+def test_a_cut_that_lacks_memory_halfway_fails_the_storage(
+    storage: WalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(storage, 100)
+
+    def lacks_memory(*_: object) -> None:
+        raise ResourceShortage("no memory")
+
+    monkeypatch.setattr(SegmentFile, "cut", lacks_memory)
+    with pytest.raises(StorageFailed, match="no memory"):
+        storage.truncate(BASE + 50, 2)
+    with pytest.raises(StorageFailed):
+        storage.append(storage.write_lsn, b"x")
 
 
 @pytest.mark.parametrize("lsn", [BASE - 1, BASE + 101])
