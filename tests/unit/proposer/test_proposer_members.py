@@ -285,9 +285,9 @@ def test_a_member_that_the_list_lacks_is_dialled_at_its_address() -> None:
 
 def test_a_member_that_another_host_replaces_is_dialled_there_and_the_old_one_is_disconnected() -> None:
     table = Leading()
+    for peer in table.proposer.peers.values():
+        peer.addresses = ("one:5454", "other:5454")
     table.proposer.peers[3].addresses = ("old:5454",)
-    for safekeeper_id in (1, 2):
-        table.proposer.peers[safekeeper_id].addresses = ("one:5454", "other:5454")
     moved = Member(3, "f" * 32, "new:5454")
     table.hears(2, change(*MEMBERS.members[:2], moved))
     assert table.did(Dial) == [Dial(3, "new:5454")]
