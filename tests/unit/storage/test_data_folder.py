@@ -1,5 +1,6 @@
 """What a data folder remembers of its log between two questions, and what a crash leaves of one that is exchanged."""
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -370,7 +371,10 @@ def test_what_is_set_aside_is_inspected_from_where_it_began(folder: DataFolder) 
     lost = "the WAL that the rebootstrap set aside is incomplete: the WAL in "
     assert inspected(commit_lsn=3 * MIB + 101).startswith(lost)
     aside = folder.directory / "wal.old"
-    (aside / segment_name(1, MIB, MIB)).unlink()
+    oldest = aside / segment_name(1, MIB, MIB)
+    os.truncate(oldest, MIB)
+    assert inspected(wal_begin_lsn=2 * MIB) == "" != inspected()
+    oldest.unlink()
     assert "begins at 0/200000, but it began at 0/100000" in inspected()
     assert inspected(wal_begin_lsn=2 * MIB) == ""
     (aside / f"{segment_name(1, 9 * MIB, MIB)}{TEMPORARY_SUFFIX}").touch()

@@ -112,6 +112,16 @@ def test_only_a_call_that_has_changed_nothing_may_be_repeated_for_want_of_memory
     assert "/file: " in str(raised.value)
 
 
+@pytest.mark.parametrize(("number", "kind"), [(errno.EMFILE, ResourceShortage), (errno.EIO, StorageFailed)])
+def test_a_folder_that_could_not_be_opened_for_its_sync_may_be_tried_again_for_want_of_a_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    monkeypatch.setattr(os, "open", fails(number))
+    with pytest.raises((StorageFailed, StorageFull)) as raised:
+        RealFileSystem().fsync_directory(tmp_path)
+    assert raised.type is kind
+
+
 @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="Linux only")
 def test_a_read_without_waiting_returns_what_is_in_memory(file: RealFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.pwrite(b"0123456789", 0)
