@@ -149,7 +149,10 @@ def _everywhere(name: str, value: Any) -> Swaps:
 
 # The reference would find a bug at its first decision. What is to be found is the harm.
 _UNCOMPARED: Swaps = ((World, "has_reference", False),)
-_UNCHECKED: Swaps = tuple((kind, "check", dropped.nothing_required) for kind in (Acceptor, Proposer))
+_UNCHECKED: Swaps = (
+    *((kind, "check", dropped.nothing_required) for kind in (Acceptor, Proposer)),
+    (Leadership, "_check_quorum", dropped.nothing_required),  # after an everyday answer
+)
 _BELIEVES: Swaps = ((Checker, "believes", True),)
 _ARCHIVING = {"trims": 1.0, "archive": 1.0}
 _STRANDING = {"trims": 0.0, "faults_s": 6.0, "record_every_s": 0.02, "clock_skew": 0.0, "late_words": 0.0}
