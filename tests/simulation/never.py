@@ -102,7 +102,12 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
         f"{_PROPOSER}/proposer.py": {
             # A safekeeper that is refused has no greeting, and one with a later membership has ended the attempt.
-            "Proposer._lead": ("peer.refused is true", "self.leadership is leadership is false"),
+            # Each way to win a term with a primary opens the COPY, or requires an open one.
+            "Proposer._lead": (
+                "peer.refused is true",
+                "self.leadership is leadership is false",
+                "stream.is_open is false",
+            ),
             "Proposer._check_start_is_there": ("self.leadership is not None is false",),
             # An attempt to win a tail term is decided in the event in which it has its votes.
             "Proposer._refuse_primary": ("campaign.primary is not None is false",),
@@ -121,6 +126,8 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
                 "self._our_page_crcs is not None is false",
                 "self._their_page_crcs is not None is false",
             ),
+            # Where nothing is compared the term is led at once; a segment that is removed later concerns the leader.
+            "Verification.on_segment_removed": ("begin_lsn < start_lsn is false", "self._segment_is_gone is true"),
         },
         f"{_PROPOSER}/refusals.py": {"Refusals.reason": ("past is None is true", "cluster is None is true")},
         f"{_PROPOSER}/replication.py": {"Replication.__init__": ("addresses is not None is false",)},

@@ -758,8 +758,7 @@ class Proposer:
             leadership.received_lsn = stream.received_lsn
             leadership.window_begin_lsn = stream.window_begin_lsn
             stream.awaits_link = campaign.awaits_link
-            # Each way to win such a term opens the COPY, or requires an open one.
-            leadership.streaming = stream.is_checked = not stream.awaits_link
+            leadership.streaming = stream.is_checked = stream.is_open and not stream.awaits_link
             candidacy.has_led = True
         if self.config.seal is not None:
             term, floor = leadership.leader_id.term, elected.history[-1].floor

@@ -270,14 +270,14 @@ class Verification:
         self._judge()
 
     def on_segment_removed(self) -> None:
-        """Handle a primary that has recycled WAL which is to be compared: where nothing is, the term is led already.
+        """Handle a primary that has recycled WAL which is to be compared.
 
         Only its bytes prove that it is the right one (S10): without them the operator has to allow it. Then the last
         segment is compared. If that is recycled, too, and the log ends on a segment's border, the next segment
         suffices: its first record must link to the log's last one. Otherwise this primary cannot continue the log.
         """
         begin_lsn, start_lsn = self._check.begin_lsn, self.plan.start_lsn
-        if not self._allow_unverified:
+        if begin_lsn < start_lsn and not self._allow_unverified:
             self.refusal = (
                 f"the primary has recycled WAL of [{format_lsn(begin_lsn)}, {format_lsn(start_lsn)}), which is to be "
                 "compared with the quorum's log: that it is the primary which wrote that log cannot be verified "
@@ -288,8 +288,8 @@ class Verification:
             skipped = (self._last_segment.begin_lsn - begin_lsn) // DIGEST_PAGE_SIZE
             self._check, self._our_page_crcs = self._last_segment, self._our_page_crcs[skipped:]
             self._out.append(self._start_stream())
-        elif start_lsn % self._segment_size:
-            self.refusal = recycled(start_lsn)
+        elif self.plan.start_lsn % self._segment_size or self._segment_is_gone:
+            self.refusal = recycled(self.plan.start_lsn)
         else:
             self._segment_is_gone = True
             self._out.append(self._ask_for_tail())
