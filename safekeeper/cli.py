@@ -77,7 +77,8 @@ def run(disk: FileSystem | None, /, config: Path | None, **written: str | None) 
 def inspect(data_dir: str, as_text: bool) -> None:
     """Show the control file, the segments and the end of the valid WAL of a stopped safekeeper.
 
-    Changes nothing. The exit code is 6 if data is missing that the folder must contain.
+    Changes nothing. The exit code is 6 if data is missing that the folder must contain, or damaged so that a start
+    would refuse it.
 
     \b
     Example:

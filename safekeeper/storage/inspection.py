@@ -14,7 +14,7 @@ from safekeeper.consensus.messages import AgentSettingsVersion
 from safekeeper.storage.control_file import ControlFile
 from safekeeper.storage.data_folder import WAL_FOLDER, KeptSettings, agents_file, missing_wal
 from safekeeper.storage.filesystem import FileSystem
-from safekeeper.storage.recovery import SegmentFacts, end_of_chain, inspect
+from safekeeper.storage.recovery import SegmentFacts, end_of_chain, inspect, recovery_error
 
 
 class Inspection(NamedTuple):
@@ -24,8 +24,9 @@ class Inspection(NamedTuple):
         control: the control file, None if it does not exist or cannot be read.
         segments: every segment file, ascending.
         flush_lsn: the end of the valid WAL, 0 if there is none.
-        lost: why this folder can no longer be a member (S8), empty if it can.
-        notes: further findings, which the next start of the safekeeper corrects.
+        lost: why this folder can no longer be a member (S8), or why the next start will refuse its WAL; empty if
+            neither.
+        notes: further findings, which the next start of the safekeeper corrects, unless it refuses the folder.
         settings: what the agents share, None if the folder has none of its cluster.
     """
 
@@ -57,14 +58,18 @@ def inspect_folder(fs: FileSystem, directory: Path) -> Inspection:
     if not control.segment_size:
         return Inspection(control, [], 0, "", ["not bootstrapped yet: the log is empty", *damaged], settings)
     segments, problems = inspect(fs, wal_directory, control.segment_size, control.wal_begin_lsn)
-    notes = problems + [f"{segment.name} {problem}" for segment in segments for problem in segment.problems]
     flush_lsn = end_of_chain(segments, control.segment_size)
+    lost = ""
+    if not control.set_aside and not control.restore_from:  # Otherwise the next start opens another log.
+        lost = recovery_error(fs, wal_directory, control.segment_size, control.wal_begin_lsn)
+    notes = [problem for problem in problems if problem != lost]
+    notes += [f"{segment.name} {problem}" for segment in segments for problem in segment.problems]
     if control.is_log_pending:
         notes.append("a reset of the log is unfinished: the next start completes it")
     elif control.truncate_to is not None:
         notes.append(f"a truncation to {format_lsn(control.truncate_to)} is unfinished: the next start completes it")
     begin_lsn = segments[0].begin_lsn if segments else 0
-    lost = missing_wal(control, begin_lsn, flush_lsn, wal_directory) or ""
+    lost = lost or missing_wal(control, begin_lsn, flush_lsn, wal_directory) or ""
     return Inspection(control, segments, flush_lsn, lost, notes + damaged, settings)
 
 

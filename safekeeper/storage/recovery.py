@@ -183,6 +183,19 @@ def inspect(
     return facts, problems
 
 
+def recovery_error(fs: FileSystem, directory: Path, segment_size: int, begin_lsn: Lsn = 0) -> str:
+    """Return why `recover` would refuse the files of the log as they are, empty if it would not. Reads only."""
+    try:
+        names = fs.listdir(directory)
+        old = names_below(names, begin_lsn, segment_size)
+        found = list_segments(directory, [name for name in names if name not in old], segment_size)
+        if found:
+            _walk(fs, directory, found, segment_size)
+    except StorageFailed as error:
+        return str(error)
+    return ""
+
+
 def end_of_chain(segments: list[SegmentFacts], segment_size: int) -> Lsn:
     """Return the end of the unbroken chain of valid WAL, 0 if there is none."""
     end_lsn = 0

@@ -210,8 +210,8 @@ def inspected(fs: VirtualFileSystem, expected: Start | type[Exception], files: M
     """
     found = inspect_folder(fs, DIRECTORY)
     if not isinstance(expected, Start):
-        is_reported = bool(found.lost or found.notes) or expected is ConfigurationError
-        require(is_reported, f"inspection reports nothing, and a start ends with {expected}")
+        is_reported = bool(found.lost) or expected is ConfigurationError
+        require(is_reported, f"inspection finds nothing lost, and a start ends with {expected}")
         return
     control, log = expected.control, expected.log
     if control is None or log is None or control.is_log_pending:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from safekeeper.acceptor.effects import Close, Effects
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import InvariantViolation, ResourceShortage, StorageFailed, StorageFull
 from safekeeper.consensus.control_state import LeaderId
@@ -393,6 +394,23 @@ async def test_nothing_follows_an_event_after_which_the_state_cannot_be(
         assert isinstance(await failure(sk.node), InvariantViolation)
         assert not acceptor.has_readers and len(sk.said) == said, "the next event is not handled"
         assert seen and not any(seen), "no reader sees it"
+
+
+@on_the_loop
+async def test_the_state_is_checked_as_soon_as_the_effects_of_an_event_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await usual(sk)
+        acceptor = sk.node.acceptor
+
+        def effects(connection: int, *_: object) -> Effects:
+            acceptor.truncate_lsn = acceptor.commit_lsn + 1
+            yield Close(connection, "done")
+
+        monkeypatch.setattr(acceptor, "receive", effects)
+        sk.node.receive(CONNECTION, PreVoteRequest("run"))
+        assert isinstance(sk.node.failed.exception(), InvariantViolation)
 
 
 @on_the_loop

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.storage.control_file import ControlFile
 from safekeeper.storage.data_folder import DataFolder, missing_wal
 from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, RealFileSystem
+from safekeeper.storage.inspection import inspect_folder
 from safekeeper.storage.segment_file import FOOTER_BYTES
 from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
 from tests.unit.wal_builder import MIB, WalBuilder
@@ -339,6 +340,53 @@ def test_wal_that_is_being_moved_is_not_looked_at_by_a_start(tmp_path: Path, pen
     ControlFile(RealFileSystem(), tmp_path).store(control)
     with pytest.raises(StorageFailed, match="has 17 bytes"):
         DataFolder.open(RealFileSystem(), tmp_path, 1, "b" * 32)
+
+
+def footers_destroyed(wal: Path) -> None:
+    (wal / segment_name(1, 2 * MIB, MIB)).write_bytes(bytes(MIB + FOOTER_BYTES))
+
+
+def ended_early(wal: Path) -> None:
+    (wal / segment_name(1, 2 * MIB, MIB)).rename(wal / segment_name(1, 3 * MIB, MIB))
+
+
+def one_twice(wal: Path) -> None:
+    (wal / segment_name(2, 2 * MIB, MIB)).touch()
+
+
+@pytest.mark.parametrize(
+    ("damage", "names"),
+    [
+        (footers_destroyed, f"{segment_name(1, 2 * MIB, MIB)}: both slots"),
+        (ended_early, f"the segment at 0/200000 is missing in DIR in the middle between {segment_name(1, MIB, MIB)}"),
+        (one_twice, f"two files of one segment, {segment_name(1, 2 * MIB, MIB)}"),
+    ],
+)
+def test_inspection_says_that_wal_is_lost_where_a_start_refuses_it(
+    folder: DataFolder, damage: Callable[[Path], None], names: str
+) -> None:
+    folder.perform(WriteWal(MIB, bytes(MIB + 100)))
+    folder.perform(FlushWal())
+    folder.close()
+    fs, directory = RealFileSystem(), folder.directory
+    assert inspect_folder(fs, directory).lost == ""
+    damage(directory / "wal")
+    found = inspect_folder(fs, directory)
+    assert names.replace("DIR", str(directory / "wal")) in found.lost
+    assert found.lost not in found.notes, "it is printed once"
+    with pytest.raises(StorageFailed) as refused:
+        DataFolder.open(fs, directory, 1, "b" * 32)
+    assert found.lost == str(refused.value)
+
+
+@pytest.mark.parametrize("pending", [{"set_aside": True}, {"restore_from": "old"}])
+def test_inspection_leaves_wal_that_is_being_moved_alone(folder: DataFolder, pending: dict[str, Any]) -> None:
+    folder.perform(WriteWal(MIB, bytes(MIB + 100)))
+    folder.perform(FlushWal())
+    folder.close()
+    footers_destroyed(folder.directory / "wal")
+    ControlFile(RealFileSystem(), folder.directory).store(msgspec.structs.replace(folder.control, **pending))
+    assert inspect_folder(RealFileSystem(), folder.directory).lost == ""
 
 
 def test_records_are_searched_from_where_the_log_begins(folder: DataFolder) -> None:

@@ -40,6 +40,15 @@ def test_an_open_file_outlives_the_cut_and_the_renaming_of_its_segment(tmp_path:
     storage.close()
 
 
+def test_the_last_bytes_of_a_segment_are_read_from_that_segment(tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    storage = written(fs, tmp_path / "wal", b"a" * MIB, b"b" * 1000)
+    reader = WalReader(fs, MIB, storage.segment_path)
+    assert reader.at_hand(BASE_LSN + MIB - 10, BASE_LSN + MIB, recent=True) == b"a" * 10
+    reader.close()
+    storage.close()
+
+
 def test_older_wal_is_not_even_opened_on_the_loop(tmp_path: Path) -> None:
     fs = RealFileSystem()
     storage = written(fs, tmp_path / "wal", b"a" * MIB, b"b" * 1000)
