@@ -34,6 +34,7 @@ def test_without_any_wish_all_goes_but_the_last_two_segments() -> None:
         ({}, {"wanted_lsn": BASE + 5 * SIZE + 7}, BASE + 5 * SIZE),
         ({}, {"wanted_lsn": BASE - SIZE}, BASE),
         ({}, {"keep_bytes": 4 * SIZE}, BASE + 6 * SIZE),
+        ({}, {"keep_bytes": 4 * SIZE + 101}, BASE + 5 * SIZE),
         ({}, {"keep_bytes": 100 * SIZE}, BASE),
         # What is not in the archive does not concern who has none.
         ({"archived_lsn": 0}, {"has_archive": False}, LAST),

@@ -43,6 +43,7 @@ def test_without_a_leader_as_many_members_are_needed_as_elect_one_and_commit() -
         membership = Membership(1, five, quorum_sizes=sizes)
         assert (membership.members_needed(elect=False), membership.members_needed(elect=True)) == needed
     assert Membership(1, (ONE, TWO, THREE), five).members_needed(elect=False) == 3
+    assert Membership(1, (ONE,)).members_needed(elect=False) == 1
 
 
 def test_a_folder_with_another_incarnation_is_no_voter() -> None:

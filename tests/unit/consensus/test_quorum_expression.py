@@ -94,7 +94,15 @@ def test_no_text_costs_much(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("commit", "elect"),
-    [("N/2+1", "N/2+1"), ("N/3+1", "N-N/3"), ("N-N/4", "N/2+1"), ("1", "N"), ("N", "N"), ("N", "N/2+1")],
+    [
+        ("N/2+1", "N/2+1"),
+        ("N/3+1", "N-N/3"),
+        ("N-N/4", "N/2+1"),
+        ("1", "N"),
+        ("N", "N"),
+        ("N", "N/2+1"),
+        ("N-N/32*32", "N/2+1"),  # With a 32nd member it would be 0.
+    ],
 )
 def test_sizes_that_belong_together(commit: str, elect: str) -> None:
     assert problem_of_sizes(commit, elect) == ""

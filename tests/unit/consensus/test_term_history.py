@@ -33,6 +33,7 @@ def test_a_history_that_increases_is_accepted() -> None:
     check_history(())
     check_history(ONE_TO_FIVE)
     check_history(history((1, 1, 1)))  # the least of everything
+    check_history(history((1, LSN_MAX, 1)))
     check_history(history((1, 100, 1), (2, 100, 1)))  # adopted, and nothing written
 
 
@@ -43,6 +44,7 @@ def test_a_history_that_increases_is_accepted() -> None:
         history((1, 0, 1)),
         history((1, 100, 0)),
         history((1, LSN_MAX + 1, 1)),
+        (HistoryEntry(1, 100, 1, floor=-1),),
         history((2, 100, 1), (2, 200, 1)),
         history((2, 100, 1), (1, 200, 1)),
         history((1, 100, 1), (2, 99, 1)),

@@ -44,6 +44,8 @@ def test_a_rule_is_written_as_postgresql_writes_such_rules(written: str, count: 
         ("ANY 1 (a, *)", "has a syntax error"),
         ("*", "lacks the required number"),
         ("FIRST 1 (a, b)", "FIRST is not supported"),
+        ("FIRST 1", "FIRST is not supported"),
+        ("ANY \N{ARABIC-INDIC DIGIT ONE} (a)", "has a syntax error"),
         ("2 (a, b)", "has a syntax error"),
         ("a,", "has a syntax error"),
         (", a", "has a syntax error"),
