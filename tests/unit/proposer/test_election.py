@@ -165,3 +165,9 @@ def test_files_of_old_timelines_go_when_not_all_of_them_fit() -> None:
     history = tuple(HistoryEntry(term, 100 * term, term) for term in range(1, 11))
     known = tuple(TliHistory(tli, bytes(TLI_HISTORY_BYTES_MAX // 4)) for tli in range(2, 11))
     assert collect_tli_histories(history, primary.tli_histories, known) == known[-4:]
+
+
+def test_the_file_of_the_newest_timeline_is_kept_whatever_its_size() -> None:
+    known = (TliHistory(2, b"two"), TliHistory(3, bytes(TLI_HISTORY_BYTES_MAX + 1)))
+    history = (HistoryEntry(1, 100, 1), HistoryEntry(4, 150, 2), HistoryEntry(9, 200, 3))
+    assert collect_tli_histories(history, (), known) == known[1:]

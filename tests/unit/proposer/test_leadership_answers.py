@@ -170,6 +170,19 @@ def test_an_everyday_answer_moves_what_it_can_move(
     )
 
 
+def test_what_a_primary_was_told_when_it_began_to_stream_is_not_reported_again() -> None:
+    table = Table()
+    table.receives(START + 100)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 100, flush_lsn=START + 50)
+    table.leadership.set_streaming(True)
+    table.take()
+    table.acks(3, START + 100, flush_lsn=START + 60)
+    assert table.reports() == []
+    table.acks(1, START + 100, flush_lsn=START + 60)
+    assert [(report.write_lsn, report.flush_lsn) for report in table.reports()] == [(START + 100, START + 60)]
+
+
 def test_a_write_position_that_a_lost_member_has_lowered_is_reported_at_the_next_everyday_answer() -> None:
     table = Table()
     table.receives(START + 100)

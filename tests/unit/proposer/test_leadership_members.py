@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
-from safekeeper.consensus.membership import QuorumSizes
+from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.messages import (
     AppendResponse,
     ArchiveReport,
@@ -234,6 +235,39 @@ def test_a_member_that_is_disconnected_has_a_membership_on_disk_only_once_it_is_
         table.leadership.on_reconfigured(safekeeper_id, Reconfigured(NODE_ID, 2), table.now)
     generations = [table.leadership.members[safekeeper_id].generation for safekeeper_id in (1, 2)]
     assert generations[0] == 2 > generations[1]
+
+
+def test_a_membership_that_another_leader_decided_counts_for_nothing() -> None:
+    table = Table()
+    table.leadership.on_reconfigured(1, Reconfigured(LeaderId(NODE_ID.term, "other"), 2), table.now)
+    assert table.leadership.members[1].generation < 2
+
+
+def test_a_safekeeper_that_is_not_known_refuses_nothing() -> None:
+    table = Table()
+    table.leadership.on_storage_full(9, "No space left on device")
+    table.take()
+    assert table.said == []
+
+
+def test_members_that_have_answered_all_are_waited_for_again_when_the_members_change() -> None:
+    table = Table()
+    assert [member.waiting_since for member in table.leadership.members.values()] == [None] * 3
+    table.now += 1.0
+    table.leadership.begin_change(Target(MEMBERS.members[:2], QuorumSizes()), force=False, now=table.now)
+    assert [member.waiting_since for member in table.leadership.members.values()] == [table.now] * 3
+
+
+NEW = (3, "9" * 32)
+
+
+def test_nobody_is_replaced_if_nobody_is_lost_also_after_a_replacement_was_cancelled() -> None:
+    table = Table()
+    table.leadership.cancelled = Target((*MEMBERS.members[:2], Member(*NEW)), QuorumSizes())
+    wanted = table.leadership.wanted
+    table.leadership.replace_lost(table.now)
+    table.take()
+    assert table.leadership.wanted == wanted and table.said == []
 
 
 # Bytes in flight, and commits for readers.
