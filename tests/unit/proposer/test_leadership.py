@@ -5,9 +5,12 @@ import pytest
 
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.consensus.messages import AppendResponse
-from tests.unit.proposer.leader_table import ELECTED, NODE_ID, START, Table, at
+from tests.unit.proposer.leader_table import ELECTED, NODE_ID, START, TIMING, Table, at, in_state
 from walproxy.proposer.actions import Note, ReportStatus, SendAppend
+from walproxy.proposer.apply_rule import parse_apply_rule
+from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.replication import APPEND_BYTES_MAX
+from walproxy.proposer.standbys import Standbys
 
 
 def test_an_answer_that_was_sent_before_the_member_skipped_wal_is_no_everyday_one() -> None:
@@ -329,3 +332,31 @@ def test_a_commit_below_the_terms_start_is_noticed() -> None:
     table.leadership.commit_lsn = table.leadership.write_lsn = START - 1
     with pytest.raises(InvariantViolation, match="commit_lsn 0/FFFFF is below the start of term 4, 0/100000"):
         table.leadership.check()
+
+
+def test_before_the_first_member_greets_a_term_counts_as_answered_for_the_time_of_a_heartbeat() -> None:
+    leadership = Leadership(ELECTED, 1, Standbys(parse_apply_rule("")), TIMING, 10.0, [])
+    assert leadership.answers(10.0 + TIMING.heartbeat_timeout_s - 0.1)
+    assert not leadership.answers(10.0 + TIMING.heartbeat_timeout_s)
+
+
+def test_a_member_that_is_to_skip_wal_answers_as_long_as_it_does() -> None:
+    table = Table()
+    table.leadership.disconnected(3, table.now)
+    table.now += TIMING.heartbeat_timeout_s
+    for safekeeper_id in (1, 2):
+        in_state(table, safekeeper_id, last_response_at=table.now)
+    in_state(table, 2, follows=False)
+    assert table.leadership.is_served(table.now)
+
+
+def test_the_archiver_is_chosen_by_what_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(answers=False)
+    table.receives(START + 100)
+    table.acks(1, START + 100, flush_lsn=START + 50)
+    table.acks(2, START + 100, flush_lsn=START + 60)
+    asked: list[int] = []
+    monkeypatch.setattr(table.leadership.archiving, "choose", lambda commit_lsn, now: asked.append(commit_lsn) or "")
+    table.tick()
+    assert (table.leadership.truncate_lsn, table.leadership.write_lsn) == (0, START + 100)
+    assert asked == [START + 50]

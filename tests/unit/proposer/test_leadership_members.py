@@ -38,13 +38,16 @@ ONE, OTHER = (1, "1" * 32), (1, "9" * 32)
 def test_wal_of_the_connection_before_counts_only_for_a_member_with_the_same_folder(
     was_voter: bool, is_voter: bool, identity: tuple[int, str], counts: bool, generation: int
 ) -> None:
-    known = Progress(ONE, was_voter, generation=4, refusal="full", pulled_bytes=7)
+    known = Progress(
+        ONE, was_voter, generation=4, refusal="full", pulled_bytes=7, pull_allowed_at=5.0, pull_problem="nobody has it"
+    )
     known.become_streaming(900)
     known.sent_lsn, known.write_lsn, known.flush_lsn = 950, 940, 930
     progress = Progress.of(identity, is_voter, known)
     assert (progress.adopted, progress.flush_lsn, progress.write_lsn) == ((True, 930, 930) if counts else (False, 0, 0))
     assert (progress.generation, progress.voter, progress.state) == (generation, is_voter, State.ADOPTING)
     assert (progress.refusal, progress.pulled_bytes, progress.sent_lsn) == ("full", 7, 0)
+    assert (progress.pull_allowed_at, progress.pull_problem) == (5.0, "nobody has it")
     known.adopted = False
     assert not Progress.of(identity, is_voter, known).adopted
 

@@ -21,6 +21,8 @@ def test_the_comparison_begins_in_the_segment_of_the_last_byte() -> None:
 
 def test_before_a_fork_on_a_segments_border_the_bytes_are_the_older_timelines() -> None:
     assert check_range(ONE_THEN_TWO, 1024, 2048, 2, 1024) == CheckRange(1024, 1)
+    within = (HistoryEntry(1, 1024, 1), HistoryEntry(2, 1536, 2))
+    assert check_range(within, 1024, 2048, 3, 1024) == CheckRange(1024, 2)
     # Within a segment the newer timeline's file has the older one's bytes, too.
     assert check_range(ONE_THEN_TWO, 1024, 2049, 2, 1024) == CheckRange(2048, 2)
 

@@ -142,3 +142,19 @@ def test_what_cannot_be_is_noticed(state: State, change: dict[str, object], mess
         setattr(progress, name, value)
     with pytest.raises(InvariantViolation, match=message):
         progress.check(END)
+
+
+def test_a_member_is_doubted_only_if_it_followed_when_its_connection_ended_with_wal_on_the_way() -> None:
+    for state, is_doubted in ((State.STREAMING, True), (State.SKIPPING, False)):
+        progress = IN_STATE[state]()
+        assert progress.write_lsn < progress.sent_lsn
+        progress.become_disconnected()
+        assert progress.is_doubted is is_doubted
+
+
+def test_the_position_that_a_member_is_to_skip_to_is_forgotten_when_it_follows_or_is_gone() -> None:
+    for state in (State.STREAMING, State.DISCONNECTED):
+        progress = skipping()
+        assert progress.skipped_to_lsn == 960
+        enter(progress, state)
+        assert progress.skipped_to_lsn == 0
