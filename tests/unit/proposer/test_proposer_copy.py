@@ -484,3 +484,51 @@ def test_a_segment_that_is_gone_in_a_campaign_closes_the_copy() -> None:
     assert table.did(Finish)
     with pytest.raises(InvariantViolation, match="must not be streamed"):
         table.proposer.primary_checked(BASE, END, CRCS, table.now)
+
+
+def test_a_segment_that_is_gone_when_nothing_is_compared_any_more_refuses_nobody() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.sees()
+    table.event(table.proposer.disconnected(1, table.now))
+    table.event(table.proposer.disconnected(2, table.now))
+    assert table.proposer.campaign is None and table.proposer.leadership is None
+    table.event(table.proposer.primary_segment_removed(table.now))
+    assert not table.did(Finish)
+
+
+def test_where_the_primary_can_no_longer_continue_is_said_of_what_it_has_sent() -> None:
+    table, _ = awaits_link()
+    table.event(table.proposer.wal_received(BORDER + 100, table.now))
+    table.event(table.proposer.primary_segment_removed(table.now))
+    assert f"has recycled the WAL at {format_lsn(BORDER + 100)}" in str(table.did(Finish)[0].error)
+
+
+def test_wal_that_ends_below_what_members_have_received_is_our_own_mistake() -> None:
+    table = Table()
+    leader_id = table.leads()
+    table.event(table.proposer.wal_received(END + 100, table.now))
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, AppendResponse(leader_id, END + 100, END + 100, 0))
+    assert table.proposer.is_steady
+    with pytest.raises(InvariantViolation, match="are not in order"):
+        table.proposer.wal_received(END + 99, table.now)
+
+
+def test_of_several_identities_that_are_due_the_last_one_counts() -> None:
+    table = Table()
+    table.connects(1, 2, 3)
+    table.proposer._stream.identities_due = 3
+    for _ in range(2):
+        table.sees()
+        assert table.proposer.primary is None
+    table.sees()
+    assert table.proposer.primary == PRIMARY
+
+
+def test_what_a_safekeeper_has_sent_before_it_was_disconnected_is_ignored() -> None:
+    table = Table()
+    table.connects(1)
+    table.event(table.proposer.disconnected(1, table.now))
+    table.hears(1, greeting(1))
+    assert table.proposer.peers[1].greeting is None

@@ -230,3 +230,16 @@ def test_a_report_about_another_safekeeper_s_folder_breaks_the_protocol() -> Non
     with pytest.raises(RemoteProtocolError, match="answers none"):
         table.hears(3, greeting(3))
         table.hears(3, greeting(3))
+
+
+def test_a_leader_tells_an_older_copy_of_another_cluster_nothing() -> None:
+    table = Table()
+    table.leads()
+    other = "f" * 32
+    table.proposer.roster.learn(other, [folder(3)])
+    table.event(table.proposer.disconnected(3, table.now))
+    table.event(table.proposer.connected(3, table.now))
+    table.hears(3, FolderStates(other, (folder(3, END - 1),)))
+    table.hears(3, greeting(3, cluster_id=other))
+    assert not table.sent(FolderIsOlder)
+    assert [each.safekeeper_id for each in table.did(Disconnect)] == [3]

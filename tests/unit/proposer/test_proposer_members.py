@@ -26,6 +26,7 @@ from safekeeper.consensus.messages import (
 )
 from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, PRIMARY, Table, greeting, vote
 from walproxy.proposer.actions import Dial, Disconnect, Finish, HangUp, IdentifyPrimary, Note, ReportStatus, SendAppend
+from walproxy.proposer.member_change import Target
 from walproxy.proposer.primary import Ancestor
 from walproxy.proposer.roster import REDIRECT_INTERVAL_S, Peer
 
@@ -269,6 +270,30 @@ def test_a_request_that_is_repeated_is_accepted_unless_its_change_was_cancelled(
     table.hears(1, msgspec.structs.replace(change(*MEMBERS.members[:2]), is_repeated=True))
     assert table.sent(MembersAnswer)[1] == MembersAnswer(17)
     assert table.membership.new_members == MEMBERS.members[:2]
+
+
+def test_of_a_change_that_was_cancelled_only_a_repeated_request_is_refused_whether_forced_or_not() -> None:
+    two = MEMBERS.members[:2]
+    for force in (False, True):
+        table = Leading()
+        assert table.proposer.leadership is not None
+        table.proposer.leadership.cancelled = Target(two, QuorumSizes())
+        request = change(*two, force=force)
+        table.hears(1, msgspec.structs.replace(request, is_repeated=True))
+        assert table.sent(MembersAnswer)[1].refusal == "the change was cancelled"
+        assert table.membership.new_members == ()
+        table.hears(1, request)
+        assert table.sent(MembersAnswer)[1].refusal == ""
+        assert table.membership.new_members == two
+
+
+def test_a_safekeeper_that_is_to_be_dialled_at_another_address_is_told_no_term() -> None:
+    table = Leading()
+    table.proposer.peers[3].addresses = ("one:5454", "other:5454")
+    table.event(table.proposer.disconnected(3, table.now))
+    table.connects(3, incarnation="e" * 32)
+    assert [each.safekeeper_id for each in table.did(Disconnect)] == [3]
+    assert not table.sent(Elected)
 
 
 def test_a_member_that_the_list_lacks_is_dialled_at_its_address() -> None:
