@@ -243,6 +243,8 @@ def test_empty_safekeepers_of_a_primary_that_has_our_slot_are_no_first_start() -
     # The folders are mounted where they belong.
     for safekeeper_id in (1, 2, 3):
         table.event(table.proposer.disconnected(safekeeper_id, table.now))
+    table.ticks()
+    assert table.did(Note) == []
     table.connects(1, 2, 3)
     table.ticks()
     assert table.sent(PreVoteRequest) and not table.proposer.stuck

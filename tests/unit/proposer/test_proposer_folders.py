@@ -5,6 +5,7 @@ import pytest
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
+from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     AppendResponse,
     DigestResponse,
@@ -17,8 +18,8 @@ from safekeeper.consensus.messages import (
     RefusalCode,
     VoteRequest,
 )
-from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, Table, greeting, vote
-from walproxy.proposer.actions import Disconnect, Level, Note
+from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, Table, greeting, vote
+from walproxy.proposer.actions import Dial, Disconnect, Level, Note
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.proposer import FOLDERS_INTERVAL_S
 
@@ -230,6 +231,16 @@ def test_a_report_about_another_safekeeper_s_folder_breaks_the_protocol() -> Non
     with pytest.raises(RemoteProtocolError, match="answers none"):
         table.hears(3, greeting(3))
         table.hears(3, greeting(3))
+
+
+def test_members_that_a_greeting_names_are_dialled_also_if_it_said_first_which_folder_it_has() -> None:
+    table = Table()
+    del table.proposer.peers[3]
+    members = (*MEMBERS.members[:2], Member(3, "3" * 32, "db3:5454"))
+    table.event(table.proposer.connected(1, table.now))
+    table.hears(1, states(folder(1)))
+    table.hears(1, greeting(1, membership=Membership(1, members)))
+    assert table.did(Dial) == [Dial(3, "db3:5454")]
 
 
 def test_a_leader_tells_an_older_copy_of_another_cluster_nothing() -> None:
