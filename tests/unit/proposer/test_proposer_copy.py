@@ -532,3 +532,14 @@ def test_what_a_safekeeper_has_sent_before_it_was_disconnected_is_ignored() -> N
     table.event(table.proposer.disconnected(1, table.now))
     table.hears(1, greeting(1))
     assert table.proposer.peers[1].greeting is None
+
+
+def test_a_term_ends_when_the_only_member_that_has_its_start_greets_with_another_folder() -> None:
+    table = Table()
+    leader_id = table.leads()
+    table.hears(2, AppendResponse(leader_id, END, END, 0))
+    table.event(table.proposer.disconnected(1, table.now))
+    assert table.proposer.phase is Phase.LEADING
+    table.connects(2, incarnation="e" * 32)
+    table.ticks()
+    assert table.proposer.phase is not Phase.LEADING
