@@ -360,3 +360,34 @@ def test_the_archiver_is_chosen_by_what_is_committed(monkeypatch: pytest.MonkeyP
     table.tick()
     assert (table.leadership.truncate_lsn, table.leadership.write_lsn) == (0, START + 100)
     assert asked == [START + 50]
+
+
+def test_a_commit_that_an_append_carries_is_not_sent_to_the_readers_once_more() -> None:
+    table = Table()
+    table.receives(START + 50)
+    for safekeeper_id in (1, 2, 3):
+        table.acks(safekeeper_id, START + 50)
+    table.receives(START + 60)
+    assert {a.header.commit_lsn for a in table.said if isinstance(a, SendAppend)} == {START + 50}
+    table.acks(1, START + 60, readers=True)
+    assert not [a for a in table.said if isinstance(a, SendAppend)]
+
+
+def test_each_probe_has_its_own_number_whatever_was_requested_meanwhile() -> None:
+    table = Table()
+    table.leadership.probe(table.now)
+    table.take()
+    table.leadership._request_id = table.leadership.sequence
+    table.leadership.probe(table.now)
+    table.take()
+    assert {a.header.sequence for a in table.said if isinstance(a, SendAppend)} == {table.leadership.sequence}
+
+
+def test_wal_that_follows_an_answer_counts_as_sent_then() -> None:
+    table = Table()
+    for end_lsn in (START + 10, START + 20, START + 30):  # Two appends at a time are in flight.
+        table.receives(end_lsn)
+    table.now += 1.0
+    table.acks(1, START + 20)
+    assert table.appends(1) == [(20, 30)]
+    assert table.leadership.members[1].last_sent_at == table.now
