@@ -391,3 +391,18 @@ def test_wal_that_follows_an_answer_counts_as_sent_then() -> None:
     table.acks(1, START + 20)
     assert table.appends(1) == [(20, 30)]
     assert table.leadership.members[1].last_sent_at == table.now
+
+
+def test_a_heartbeat_counts_as_sent_with_the_commit_that_it_carries() -> None:
+    table = Table()
+    table.receives(START + 50)
+    for safekeeper_id in (1, 2, 3):
+        table.acks(safekeeper_id, START + 50)
+    table.now += TIMING.heartbeat_interval_s
+    table.tick()
+    assert table.heartbeats() == [1, 2, 3]
+    table.now += TIMING.heartbeat_interval_s / 2
+    table.tick()
+    assert table.heartbeats() == []
+    table.acks(1, START + 50, readers=True)
+    assert table.heartbeats() == [], "it has the commit"

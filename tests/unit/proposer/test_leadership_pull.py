@@ -344,3 +344,10 @@ def test_the_end_of_the_members_connection_ends_its_pull() -> None:
     table.joins(3, BEGIN + 3 * MIB)
     pull = table.leadership.members[3].pull
     assert pull is not None and pull.begin_lsn == BEGIN + 3 * MIB
+
+
+def test_the_end_of_a_pull_is_an_answer() -> None:
+    table = pulling()
+    table.leadership.members[3].waiting_since = table.now
+    table.ends(3, START)
+    assert table.leadership.members[3].waiting_since is None

@@ -1,6 +1,7 @@
 """The proposer whose shell has several hosts to try: what it does after it has refused one of them."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -47,6 +48,7 @@ from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
 from walproxy.proposer.refusals import RefusedPrimary, _lineage_reason
 from walproxy.proposer.roster import Cluster
+from walproxy.proposer.verification import refusal_in_term
 
 SWITCHED = (*LOG, HistoryEntry(4, END - 200, 2))
 PROMOTED = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 200),))
@@ -438,3 +440,11 @@ def test_the_operator_s_signal_has_every_host_judged_anew() -> None:
     table.proposer.forget_refusals()
     comes_back(table, OLD, last_term=3)
     assert table.proposer.phase is Phase.PRE_VOTING
+
+
+@pytest.mark.parametrize(("fork_lsn", "is_refused"), [(END + 50, False), (END - 50, True)])
+def test_a_promoted_standby_is_compared_with_what_is_committed_in_the_term(fork_lsn: int, is_refused: bool) -> None:
+    elected = SimpleNamespace(system_id=7, segment_size=SEGMENT, history=LOG)
+    led: Any = SimpleNamespace(elected=elected, tli=1, commit_lsn=END, write_lsn=END + 100, received_lsn=END + 100)
+    promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
+    assert bool(refusal_in_term(led, promoted, several_primaries=True)) is is_refused

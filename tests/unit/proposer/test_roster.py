@@ -258,6 +258,16 @@ def test_a_list_fits_a_membership_whose_members_it_has(peers: dict[int, Peer], l
         assert f"it lacks {lacks}; list all members" in reason
 
 
+def test_a_list_that_fits_no_cluster_is_compared_with_the_newest_membership() -> None:
+    older, newer = of_members(4), of_members(5, members=(*MEMBERS.members, Member(9, "9" * 32)))
+    peers = {
+        1: Peer(True, greeting=greeting(1, cluster_id="e" * 32, membership=older)),
+        2: Peer(True, greeting=greeting(2, membership=newer)),
+    }
+    for listed in (peers, dict(reversed(peers.items()))):
+        assert "(generation 5: 1, 2, 3, 9)" in misfit_reason(listed)
+
+
 # The roster.
 
 
@@ -473,3 +483,21 @@ def test_a_promise_is_remembered_with_a_greeting_only() -> None:
     made.disconnect(1)
     made.remember_promise(1, LeaderId(9, "x"))
     assert made.peers[1].greeting is None and not made.peers[1].connected
+
+
+def test_the_greeting_of_a_safekeeper_that_is_disconnected_is_not_waited_for() -> None:
+    made, _ = roster()
+    made.connect(1)
+    made.greet(1, PRIMARY, 10.0)
+    assert made.awaits_greetings()
+    made.disconnect(1)
+    assert not made.awaits_greetings()
+
+
+def test_of_memberships_of_one_generation_that_of_the_later_author_is_the_newest() -> None:
+    older, newer = of_members(4, author=5), of_members(4, author=6)
+    for first, second in ((older, newer), (newer, older)):
+        peers = peers_of(
+            s1=greeting(1, cluster_id="e" * 32, membership=first), s2=greeting(2, membership=second), s3=None
+        )
+        assert newest_membership(peers) == newer
