@@ -442,9 +442,10 @@ def test_the_operator_s_signal_has_every_host_judged_anew() -> None:
     assert table.proposer.phase is Phase.PRE_VOTING
 
 
-@pytest.mark.parametrize(("fork_lsn", "is_refused"), [(END + 50, False), (END - 50, True)])
-def test_a_promoted_standby_is_compared_with_what_is_committed_in_the_term(fork_lsn: int, is_refused: bool) -> None:
-    elected = SimpleNamespace(system_id=7, segment_size=SEGMENT, history=LOG)
-    led: Any = SimpleNamespace(elected=elected, tli=1, commit_lsn=END, write_lsn=END + 100, received_lsn=END + 100)
-    promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
-    assert bool(refusal_in_term(led, promoted, several_primaries=True)) is is_refused
+@pytest.mark.parametrize(("commit_lsn", "is_refused"), [(END, False), (END + 50, True)])
+def test_an_old_primary_is_compared_with_what_is_committed_in_the_term(commit_lsn: int, is_refused: bool) -> None:
+    elected = SimpleNamespace(system_id=7, segment_size=SEGMENT, history=(*LOG, HistoryEntry(4, END, 2)))
+    led: Any = SimpleNamespace(
+        elected=elected, tli=2, commit_lsn=commit_lsn, write_lsn=END + 100, received_lsn=END + 100
+    )
+    assert bool(refusal_in_term(led, PRIMARY, several_primaries=True)) is is_refused
