@@ -2,7 +2,8 @@
 
 Every file has two contents: what the page cache shows, and what a power cut would leave. `pwrite` changes the first
 and notes the dirty sectors; `fdatasync` carries them over. Names work likewise: `create`, `rename` and `unlink` are
-seen at once and pend until `fsync_directory`.
+seen at once and pend until `fsync_directory`. A file that was renamed to another folder gets its new name with the sync
+of that folder, and loses the old one with the sync of the other: without the first it may be lost.
 
 - `crash()` is a power cut: each dirty range is kept, lost, or torn, at borders of 512-byte sectors or, in other power
   cuts, of 4-KiB pages; each pending change of a name is kept or lost, but never without an earlier one of the same name
@@ -295,7 +296,12 @@ class VirtualFileSystem:
         if content is None:
             raise StorageFailed(f"could not rename {old}: no such file")
         replaced = self._names.get(new)
-        self._change_names({old: None, new: content}, [content] + ([replaced] if replaced else []))
+        contents = [content] + ([replaced] if replaced else [])
+        if old.parent == new.parent:
+            self._change_names({old: None, new: content}, contents)
+        else:
+            self._change_names({new: content}, contents)
+            self._change_names({old: None}, [content])
         self.step_done()
 
     def unlink(self, path: Path) -> None:

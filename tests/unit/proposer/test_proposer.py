@@ -648,6 +648,28 @@ def test_an_operator_may_vouch_for_a_primary_of_which_the_last_segment_is_compar
     assert isinstance(table.did(Finish)[0].error, PrimaryRefused)
 
 
+def test_what_is_left_to_compare_are_the_bytes_of_the_last_segment() -> None:
+    table = verifying(allow_unverified_primary=True)
+    answers(table, BASE - 2 * SEGMENT, TIMED_LSN)
+    table.event(table.proposer.primary_segment_removed(table.now))
+    table.event(table.proposer.primary_checked(BASE, END, crcs_of(BASE, END), table.now))
+    assert table.proposer.phase is Phase.LEADING
+
+
+def test_within_a_segment_a_log_cannot_be_continued_by_a_link() -> None:
+    table = Table(allow_unverified_primary=True)
+    half_lsn = BASE + SEGMENT // 2
+    primary = msgspec.structs.replace(PRIMARY, flush_lsn=half_lsn + 100)
+    table.connects(1, 2, 3)
+    table.sees(primary)
+    table.votes(flush_lsn=half_lsn)
+    table.sees(primary)
+    answers(table, BASE, BASE + 100, end_lsn=half_lsn)
+    table.event(table.proposer.primary_segment_removed(table.now))
+    assert "has recycled the WAL" in str(table.did(Finish)[0].error)
+    assert not table.sent(TailRequest)
+
+
 def test_a_primary_with_other_bytes_is_refused() -> None:
     table = Table()
     table.connects(1, 2, 3)

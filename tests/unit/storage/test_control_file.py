@@ -15,7 +15,7 @@ import google_crc32c
 import msgspec
 import pytest
 
-from safekeeper.base.errors import ConfigurationError, StorageFailed, StorageFull
+from safekeeper.base.errors import ConfigurationError, ResourceShortage, StorageFailed, StorageFull
 from safekeeper.consensus.control_state import FORMAT_VERSION, ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.term_history import HistoryEntry
@@ -308,3 +308,20 @@ def test_a_lock_file_that_cannot_be_read_is_no_free_folder(tmp_path: Path, monke
     monkeypatch.setattr(os, "open", fails)
     with pytest.raises(ConfigurationError, match=r"could not open .*: Permission denied"):
         DataDirectoryLock.owner(tmp_path)
+
+
+def test_a_folder_for_which_no_descriptor_is_free_is_a_shortage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(ResourceShortage, match="raise the limit of open files"):
+        DataDirectoryLock(tmp_path)
+
+
+def test_only_the_user_of_the_process_can_open_the_lock_file(tmp_path: Path) -> None:
+    lock = DataDirectoryLock(tmp_path)
+    assert (tmp_path / LOCK_FILE_NAME).stat().st_mode & 0o777 == 0o600
+    lock.release()

@@ -402,6 +402,13 @@ def test_records_are_searched_from_where_the_log_begins(folder: DataFolder) -> N
     assert folder.perform(FindRecords(later.end_lsn))[1] == later.start_lsn
 
 
+def test_a_folder_without_a_segment_size_has_no_storage_also_at_its_next_start(tmp_path: Path) -> None:
+    for _ in range(2):
+        folder = DataFolder.open(RealFileSystem(), tmp_path / "sk", 1, "a" * 32)
+        assert folder.storage is None
+        folder.close()
+
+
 # A log that is set aside.
 
 

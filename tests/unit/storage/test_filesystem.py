@@ -248,3 +248,34 @@ def test_the_content_of_a_replaced_file_is_durable_before_its_name() -> None:
         fs.crash()
         assert read_whole(fs, PATH) == b"new" * 1000
         assert fs.listdir(PATH.parent) == [PATH.name]
+
+
+def test_the_sync_of_a_folder_is_one_of_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    RealFileSystem().fsync_directory(tmp_path)
+    assert synced == [tmp_path]
+
+
+def test_what_is_read_from_memory_ends_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789" * 100)
+    file = RealFileSystem().open(path, read_only=True)
+    assert file.pread_at_hand(1000, 500) in (b"0123456789" * 50, None)
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "attempt"),
+    [
+        ("exists", RealFileSystem.exists),
+        ("iterdir", RealFileSystem.listdir),
+    ],
+)
+def test_a_look_at_names_may_be_repeated_for_want_of_a_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, attempt: Callable[[RealFileSystem, Path], object]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, call, fails(errno.EMFILE))
+        with pytest.raises(ResourceShortage):
+            attempt(RealFileSystem(), tmp_path)

@@ -9,7 +9,8 @@ import pytest
 
 from safekeeper.base.errors import StorageFailed, StorageFull
 from safekeeper.base.lsn import segment_name
-from safekeeper.storage.filesystem import RealFileSystem
+from safekeeper.storage import segment_file
+from safekeeper.storage.filesystem import RealFile, RealFileSystem
 from safekeeper.storage.segment_file import (
     FOOTER_BYTES,
     SLOT_BYTES,
@@ -56,6 +57,24 @@ def test_a_slot_comes_back_as_it_was_encoded() -> None:
     assert len(encoded) == SLOT_BYTES
     assert Slot.decode(encoded) == slot
     assert not encoded[SECTOR_BYTES:].strip(b"\0"), "what counts must lie in one sector"
+    other = bytes(byte ^ 1 for byte in encoded[:4]) + encoded[4 : segment_file._SLOT.size]
+    checksum = segment_file._CRC.pack(google_crc32c.value(other))
+    assert Slot.decode(other + checksum + bytes(SLOT_BYTES)) is None, "another magic, with its own checksum"
+
+
+def test_all_of_a_segment_is_written_when_it_is_created_so_that_its_disk_space_is_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: set[int] = set()
+    pwrite = RealFile.pwrite
+
+    def recorded(file: RealFile, data: bytes, offset: int) -> None:
+        written.update(range(offset, offset + len(data)))
+        pwrite(file, data, offset)
+
+    monkeypatch.setattr(RealFile, "pwrite", recorded)
+    create_segment(RealFileSystem(), tmp_path, tli=1, begin_lsn=SIZE, segment_size=SIZE).close()
+    assert written >= set(range(SIZE))
 
 
 def test_a_slot_with_any_byte_changed_is_no_slot() -> None:

@@ -883,3 +883,16 @@ def test_a_real_folder_is_made_and_used(tmp_path: Path) -> None:
     assert again.read(BASE, again.flush_lsn) == BYTES[: 2 * SIZE + 5]
     again.close()
     assert fs.space(directory).free_bytes <= fs.space(directory).total_bytes
+
+
+def test_a_reset_for_which_no_descriptor_is_free_leaves_the_log_as_it_is(
+    fs: VirtualFileSystem, storage: WalStorage
+) -> None:
+    storage.append(BASE, b"x" * 100)
+    storage.flush_now()
+    fs.short = 1
+    with pytest.raises(ResourceShortage):
+        storage.reset(BASE + 4 * SIZE, 2)
+    assert (storage.begin_lsn, storage.flush_lsn) == (BASE, BASE + 100)
+    storage.reset(BASE + 4 * SIZE, 2)
+    assert (storage.begin_lsn, storage.flush_lsn) == (BASE + 4 * SIZE, BASE + 4 * SIZE)

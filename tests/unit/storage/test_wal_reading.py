@@ -45,6 +45,13 @@ def test_the_last_bytes_of_a_segment_are_read_from_that_segment(tmp_path: Path) 
     storage = written(fs, tmp_path / "wal", b"a" * MIB, b"b" * 1000)
     reader = WalReader(fs, MIB, storage.segment_path)
     assert reader.at_hand(BASE_LSN + MIB - 10, BASE_LSN + MIB, recent=True) == b"a" * 10
+    for read in (
+        lambda: reader.at_hand(BASE_LSN + MIB - 10, BASE_LSN + MIB, recent=True),
+        lambda: reader.fetch(BASE_LSN + MIB - 10, BASE_LSN + MIB)(),
+    ):
+        assert reader.at_hand(BASE_LSN + MIB, BASE_LSN + MIB + 10, recent=True) == b"b" * 10, "the next one is open"
+        assert read() == b"a" * 10
+        reader.fetched()
     reader.close()
     storage.close()
 
