@@ -344,8 +344,8 @@ class TermState:
         if message.begin_lsn == request.begin_lsn and 0 < size <= request.end_lsn - request.begin_lsn:
             return False
         # The one that they are for may be disconnected since: then they are ignored.
-        lacking = [m for m in self.members.values() if m.follows and m.sent_lsn == request.begin_lsn]
-        return None if lacking else False
+        begins = {begin_lsn for m in self.members.values() if m.follows for begin_lsn in (m.sent_lsn, m.overtaken_lsn)}
+        return None if request.begin_lsn in begins else False
 
     def read_answered(self, source_id: int, message: ReadResponse, now: float) -> None:
         """6.1."""

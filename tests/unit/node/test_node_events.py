@@ -324,6 +324,20 @@ async def test_an_error_in_an_event_ends_the_node_and_nothing_more_is_executed(
 
 
 @on_the_loop
+async def test_what_was_written_before_a_node_has_failed_is_not_flushed_afterwards(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await usual(sk)
+        sk.node._average_flush_s = 0.0
+        assert append(sk, b"y", is_last=False)
+        before, said = len(sk.fs.synced_by), len(sk.said)
+        with failing(sk.node.acceptor, "check", InvariantViolation("cannot be")):
+            sk.node.receive(CONNECTION, PreVoteRequest("run"))
+        assert sk.node.failed.done()
+        sk.node.messages_handled()
+        assert (len(sk.fs.synced_by), len(sk.said)) == (before, said)
+
+
+@on_the_loop
 async def test_an_error_of_a_queued_event_ends_the_node(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
