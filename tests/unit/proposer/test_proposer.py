@@ -656,16 +656,21 @@ def test_what_is_left_to_compare_are_the_bytes_of_the_last_segment() -> None:
     assert table.proposer.phase is Phase.LEADING
 
 
-def test_within_a_segment_a_log_cannot_be_continued_by_a_link() -> None:
+def segment_to_compare_is_gone(end_lsn: int) -> Table:
+    """Return a campaign for a log that ends there, when its primary has recycled the last segment to compare."""
     table = Table(allow_unverified_primary=True)
-    half_lsn = BASE + SEGMENT // 2
-    primary = msgspec.structs.replace(PRIMARY, flush_lsn=half_lsn + 100)
+    primary = msgspec.structs.replace(PRIMARY, flush_lsn=end_lsn + 3 * SEGMENT)
     table.connects(1, 2, 3)
     table.sees(primary)
-    table.votes(flush_lsn=half_lsn)
+    table.votes(flush_lsn=end_lsn)
     table.sees(primary)
-    answers(table, BASE, BASE + 100, end_lsn=half_lsn)
+    answers(table, BASE, BASE + 100, end_lsn=end_lsn)
     table.event(table.proposer.primary_segment_removed(table.now))
+    return table
+
+
+def test_within_a_segment_a_log_cannot_be_continued_by_a_link() -> None:
+    table = segment_to_compare_is_gone(BASE + SEGMENT // 2)
     assert "has recycled the WAL" in str(table.did(Finish)[0].error)
     assert not table.sent(TailRequest)
 
@@ -1008,15 +1013,8 @@ def test_a_copy_whose_segment_was_recycled_is_not_taken_for_one_that_goes_on() -
 
 
 def test_a_primary_that_has_recycled_the_next_segment_too_is_refused_instead_of_a_term_after_the_other() -> None:
-    table = Table(allow_unverified_primary=True)
     border_lsn = BASE + SEGMENT
-    primary = msgspec.structs.replace(PRIMARY, flush_lsn=border_lsn + 3 * SEGMENT)
-    table.connects(1, 2, 3)
-    table.sees(primary)
-    table.votes(flush_lsn=border_lsn)
-    table.sees(primary)
-    answers(table, BASE, BASE + 100, end_lsn=border_lsn)
-    table.event(table.proposer.primary_segment_removed(table.now))
+    table = segment_to_compare_is_gone(border_lsn)
     assert table.sent(TailRequest).keys() == {1}
     table.hears(1, TailResponse(0, border_lsn, 0, BASE))
     assert table.proposer.phase is Phase.LEADING
