@@ -33,7 +33,7 @@ from safekeeper.acceptor.effects import (
     TruncateWal,
 )
 from safekeeper.acceptor.trimming import TrimRequest
-from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, StorageFull
+from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, ResourceShortage, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.folder_state import learn, successor_of
@@ -180,9 +180,10 @@ class Acceptor(AcceptorLog):
             yield from self.no_room(connection, full)
 
     def no_room(self, connection: int, full: StorageFull) -> Effects:
-        """Refuse a message: there is no disk space for it."""
-        # Trimming must free disk space, but must not remove WAL that an adoption is to cut.
-        self.awaits_election = self._is_to_cut
+        """Refuse a message: there is no disk space, or no file descriptor, for it."""
+        # Trimming must free disk space, but must not remove WAL that an adoption is to cut. It frees no descriptors.
+        is_short = isinstance(full, ResourceShortage)
+        self.awaits_election = self._is_to_cut or (is_short and self.awaits_election)
         yield from self._refuse(connection, RefusalCode.STORAGE_FULL, str(full), close=True)
 
     def disconnected(self, connection: int) -> None:

@@ -128,7 +128,7 @@ class Bends:
             (reference_term, "IN_FLIGHT_BYTES_MAX", int(self.in_flight_bytes)),
             (reference_term, "PULL_BYTES_MIN", int(self.pull_bytes)),
             (reference_term, "PULL_STALL_S", self.pull_stall_s),
-            (reference_term, "READ_AHEAD_S", self.read_ahead_s),
+            (reference_term_state, "READ_AHEAD_S", self.read_ahead_s),
             (reference_term_state, "PULL_AGAIN_S", self.pull_again_s),
             (reference_campaign, "VERIFIED_BYTES_PER_S", int(self.verify_bytes_per_s)),
             (reference_primary, "GREETING_FRESH_S", self.greeting_fresh_s),

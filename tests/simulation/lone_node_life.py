@@ -192,7 +192,9 @@ class NodeLife(LoneElections, LoneWal, LoneOrders):
         disk.drop()
         if storage is not None and not storage.is_empty:
             disk.begin_lsn, disk.durable_lsn = storage.begin_lsn, storage.flush_lsn
+            short, self.fs.short = self.fs.short, 0  # The model lacks no descriptors.
             disk.wal = bytearray(storage.read(storage.begin_lsn, storage.flush_lsn))
+            self.fs.short = short
 
     def event_ended(self) -> None:
         """See Watcher."""

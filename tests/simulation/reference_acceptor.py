@@ -26,7 +26,7 @@ import msgspec
 
 from safekeeper.acceptor.effects import Close, Send, ServeAgent, ServeEvents
 from safekeeper.acceptor.trimming import TrimRequest
-from safekeeper.base.errors import StorageFull
+from safekeeper.base.errors import ResourceShortage, StorageFull
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import (
     AgentExchange,
@@ -115,11 +115,12 @@ class ReferenceAcceptor(Elections, Reads):
                 raise ProtocolBroken("M2: a message before the greeting")
             else:
                 yield from self._steps[type(message)](connection, message, now)
-        except StorageFull:
+        except StorageFull as full:
             if isinstance(message, Elected):
                 own = self.control.history
                 self.has_cut_to_make = any(entry.gives_up and entry not in own for entry in message.history)
-            self.may_trim = not self.has_cut_to_make
+            frees = not isinstance(full, ResourceShortage)
+            self.may_trim = (self.may_trim or frees) and not self.has_cut_to_make
             yield from self._refuse(connection, RefusalCode.STORAGE_FULL, close=True)
 
     def disconnected(self, connection: int) -> None:

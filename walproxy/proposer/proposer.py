@@ -353,6 +353,7 @@ class Proposer:
         self._jitter = jitter
         is_due = self.phase is Phase.GATHERING and now >= self._next_attempt_at
         if self._ends_tail_term():
+            self._without_primary_since = None
             self._end_term(now, "a primary is connected")
             return self._take()
         self.roster.give_up_on_silent(now, self.timing.response_timeout_s)

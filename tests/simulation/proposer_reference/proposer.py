@@ -119,14 +119,13 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
                 self.term.begin_event()
             elif isinstance(action, Dial):
                 self._dialled(action)
-        ends_tail_term = self._ends_tail_term()
         self._draw_on(event, arguments)
         getattr(self, event)(*arguments)
         if self._actions:
             self._may_begin()
         if self._actions or self._expected:
             self._explain()
-        if self._is_tick and not ends_tail_term:
+        if self._is_tick:
             self._look_for_primary()  # It may have been refused in this event.
         if self._is_attempt_due:
             self._require_attempt(event, arguments)
@@ -171,8 +170,8 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         return self.term is not None and self.term.is_tail and self.primary is not None
 
     def _look_for_primary(self) -> None:
-        """12.1: since when there is none, as ticks see it."""
-        if self.primary is not None:
+        """12.1: since when there is none, as ticks see it at their end."""
+        if self.primary is not None and not self._has(RefusePrimary):
             self._without_primary_since = None
         elif self._without_primary_since is None:
             self._without_primary_since = self._now

@@ -22,7 +22,6 @@ APPEND_BYTES_MAX = 1 << 20
 IN_FLIGHT_BYTES_MAX = 8 << 20
 PULL_BYTES_MIN = 16 << 20
 PULL_STALL_S = 20.0
-READ_AHEAD_S = 0.1
 # 9.2.
 ARCHIVER_AWAITED_S = 2.0
 ARCHIVER_GONE_S, ARCHIVER_PROBLEM_S, ARCHIVER_STALL_S, ARCHIVER_REST_S = 5.0, 10.0, 60.0, 60.0
@@ -329,10 +328,7 @@ class ReferenceTerm(TermState):
         sent_lsn = member.sent_lsn
         if sent_lsn >= min(self.window_begin_lsn, member.write_lsn + IN_FLIGHT_BYTES_MAX):
             return
-        if self._awaits_read(member):
-            return
-        is_limited = member.fetch_allowed_at > now + READ_AHEAD_S
-        if is_limited and not self.is_waited_for(safekeeper_id):
+        if self._awaits_read(member) or not self.may_fetch_for(safekeeper_id, now):
             return
         sources = self.sources_for(safekeeper_id, sent_lsn)
         expect(not sources, "6.1: safekeeper {} is not sent the WAL from {:X}, of a member", safekeeper_id, sent_lsn)

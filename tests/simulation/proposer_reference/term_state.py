@@ -29,7 +29,8 @@ from tests.simulation.reference_histories import folders_of
 from walproxy.proposer.actions import ReportStatus
 from walproxy.proposer.liveness import Timing
 
-# What a run may take otherwise (bends.py): 6.6.
+# What a run may take otherwise (bends.py): 6.3, 6.6.
+READ_AHEAD_S = 0.1
 PULL_AGAIN_S = 30.0
 
 
@@ -200,6 +201,10 @@ class TermState:
         ]
         return not self.commit_lsn or not can_commit(self.membership, others)
 
+    def may_fetch_for(self, safekeeper_id: int, now: float) -> bool:
+        """6.3: whether the rate of fetches for this member does not forbid the next one."""
+        return self.members[safekeeper_id].fetch_allowed_at <= now + READ_AHEAD_S or self.is_waited_for(safekeeper_id)
+
     def sources_for(self, safekeeper_id: int, lsn: int) -> dict[int, Member]:
         """6.1: the other members that have adopted the term and retain that byte."""
         return {
@@ -369,8 +374,8 @@ class TermState:
             member.refuses = True
         begins = {read.begin_lsn for source_id, read in self.reads.values() if source_id == safekeeper_id}
         for member in self.members.values():
-            if member.sent_lsn in begins:
-                member.fetch_allowed_at = now + 1.0  # More than it takes.
+            if not begins.isdisjoint((member.sent_lsn, member.overtaken_lsn)):
+                member.fetch_allowed_at = now + READ_AHEAD_S + self._timing.heartbeat_interval_s
         self.reads = {number: read for number, read in self.reads.items() if read[0] != safekeeper_id}
 
     def next_membership(self, truncate_lsn: int) -> Membership | None:

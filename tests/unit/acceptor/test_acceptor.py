@@ -76,8 +76,9 @@ REPORTS = (ArchiveReport, StandbyFeedback)
 
 
 class Bench:
-    """Runs an acceptor's handlers; `effects` is what the last one did, `full` what the disk has no room for.
+    """Runs an acceptor's handlers; `effects` is what the last one did.
 
+    `full` is which effect the disk refuses, `lacks` for want of what.
     What is said of data folders is kept apart, in `folder_states`.
     No record behind a fork is ever complete.
     """
@@ -92,6 +93,7 @@ class Bench:
         self.acceptor = Acceptor(control, flush_lsn)
         self.control = control
         self.full: type[Any] | None = None
+        self.lacks: StorageFull = StorageFull("no space")
         self.effects: list[Effect] = []
         self.folder_states: FolderStates | None = None
         self.now = 100.0
@@ -113,7 +115,7 @@ class Bench:
                     self.folder_states = effect.message
                 else:
                     self.effects.append(effect)
-                error = StorageFull("no space") if self.full is not None and isinstance(effect, self.full) else None
+                error = self.lacks if self.full is not None and isinstance(effect, self.full) else None
                 result = None
                 if error is None and isinstance(effect, Persist):
                     self.control = effect.control

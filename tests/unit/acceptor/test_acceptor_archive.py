@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from safekeeper.acceptor.effects import (
+    DigestWal,
     Effect,
     FindRecordEnd,
     FindRecords,
@@ -13,13 +14,16 @@ from safekeeper.acceptor.effects import (
     Send,
     TrimWal,
     TruncateWal,
+    WriteWal,
 )
 from safekeeper.acceptor.trimming import TrimRequest
+from safekeeper.base.errors import ResourceShortage, StorageFull
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     AppendResponse,
     ArchiveAssignment,
     ArchiveReport,
+    DigestRequest,
     ReadRequest,
     RefusalCode,
     StandbyFeedback,
@@ -320,6 +324,24 @@ def test_nothing_is_removed_between_a_start_and_the_next_term_unless_there_is_no
     assert restarted.tell(VoteRequest(P2, 1)).code is RefusalCode.STORAGE_FULL
     restarted.full = None
     assert TrimWal(BASE + 3 * SEGMENT) in restarted.run(restarted.acceptor.trim(ALL))
+
+
+def test_a_lack_of_descriptors_does_not_let_wal_be_removed_before_the_next_term() -> None:
+    bench = archived()
+    assert bench.tell(VoteRequest(P2, 1)).granted
+    bench.full, bench.lacks = DigestWal, ResourceShortage("too many open files")
+    assert bench.tell(DigestRequest(P2, 1, BASE, BASE + 100)).code is RefusalCode.STORAGE_FULL
+    bench.full = None
+    assert bench.run(bench.acceptor.trim(ALL)) == []
+
+
+@pytest.mark.parametrize("lacks", [StorageFull("no space"), ResourceShortage("too many open files")])
+def test_a_following_member_that_lacks_something_removes_wal(lacks: StorageFull) -> None:
+    bench = archived()
+    bench.full, bench.lacks = WriteWal, lacks
+    assert bench.append(END, b"x").code is RefusalCode.STORAGE_FULL
+    bench.full = None
+    assert TrimWal(BASE + 3 * SEGMENT) in bench.run(bench.acceptor.trim(ALL))
 
 
 # What is said and heard of the archive.

@@ -75,6 +75,20 @@ def test_a_primary_that_was_there_meanwhile_begins_the_time_anew() -> None:
     asks(table)
 
 
+def test_a_primary_that_ended_a_tail_term_begins_the_time_anew() -> None:
+    table = table_of()
+    leads_tail(table)
+    table.sees()
+    table.ticks(0.05)
+    assert table.proposer.leadership is None
+    table.event(table.proposer.primary_lost(table.now))
+    table.connects(1, 2, 3)
+    table.ticks(AFTER_S - 0.1)
+    assert table.sent(TailPreVoteRequest) == {}
+    table.ticks(0.05)
+    asks(table)
+
+
 @pytest.mark.parametrize("last", [3, 4])
 def test_a_log_that_everybody_has_as_committed_needs_none(last: int) -> None:
     table = table_of(commit_lsn=END)
