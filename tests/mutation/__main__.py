@@ -53,12 +53,13 @@ def main(arguments: list[str] | None = None) -> int:
     def run(units: Units) -> int:
         # The cheapest first: unit tests detect most mutations in less than a second.
         every: tuple[Suite, ...] = (units, Scenarios(), Seeds(options.first, options.seeds))
-        tried = _try(chosen, [suite for suite in every if not options.suite or suite.name in options.suite], options)
+        suites = [suite for suite in every if not options.suite or suite.name in options.suite]
+        tried = _try(chosen, suites, explained, options)
         verdicts = {verdict.id: verdict for _, verdict in tried}
         print(table(tried, explained))
         if options.alone:
             print("\nby the simulator alone:")
-            print(table(_try(_sample(chosen, options.alone, options.seed), every[-1:], options), explained))
+            print(table(_try(_sample(chosen, options.alone, options.seed), every[-1:], {}, options), explained))
         for line in explanations.outdated(explained, everything, verdicts):
             print(f"an explanation is outdated: {line}")
         missing = explanations.unexplained(verdicts.values(), explained)
@@ -130,6 +131,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="CPU time of a suite for one mutation (default: %(default)g)",
     )
+    parser.add_argument(
+        "--skip-explained", action="store_true", help="count survivors that have an explanation without a trial"
+    )
     parser.add_argument("--again", action="store_true", help="ignore results of an earlier run on the same source")
     return parser
 
@@ -158,7 +162,10 @@ def _sample(mutations: list[Mutation], count: int, seed: int) -> list[Mutation]:
 
 
 def _try(
-    chosen: list[Mutation], suites: Sequence[Suite], options: argparse.Namespace
+    chosen: list[Mutation],
+    suites: Sequence[Suite],
+    explained: dict[str, explanations.Explanation],
+    options: argparse.Namespace,
 ) -> list[tuple[Mutation, Verdict]]:
     """Try the mutations that have no result yet; return all of them with their verdicts."""
     limits = {suite.name: Limits(options.cpu_s, len(suite.tests)) for suite in suites}
@@ -175,11 +182,17 @@ def _try(
     if options.again:
         results.unlink(missing_ok=True)
     verdicts = trials.read(results)
+    if options.skip_explained:
+        missing = [mutation.id for mutation in chosen if mutation.id in explained and mutation.id not in verdicts]
+        print(f"{len(missing)} are explained survivors, and not tried")
+        verdicts |= {each: Verdict(each, trials.SURVIVED, False, "", "not tried", {}, 0.0) for each in missing}
     ids = {mutation.id: mutation for mutation in chosen}
     todo = [mutation for mutation in chosen if mutation.id not in verdicts]
     if len(todo) < len(chosen):
         print(f"{len(chosen) - len(todo)} have a result in {results.relative_to(ROOT)}")
-    for verdict in _with_progress(trials.try_all(todo, suites, reach, limits, options.processes), len(todo)):
+    before = trials.detected_before(sorted(FOLDER.glob("results-*.jsonl"), key=lambda path: path.stat().st_mtime))
+    trying = trials.try_all(todo, suites, reach, limits, options.processes, before)
+    for verdict in _with_progress(trying, len(todo)):
         trials.write(results, verdict)
         verdicts[verdict.id] = verdict
         if verdict.survived:

@@ -91,6 +91,35 @@ def test_mutations_are_detected_survive_or_end_at_a_limit(toy: ModuleType, monke
     assert toy.total([1, 2, 3], 100) == 6, "a mutation was applied in this process"
 
 
+class WeakFirst(ToySuite):
+    """One whose first test runs the toy, and passes whatever it does."""
+
+    def run(self, test: str) -> str:
+        found = self._total([1, 2, 3], 100)
+        return "" if found == 6 or test == "adds" else f"{found} is not 6"
+
+
+@pytest.mark.parametrize(("killed_by", "test", "ran"), [("units", "anything", 1), ("units", "gone", 2)])
+def test_what_has_detected_a_mutation_before_is_tried_first(
+    toy: ModuleType, tmp_path: Path, killed_by: str, test: str, ran: int
+) -> None:
+    mutation = next(each for each in targets.all_mutations() if each.change == "dropped: result += numbers[index]")
+    results = tmp_path / "results.jsonl"
+    other_version = f"{trials.without_digest(mutation.id)}@other"
+    trials.write(results, Verdict(other_version, killed_by, False, test, "why", {"units": 2}, 0.1))
+    suite = WeakFirst(toy, "units")
+    before = trials.detected_before([results])
+    (verdict,) = try_all([mutation], [suite], measure([suite]), {"units": Limits(CPU_S, 10)}, 1, before)
+    assert (verdict.test, verdict.ran) == ("anything", {"units": ran})
+
+
+def test_a_test_that_reached_a_limit_or_detected_nothing_is_not_tried_first(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    trials.write(results, Verdict("slow@1", "units", True, "test", "a time limit", {"units": 1}, 20.0))
+    trials.write(results, verdict_of("survivor@1", trials.SURVIVED))
+    assert trials.detected_before([results]) == {}
+
+
 def test_a_child_that_waits_is_killed_and_counts_as_detected() -> None:
     def waits(send: Send) -> None:
         send({"suite": "units", "test": "waits", "ran": {}, "cpu_s": 0.0})

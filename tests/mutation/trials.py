@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,8 @@ from tests.mutation.suites import Suite, run_caught
 from tests.mutation.targets import mutated
 
 SURVIVED = "nothing"
+# Which test of which suite has detected a mutation before, by its id without the digest of the function.
+Detected = Mapping[str, tuple[str, str]]
 # One test may exceed the limit of its suite: it is a loop only if it takes this much longer.
 GRACE_S = 20.0
 # All tests of a trial together wait less without a mutation.
@@ -67,23 +69,39 @@ def try_all(
     reach: Reach,
     limits: dict[str, Limits],
     processes: int,
+    before: Detected | None = None,
 ) -> Iterator[Verdict]:
-    """Try mutations, at most `processes` at once; yield a verdict for each."""
-    jobs = ((each.id, partial(_trial, each, suites, reach, limits)) for each in mutations)
+    """Try mutations, at most `processes` at once; yield a verdict for each.
+
+    Args:
+        before: tests to begin with: most mutations are detected by the same one again.
+    """
+    jobs = ((each.id, partial(_trial, each, suites, reach, limits, before or {})) for each in mutations)
     for ended in run_all(jobs, processes, WAITS_S_MAX):
         yield _verdict(ended)
 
 
-def _trial(mutation: Mutation, suites: Sequence[Suite], reach: Reach, limits: dict[str, Limits], send: Send) -> None:
+def _trial(
+    mutation: Mutation,
+    suites: Sequence[Suite],
+    reach: Reach,
+    limits: dict[str, Limits],
+    before: Detected,
+    send: Send,
+) -> None:
     """Run the tests in this process, which is a child; report each test before it begins."""
     install(*mutated(mutation.id))
-    ran: dict[str, int] = {}
-    for suite in suites:
+    ran = {suite.name: 0 for suite in suites}
+    place = f"{mutation.module}:{mutation.line}"
+    first = before.get(without_digest(mutation.id))
+    found = [
+        (suite, test) for suite in suites for test in reach[suite.name].get(place, []) if (suite.name, test) == first
+    ]
+    others = [(suite, nearest_first(reach[suite.name].get(place, []), mutation.module)) for suite in suites]
+    for suite, tests in [*((suite, [test]) for suite, test in found), *others]:
         limit = limits[suite.name]
         ends_at_s = time.process_time() + limit.cpu_s
         limit_cpu(limit.cpu_s + GRACE_S)
-        tests = nearest_first(reach[suite.name].get(f"{mutation.module}:{mutation.line}", []), mutation.module)
-        ran[suite.name] = 0
         for test in tests[: limit.tests]:
             if time.process_time() > ends_at_s:
                 break
@@ -104,6 +122,17 @@ def nearest_first(tests: Sequence[str], module: str) -> list[str]:
     package, _, name = module.rpartition(".")
     folder = f"/{package.rpartition('.')[2]}/"
     return sorted(tests, key=lambda test: (f"test_{name}" not in test, folder not in test))
+
+
+def without_digest(mutation_id: str) -> str:
+    """Return what an id is in other versions of its function, too."""
+    return mutation_id.split("@")[0]
+
+
+def detected_before(paths: Iterable[Path]) -> Detected:
+    """Return which tests have detected mutations in earlier runs, of this or other versions of the source."""
+    verdicts = (verdict for path in paths for verdict in read(path).values())
+    return {without_digest(v.id): (v.killed_by, v.test) for v in verdicts if not (v.survived or v.timed_out)}
 
 
 def _verdict(ended: Ended) -> Verdict:
