@@ -3,7 +3,8 @@
 Theory of operation. `Acceptor.check` and `Proposer.check` stop a process before a wrong state does damage. In runs
 without an error they never find anything, so nothing shows that they could. Here one attribute of a state is given
 another value, near the others; whether the state is sound then is decided by a plain formula of what must hold
-(docs/design/invariants.md). The check must find exactly what is not. Afterwards everything is as it was.
+(docs/design/invariants.md). The check must find exactly what is not. The same holds for the end of a flush. Afterwards
+everything is as it was.
 """
 
 import random
@@ -37,6 +38,11 @@ def check_acceptor(rng: random.Random, acceptor: Acceptor) -> None:
         Violation: it finds what is sound, or does not find what is not.
     """
     with _undone(acceptor):
+        if rng.random() < 0.1:
+            flush_lsn = _near(rng, (acceptor.write_lsn, acceptor.flush_lsn, acceptor.commit_lsn))
+            is_sound = acceptor.flush_lsn <= flush_lsn <= acceptor.write_lsn
+            _require(partial(acceptor.flushed, flush_lsn), is_sound, f"an acceptor's flush up to {flush_lsn}")
+            return
         name, value = _of_acceptor(rng, acceptor)
         setattr(acceptor, name, value)
         is_sound = _is_sound_acceptor(acceptor)

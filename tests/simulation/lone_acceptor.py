@@ -82,6 +82,8 @@ class LoneAcceptor(LoneProcess):
                 self._greet(well=True)
             if self._acceptor.control.replaced is not None and self._chance(0.06):
                 kind = self._bootstrap  # Mostly the undo of a rebootstrap.
+            if self._acceptor.control.truncate_to is not None and self._chance(0.5):
+                kind = self._trim  # Space that was lacked for the cut.
             if kind in of_term and self._acceptor.leader is None and self._chance(0.95):
                 kind = self._elected
             kind()
