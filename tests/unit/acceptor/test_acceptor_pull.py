@@ -252,11 +252,12 @@ def test_the_log_of_a_term_that_was_promised_and_not_adopted_is_not_served() -> 
 
 def test_an_adoption_that_is_not_finished_serves_nothing() -> None:
     bench = following(100)
-    for changes in ({"truncate_to": BASE + 50}, {"base_lsn": BASE}):
+    for changes in ({"truncate_to": BASE + 50}, {"base_lsn": BASE}, {"set_aside": True}):
         control = msgspec.structs.replace(bench.control, **changes)
         restarted = asked_by_a_member(Bench(control, BASE + 100))
         restarted.acceptor.control = control  # As before the start has finished it.
         assert not restarted.acceptor.serves(peer_read(10, 20))
+        assert restarted.tell(peer_read(10, 20), connection=2).code is RefusalCode.NOT_ADOPTED
 
 
 def test_a_source_serves_after_a_restart_too_without_its_leader() -> None:
