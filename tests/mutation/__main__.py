@@ -244,6 +244,8 @@ def with_units(folders: Sequence[str], run: Callable[[Units], int]) -> int:
     # The examples that fail with a mutation are not repeated in the developer's own runs.
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(FOLDER / "hypothesis")
     quiet = ["-q", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
+    # Objects that are collected while a test runs may be of this process, or of another test.
+    quiet += ["-p", "no:unraisableexception"]
     pytest.main([*quiet, "--rootdir", str(ROOT), *(str(ROOT / folder) for folder in folders)], plugins=[host])
     if host.error is not None:
         raise host.error

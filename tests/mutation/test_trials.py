@@ -1,6 +1,8 @@
 """Trials of a toy module, whose mutations are known, and of rules that no change may lose."""
 
 import importlib.util
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -129,6 +131,16 @@ def test_a_child_that_waits_is_killed_and_counts_as_detected() -> None:
     assert ended.hung and ended.timed_out
     verdict = trials._verdict(ended)
     assert (verdict.killed_by, verdict.test, verdict.timed_out) == ("units", "waits", True)
+
+
+def test_a_child_that_somebody_else_ends_has_no_verdict() -> None:
+    def is_ended(send: Send) -> None:
+        send({"suite": "units", "test": "runs", "ran": {}, "cpu_s": 0.0})
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    (ended,) = run_all([("id", is_ended)], 1, WAITS_S_MAX)
+    with pytest.raises(trials.TrialFailed, match="id: signal 15 has ended the child"):
+        trials._verdict(ended)
 
 
 def test_a_child_that_computes_without_end_reaches_its_limit() -> None:

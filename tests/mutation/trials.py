@@ -1,6 +1,7 @@
 """Try mutations: run the tests that execute the mutated statement until one fails."""
 
 import json
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ SURVIVED = "nothing"
 Detected = Mapping[str, tuple[str, str]]
 # One test may exceed the limit of its suite: it is a loop only if it takes this much longer.
 GRACE_S = 20.0
+# A child that one of these has ended was ended by somebody else: that is not the result of a test.
+FROM_OUTSIDE = {-signal.SIGHUP, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM}
 # All tests of a trial together wait less without a mutation.
 WAITS_S_MAX = 120.0
 
@@ -139,6 +142,8 @@ def _verdict(ended: Ended) -> Verdict:
     last = ended.reports[-1] if ended.reports else {}
     if "killed_by" not in last and "suite" not in last:
         raise TrialFailed(f"{ended.label}: {last.get('error', f'the child has ended with {ended.status}')}")
+    if ended.status in FROM_OUTSIDE and not ended.hung:
+        raise TrialFailed(f"{ended.label}: signal {-ended.status} has ended the child: run this again")
     # A test that ends the process, by a limit or otherwise, has detected the mutation.
     why = "a time limit" if ended.timed_out else f"the process has ended with {ended.status}"
     return Verdict(
