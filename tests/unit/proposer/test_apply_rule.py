@@ -53,6 +53,7 @@ def test_a_rule_is_written_as_postgresql_writes_such_rules(written: str, count: 
         ("a ( b", "has a syntax error"),
         ("a * b", "has a syntax error"),
         ('"ANY" 1 (a)', "has a syntax error"),
+        ('ANY "1" (a)', "has a syntax error"),
         ("a, A", "lists a twice"),
         ('"a', "has a syntax error at '\"a'"),
         ('""', "has a syntax error at"),

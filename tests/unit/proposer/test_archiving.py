@@ -241,6 +241,15 @@ def test_how_far_the_archive_is_stays_known_when_another_one_is_named() -> None:
     assert table.archiving.archived_lsn == BEGIN + 500
 
 
+def test_as_long_as_nobody_knows_the_archive_any_other_member_may_be_named() -> None:
+    table = Table()
+    table.names()
+    table.hears(2, archive_id="b" * 32)
+    assert table.complaint == ""
+    table.archiving.disconnected(1, table.now)
+    assert table.looks(GONE_GRACE_S) == 2
+
+
 def test_one_with_another_archive_is_told_of_once_and_never_named() -> None:
     table = Table()
     table.names()

@@ -251,6 +251,13 @@ def test_the_members_of_a_term_are_told_what_the_primary_and_the_donor_are() -> 
     assert message.membership == msgspec.structs.replace(MEMBERS, author=6)
 
 
+def test_they_are_told_what_the_primary_is_that_was_identified_last() -> None:
+    campaign = verifying().proposer.campaign
+    assert campaign is not None and campaign.primary is not None
+    campaign.primary = msgspec.structs.replace(campaign.primary, server_version=150001)
+    assert campaign.elected().server_version == 150001
+
+
 def test_in_a_tail_term_they_are_told_what_the_donor_s_log_is() -> None:
     table = table_of(server_version=140000)
     message = leads_tail(table, forgotten_term=2, commit_lsn=END - 7)[1]

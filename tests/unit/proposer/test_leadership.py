@@ -61,6 +61,21 @@ def whose_second_member_has_lost_its_disk(table: Table) -> None:
     table.take()
 
 
+def test_what_was_committed_was_received_though_a_folder_that_has_it_was_replaced() -> None:
+    table = Table()
+    table.receives(START + 100)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 100)
+    table.tick()
+    table.leadership.on_greeting((2, "9" * 32), table.now)
+    table.take()
+    table.receives(START + 200)
+    # Of the two folders that count, all is flushed, and both have only what every member has.
+    table.acks(1, START + 200)
+    leadership = table.leadership
+    assert (leadership.truncate_lsn, leadership.commit_lsn, leadership.write_lsn) == (START, START + 100, START + 100)
+
+
 def test_received_wal_of_a_data_folder_that_was_replaced_is_not_reported_again_with_an_apply_position() -> None:
     table = Table("a")
     table.acks(1, START, readers=True)

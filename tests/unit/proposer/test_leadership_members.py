@@ -246,8 +246,9 @@ def test_a_membership_that_another_leader_decided_counts_for_nothing() -> None:
     assert table.leadership.members[1].generation < 2
 
 
-def test_a_safekeeper_that_is_not_known_refuses_nothing() -> None:
+def test_a_safekeeper_that_is_not_known_refuses_nothing_and_has_no_membership() -> None:
     table = Table()
+    table.leadership.on_reconfigured(9, Reconfigured(NODE_ID, 2), table.now)
     table.leadership.on_storage_full(9, "No space left on device")
     table.take()
     assert table.said == []

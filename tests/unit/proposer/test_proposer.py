@@ -212,7 +212,7 @@ def test_a_later_attempt_waits_for_its_time_also_if_the_primary_comes_back_befor
     table.ticks()
     table.sees()
     assert table.sent(PreVoteRequest) == {}
-    table.ticks()
+    table.ticks(table.proposer._next_attempt_at - table.now)
     assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
 
 
