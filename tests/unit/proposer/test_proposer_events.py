@@ -96,6 +96,21 @@ def verifying(**of_vote: Any) -> Table:
     return table
 
 
+# Greetings during a term.
+
+
+@pytest.mark.parametrize("has_log", [False, True])
+def test_a_folder_of_another_cluster_follows_only_if_it_is_empty(has_log: bool) -> None:
+    table, _ = leading(1, 2)
+    table.event(table.proposer.disconnected(3, table.now))
+    table.event(table.proposer.connected(3, table.now))
+    log = {"last_term": 1, "flush_lsn": END} if has_log else {}
+    # A bootstrap has reached it that reached nobody else.
+    table.hears(3, msgspec.structs.replace(empty(3), cluster_id="d" * 32, membership=MEMBERS, **log))
+    assert (3 in table.sent(Elected)) is not has_log
+    assert (table.proposer.peers[3].refused_code is RefusalCode.OTHER_CLUSTER) is has_log
+
+
 # Refusals of safekeepers.
 
 
