@@ -334,6 +334,8 @@ def test_when_commits_begin_to_wait_for_the_member_its_rate_is_no_longer_limited
     table.ends(3, BEGIN + MIB)
     ((_, request),) = table.pulls()
     assert (request.bytes_per_s, request.sources) == (0, (PullSource(1, "one:1"),))
+    table.ticks()
+    assert table.pulls() == [], "that commits wait for it is no reason to end this one"
 
 
 def test_the_end_of_the_members_connection_ends_its_pull() -> None:
