@@ -124,7 +124,7 @@ def test_vacuum_is_held_back_for_the_oldest_transaction_of_those_who_stream_now(
     standbys = table("")
     assert standbys.oldest_xmins() == (0, 0)
     standbys.on_report(1, (at("a", 1, xmin=(1 << 32) + 5), at("b", 1, xmin=7, catalog_xmin=9)))
-    standbys.on_report(2, (at("c", 1, xmin=6), at("d", 1)))
+    standbys.on_report(2, (at("c", 1, xmin=6, catalog_xmin=10), at("d", 1)))
     assert standbys.oldest_xmins() == (6, 9)
     standbys.disconnected(2)
     assert standbys.oldest_xmins() == (7, 9)
