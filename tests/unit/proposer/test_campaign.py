@@ -7,6 +7,7 @@ from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     AppendResponse,
     Bootstrap,
+    DigestResponse,
     Elected,
     PreVoteRequest,
     PreVoteResponse,
@@ -233,6 +234,20 @@ def test_a_vote_that_is_refused_and_then_given_on_another_connection_counts() ->
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, vote(leader_id))
     assert table.did(IdentifyPrimary)
+
+
+# The check of the primary.
+
+
+@pytest.mark.parametrize("crc", [1, 2])
+def test_only_a_primary_with_equal_bytes_passes_the_check(crc: int) -> None:
+    table = verifying()
+    campaign = table.proposer.campaign
+    assert campaign is not None and campaign.verification is not None
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, (1,)))
+    campaign.verification.on_primary_checked((crc,))
+    assert campaign.verification.is_passed is (crc == 1)
+    assert bool(campaign.verification.refusal) is (crc != 1)
 
 
 # What the members are told.
