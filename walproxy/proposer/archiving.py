@@ -101,6 +101,8 @@ class Archiving:
         current = self._candidates.get(self.archiver)
         if current is None:
             return self._assign_first(present, now)
+        if self.archived_lsn + 2 * self._segment_size > commit_lsn:
+            current.moved_at = now  # There is nothing to archive.
         others = {i: c for i, c in present.items() if i != self.archiver and not self._has_other_archive(c.report)}
         # None of them would ever archive WAL below its own beginning.
         others = {i: c for i, c in others.items() if c.report.wal_begin_lsn <= self.archived_lsn} or others
@@ -110,8 +112,6 @@ class Archiving:
             return self._replace(current, healthy or others, reason, now)
         if current.problem_since is not None and now - current.problem_since >= PROBLEM_GRACE_S:
             return self._replace(current, healthy, f"cannot archive: {current.report.problem}", now)
-        if self.archived_lsn + 2 * self._segment_size > commit_lsn:
-            current.moved_at = now
         if now - current.moved_at >= STALL_S:
             return self._replace(current, healthy, "makes no progress", now)
         return ""

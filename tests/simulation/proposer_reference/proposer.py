@@ -144,7 +144,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         self._close_silent(now)
         term = self.term
         if term is not None:
-            term.begin_tick(now)
+            term.begin_tick()
             self._tells_folders = now >= self._tell_folders_at
             if self._tells_folders:
                 self._tell_folders_at = now + FOLDERS_INTERVAL_S
@@ -154,6 +154,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
             is_settled = term.change.next(term.membership) is None
             if not is_settled:
                 self._decide()
+            term.watch_archive(now)
             self._members_told_of = folders_of(term.membership)
             self._replace_lost()
             if is_settled:

@@ -231,15 +231,17 @@ class TermState:
         self._before = {i: (m.last_begin_lsn, m.sent_lsn) for i, m in self.members.items()}
         self._has_streamed = self.streams
 
-    def begin_tick(self, now: float) -> None:
+    def begin_tick(self) -> None:
         """Keep what a tick decides by, and changes."""
-        self._has_skipped = False
-        archive = self.archive
-        archive.was_named = False
-        if archive.archived_lsn + 2 * self.elected.segment_size > self.commit_lsn:
-            archive.moved_at[archive.archiver] = now  # 9.2: it has all that there is.
+        self._has_skipped = self.archive.was_named = False
         for member in self.members.values():
             member.waiting_before = member.waiting_since
+
+    def watch_archive(self, now: float) -> None:
+        """9.2: the time in which the archiver has all that there is does not count."""
+        archive = self.archive
+        if archive.archived_lsn + 2 * self.elected.segment_size > self.commit_lsn:
+            archive.moved_at[archive.archiver] = now
 
     def advance(self) -> None:
         """7.5: recompute commit_lsn, which never goes back."""

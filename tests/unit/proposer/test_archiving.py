@@ -197,6 +197,21 @@ def test_one_that_has_less_than_two_segments_to_archive_does_not_stall() -> None
     assert table.looks(STALL_S) == 2
 
 
+def test_a_problem_while_there_was_nothing_to_archive_is_no_stall_afterwards() -> None:
+    """Simulator, archive 1033912."""
+    table = Table()
+    table.names()
+    progress = {"is_archiver": True, "archived_lsn": END - SEGMENT}
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, problem="the store is down", **(progress if safekeeper_id == 1 else {}))
+    assert table.looks(10 * STALL_S) == 1
+    for safekeeper_id in (1, 2, 3):
+        table.hears(safekeeper_id, **(progress if safekeeper_id == 1 else {}))
+    table.commit_lsn += 3 * SEGMENT
+    assert table.looks() == 1
+    assert table.looks(STALL_S) == 2
+
+
 def test_whoever_was_replaced_rests_unless_there_is_nobody_else() -> None:
     table = Table()
     table.names(count=2)
