@@ -606,8 +606,10 @@ class Node:
 
     def _no_room_for_wal(self, full: StorageFull) -> None:
         storage, segment_size = self.folder.storage, self.folder.control.segment_size
+        ends_at_lsn = 0
         if storage is not None and segment_size:
-            self.disk_space.wal_ends_at_lsn = segment_start(storage.write_lsn - 1, segment_size) + segment_size
+            ends_at_lsn = segment_start(storage.write_lsn - 1, segment_size) + segment_size
+        self.disk_space.wal_ends_at_lsn = ends_at_lsn
         self.disk_space.note(WAL, full)
 
     # For /status and warnings.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from safekeeper.acceptor.effects import Close, Effects
@@ -585,6 +586,27 @@ async def test_space_for_wal_counts_as_back_only_once_a_flush_ends_in_a_new_segm
         sk.fs.full = False
         await sk.append_durably(b"x")
         assert WAL not in sk.node.disk_space.lacking
+
+
+@on_the_loop
+async def test_without_a_log_any_flush_shows_that_there_is_space_for_wal_again(tmp_path: Path) -> None:
+    """Simulator, elections 1032951: a segment is prepared when the log has been set aside."""
+    async with bench(tmp_path / "sk") as sk:
+        sk.node.folder.control = msgspec.structs.replace(sk.node.folder.control, segment_size=SEGMENT_SIZE)
+        sk.node.disk_space.wal_ends_at_lsn = BASE_LSN
+        sk.node._no_room_for_wal(StorageFull("No space left on device"))
+        assert WAL in sk.node.disk_space.lacking and sk.node.disk_space.wal_ends_at_lsn == 0
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@on_the_loop
+async def test_space_for_wal_is_lacked_behind_the_segment_that_is_written(tmp_path: Path, more: int) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await usual(sk)
+        border_lsn = BASE_LSN + SEGMENT_SIZE
+        await sk.append_durably(bytes(border_lsn + more - sk.node.acceptor.write_lsn))
+        sk.node._no_room_for_wal(StorageFull("No space left on device"))
+        assert sk.node.disk_space.wal_ends_at_lsn == border_lsn + more * SEGMENT_SIZE
 
 
 @on_the_loop

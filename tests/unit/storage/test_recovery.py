@@ -262,3 +262,6 @@ def test_inspection_reports_a_flush_that_was_interrupted_and_no_other_slot() -> 
     fs.damage(DIRECTORY / name(0), 100, b"?")
     (found,), _ = inspect(fs, DIRECTORY, SIZE)
     assert found.problems == () and found.valid_end_lsn == BASE + 1400, "only the newest slot is in doubt"
+    fs.damage(DIRECTORY / name(0), 1000, b"?")
+    (found,), _ = inspect(fs, DIRECTORY, SIZE)
+    assert found.valid_end_lsn is None and found.problems == ("both slots of the footer have a wrong checksum",)
