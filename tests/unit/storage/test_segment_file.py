@@ -236,7 +236,7 @@ def test_creating_a_segment_without_room_leaves_no_trace() -> None:
         fs = VirtualFileSystem(random.Random(1), capacity_bytes=room_bytes)
         with pytest.raises(StorageFull, match="no space left"):
             new_segment(fs)
-        assert fs.listdir(DIRECTORY) == []
+        assert fs.listdir(DIRECTORY) == [] and fs.open_files == 0
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "sync folder"])
