@@ -466,6 +466,17 @@ def test_a_segment_is_prepared_past_the_half_and_used_by_the_append_that_needs_i
     assert fs.operations - before == 2, "an append into prepared segments only writes"
 
 
+def test_a_segment_that_was_prepared_and_not_used_is_closed_with_the_log(
+    fs: VirtualFileSystem, storage: WalStorage
+) -> None:
+    write(storage, SIZE // 2 + 1)
+    preparation = storage.prepare_ahead()
+    assert preparation is not None
+    preparation.run()
+    storage.close()
+    assert fs.open_files == 0
+
+
 def test_an_append_takes_over_a_preparation_that_has_not_begun(fs: VirtualFileSystem, storage: WalStorage) -> None:
     write(storage, SIZE - 1)
     preparation = storage.prepare_ahead()
