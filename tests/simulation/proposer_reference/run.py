@@ -105,7 +105,7 @@ class ReferenceRun:
 
     def _greet_all(self) -> None:
         for safekeeper_id, peer in self.roster.peers.items():
-            if peer.is_connected:
+            if peer.is_connected and safekeeper_id not in self._removed:
                 self._greet(safekeeper_id)
 
     def _disconnect(self, safekeeper_id: int) -> None:
