@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,7 +44,12 @@ from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.net.admission import Budget
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.node.node import Node
-from safekeeper.node.proposer_listener import WRITE_HIGH_WATER_BYTES, Connection, ProposerListener
+from safekeeper.node.proposer_listener import (
+    WRITE_HIGH_WATER_BYTES,
+    WRITE_LOW_WATER_BYTES,
+    Connection,
+    ProposerListener,
+)
 from safekeeper.peers.codec import ACCEPTOR_DIALECT, FrameDecoder, encode, encode_authentication
 from safekeeper.peers.peer_auth import Hello, Reason, Refused
 from safekeeper.peers.shared_secret import SharedSecret
@@ -396,6 +402,47 @@ async def test_a_connection_that_falls_silent_is_closed(tmp_path: Path) -> None:
         await client.lead()
         assert await client.receive() is None
         await until(lambda: there.node.acceptor.leader is None)
+
+
+@on_the_loop
+async def test_a_connection_that_sends_anything_is_not_silent(tmp_path: Path) -> None:
+    async with house(tmp_path, idle_timeout_s=30) as there:
+        client = await there.client()
+        await client.lead()
+        connection = there.connection()
+        for number in range(2):
+            connection.heard_at = there.listener.now() - 31
+            connection._is_usual = number == 1
+            if number:
+                await client.append(BASE_LSN, b"x")
+            else:
+                client.send(PreVoteRequest("run1"))
+                assert isinstance(await client.receive(), PreVoteResponse)
+            there.listener.watch()
+            assert there.listener.connection_count == 1
+
+
+@on_the_loop
+async def test_an_unreachable_peer_is_detected_and_little_is_kept_for_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        await (await there.client()).greet()
+        transport = there.connection()._transport
+        sock = transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert transport.get_write_buffer_limits() == (WRITE_LOW_WATER_BYTES, WRITE_HIGH_WATER_BYTES)
+
+
+@on_the_loop
+async def test_a_peer_that_does_not_speak_tls_is_closed_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = ServerTls(*Authority(tmp_path).sign("server"))
+    async with house(tmp_path, tls=tls) as there:
+        client = await there.client()
+        client.writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        await until(lambda: there.listener.connection_count == 0)
+        (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert "TLS" in line.getMessage()
 
 
 @on_the_loop
