@@ -343,9 +343,10 @@ async def test_what_arrives_after_the_connection_was_closed_is_ignored(tmp_path:
 async def test_what_arrives_after_a_refused_message_is_ignored(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
         connection, acceptor = await there.before_a_usual_append()
-        connection._is_usual = False
-        connection.get_buffer(-1)[:64] = b"?" * 64
-        connection.buffer_updated(64)
+        deliver(connection, append(BASE_LSN + 101, b"gap"))
+        await until(lambda: not connection._open)
+        # The acceptor has forgotten the closed connection, which alone would suffice.
+        acceptor.leader, acceptor.leader_connection = LEADER, connection.number
         deliver(connection, append(BASE_LSN + 100, b"y" * 10))
         assert acceptor.write_lsn == BASE_LSN + 100
 
