@@ -269,7 +269,8 @@ class WalPuller:
             while acceptor.write_lsn - acceptor.flush_lsn > UNFLUSHED_BYTES_MAX:
                 self._has_moved.clear()
                 await self._has_moved.wait()
-        # The acceptor has ended the pull, unless the WAL of this source did not continue its log.
+        # If the acceptor has ended the pull, `update` has cancelled this task, which shows only when it waits.
+        await asyncio.sleep(0)
         raise RemoteProtocolError(f"its WAL does not continue this log at {format_lsn(acceptor.write_lsn)}")
 
 

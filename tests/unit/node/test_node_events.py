@@ -442,6 +442,20 @@ async def test_the_first_error_is_the_one_that_is_reported(tmp_path: Path) -> No
         assert await failure(sk.node) is first
 
 
+@on_the_loop
+async def test_an_effect_that_ends_after_the_node_has_failed_leads_to_no_answer(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await usual(sk)
+        sk.fs.hold()
+        sk.says(VoteRequest(LeaderId(2, "other"), 1))
+        said = len(sk.said)
+        sk.node._prepared(Preparation(lambda: None), None, StorageFailed("gone"))
+        assert sk.node.failed.done()
+        sk.fs.release()
+        await sk.node.disk.run(lambda: None)
+        assert len(sk.said) == said
+
+
 @pytest.mark.parametrize("is_fatal", [False, True])
 @on_the_loop
 async def test_a_segment_that_cannot_be_prepared_ends_the_node_only_if_the_disk_fails(

@@ -295,6 +295,11 @@ async def test_what_arrives_while_the_node_waits_for_the_disk_is_handled_afterwa
         assert not there.listener.waiting
 
 
+def levels_of(text: str, caplog: pytest.LogCaptureFixture) -> list[int]:
+    """Return the levels of the log's lines that contain `text`."""
+    return [record.levelno for record in caplog.records if text in record.getMessage()]
+
+
 def deliver(connection: Connection, message: ProposerMessage) -> None:
     """Let the connection receive a message in two parts, as the event loop does."""
     data = b"".join(encode(message))
@@ -408,12 +413,14 @@ async def test_a_connection_without_a_greeting_is_closed(tmp_path: Path, caplog:
 
 
 @on_the_loop
-async def test_a_connection_that_falls_silent_is_closed(tmp_path: Path) -> None:
+async def test_a_connection_that_falls_silent_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     async with house(tmp_path, idle_timeout_s=0.1) as there:
         client = await there.client()
         await client.lead()
         assert await client.receive() is None
         await until(lambda: there.node.acceptor.leader is None)
+        assert levels_of("no data for 0.1 s", caplog) == [logging.INFO]
 
 
 @on_the_loop
@@ -490,7 +497,7 @@ async def test_the_end_of_a_connection_is_logged_as_a_warning_only_if_it_broke_t
             await client.greet()
             caplog.clear()
             there.listener.close(there.connection().number, "a reason", broken=broken)
-            assert [record.levelno for record in caplog.records if "a reason" in record.getMessage()] == [level]
+            assert levels_of("a reason", caplog) == [level]
             assert await client.receive() is None
             await until(lambda: there.listener.connection_count == 0)
         caplog.clear()
@@ -527,7 +534,10 @@ async def test_usual_appends_that_are_received_together_are_flushed_together(tmp
 
 
 @on_the_loop
-async def test_beyond_the_limit_the_proxy_that_has_been_silent_for_longest_makes_room(tmp_path: Path) -> None:
+async def test_beyond_the_limit_the_proxy_that_has_been_silent_for_longest_makes_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with house(tmp_path, connections_max=2) as there:
         first, second, third = await there.client(), await there.client(), await there.client()
         await first.lead()
@@ -539,6 +549,45 @@ async def test_beyond_the_limit_the_proxy_that_has_been_silent_for_longest_makes
         assert await second.receive() is None
         await first.append(BASE_LSN + 1, b"x")
         assert there.listener.admission.proven == 2
+        assert levels_of("idle for longest of 2 authenticated ones", caplog) == [logging.INFO]
+
+
+@on_the_loop
+async def test_a_connection_that_made_room_is_forgotten_at_once(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        await client.lead()
+        there.listener.evict(there.connection(), "a reason")
+        assert there.listener.connection_count == 0 and there.node.acceptor.leader is None
+        assert await client.receive() is None
+
+
+@on_the_loop
+async def test_who_connects_after_the_listener_has_stopped_accepting_is_refused(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        client = await there.client()
+        await client.greet()
+        there.listener.stop_accepting()
+        with pytest.raises(ConnectionRefusedError):
+            await there.client()
+        client.send(PreVoteRequest("run1"))
+        assert isinstance(await client.receive(), PreVoteResponse)
+
+
+@on_the_loop
+async def test_the_log_shows_who_has_disconnected_for_debugging(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with house(tmp_path) as there:
+        leaves, is_closed = await there.client(), await there.client()
+        await leaves.greet()
+        leaves.writer.close()
+        await until(lambda: there.listener.connection_count == 1)
+        await is_closed.greet()
+        there.listener.close(there.connection().number, "a reason", broken=False)
+        assert await is_closed.receive() is None
+        assert levels_of("disconnected", caplog) == [logging.DEBUG]
 
 
 @on_the_loop

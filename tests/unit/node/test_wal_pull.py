@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -79,10 +81,15 @@ async def pull(there: House, sources: tuple[PullSource, ...], obstacle: str = ""
     leader = await there.client()
     await leader.lead()
     leader.send(PullWal(LEADER, 1, END_LSN, 0, sources))
+    return leader, await pull_ended(leader)
+
+
+async def pull_ended(leader: Client) -> PullEnded:
+    """Wait for the end of a pull."""
     while True:
         message = await leader.receive()
         if isinstance(message, PullEnded):
-            return leader, message
+            return message
         assert isinstance(message, AppendResponse)
 
 
@@ -145,6 +152,46 @@ async def test_what_cannot_be_an_address_is_a_problem_of_its_source(tmp_path: Pa
     async with house(tmp_path) as there, source(whole) as other:
         _, ended = await pull(there, (PullSource(3, "nowhere"), other))
         assert (ended.write_lsn, ended.problem) == (END_LSN, "")
+
+
+@on_the_loop
+async def test_a_problem_of_a_source_is_logged_again_only_after_a_block_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serves: list[int] = []  # An element for each block that it still has.
+
+    def answer(request: PeerRead) -> list[AcceptorMessage]:
+        if not serves:
+            return [Refusal(RefusalCode.RANGE, "removed", LEADER)]
+        serves.pop()
+        return whole(request)
+
+    async with house(tmp_path) as there, source(answer) as other:
+        leader, _ = await pull(there, (other,))
+        counts = []
+        for number, blocks in enumerate((0, 1, 0), 2):
+            counts.append(caplog.messages.count(f"could not pull WAL from {at(other)}: it refuses (range): removed"))
+            serves.extend([0] * blocks)
+            leader.send(PullWal(LEADER, number, END_LSN, 0, (other,)))
+            await pull_ended(leader)
+        counts.append(caplog.messages.count(f"could not pull WAL from {at(other)}: it refuses (range): removed"))
+        assert counts == [1, 1, 2, 2]
+
+
+def at(source: PullSource) -> str:
+    return f"safekeeper {source.safekeeper_id} at {source.address}"
+
+
+@on_the_loop
+async def test_the_end_of_a_pull_is_a_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with house(tmp_path) as there, source(whole) as other:
+        await pull(there, (other,))
+        (line,) = [message for message in caplog.messages if message.startswith("pulled ")]
+        assert re.fullmatch(
+            r"pulled 3145728 bytes of WAL in \d{1,2}\.\d s \(3145728 from safekeeper 2\); WAL ends at 0/600000", line
+        )
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 # The side that serves.

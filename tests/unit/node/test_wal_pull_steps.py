@@ -33,7 +33,7 @@ from safekeeper.node.wal_pull import BLOCK_BYTES, BLOCKS_IN_FLIGHT, Answers, Wal
 from safekeeper.peers.codec import PROBLEM_BYTES_MAX, PROPOSER_DIALECT, FrameDecoder, encode
 from tests.unit.event_loop import on_the_loop, until
 from tests.unit.node.test_proposer_listener import BASE_LSN, LEADER, MIB, SEGMENT_SIZE, Client, House, append, house
-from tests.unit.node.test_wal_pull import END_LSN, GREETING
+from tests.unit.node.test_wal_pull import END_LSN, GREETING, pull_ended
 
 # A safekeeper sends it before its greeting.
 FOLDERS = FolderStates("c" * 32, (FolderState(2, "b" * 32),))
@@ -129,11 +129,7 @@ class Bench:
 
     async def ended(self) -> PullEnded:
         """Return the next end of a pull that the leader is sent."""
-        while True:
-            message = await self.leader.receive()
-            if isinstance(message, PullEnded):
-                return message
-            assert isinstance(message, AppendResponse)
+        return await pull_ended(self.leader)
 
     async def settles(self) -> None:
         """Let the loop do what is due: two heartbeats are answered."""
