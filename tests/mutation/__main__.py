@@ -182,7 +182,7 @@ def _try(
     if options.again:
         results.unlink(missing_ok=True)
     verdicts = trials.read(results)
-    if options.skip_explained:
+    if options.skip_explained and explained:
         missing = [mutation.id for mutation in chosen if mutation.id in explained and mutation.id not in verdicts]
         print(f"{len(missing)} are explained survivors, and not tried")
         verdicts |= {each: Verdict(each, trials.SURVIVED, False, "", "not tried", {}, 0.0) for each in missing}

@@ -38,6 +38,7 @@ from safekeeper.storage.disk_work import Preparation
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 from tests.unit.faulty_filesystem import FaultyFileSystem
 from tests.unit.node.test_node import (
+    ALWAYS_QUICK_S,
     BASE_LSN,
     CONNECTION,
     INCARNATION,
@@ -84,7 +85,7 @@ async def flushing(sk: Bench) -> int:
 async def test_appends_that_are_available_together_are_flushed_together(tmp_path: Path, is_quick: bool) -> None:
     async with bench(tmp_path / "sk") as sk:
         begin_lsn = await usual(sk)
-        sk.node._average_flush_s = 0.0 if is_quick else 1.0
+        sk.node._average_flush_s = ALWAYS_QUICK_S if is_quick else 1.0
         before = len(sk.fs.synced_by)
         for is_last in (False, False, True):
             assert len(sk.fs.synced_by) == before
@@ -100,7 +101,7 @@ async def test_appends_that_are_available_together_are_flushed_together(tmp_path
 async def test_while_a_flush_runs_in_the_thread_none_is_made_on_the_loop(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         begin_lsn = await flushing(sk)
-        sk.node._average_flush_s = 0.0
+        sk.node._average_flush_s = ALWAYS_QUICK_S
         before = len(sk.fs.synced_by)
         assert append(sk, b"b" * 10, is_last=True)
         assert threading.current_thread() not in sk.fs.synced_by[before:]
@@ -127,7 +128,7 @@ async def test_a_flush_that_an_effect_has_included_is_not_counted_again(tmp_path
 async def test_a_quick_flush_is_answered_at_once_and_one_without_a_leader_to_nobody(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         begin_lsn = await usual(sk)
-        sk.node._average_flush_s = 0.0
+        sk.node._average_flush_s = ALWAYS_QUICK_S
         said = len(sk.said)
         assert append(sk, b"a" * 10, is_last=True)
         assert len(sk.said) == said + 1 and sk.told_flush_lsn() == begin_lsn + 10
@@ -203,6 +204,54 @@ async def test_no_append_is_written_while_an_effect_waits_for_the_disk(tmp_path:
         sk.fs.release()
         await until(lambda: sk.node.ready)
         assert append(sk, b"y", is_last=True)
+
+
+@on_the_loop
+async def test_no_segment_is_prepared_while_an_effect_waits_for_the_disk(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await with_a_checkpoint_under_way(sk)
+        with failing(sk.node.folder.opened_storage(), "prepare_ahead", StorageFailed("not at this moment")):
+            sk.node._prepare_ahead()
+        assert not sk.node.failed.done()
+
+
+@pytest.mark.parametrize("size", [100, SEGMENT_SIZE // 2, SEGMENT_SIZE // 2 + 1])
+@on_the_loop
+async def test_after_half_a_segment_it_is_time_for_the_next_one(tmp_path: Path, size: int) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await sk.lead()
+        await sk.append_durably(bytes(size))
+        sk.node._prepare_ahead()
+        first_half_ends_lsn = BASE_LSN + SEGMENT_SIZE // 2 + (SEGMENT_SIZE if size > SEGMENT_SIZE // 2 else 0)
+        assert sk.node._prepare_at_lsn == first_half_ends_lsn + 1
+
+
+@on_the_loop
+async def test_a_node_that_has_failed_prepares_no_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await usual(sk)
+        prepared: list[int] = []
+        monkeypatch.setattr(sk.node.folder.opened_storage(), "prepare_ahead", lambda: prepared.append(1))
+        sk.node._prepare_ahead()
+        assert prepared == [1]
+        sk.node._prepared(Preparation(lambda: None), None, StorageFailed("gone"))
+        sk.node._prepare_ahead()
+        assert prepared == [1]
+
+
+@on_the_loop
+async def test_received_wal_is_not_reported_while_an_effect_waits_for_the_disk(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        end_lsn = await usual(sk)
+        sk.append(b"", commit_lsn=end_lsn)
+        sk.node._average_flush_s = 1.0
+        sk.fs.hold()
+        assert append(sk, b"a" * 10, is_last=True)
+        sk.node.checkpoint()
+        assert sk.node._flush is not None and not sk.node.ready
+        sk.node._flush_began_at -= 1
+        sk.node._report_timer()
+        assert not sk.node._events
 
 
 @on_the_loop
@@ -307,7 +356,7 @@ async def test_an_error_in_an_event_ends_the_node_and_nothing_more_is_executed(
 ) -> None:
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
-        sk.node._average_flush_s = 0.0
+        sk.node._average_flush_s = ALWAYS_QUICK_S
         said, resumed = len(sk.said), sk.resumed
         with failing(sk.node.acceptor, method, error):
             if method == "check":
@@ -328,7 +377,7 @@ async def test_an_error_in_an_event_ends_the_node_and_nothing_more_is_executed(
 async def test_what_was_written_before_a_node_has_failed_is_not_flushed_afterwards(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
-        sk.node._average_flush_s = 0.0
+        sk.node._average_flush_s = ALWAYS_QUICK_S
         assert append(sk, b"y", is_last=False)
         before, said = len(sk.fs.synced_by), len(sk.said)
         with failing(sk.node.acceptor, "check", InvariantViolation("cannot be")):
@@ -585,7 +634,7 @@ async def test_an_effect_without_a_free_descriptor_is_refused_after_some_attempt
 async def test_space_for_wal_counts_as_back_only_once_a_flush_ends_in_a_new_segment(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
-        sk.node._average_flush_s = 0.0
+        sk.node._average_flush_s = ALWAYS_QUICK_S
         sk.fs.full = True
         sk.append(bytes(SEGMENT_SIZE))
         assert WAL in sk.node.disk_space.lacking

@@ -57,6 +57,7 @@ from safekeeper.storage.data_folder import DataFolder
 from tests.unit.certificates import Authority
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 from tests.unit.faulty_filesystem import FaultyFileSystem
+from tests.unit.node.test_node import ALWAYS_QUICK_S
 
 SEGMENT_SIZE = 1 << 20
 BASE_LSN = 3 << 20
@@ -519,7 +520,7 @@ async def test_an_append_that_is_not_a_usual_one_is_handled_as_every_other_messa
 async def test_usual_appends_that_are_received_together_are_flushed_together(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
         connection, acceptor = await there.before_a_usual_append()
-        there.node._average_flush_s = 0.0
+        there.node._average_flush_s = ALWAYS_QUICK_S
         before = len(there.fs.synced_by)
         messages = (append(BASE_LSN + 100, b"y" * 10), append(BASE_LSN + 110, b"z" * 10))
         data = b"".join(b"".join(encode(message)) for message in messages)
