@@ -661,6 +661,22 @@ async def test_without_a_log_any_flush_shows_that_there_is_space_for_wal_again(t
         assert WAL in sk.node.disk_space.lacking and sk.node.disk_space.wal_ends_at_lsn == 0
 
 
+@on_the_loop
+async def test_a_segment_is_prepared_again_after_longer_and_longer_pauses_without_a_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await usual(sk)
+        pauses_s: list[float] = []
+        preparation, short = Preparation(lambda: None), ResourceShortage("too many open files")
+        with monkeypatch.context() as patch:
+            patch.setattr(sk.node._loop, "call_later", lambda pause_s, _: pauses_s.append(pause_s))
+            for error in (*[short] * (len(node_module.SHORTAGE_PAUSES_S) + 2), None, short):
+                sk.node._count_prepared(preparation, error)
+        longest_s, first_s = node_module.SHORTAGE_PAUSES_S[-1], node_module.SHORTAGE_PAUSES_S[0]
+        assert pauses_s == [*node_module.SHORTAGE_PAUSES_S, longest_s, longest_s, first_s]
+
+
 @pytest.mark.parametrize("more", [0, 1])
 @on_the_loop
 async def test_space_for_wal_is_lacked_behind_the_segment_that_is_written(tmp_path: Path, more: int) -> None:
