@@ -13,8 +13,8 @@ from tests.integration.test_limbo import (
     commits_that_wait,
     limbo_of,
     lost_quorum,
+    received,
     restart,
-    waiting,
 )
 
 pytestmark = NEWEST
@@ -52,7 +52,7 @@ def test_the_order_of_the_clients_is_that_of_the_queue(cluster: Gated) -> None:
         for number in range(5):
             commits.append(Commit(cluster.postgres, f"INSERT INTO ledger VALUES (3, {number})"))
             wait_for(lambda: cluster.waiters() == len(commits), "it waits", WAIT_S)
-        wait_for(lambda: len(waiting(limbo_of(cluster.proxy))) == 5, "the proxy lists all", WAIT_S)
+        wait_for(lambda: len(received(limbo_of(cluster.proxy))) == 5, "the proxy lists all", WAIT_S)
         listed = [each["session"]["query"] for each in limbo_of(cluster.proxy)["transactions"]]
         assert listed == [f"INSERT INTO ledger VALUES (3, {number})" for number in range(5)]
     for commit in commits:
@@ -104,8 +104,8 @@ def test_a_transaction_over_several_segments_is_one_entry(cluster: Gated) -> Non
     sql = "INSERT INTO ledger SELECT 4, n FROM generate_series(1, 50000) n"
     with lost_quorum(cluster):
         commit = Commit(cluster.postgres, sql)
-        wait_for(lambda: len(waiting(limbo_of(cluster.proxy))) == 1, "the proxy lists it", WAIT_S)
-        (only,) = waiting(limbo_of(cluster.proxy))
+        wait_for(lambda: len(received(limbo_of(cluster.proxy))) == 1, "the proxy lists it", WAIT_S)
+        (only,) = received(limbo_of(cluster.proxy))
         assert only["session"]["query"] == sql
         assert limbo_of(cluster.proxy)["bytes"] > 2 * cluster.segment_size
     commit.wait(WAIT_S)

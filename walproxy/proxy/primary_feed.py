@@ -46,6 +46,9 @@ PAUSE_MAX_S = 2.0
 # One of several hosts may be promoted at any moment, and its commits wait for the proxy.
 PAUSE_MAX_OF_SEVERAL_S = 0.5
 IDLE_CHECK_S = 1.0
+# It also limits for how long WAL stays unsent that a walsender of PostgreSQL 16 or newer has overlooked: it looks for
+# new WAL, and only then registers for wake-ups. Without a quorum nothing else wakes it. On two busy cores that happened
+# in 5 of 380 bursts of four commits (0.4 to 0.8 s), and with PostgreSQL 15 in none of 380.
 STATUS_INTERVAL_S = 1.0
 CATCHUP_STATUS_INTERVAL_S = 0.02
 CATCHUP_LINGER_S = 1.0
