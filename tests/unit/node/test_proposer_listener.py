@@ -583,9 +583,9 @@ async def test_the_log_shows_who_has_disconnected_for_debugging(
     async with house(tmp_path) as there:
         leaves, is_closed = await there.client(), await there.client()
         await leaves.greet()
+        await is_closed.greet()
         leaves.writer.close()
         await until(lambda: there.listener.connection_count == 1)
-        await is_closed.greet()
         there.listener.close(there.connection().number, "a reason", broken=False)
         assert await is_closed.receive() is None
         assert levels_of("disconnected", caplog) == [logging.DEBUG]
