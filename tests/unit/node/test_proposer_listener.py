@@ -586,6 +586,7 @@ async def test_the_log_shows_who_has_disconnected_for_debugging(
         await is_closed.greet()
         leaves.writer.close()
         await until(lambda: there.listener.connection_count == 1)
+        assert levels_of("disconnected", caplog) == [logging.DEBUG]
         there.listener.close(there.connection().number, "a reason", broken=False)
         assert await is_closed.receive() is None
         assert levels_of("disconnected", caplog) == [logging.DEBUG]
