@@ -19,7 +19,7 @@ from psycopg import pq
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_segment_name, segment_name, segment_start
 from tests.integration.cluster_fixtures import Gated, said, wait_for
-from walproxy.lab.cluster.local_standby import current_lsn, wait_until_replayed
+from walproxy.lab.cluster.local_standby import current_lsn, received_lsn, wait_until_replayed
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries, end_with_parent
 from walproxy.postgres.replication import Keepalive, XLogData, build_status_update, parse_copy_message
 
@@ -72,6 +72,22 @@ def wait_for_everything(cluster: Gated, *standbys: LocalPostgres) -> Lsn:
     for standby in standbys:
         wait_until_replayed(standby, end_lsn, timeout_s=20)
     return end_lsn
+
+
+def wait_for_the_last_commit(cluster: Gated) -> Lsn:
+    """Wait, after the primary has ended, until all WAL of it that the proxy has received is committed; return its end.
+
+    A primary's last WAL, such as the checkpoint of its shutdown, is committed although nobody waits for it.
+    """
+    wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_primary", "the proxy has seen the primary end")
+    wait_for(lambda: said(cluster.proxy, "commit_lsn") == said(cluster.proxy, "received_lsn"), "all of it is committed")
+    return cluster.commit_lsn()
+
+
+def wait_until_promotable(cluster: Gated, standby: LocalPostgres) -> None:
+    """Wait, after the primary has ended, until `standby` has all committed WAL: without it the proxy refuses it."""
+    end_lsn = wait_for_the_last_commit(cluster)
+    wait_for(lambda: received_lsn(standby) >= end_lsn, "the standby has all committed WAL")
 
 
 def dump(server: LocalPostgres) -> str:

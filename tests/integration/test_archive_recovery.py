@@ -36,10 +36,9 @@ from tests.integration.disaster_fixtures import (
 )
 from tests.integration.faulty_relay import FaultyRelay, answer
 from tests.integration.object_stores import LocalFolder, MotoServer, RcloneServer, Server
-from tests.integration.serve_fixtures import dump, wait_for_feeder
+from tests.integration.serve_fixtures import dump, wait_for_feeder, wait_until_promotable
 from tests.integration.test_serve_promotion import kill_primary_with_waiters, wait_until_tli_is_2
 from tests.scratch import scratch_folder
-from walproxy.lab.cluster.local_standby import received_lsn
 from walproxy.postgres.local_server import ServerBinaries
 
 pytestmark = NEWEST
@@ -186,8 +185,7 @@ def test_archive_goes_on_behind_a_promoted_standby_and_restores_across_the_fork(
         wait_for_feeder(cluster, heir)
         load.wait_for_commits(20)
         kill_primary_with_waiters(cluster, 2)
-        # It must have all that may have been acknowledged.
-        wait_for(lambda: received_lsn(heir) >= cluster.commit_lsn(), "the standby has everything")
+        wait_until_promotable(cluster, heir)
         cluster.promote("heir")
         wait_until_tli_is_2(cluster)
         load.wait_for_commits(20)

@@ -17,6 +17,8 @@ from tests.integration.serve_fixtures import (
     feeder,
     wait_for_everything,
     wait_for_feeder,
+    wait_for_the_last_commit,
+    wait_until_promotable,
 )
 from tests.waiting import entry
 from walproxy.lab.cluster.local_standby import received_lsn
@@ -58,9 +60,7 @@ def kill_primary_with_waiters(cluster: Gated, count: int) -> LocalPostgres:
     for commit in waiting:
         wait_for(lambda each=commit: not each.waits, "the client hears of it")  # type: ignore[misc]
         assert commit.error is not None
-    wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_primary", "the proxy has seen the primary die")
-    # What it had received until then is committed now, although nobody was told: the heir must have that too.
-    wait_for(lambda: said(cluster.proxy, "commit_lsn") == said(cluster.proxy, "received_lsn"), "all of it is committed")
+    wait_for_the_last_commit(cluster)
     return cluster.postgres
 
 
@@ -114,7 +114,7 @@ def test_readers_follow_a_promotion_that_has_passed_a_number_over(new_gated: New
     with cluster.load() as load:
         load.wait_for_commits(20)
         cluster.postgres.kill9()
-        wait_for(lambda: standby_status(cluster, "heir")["has_everything"] is True, "the standby has everything")
+        wait_until_promotable(cluster, heir)
         # Another standby was promoted, and given up: its history file is in the archive that this one reads.
         passed = heir.pg_wal / TLI_2_HISTORY
         passed.write_bytes(b"1\t0/800000\tno recovery target specified\n")

@@ -15,7 +15,7 @@ from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.cluster_templates import cluster_template, init_by_copying
 from tests.integration.archive_cluster_fixtures import log_begin_lsn, write_wal
 from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, MIB, Gated, said, wait_for
-from tests.integration.serve_fixtures import wait_for_everything
+from tests.integration.serve_fixtures import wait_for_everything, wait_until_promotable
 from tests.scratch import scratch_folder
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece, plan_pieces, safe_end
@@ -155,8 +155,9 @@ def test_the_log_is_followed_over_a_promotion(cluster: Gated) -> None:
     write_wal(cluster, 3)
     wait_for_everything(cluster, heir)
     cluster.postgres.stop()
+    wait_until_promotable(cluster, heir)
     cluster.promote("heir")
-    wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on", 60.0)
+    wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on")
     cluster.postgres.execute("INSERT INTO ledger VALUES (10, 1)")
     lsn = cluster.commit_lsn_of_all()
     path = wal_input.log_path()

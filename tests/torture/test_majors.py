@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster_fixtures import Commit, wait_for
+from tests.integration.cluster_fixtures import Commit
 from tests.integration.conftest import NewGated
 from tests.integration.discarded_story import make_server, verify_report, write_tail
 from tests.integration.promotion_matrix import ALIVE, ARCHIVES, FOLDERS, FREE, HANGING, IN_USE, LOCAL, REFUSING, dynasty
-from tests.integration.serve_fixtures import assert_equal_to_primary, wait_for_feeder
+from tests.integration.serve_fixtures import assert_equal_to_primary, wait_for_feeder, wait_until_promotable
 from tests.integration.test_ready_to_promote import two_standbys_of_hung_primaries
 from tests.integration.test_serve_promotion import wait_until_tli_is_2
 from tests.pipeline.decoder_comparison import Compared, contradictions
@@ -23,7 +23,6 @@ from tests.pipeline.wal_maker import make_wal
 from tests.scratch import scratch_folder
 from tests.torture.majors import NEWEST, OLDEST, all_servers
 from walproxy.failover.discarded_report import discarded_report
-from walproxy.lab.cluster.local_standby import received_lsn
 from walproxy.postgres.binaries import ServerBinaries
 
 MAJORS = range(OLDEST, NEWEST + 1)
@@ -60,7 +59,7 @@ def test_commits_survive_the_loss_of_a_safekeeper_and_of_the_primary(new_gated: 
         wait_for_feeder(cluster, heir)
         load.wait_for_commits(50)
         cluster.postgres.kill9()
-        wait_for(lambda: received_lsn(heir) >= cluster.commit_lsn(), "the standby has everything")
+        wait_until_promotable(cluster, heir)
         cluster.promote("heir")
         wait_until_tli_is_2(cluster)
         load.wait_for_commits(50)
