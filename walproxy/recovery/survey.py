@@ -12,6 +12,7 @@ import msgspec
 from safekeeper.archive.catalog import ArchivedRange, Catalog, Hole
 from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.objects import ArchivedObject, Manifest
+from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import ArchiveCorrupt, ArchiveRefused, ObjectMissing, RemoteProtocolError
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn, segment_start
@@ -134,7 +135,11 @@ def verify(
     for file, claims in listing.conflicts:
         keys = ", ".join(claim.receipt_key for claim in claims)
         problems.append(f"{file.name} exists with different contents: {keys}")
-    problems += [f"{lost.receipt_key} is the receipt of an object that does not exist" for lost in listing.lost]
+    problems += [
+        f"{lost.receipt_key} is the receipt of an object that does not exist"
+        for lost in listing.lost
+        if _is_lost(reader.store, lost)
+    ]
     notes = [f"{key} has no receipt: an upload that did not finish" for key in listing.unconfirmed]
     notes += [f"{key} is not a file of an archive" for key in listing.strangers]
     total = sum(each.plain_bytes for each in objects)
@@ -152,6 +157,25 @@ def verify(
             done += jobs[job].plain_bytes
             progress(done, total)
     return Verdict(len(objects), total, sorted(problems), notes)
+
+
+def _is_lost(store: ObjectStore, archived: ArchivedObject) -> bool:
+    """Return whether a receipt whose object was not in the listing still has none.
+
+    A listing is not of one moment: an archiver may have removed the receipt of a partial and then the partial, or have
+    added an object and then its receipt, between the entries of the two.
+    """
+    try:
+        next(store.pieces(archived.key), b"")
+    except ObjectMissing:
+        pass
+    else:
+        return False
+    try:
+        store.get(archived.receipt_key)
+    except ObjectMissing:
+        return False
+    return True
 
 
 def _problem_of(reader: ArchiveReader, archived: ArchivedObject, origin: Origin, path: Path) -> str:
