@@ -33,6 +33,8 @@ CLUSTER_SETTINGS = {
     "max_connections": "40",
     "shared_buffers": "16MB",
     "log_checkpoints": "off",
+    # Its ANALYZE commits when it likes, and would be one of the commits that a test has counted.
+    "autovacuum": "off",
     # What is compared must still be there at the end.
     "wal_keep_size": "4GB",
 }
@@ -323,7 +325,8 @@ class Load:
         wait_for(
             lambda: time.monotonic() - max(began_at, self._history.acknowledged[-1].ended_at) > for_s,
             f"nothing is acknowledged for {for_s:g} s",
-            for_s + 1,
+            # An answer that a process holds back on a busy machine may be one more.
+            for_s + 20,
         )
 
 
