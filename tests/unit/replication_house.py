@@ -278,6 +278,16 @@ class ReplicationHouse:
         while not self.call(condition):
             assert time.monotonic() < deadline, "it does not come about"
 
+    def watch_later(self, seconds: float, name: str = "standby1") -> None:
+        """Have the connection of a client watched as if so much more time had passed since its last message."""
+
+        def watch() -> None:
+            (connection,) = (each for each in self.listener._connections.values() if each.name == name)
+            connection.heard_at -= seconds
+            self.listener.watch()
+
+        self.call(watch)
+
     def readable_lsn(self) -> int:
         return self.call(lambda: self.node.acceptor.readable_lsn)
 

@@ -7,7 +7,7 @@ import pytest
 import walproxy.failover.sealer
 from safekeeper.base.settings import Address
 from safekeeper.net.safekeeper_connection import Credentials
-from tests.unit.event_loop import on_the_loop
+from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 from walproxy.failover.sealer import NotSealed, Sealer, sealed_timeline
 from walproxy.proposer.seal import Seal
 
@@ -26,9 +26,9 @@ async def test_a_proxy_that_is_alive_is_left_alone_and_one_that_was_just_killed_
     rival = sealer()
     running = asyncio.create_task(rival.run())
     try:
-        sealing = asyncio.create_task(rival.seal(0.5))
+        sealing = asyncio.create_task(rival.seal(DEADLINE_S))
         rival.proposer.candidacy.is_spare = True
-        await asyncio.sleep(0.07)
+        await until(lambda: rival._rival_since is not None)
         rival.proposer.candidacy.is_spare = False  # It was dead.
         await asyncio.sleep(0.2)
         assert not sealing.done()
@@ -45,7 +45,7 @@ async def test_without_a_quorum_the_reason_is_shown_while_it_waits_and_at_the_en
 ) -> None:
     monkeypatch.setattr(walproxy.failover.sealer, "_WAITING_INTERVAL_S", 0.05)
     shown: list[str] = []
-    with pytest.raises(NotSealed, match=r"not sealed after 0\.3 s: safekeeper 1: could not connect .*; safekeeper 2: "):
-        async with sealed_timeline(DEAD, Seal(1), timeout_s=0.3, waiting=shown.append):
+    with pytest.raises(NotSealed, match=r"not sealed after 1\.3 s: safekeeper 1: could not connect .*; safekeeper 2: "):
+        async with sealed_timeline(DEAD, Seal(1), timeout_s=1.3, waiting=shown.append):
             pytest.fail("it is sealed")
     assert shown and "safekeeper 1: could not connect" in shown[-1]

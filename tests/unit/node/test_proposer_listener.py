@@ -416,12 +416,14 @@ async def test_a_connection_without_a_greeting_is_closed(tmp_path: Path, caplog:
 @on_the_loop
 async def test_a_connection_that_falls_silent_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with house(tmp_path, idle_timeout_s=0.1) as there:
+    async with house(tmp_path, idle_timeout_s=30) as there:
         client = await there.client()
         await client.lead()
+        there.connection().heard_at -= 31
+        there.listener.watch()
         assert await client.receive() is None
         await until(lambda: there.node.acceptor.leader is None)
-        assert levels_of("no data for 0.1 s", caplog) == [logging.INFO]
+        assert levels_of("no data for 30 s", caplog) == [logging.INFO]
 
 
 @on_the_loop
@@ -460,6 +462,8 @@ async def test_a_peer_that_does_not_speak_tls_is_closed_with_a_warning(
     async with house(tmp_path, tls=tls) as there:
         client = await there.client()
         client.writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await client.reader.read())[:1] == b"\x15", "an alert"
         await until(lambda: there.listener.connection_count == 0)
         (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
         assert "TLS" in line.getMessage()
@@ -730,12 +734,14 @@ async def test_a_handshake_that_is_not_finished_in_time_is_closed(
 async def test_an_authentication_that_is_not_finished_in_time_is_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with house(tmp_path, greeting_timeout_s=0.1, secret=SharedSecret(None, Secret(b"s" * 16))) as there:
+    async with house(tmp_path, greeting_timeout_s=60, secret=SharedSecret(None, Secret(b"s" * 16))) as there:
         client = await there.client()
         client.writer.write(encode_authentication(Hello(bytes(32))))
         assert await client.reader.readexactly(8 + 41)
+        there.listener.admission._arrived_at[there.connection().number] -= 61
+        there.listener.watch()
         assert await client.receive() is None
-        assert "no greeting" in caplog.text
+        assert "no greeting within 60 s" in caplog.text
 
 
 @pytest.mark.parametrize("hello_first", [False, True])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -42,6 +43,13 @@ class Owner:
             self.link.disconnect("enough")
 
 
+def reserved() -> socket.socket:
+    """A socket with a port of its own, which refuses connections until a server is opened on it."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
 class Safekeeper:
     """A listener that keeps the connections that were made to it."""
 
@@ -51,9 +59,8 @@ class Safekeeper:
         self.closes_at_once = False
         self.server: asyncio.Server
 
-    async def open(self, port: int = 0) -> int:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", port)
-        return int(self.server.sockets[0].getsockname()[1])
+    async def open(self, sock: socket.socket) -> None:
+        self.server = await asyncio.start_server(self._serve, sock=sock)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.readers.append(reader)
@@ -77,9 +84,9 @@ class Safekeeper:
 @contextlib.asynccontextmanager
 async def linked() -> AsyncIterator[tuple[SafekeeperLink, Owner, Safekeeper]]:
     """A link that runs, and its safekeeper."""
-    safekeeper, owner = Safekeeper(), Owner()
-    port = await safekeeper.open()
-    link = SafekeeperLink(2, Address("127.0.0.1", port), owner)
+    safekeeper, owner, sock = Safekeeper(), Owner(), reserved()
+    await safekeeper.open(sock)
+    link = SafekeeperLink(2, Address(*sock.getsockname()), owner)
     task = asyncio.create_task(link.run())
     try:
         yield link, owner, safekeeper
@@ -149,17 +156,15 @@ async def test_a_safekeeper_that_is_not_there_is_told_once_and_found_when_it_com
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    safekeeper, owner = Safekeeper(), Owner()
-    port = await safekeeper.open()
-    await safekeeper.close()
-    link = SafekeeperLink(2, Address("127.0.0.1", port), owner)
+    safekeeper, owner, sock = Safekeeper(), Owner(), reserved()
+    link = SafekeeperLink(2, Address(*sock.getsockname()), owner)
     link.send([b"to nobody"])
     task = asyncio.create_task(link.run())
     await until(lambda: "could not connect to safekeeper 2" in link.problem)
     # Long enough for the second attempt, and the third: that nothing is said can only be shown by waiting.
     await asyncio.sleep(0.4)
     assert caplog.text.count("could not connect") == 1
-    await safekeeper.open(port)
+    await safekeeper.open(sock)
     await until(lambda: owner.ups == 1)
     assert link.problem == "" and "connected to safekeeper 2" in caplog.text
     task.cancel()

@@ -119,7 +119,7 @@ def test_a_slow_disk_under_a_reader_holds_up_no_append(tmp_path: Path, monkeypat
 
 
 def test_a_reader_that_does_not_read_costs_a_bounded_amount_of_memory_and_is_closed(tmp_path: Path) -> None:
-    with ReplicationHouse(tmp_path, timeout_s=1.0) as house:
+    with ReplicationHouse(tmp_path, timeout_s=60) as house:
         leader = committed(house, len(WAL))
         client = house.client("stuck", receive_buffer=4096)
         client.start(BASE_LSN)
@@ -132,10 +132,13 @@ def test_a_reader_that_does_not_read_costs_a_bounded_amount_of_memory_and_is_clo
         position_lsn = reader.position_lsn
         for _ in range(1000):
             client.report(0, 0, 0, reply=True)
+        client.report(BASE_LSN, 0, 0)
+        house.until(lambda: reader.write_lsn == BASE_LSN)
         leader.write(b"more")
         leader.commit()
         assert house.call(lambda: connection._transport.get_write_buffer_size()) <= buffered
         assert reader.position_lsn == position_lsn
+        house.watch_later(61, "stuck")
         house.until(lambda: not house.hub.readers)
 
 

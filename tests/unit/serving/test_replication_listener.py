@@ -18,6 +18,7 @@ from tests.unit.replication_client import CopyDone, ReplicationClient, ServerErr
 from tests.unit.replication_house import ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SYSTEM_ID
 from tests.unit.wal_builder import WalBuilder
+from walproxy.postgres.replication import Keepalive
 
 MIB = 1 << 20
 WAL = random.Random(7).randbytes(3 * MIB)
@@ -367,31 +368,35 @@ def test_a_client_that_ends_its_stream_may_begin_another_one(tmp_path: Path) -> 
 
 
 def test_a_reader_that_says_nothing_is_asked_and_then_closed(tmp_path: Path) -> None:
-    with ReplicationHouse(tmp_path, timeout_s=0.4) as house:
+    with ReplicationHouse(tmp_path, timeout_s=60) as house:
         leader = house.led()
         leader.write(WAL[:1000])
         leader.commit()
         client = house.client()
         received = client.start(BASE_LSN)
         client.receive_wal(received, BASE_LSN + 1000)
-        ping = client.receive_copy()
-        assert not isinstance(ping, CopyDone) and ping == type(ping)(BASE_LSN + 1000, True)  # type: ignore[arg-type]
+        house.watch_later(31)
+        assert client.receive_copy() == Keepalive(BASE_LSN + 1000, True)
+        house.watch_later(31)
         with pytest.raises(EOFError):
             client.receive_copy()
         house.until(lambda: not house.hub.readers and house.listener.connection_count == 0)
+        house.listener.timeout_s = 0.4
+        assert house.call(house.listener.watch) == 0.1, "it is watched often enough to be asked first"
 
 
 def test_a_reader_that_answers_is_not_closed(tmp_path: Path) -> None:
-    with ReplicationHouse(tmp_path, timeout_s=0.4) as house:
+    with ReplicationHouse(tmp_path, timeout_s=60) as house:
         leader = house.led()
         leader.write(WAL[:1000])
         leader.commit()
         client = house.client()
         client.receive_wal(client.start(BASE_LSN), BASE_LSN + 1000)
         for _ in range(5):
-            client.receive_copy()
+            house.watch_later(31)
+            assert client.receive_copy() == Keepalive(BASE_LSN + 1000, True)
             client.report(BASE_LSN, BASE_LSN, BASE_LSN)
-        assert client.ping()
+            assert client.ping()  # The report has arrived, too.
 
 
 def test_who_does_not_introduce_himself_in_time_is_closed(tmp_path: Path) -> None:
