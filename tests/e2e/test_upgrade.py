@@ -104,8 +104,9 @@ def test_every_service_is_upgraded_in_turn_under_load_and_no_commit_is_lost(
                 deployment.compose(*upgrade, service)
                 deployment.wait_until_whole()
             # They also elect one.
-            deployment.compose("restart", leader)
+            deployment.compose("stop", leader)
             wait_until(lambda: deployment.leader() == spare, "the spare of the version before leads")
+            deployment.compose("start", leader)
             deployment.wait_until_whole()
             for service in (leader, spare):
                 deployment.compose(*upgrade, service)

@@ -176,18 +176,26 @@ def _give(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def warned_once(log_path: Path, part: str) -> Iterator[None]:
-    """In the `with` block something is told in a log as one line with `part`, and nothing else of any weight."""
-    begin = log_path.stat().st_size
+def warned_once(log_path: Path, part: str, *, begin: int | None = None, beside: str | None = None) -> Iterator[None]:
+    """In the `with` block something is told in a log as one line with `part`, and nothing else of any weight.
+
+    Args:
+        begin: from where on in the log; by default from its end at the beginning of the block on.
+        beside: how other warnings begin that are allowed; by default none is.
+    """
+    begin = log_path.stat().st_size if begin is None else begin
 
     def weighty() -> list[str]:
         lines = log_path.read_bytes()[begin:].decode().splitlines()
         return [line for line in lines if " INFO " not in line and " DEBUG " not in line]
 
     yield
-    wait_for(lambda: bool(weighty()), f"{log_path.name} says {part!r}")
-    assert len(weighty()) == 1 and " WARNING " in weighty()[0], weighty()
-    assert part in weighty()[0], weighty()
+    wait_for(lambda: any(part in line for line in weighty()), lambda: f"{log_path.name} says {part!r}: {weighty()}")
+    lines = weighty()
+    assert sum(part in line for line in lines) == 1, lines
+    assert all(" WARNING " in line for line in lines), lines
+    messages = [line.partition(": ")[2] for line in lines if part not in line]
+    assert all(beside is not None and message.startswith(beside) for message in messages), lines
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import pq
 
-from safekeeper.base.lsn import Lsn, format_lsn, parse_segment_name, segment_name, segment_start
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, parse_segment_name, segment_name, segment_start
 from tests.integration.cluster_fixtures import Gated, said, wait_for
 from walproxy.lab.cluster.local_standby import current_lsn, received_lsn, wait_until_replayed
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries, end_with_parent
@@ -79,9 +79,17 @@ def wait_for_the_last_commit(cluster: Gated) -> Lsn:
 
     A primary's last WAL, such as the checkpoint of its shutdown, is committed although nobody waits for it.
     """
-    wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_primary", "the proxy has seen the primary end")
-    wait_for(lambda: said(cluster.proxy, "commit_lsn") == said(cluster.proxy, "received_lsn"), "all of it is committed")
-    return cluster.commit_lsn()
+    ends: list[Lsn] = []
+
+    def is_committed() -> bool:
+        status = cluster.proxy.status()
+        if status is None or status["state"] != "waiting_for_primary":
+            return False
+        ends.append(parse_lsn(status["commit_lsn"]))
+        return ends[-1] == parse_lsn(status["received_lsn"])
+
+    wait_for(is_committed, "the proxy has seen the primary end, and all of its WAL is committed")
+    return ends[-1]
 
 
 def wait_until_promotable(cluster: Gated, standby: LocalPostgres) -> None:
@@ -150,6 +158,7 @@ class WireClient:
         self.problem: str | None = None
         self._received = bytearray()
         self._pings = self._pings_sent = self._pongs = 0
+        self._was_asked = False
         self._said_lsn: Lsn = 0
         self._closing = threading.Event()
         self._connection = connect_raw(cluster, safekeeper_id)
@@ -207,8 +216,8 @@ class WireClient:
 
     def _say(self) -> None:
         asked = self._pings > self._pings_sent
-        if asked or self._said_lsn != self.end_lsn:
-            self._pings_sent, self._said_lsn = self._pings, self.end_lsn
+        if asked or self._was_asked or self._said_lsn != self.end_lsn:
+            self._pings_sent, self._said_lsn, self._was_asked = self._pings, self.end_lsn, False
             clock_us = time.time_ns() // 1000
             said = build_status_update(self.end_lsn, self.end_lsn, 0, clock_us, reply_requested=asked)
             self._connection.put_copy_data(said)
@@ -220,6 +229,8 @@ class WireClient:
             if message.begin_lsn != self.end_lsn:
                 self.problem = f"WAL of {format_lsn(message.begin_lsn)} came, not of {format_lsn(self.end_lsn)}"
             self._received += message.payload
+        elif message.reply_requested:
+            self._was_asked = True
         else:
             self._pongs += 1
 

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,7 @@ def _commit_that_the_archiver_knows(cluster: Gated, archiver: LocalProcess) -> L
     """Commit, and wait until the archiver has heard that it is committed; return where that ends."""
     Commit(cluster.postgres).wait()
     end_lsn = cluster.commit_lsn_of_all()
-    wait_for(lambda: parse_lsn(said(archiver, "commit_lsn")) >= end_lsn, "the archiver knows of the commit")
+    wait_for(lambda: parse_lsn(said(archiver, "commit_lsn") or "0/0") >= end_lsn, "the archiver knows of the commit")
     return end_lsn
 
 
@@ -155,15 +156,27 @@ def test_archiver_goes_on_when_the_proxy_is_killed_and_is_the_archiver_of_the_ne
         cluster.proxy.kill9()
         # What was committed last is archived although nobody is there to tell it to.
         committed_lsn = max(cluster.flush_lsn_of(i) for i in cluster.safekeepers)
-        assert archivers_of(cluster) == [before]
+        assert _archivers_of_all(cluster) == [before]
         wait_for(lambda: archive_status(cluster, before)["lag_bytes"] == 0, "all that it may read is archived")
         cluster.proxy.start()
         load.wait_for_commits(20)
         wait_for(lambda: cluster.status()["archive"]["archiver"] is not None, "the next one has named an archiver")
         assert cluster.status()["archive"]["archiver"] == before
         wait_until_archived(cluster)
-        assert archivers_of(cluster) == [before]
+        assert _archivers_of_all(cluster) == [before]
         assert archived_lsn(cluster) > committed_lsn - cluster.segment_size
+
+
+def _archivers_of_all(cluster: Gated) -> list[int]:
+    """Return the safekeepers that say that they archive, once each has answered."""
+    answers: list[Any] = []
+
+    def all_answer() -> bool:
+        answers[:] = [said(safekeeper, "archive") for safekeeper in cluster.safekeepers.values()]
+        return None not in answers
+
+    wait_for(all_answer, "each safekeeper answers")
+    return [i for i, answer in zip(cluster.safekeepers, answers, strict=True) if answer["archiver"]]
 
 
 def test_archive_that_is_away_costs_no_commit_is_told_and_is_filled_when_it_is_back(
@@ -182,7 +195,10 @@ def test_archive_that_is_away_costs_no_commit_is_told_and_is_filled_when_it_is_b
             load.wait_for_commits(50)
             wait_for(lambda: archive_status(cluster, archiver)["problem"] != "", "it says what is wrong")
             assert metric(cluster.safekeepers[archiver], "archive_problem") == 1
-            assert metric(cluster.safekeepers[archiver], "unarchived_bytes") > 2 * cluster.segment_size
+            wait_for(
+                lambda: metric(cluster.safekeepers[archiver], "unarchived_bytes") > 2 * cluster.segment_size,
+                "it says how much is not archived",
+            )
             load.wait_for_commits(50)
         finally:
             place.unlink()
@@ -200,6 +216,7 @@ def test_archive_of_another_cluster_is_refused_in_one_line_and_commits_go_on(
     folder_archive.uploader().claim()
     before = folder_archive.contents()
     cluster = new_gated(safekeeper_options=archive_options(folder_archive.place)).start_gated()
+    own_system_id = str(cluster.scalar("SELECT system_identifier FROM pg_control_system()"))
     with cluster.load() as load:
         write_wal(cluster, 2)
         load.wait_for_commits(20)
@@ -208,7 +225,7 @@ def test_archive_of_another_cluster_is_refused_in_one_line_and_commits_go_on(
             # Whoever tries again says it again only after a while.
             (told,) = _complaints(safekeeper.log_path)
             assert " ERROR " in told
-            assert folder_archive.place.url in told and said(safekeeper, "system_id") in told and str(SYSTEM_ID) in told
+            assert folder_archive.place.url in told and own_system_id in told and str(SYSTEM_ID) in told
             wait_for(lambda s=safekeeper: metric(s, "archive_errors_total") > 2, "it was tried again")  # type: ignore[misc]
         load.wait_for_commits(20)
     assert all(len(_complaints(safekeeper.log_path)) == 1 for safekeeper in cluster.safekeepers.values())

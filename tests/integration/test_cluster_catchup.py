@@ -88,7 +88,7 @@ def wiped(cluster: Gated) -> Iterator[int]:
 def test_wiped_safekeeper_is_fed_from_the_log_s_base_and_does_not_count(cluster: Gated, wiped: int) -> None:
     with cluster.load() as load:
         cluster.commit_lsn_of_all()
-        assert cluster.member(wiped)["state"] == "learner"
+        wait_for(lambda: cluster.member(wiped)["state"] == "learner", "it is a learner")
         assert said(cluster.safekeepers[wiped], "state") == "learner"
         cluster.safekeepers[2].kill9()
         # Two of three have everything; one of them is nobody's voter.
@@ -101,7 +101,7 @@ def test_wiped_safekeeper_is_fed_from_the_log_s_base_and_does_not_count(cluster:
         cluster.proxy.kill9()
         cluster.proxy.start()
         load.wait_for_commits(10)
-        assert cluster.member(wiped)["state"] == "learner"
+        wait_for(lambda: cluster.member(wiped)["state"] == "learner", "it is a learner of the next term, too")
 
 
 @NEWEST

@@ -322,9 +322,11 @@ async def does_nothing(reader: object, writer: object) -> None:
 def test_a_false_primary_gets_nothing_and_the_proxy_waits_for_the_right_one(house: House) -> None:
     cluster, (proxy,) = house.cluster, house.cluster.proxies
     false_one = context_of(cluster.pair("postgres", authority=house.stranger))
+    log_begin = proxy.log_path.stat().st_size
     cluster.postgres.kill9()
     with Impostor(does_nothing, false_one, postgres=True, port=cluster.postgres.port):
-        with warned_once(proxy.log_path, "certificate verify failed"):
+        # Before that, the connection is lost, and nobody listens for a moment.
+        with warned_once(proxy.log_path, "certificate verify failed", begin=log_begin, beside="no primary: "):
             cluster.wait_for_state("waiting_for_primary")
         second = cluster.make_proxy("walproxy-2", *cluster.credentials(), conninfo=cluster.proxy_conninfo())
         second.environment = proxy.environment

@@ -53,6 +53,7 @@ def test_the_slot_keeps_what_a_primary_is_compared_with_and_no_restart_is_refuse
 def test_a_primary_without_the_segment_before_goes_on_if_an_operator_vouches_for_it(new_gated: NewGated) -> None:
     cluster = new_gated(**SETTINGS).start_gated()
     end_lsn = end_the_log_on_a_border(cluster)
+    wait_for(lambda: cluster.scalar("SELECT count(*) FROM pg_replication_slots WHERE active") == 0, "no one holds it")
     cluster.postgres.execute("SELECT pg_drop_replication_slot('walproxy')")
     recycle_below(cluster, end_lsn)
     cluster.proxy.start()

@@ -75,7 +75,7 @@ def sessions_that_wait(cluster: Gated) -> set[tuple[int, int, str]]:
 
 @contextlib.contextmanager
 def pgbench(cluster: Gated, script: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Let the clients of pgbench insert rows, one in each transaction; yield once it has begun."""
+    """Let the clients of pgbench insert rows, one in each transaction, while the block runs."""
     script.write_text("INSERT INTO ledger VALUES (-1, :client_id);\n")
     program = cluster.postgres.binaries.path("pgbench")
     counts = f"--client={CLIENTS}", "--jobs=2", f"--transactions={ROWS_EACH}"
@@ -83,7 +83,6 @@ def pgbench(cluster: Gated, script: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [str(program), "--no-vacuum", *counts, "--file", str(script), conninfo]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
         try:
-            wait_for(lambda: rows_of_pgbench(cluster) > 0, "its first commits return", WAIT_S)
             yield running
         finally:
             running.kill()
@@ -97,10 +96,17 @@ def rows_of_pgbench(cluster: Gated) -> int:
 def test_every_waiting_transaction_is_listed_with_its_session_and_confirmed_when_the_quorum_is_back(
     cluster: Gated, tmp_path: Path
 ) -> None:
-    with pgbench(cluster, tmp_path / "insert.sql") as running:
+    with contextlib.ExitStack() as stack:
         with lost_quorum(cluster):
+            # Begun without a quorum: no client has made its rows before, and each waits in its first one.
+            running = stack.enter_context(pgbench(cluster, tmp_path / "insert.sql"))
             wait_for(lambda: len(sessions_that_wait(cluster)) == CLIENTS, "all wait", WAIT_S)
             wait_for(lambda: len(received(limbo_of(cluster.proxy))) == CLIENTS, "the proxy lists all", WAIT_S)
+            wait_for(
+                lambda: all(each["missing"] == [1, 2] for each in limbo_of(cluster.proxy)["transactions"]),
+                "safekeeper 3 has acknowledged all",
+                WAIT_S,
+            )
             content = by_command(cluster.proxy)
             listed = {(e["session"]["pid"], e["xid"], e["session"]["query"]) for e in content["transactions"]}
             assert listed == sessions_that_wait(cluster)
@@ -142,6 +148,12 @@ def timeouts(cluster: Gated) -> dict[str, int]:
     assert status is not None
     counts: dict[str, int] = status["limbo"]["timeouts"]
     return counts
+
+
+def timeouts_at_rest(cluster: Gated) -> dict[str, int]:
+    """Return them once nothing waits: on a busy machine a commit of the fixture may have exceeded the timeout."""
+    wait_for(lambda: limbo_of(cluster.proxy)["entries"] == 0, "nothing waits", WAIT_S)
+    return timeouts(cluster)
 
 
 def log_of(process: LocalProcess) -> str:
@@ -243,9 +255,14 @@ def test_a_cancelled_wait_is_detached_and_a_local_commit_does_not_wait(cluster: 
         def states() -> dict[int, tuple[str, str | None]]:
             return {each["xid"]: (each["state"], each["level"]) for each in limbo_of(cluster.proxy)["transactions"]}
 
+        def of_the_third() -> list[tuple[str, str | None]]:
+            return [each for xid, each in states().items() if xid not in (first, second)]
+
         wait_for(lambda: states().get(first) == ("detached", None), "its wait was cancelled", WAIT_S)
+        wait_for(lambda: of_the_third() == [("received", "none")], "the local commit has arrived", WAIT_S)
+        assert states()[first] == ("detached", None)
         assert states()[second] == ("waiting", None)
-        assert [each for xid, each in states().items() if xid not in (first, second)] == [("received", "none")]
+        assert of_the_third() == [("received", "none")]
     for commit in commits:
         commit.wait(WAIT_S)
 
@@ -305,13 +322,14 @@ def read_only(cluster: Gated) -> bool:
 def test_warn_rolls_nothing_back_after_many_timeouts(new_gated: NewGated) -> None:
     """Tarantool's 7486: a rollback by timeout. And 10181: a wait is not hidden."""
     cluster = new_gated("--commit-timeout", "0.2").start_gated()
+    before = timeouts_at_rest(cluster)["warn"]
     with lost_quorum(cluster):
         commits = commits_that_wait(cluster, 3)
         began_at = time.monotonic()
-        wait_for(lambda: timeouts(cluster)["warn"] == 3, "all have exceeded the timeout", WAIT_S)
+        wait_for(lambda: timeouts(cluster)["warn"] == before + 3, "all have exceeded the timeout", WAIT_S)
         wait_for(lambda: time.monotonic() - began_at > 2, "ten timeouts have passed")
         assert all(commit.waits for commit in commits)
-        assert timeouts(cluster) == {"warn": 3, "terminate": 0, "detach": 0, "fence": 0}
+        assert timeouts(cluster) == {"warn": before + 3, "terminate": 0, "detach": 0, "fence": 0}
         assert "commits wait longer than --commit-timeout = 0.2 s (action: warn)" in log_of(cluster.proxy)
     for commit in commits:
         commit.wait(WAIT_S)
@@ -338,11 +356,12 @@ def test_terminate_ends_the_sessions_and_the_transactions_are_confirmed_later(ne
 @NEWEST
 def test_detach_reports_success_and_the_log_has_each_transaction(new_gated: NewGated) -> None:
     cluster = new_gated("--commit-timeout", "1", "--on-commit-timeout", "detach").start_gated()
+    before = timeouts_at_rest(cluster)["detach"]
     with lost_quorum(cluster):
         commits = [Commit(cluster.postgres, f"INSERT INTO ledger VALUES (1, {n})") for n in range(3)]
         for commit in commits:
             commit.wait(WAIT_S)
-        wait_for(lambda: timeouts(cluster)["detach"] == 3, "they are counted", WAIT_S)
+        wait_for(lambda: timeouts(cluster)["detach"] == before + 3, "they are counted", WAIT_S)
         xids = [each["xid"] for each in limbo_of(cluster.proxy)["transactions"] if each["state"] == "detached"]
         assert len(xids) == 3
         for xid in xids:

@@ -62,6 +62,7 @@ def test_the_order_of_the_clients_is_that_of_the_queue(cluster: Gated) -> None:
 def test_a_spare_that_takes_over_confirms_everything_that_was_left(cluster: Gated) -> None:
     forget_rows(cluster)
     spare = cluster.add_proxy()
+    wait_for(lambda: spare.status() is not None, "it replies", WAIT_S)
     with lost_quorum(cluster):
         commits = commits_that_wait(cluster, 4)
         left = by_xid(limbo_of(cluster.proxy)).keys()

@@ -12,6 +12,7 @@ from safekeeper.base.lsn import format_lsn
 from tests.integration.cluster_fixtures import wait_for
 from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 from tests.integration.restore_fixtures import (
+    DEADLINE_S,
     MIB,
     Past,
     recovered,
@@ -90,6 +91,9 @@ def test_a_server_that_pauses_at_its_target_can_be_looked_at_and_goes_on_then(pa
     restore(past, past.folder / "base", target, "--archive", past.archive, *arguments)
     with LocalPostgres(past.server.binaries, target) as server:
         server.start()
+        # It takes connections before it has come there. Only its recovery asks for a pause, with the target replayed.
+        paused = "SELECT pg_is_wal_replay_paused()"
+        wait_for(lambda: server.execute(paused) == [(True,)], "it pauses at its target", DEADLINE_S)
         assert rows(server) == up_to(1)
         assert server.execute("SELECT pg_is_in_recovery()") == [(True,)]
 

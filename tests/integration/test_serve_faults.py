@@ -11,7 +11,7 @@ import psycopg
 from psycopg import pq
 
 from safekeeper.base.lsn import format_lsn, parse_lsn, segment_name
-from tests.integration.cluster_fixtures import MIB, Gated, said, wait_for
+from tests.integration.cluster_fixtures import MIB, Gated, Load, said, wait_for
 from tests.integration.conftest import NEWEST, NewCluster
 from tests.integration.serve_fixtures import (
     WireClient,
@@ -185,6 +185,7 @@ def test_a_thousand_clients_that_come_and_go_leave_nothing_behind_while_commits_
     begin = len(log_of(cluster, 1))
     with cluster.load(workers=1) as load:
         wait_for(lambda: readers_of(cluster, 1) == [], "nobody streams")
+        begin_segment(cluster, load)
         before = open_files(process.pid)
         lsn = format_lsn(current_lsn(cluster.postgres))
         port = connect_raw(cluster, 1).port.decode()
@@ -199,12 +200,22 @@ def test_a_thousand_clients_that_come_and_go_leave_nothing_behind_while_commits_
                 connection.exec_(f"START_REPLICATION {lsn}".encode())
             connection.finish()
         load.wait_for_commits(20)
+        begin_segment(cluster, load)
         wait_for(lambda: open_files(process.pid) <= before, "all connections are gone")
-        assert readers_of(cluster, 1) == []
+        wait_for(lambda: readers_of(cluster, 1) == [], "all streams are gone")
     assert said(process, "id") == 1
     assert_log_is_calm(cluster, 1, begin)
     # Strangers cannot fill the log.
     assert log_of(cluster, 1)[begin:].count(" WARNING ") < 50
+
+
+def begin_segment(cluster: Gated, load: Load) -> None:
+    """Let safekeeper 1 write into a segment that has just begun: in the second half it has the next one open too."""
+    cluster.postgres.execute("SELECT pg_switch_wal()")
+    # Exactly at the border the next segment is still another file.
+    load.wait_for_commits()
+    end_lsn = cluster.primary_flush_lsn()
+    wait_for(lambda: cluster.flush_lsn_of(1) >= end_lsn, "safekeeper 1 has begun the segment")
 
 
 def open_files(pid: int | None) -> int:

@@ -20,7 +20,7 @@ from tests.integration.serve_fixtures import (
     wait_for_the_last_commit,
     wait_until_promotable,
 )
-from tests.waiting import entry
+from tests.waiting import NotThereYet, entry
 from walproxy.lab.cluster.local_standby import received_lsn
 from walproxy.postgres.local_server import LocalPostgres
 
@@ -75,8 +75,15 @@ def received_tli(standby: LocalPostgres) -> int:
 
 
 def everywhere(cluster: Gated, name: str) -> set[Lsn]:
-    """Return the positions of that name that the safekeepers have."""
-    return {parse_lsn(said(each, name)) for each in cluster.safekeepers.values()}
+    """Return the positions of that name that the safekeepers have.
+
+    Raises:
+        NotThereYet: one of them does not answer.
+    """
+    positions = [said(each, name) for each in cluster.safekeepers.values()]
+    if None in positions:
+        raise NotThereYet("a safekeeper does not answer")
+    return {parse_lsn(position) for position in positions}
 
 
 def positions_of(cluster: Gated) -> dict[int, tuple[object, ...]]:

@@ -15,6 +15,7 @@ from tests.integration.serve_fixtures import (
     received_wal_is_whole,
     receivewal_command,
 )
+from tests.waiting import NotThereYet
 from walproxy.lab.cluster.local_standby import current_lsn
 from walproxy.postgres.local_server import ServerBinaries
 
@@ -33,8 +34,15 @@ def write_segments(cluster: Gated, count: int) -> None:
 
 
 def restart_lsn_of(cluster: Gated, safekeeper_id: int, slot: str) -> Lsn:
-    """Return from where on a safekeeper holds WAL for a slot, 0 if for none of it yet."""
-    (found,) = [each for each in said(cluster.safekeepers[safekeeper_id], "slots") if each["name"] == slot]
+    """Return from where on a safekeeper holds WAL for a slot, 0 if for none of it yet.
+
+    Raises:
+        NotThereYet: it does not answer.
+    """
+    slots = said(cluster.safekeepers[safekeeper_id], "slots")
+    if slots is None:
+        raise NotThereYet(f"safekeeper {safekeeper_id} does not answer")
+    (found,) = [each for each in slots if each["name"] == slot]
     return parse_lsn(found["restart_lsn"] or "0/0")
 
 
