@@ -265,8 +265,9 @@ def test_a_job_that_is_killed_under_load_ends_with_the_rows_of_the_source(
         job.wait_for_steps(1)
         empty.run("ALTER TABLE pgbench_tellers ADD COLUMN extra int", "UPDATE pgbench_tellers SET extra = tid")
         job.kill9()
+        steps = job.log.read_text().count(" changes, up to ")
         job = ApplyProcess(empty, folder, table_format)
-        job.wait_for_steps(2)
+        job.wait_for_steps(steps + 1)
         load.kill()
         assert job.stop() == 0, job.log.read_text()
     finally:

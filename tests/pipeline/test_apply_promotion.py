@@ -32,6 +32,13 @@ def test_a_job_goes_on_after_the_promotion_of_a_standby_that_has_its_slot(tmp_pa
             def is_synced() -> bool:
                 source.run(f"INSERT INTO t VALUES ({next(numbers)}, 'before')", "SELECT pg_log_standby_snapshot()")
                 run_apply(options, once=True)
+                # A slot whose position is beyond the standby's WAL is an error.
+                confirmed_lsn = usable_slot(source.connection, source.slot)[1]
+                has_it = (
+                    "SELECT greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) >= "
+                    f"'0/0'::pg_lsn + {confirmed_lsn}"
+                )
+                wait_until(lambda: standby.execute(has_it) == [(True,)])
                 standby.execute("SELECT pg_sync_replication_slots()")  # what sync_replication_slots does now and then
                 return standby.execute(synced) == [(1,)]
 

@@ -192,6 +192,9 @@ def test_a_copy_that_must_wait_for_transactions_does_not_keep_the_other_tables_w
     def state(table: str) -> str:
         return read_status(options.location).tables[f"public.{table}"].state
 
+    def names_transactions() -> bool:
+        return "transactions" in (read_status(options.location).tables["public.bad"].reason or "")
+
     with ThreadPoolExecutor(1) as pool, closing(connect(source.conninfo)) as other:
         other.execute("BEGIN")
         other.execute("SELECT pg_current_xact_id()")
@@ -202,7 +205,8 @@ def test_a_copy_that_must_wait_for_transactions_does_not_keep_the_other_tables_w
             end_lsn = source.end_lsn()
             wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] >= end_lsn)
             compare(source, options.location, "delta", "good")
-            assert "transactions" in (read_status(options.location).tables["public.bad"].reason or "")
+            wait_until(lambda: job.done() or names_transactions())  # The status is written after the slot has moved.
+            assert names_transactions()
             other.execute("COMMIT")
             wait_until(lambda: job.done() or state("bad") == "following")
         finally:

@@ -73,8 +73,9 @@ def kinds(items: list[Item]) -> bytes:
 
 
 def test_a_session_outlasts_a_reader_that_takes_nothing_and_holds_a_bounded_amount(source: Source) -> None:
-    is_old = f"SELECT now() - backend_start > '4s' FROM pg_stat_activity WHERE application_name = '{WAITING_READER}'"
-    with feed_of(source, "options='-c wal_sender_timeout=1s'", queue_bytes_max=10_000) as feed:
+    # More than two timeouts, each long enough for a thread that a busy machine keeps waiting.
+    is_old = f"SELECT now() - backend_start > '11s' FROM pg_stat_activity WHERE application_name = '{WAITING_READER}'"
+    with feed_of(source, "options='-c wal_sender_timeout=5s'", queue_bytes_max=10_000) as feed:
         pid = walsender(source)
         source.run("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 10000) i")
         wait_until(lambda: source.rows(is_old) != [(False,)])
@@ -180,6 +181,8 @@ def test_a_slot_that_is_invalidated_while_it_is_streamed_means_to_start_over(sou
         with only_job(options.location), opened_job(options, first=True, ends=True) as job:
             job.copy_missing()
             source.run("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+            # A reload only sends a signal.
+            wait_until(lambda: source.server.execute("SHOW max_slot_wal_keep_size") == [("1MB",)])
             for _ in range(3):
                 source.run("SELECT pg_logical_emit_message(false, 'x', 'y')", "SELECT pg_switch_wal()", "CHECKPOINT")
             with pytest.raises(SourceUnavailable, match="could not read the changes of slot"):

@@ -66,7 +66,9 @@ def starts(wal_input: WalInput, path: LogPath, pieces: list[PlannedPiece]) -> li
 
 def wait_for_extent(wal_input: WalInput, path: LogPath, end_lsn: Lsn) -> Extent:
     """Wait until the safekeepers know that the log is committed up to `end_lsn`; return what there is, in one piece."""
-    wait_for(lambda: wal_input.extents(path)[-1].end_lsn >= end_lsn, "the commits are seen", 2.0)
+    wal_input.extents(path)  # The first time it looks for the beginning of the log, which is no part of the wait.
+    # After 15 s the server writes WAL by itself, which would tell of the commits, too.
+    wait_for(lambda: wal_input.extents(path)[-1].end_lsn >= end_lsn, "the commits are seen", 10.0)
     (extent,) = wal_input.extents(path)
     return extent
 
@@ -92,6 +94,7 @@ def test_committed_wal_is_read_from_its_first_byte_though_the_safekeepers_have_r
 def test_commits_are_seen_at_once(cluster: Gated) -> None:
     wal_input = open_input(url_of(cluster))
     path = wal_input.log_path()
+    wal_input.extents(path)  # It knows where the log begins from here on.
     for number in range(3):
         cluster.postgres.execute("INSERT INTO ledger VALUES (9, %s)", number)
         lsn = cluster.commit_lsn_of_all()

@@ -116,18 +116,23 @@ def test_a_batch_continues_the_position_that_its_writer_believes_or_is_refused(l
 
 def test_jobs_that_race_for_one_table_create_it_once_and_add_each_row_once(location: LakeLocation) -> None:
     end, moved = 12, []
+    met = threading.Barrier(3, timeout=60)
 
     def write(step: int) -> None:
         table = opened(location)
-        while (last := table.last_batch("me") or 0) < end:
+        last = table.last_batch("me") or 0
+        met.wait()
+        while last < end:
             until = min(last + step, end)
             try:
                 table.commit("me", until, [stored(table, range(last, until))], after=After(last or None))
             except TableMoved:
                 moved.append(step)
+            last = table.last_batch("me") or 0
 
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(write, (1, 2, 3)))
+        # The table then ends at a multiple of 2, or of 3, whoever is first: another's first batch does not fit.
+        list(pool.map(write, (2, 3, 3)))
     assert lsns_of(location) == list(range(end))
     assert moved
 

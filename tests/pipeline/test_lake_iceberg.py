@@ -3,6 +3,7 @@
 import itertools
 import re
 import sqlite3
+import threading
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,20 +118,25 @@ def test_a_commit_to_a_version_that_is_no_longer_the_newest_does_nothing(
 
 
 def race(location: LakeLocation, end: int) -> None:
-    """Let jobs add rows up to `end`, each in steps of its own; one of them at least finds that another was faster."""
+    """Let jobs add rows up to `end`, in steps of 2 and of 3; one of them at least finds that another was faster."""
     moved = []
+    met = threading.Barrier(3, timeout=60)
 
     def write(step: int) -> None:
         with opened(location) as table:
-            while (last := table.last_batch("me") or 0) < end:
+            last = table.last_batch("me") or 0
+            met.wait()
+            while last < end:
                 until = min(last + step, end)
                 try:
                     table.commit("me", until, [stored(table, range(last, until))], after=After(last or None))
                 except TableMoved:
                     moved.append(step)
+                last = table.last_batch("me") or 0
 
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(write, (1, 2, 3)))
+        # The table then ends at a multiple of 2, or of 3, whoever is first: another's first batch does not fit.
+        list(pool.map(write, (2, 3, 3)))
     assert moved
 
 

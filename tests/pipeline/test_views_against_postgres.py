@@ -14,6 +14,7 @@ from tests.cluster_templates import cluster_template, init_by_copying
 from tests.pipeline.decoder_comparison import Log, Rows
 from tests.pipeline.wal_workload import pgbench
 from tests.scratch import scratch_folder
+from tests.waiting import wait_for
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.schemas import VIEWS
 from walproxy.postgres.local_server import LocalPostgres, find_servers
@@ -64,6 +65,7 @@ def worked(request: pytest.FixtureRequest) -> Iterator[Worked]:
             init_by_copying(server, cluster_template(server.binaries, 1)).start()
             files = work(server)
             server.execute("CHECKPOINT")
+            wait_until_others_are_gone(server)
             counts = statistics(server)
             pages = {
                 server.execute("SELECT pg_relation_filenode(%s::regclass)", name)[0][0]: page_lsns(server, name)
@@ -121,6 +123,13 @@ def work(server: LocalPostgres) -> dict[str, set[int]]:
     assert old is not None
     files["emptied"].add(old[0])
     return files
+
+
+def wait_until_others_are_gone(server: LocalPostgres) -> None:
+    """Wait until no other session is left: a backend adds its last counts when it ends."""
+    others = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        wait_for(lambda: connection.execute(others).fetchone() == (0,), "all other sessions are gone")
 
 
 def statistics(server: LocalPostgres) -> dict[str, list[int]]:
