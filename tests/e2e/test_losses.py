@@ -14,6 +14,8 @@ from tests.e2e.deployment import PROXIES, Deployment, Session, docker, wait_unti
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 CLOCK = "/tmp/clock"
 ATTEMPTS_MAX = 3
+# Of the clocks of two safekeepers and two proxies.
+LEAPS = (("+900d", "-900d", "-3h", "-3h"), ("-900d", "+900d", "+900d", "+900d"), ("+0", "+0", "+0", "+0"))
 
 
 def test_a_safekeeper_that_loses_its_volume_is_a_learner_until_a_rebootstrap_takes_it_in(
@@ -42,9 +44,7 @@ def test_a_safekeeper_that_loses_its_volume_is_a_learner_until_a_rebootstrap_tak
 
 
 def test_clocks_that_leap_either_way_are_seen_in_the_log_and_nowhere_else(deployment: Deployment) -> None:
-    leader = deployment.leader()
-    assert leader is not None
-    if not _has(deployment, leader, FAKETIME):
+    if not _has(deployment, PROXIES[0], FAKETIME):
         leave_out(f"the image has no {FAKETIME}, which moves the clock of a process")
     preloaded = {
         "LD_PRELOAD": FAKETIME,
@@ -54,7 +54,8 @@ def test_clocks_that_leap_either_way_are_seen_in_the_log_and_nowhere_else(deploy
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
-    moved = ("safekeeper1", "safekeeper2", leader)
+    # Either proxy may lead once both containers are new.
+    moved = ("safekeeper1", "safekeeper2", *PROXIES)
 
     with deployment.changed({service: {"environment": preloaded} for service in moved}):
         deployment.wait_until_whole()
@@ -75,7 +76,7 @@ def test_clocks_that_leap_either_way_are_seen_in_the_log_and_nowhere_else(deploy
 def _leaps_depose(deployment: Deployment, session: Session, moved: Sequence[str]) -> bool:
     """Lets right clocks leap, in the end back, with a commit after each leap; returns whether the term is another."""
     term = deployment.term()
-    for entry, offsets in enumerate((("+900d", "-900d", "-3h"), ("-900d", "+900d", "+900d"), ("+0", "+0", "+0"))):
+    for entry, offsets in enumerate(LEAPS):
         for service, offset in zip(moved, offsets, strict=True):
             deployment.put(service, CLOCK, offset)
         commit(session, f"INSERT INTO hours VALUES ({entry})")
