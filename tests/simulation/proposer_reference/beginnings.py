@@ -48,7 +48,11 @@ class Beginnings(ReferenceRun):
         begins = asks or is_refused or disconnected & set(self.roster.foreigners(primary))
         if begins and self._miss_foreigners(primary, self._now):
             return
-        if asks:
+        if asks and self._has(RefusePrimary) and is_refused:
+            # In one tick: without that primary a tail term is wanted at once.
+            self._refuse_without_vote(primary)
+            self._begin_tail()
+        elif asks:
             self._begin_campaign(primary)
         elif self._sent(Bootstrap):
             self._begin_bootstrap(primary)
@@ -56,11 +60,7 @@ class Beginnings(ReferenceRun):
             self._require_misfit()
             self._finish(ConfigurationError)
         elif is_refused:
-            repeats, refusals = self._repeats(primary), self._refusals
-            is_due = repeats and refusals.greeted_at is not None and not refusals.awaits(self.roster, self._now)
-            is_refused = is_due and refusals.refuses(primary, self.roster, self._now)
-            expect(is_refused, "4.10: a host is refused without a vote")
-            self._refuse_primary(self._now)
+            self._refuse_without_vote(primary)
         elif len(self._sent(ProposerGreeting)) > sum(is_greeting(action) for action in self._expected):
             if self._repeats(primary):
                 expect(self._refusals.greeted_at is None, "4.10: safekeepers are greeted twice for one host")
@@ -139,6 +139,13 @@ class Beginnings(ReferenceRun):
     def _repeats(self, primary: PrimaryIdentity) -> bool:
         """4.10: whether an attempt with this host might only repeat a refusal."""
         return self.roster.cluster() is not None and self._refusals.is_to_be_greeted_for(primary, self._now)
+
+    def _refuse_without_vote(self, primary: PrimaryIdentity) -> None:
+        """4.10."""
+        repeats, refusals = self._repeats(primary), self._refusals
+        is_due = repeats and refusals.greeted_at is not None and not refusals.awaits(self.roster, self._now)
+        expect(is_due and refusals.refuses(primary, self.roster, self._now), "4.10: a host is refused without a vote")
+        self._refuse_primary(self._now)
 
     def _begin_campaign(self, primary: PrimaryIdentity) -> None:
         """2.1, 10.9, 0.12."""
