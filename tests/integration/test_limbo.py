@@ -67,7 +67,7 @@ def lost_quorum(cluster: Gated) -> Iterator[None]:
 
 def sessions_that_wait(cluster: Gated) -> set[tuple[int, int, str]]:
     """Return pid, transaction and query of each session that waits, as PostgreSQL shows them."""
-    # The view shows the wait of now and the transaction of a moment before: one that had none yet waits at the next look.
+    # The view shows the wait of now and the transaction of a moment before: who had none then counts at the next look.
     rows = cluster.postgres.execute(
         "SELECT pid, backend_xid::text, query FROM pg_stat_activity WHERE wait_event = 'SyncRep' "
         "AND backend_xid IS NOT NULL"
