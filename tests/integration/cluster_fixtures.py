@@ -325,8 +325,7 @@ class Load:
         wait_for(
             lambda: time.monotonic() - max(began_at, self._history.acknowledged[-1].ended_at) > for_s,
             f"nothing is acknowledged for {for_s:g} s",
-            # An answer that a process holds back on a busy machine may be one more.
-            for_s + 20,
+            for_s + 1,
         )
 
 

@@ -5,7 +5,7 @@ from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 from walproxy.lab.cluster.local_cluster import LocalProcess
 
 TAKEOVER_S = 3.0
-TAKEOVERS_MAX = 5
+TAKEOVERS_MAX = 2
 EXIT_FENCED = 5
 
 

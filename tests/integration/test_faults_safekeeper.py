@@ -18,7 +18,6 @@ from safekeeper.base.errors import EXIT_STORAGE
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import Relay, Stand, end_of, log_of, wait_for
 from tests.scratch import scratch_folder
-from tests.waiting import NotThereYet
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.lab.testing import WalproxyCluster
 
@@ -54,14 +53,6 @@ def move(stand: Stand, safekeeper_id: int, directory: Path) -> LocalProcess:
     return process
 
 
-def no_room_for_wal(safekeeper: LocalProcess) -> str:
-    """Return why a safekeeper has no room for WAL, by its own word; empty if it has."""
-    status = safekeeper.status()
-    if status is None:
-        raise NotThereYet(f"{safekeeper.name} does not answer")
-    return str(status["disk"]["no_room_for"].get("WAL", ""))
-
-
 @NEWEST
 def test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself(new_stand: NewStand, small_disk: Path) -> None:
     stand = new_stand()
@@ -74,9 +65,9 @@ def test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself(new_stand: N
         file.write(bytes(max(0, free)))
     for _ in range(6):
         write_wal(stand, 1)
-    # The quorum goes on without it: it may not have received so much yet.
-    wait_for(lambda: "No space left" in no_room_for_wal(full), "the full one says what it lacks")
     assert "not enough disk space for the WAL" in log_of(full) and "free some space" in log_of(full)
+    status = full.status()
+    assert status is not None and "No space left" in status["disk"]["no_room_for"]["WAL"]
     wait_for(lambda: stand.member(3)["lag_bytes"] > MIB, "the full one lags")
     assert log_of(stand.proxy).count("safekeeper 3 refuses: ") + log_of(stand.proxy).count("lost safekeeper 3") < 20
     # It is no quorum with one other; what it has, it still gives: it may even be the only one left that has it.
@@ -85,7 +76,7 @@ def test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself(new_stand: N
     filler.unlink()
     wait_for(lambda: stand.flush_lsn_of(3) >= stand.primary_lsn(), "the full one catches up by itself")
     stand.verify()
-    wait_for(lambda: "disk space for the WAL is available again" in log_of(full), "it says so")
+    assert "disk space for the WAL is available again" in log_of(full)
 
 
 @pytest.mark.nightly
@@ -171,8 +162,8 @@ def test_wal_that_is_missing_in_the_middle_or_damaged_ends_its_safekeeper_and_no
             stand.wait_for_member(2, "learner")
     # One member is left: commits wait, and the status says for whom.
     stand.wait_for_state("waiting_for_quorum")
-    wait_for(lambda: "does not vote" in (stand.member(2)["problem"] or ""), "the learner's problem is told")
-    wait_for(lambda: "could not connect" in (stand.member(3)["problem"] or ""), "the dead one's problem is told")
+    assert "does not vote" in stand.member(2)["problem"]
+    assert "could not connect" in stand.member(3)["problem"]
 
 
 def commit_times(stand: Stand, count: int) -> list[float]:
@@ -189,7 +180,7 @@ def commit_times(stand: Stand, count: int) -> list[float]:
 @NEWEST
 def test_a_safekeeper_that_hangs_is_not_felt_and_comes_back(new_stand: NewStand) -> None:
     stand = new_stand()
-    stand.proxies[0] = stand.make_proxy("walproxy", "--response-timeout", "5")
+    stand.proxies[0] = stand.make_proxy("walproxy", "--response-timeout", "1")
     stand.serve()
     usual = commit_times(stand, 100)
     stand.safekeepers[2].pause()
@@ -197,9 +188,9 @@ def test_a_safekeeper_that_hangs_is_not_felt_and_comes_back(new_stand: NewStand)
     # Generous bounds, for a machine that has other things to do: a commit that waited for the hanging one would take
     # its response timeout.
     assert statistics.median(hanging) < 4 * statistics.median(usual) + 0.02
-    assert max(hanging) < 4.5
+    assert max(hanging) < 0.9
     wait_for(lambda: "no reply" in log_of(stand.proxy), "the proxy gives up on it")
-    assert max(commit_times(stand, 50)) < 4.5
+    assert max(commit_times(stand, 50)) < 0.9
     stand.safekeepers[2].resume()
     stand.wait_for_member(2, "streaming")
     stand.verify()
@@ -209,7 +200,7 @@ def test_a_safekeeper_that_hangs_is_not_felt_and_comes_back(new_stand: NewStand)
 def test_a_connection_that_is_dead_without_a_word_is_made_anew(new_stand: NewStand) -> None:
     stand = new_stand()
     with Relay(stand._listen_ports[2]) as relay:
-        stand.proxies[0] = stand.make_proxy("walproxy", "--response-timeout", "5")
+        stand.proxies[0] = stand.make_proxy("walproxy", "--response-timeout", "1")
         arguments = stand.proxy.arguments
         place = arguments.index("--safekeepers") + 1
         arguments[place] = arguments[place].replace(f":{stand._listen_ports[2]},", f":{relay.port},")
@@ -217,7 +208,7 @@ def test_a_connection_that_is_dead_without_a_word_is_made_anew(new_stand: NewSta
         stand.wait_for_member(2, "streaming")
         connections = relay.connections
         relay.silent.set()
-        assert max(commit_times(stand, 50)) < 4.5
+        assert max(commit_times(stand, 50)) < 0.9
         wait_for(lambda: relay.connections > connections + 1, "it was connected anew, in vain")
         assert "no reply" in log_of(stand.proxy)
         relay.silent.clear()

@@ -79,10 +79,9 @@ def test_times_agree_with_what_clients_saw_and_a_slow_safekeeper_is_the_slowest(
         assert times["write"]["count"] > 0 and times["apply"]["count"] == 0
 
         slowest = times["members"]["2"]
-        # A stall of the machine is in the 99th percentile of both, not in their medians.
-        others = [times["members"][i]["p50_s"] for i in ("1", "3")]
+        others = [times["members"][i]["p99_s"] for i in ("1", "3")]
         assert slowest["p50_s"] >= SLOW_S / 2
-        assert slowest["p50_s"] > max(others)
+        assert slowest["p50_s"] > min(others)
         assert times["quorum"]["p50_s"] < slowest["p50_s"], "no commit waits for the slow one"
         flush = said(cluster.safekeepers[2], "disk")["flush"]
         assert flush["p50_s"] >= SLOW_S / 2 and flush["count"] >= 5

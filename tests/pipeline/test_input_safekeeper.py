@@ -67,8 +67,7 @@ def starts(wal_input: WalInput, path: LogPath, pieces: list[PlannedPiece]) -> li
 def wait_for_extent(wal_input: WalInput, path: LogPath, end_lsn: Lsn) -> Extent:
     """Wait until the safekeepers know that the log is committed up to `end_lsn`; return what there is, in one piece."""
     wal_input.extents(path)  # The first time it looks for the beginning of the log, which is no part of the wait.
-    # After 15 s the server writes WAL by itself, which would tell of the commits, too.
-    wait_for(lambda: wal_input.extents(path)[-1].end_lsn >= end_lsn, "the commits are seen", 10.0)
+    wait_for(lambda: wal_input.extents(path)[-1].end_lsn >= end_lsn, "the commits are seen", 2.0)
     (extent,) = wal_input.extents(path)
     return extent
 
