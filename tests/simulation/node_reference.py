@@ -56,7 +56,6 @@ from tests.simulation.disk import ModelDisk
 from tests.simulation.lone_node_process import READ_BYTES_MAX, Process
 from tests.simulation.node_effects import message_effects
 from tests.simulation.shell_seams import RESOLUTION_S
-from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from tests.simulation.trace import shown
 from tests.simulation.violation import Violation
 
@@ -329,9 +328,13 @@ class NodeReference(ABC):
 
     def _no_room(self, full: StorageFull) -> None:
         self.shortages += isinstance(full, ResourceShortage)
-        end_lsn = segment_start(self.disk.write_lsn - 1, SEGMENT_SIZE) + SEGMENT_SIZE
-        self.wal_ends_at = end_lsn if self.disk.begin_lsn else 0
+        self.wal_ends_at = self._segment_end(self.disk.write_lsn - 1) if self.disk.begin_lsn else 0
         self.lacking.add(WAL)
+
+    def _segment_end(self, lsn: Lsn) -> Lsn:
+        # The first greeting determines the size, which is not the same in every run.
+        segment_size = self.acceptor.control.segment_size
+        return segment_start(lsn, segment_size) + segment_size
 
     def worked(self, token: Any, error: BaseException | None) -> None:
         """A thread has done a job."""
@@ -463,7 +466,7 @@ class NodeReference(ABC):
         elif not self.acceptor.serves(request):
             self._refuse_read(connection, request, "the log has changed")
         else:
-            segment_end = segment_start(request.begin_lsn, SEGMENT_SIZE) + SEGMENT_SIZE
+            segment_end = self._segment_end(request.begin_lsn)
             end_lsn = min(request.end_lsn, request.begin_lsn + READ_BYTES_MAX, segment_end)
             self.served_bytes += end_lsn - request.begin_lsn
             wal = self.disk.read(request.begin_lsn, end_lsn)
