@@ -6,9 +6,11 @@ SIGUSR1          of a safekeeper: archive the open segment now
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -34,7 +36,10 @@ _Settings = TypeVar("_Settings", bound=RunSettings)
 def take_signals(
     stop: Callable[[], object], reload: Callable[[], object], archive_now: Callable[[], object] | None = None
 ) -> None:
-    """Call `stop` at the first SIGTERM or SIGINT, the others at each SIGHUP and SIGUSR1, on the running event loop."""
+    """Call `stop` at the first SIGTERM or SIGINT, the others at each SIGHUP and SIGUSR1, on the running event loop.
+
+    A service manager is told that the process is ready: from here on no signal that means reload ends it.
+    """
     loop = asyncio.get_running_loop()
     stopping = False
 
@@ -53,6 +58,20 @@ def take_signals(
     if archive_now is not None:
         loop.add_signal_handler(signal.SIGUSR1, archive_now)
     release_hangup()
+    _report_ready()
+
+
+def _report_ready() -> None:
+    """Report to systemd (Type=notify) that signals are handled; do nothing without it.
+
+    https://www.freedesktop.org/software/systemd/man/latest/sd_notify.html
+    """
+    address = os.environ.pop("NOTIFY_SOCKET", "")  # Not for the processes that this one starts.
+    if address.startswith("@"):  # The abstract namespace of Linux.
+        address = "\0" + address[1:]
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+            notified.sendto(b"READY=1", address)
 
 
 def reload_settings(running: _Settings, read: Callable[[], _Settings]) -> _Settings | None:

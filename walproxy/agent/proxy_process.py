@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from safekeeper.base.hangup import takes_hangup
 from safekeeper.base.settings import Address
 from walproxy.proxy.readiness import SERVING_STATES
 
@@ -85,8 +86,11 @@ class ProxyProcess:
             await self._kill(process)
 
     def retry(self) -> None:
-        """Let it connect to the server now: without this it waits up to two seconds between attempts."""
-        if self._process is not None and self._process.returncode is None:
+        """Let it connect to the server now: without this it waits up to two seconds between attempts.
+
+        A proxy whose interpreter still starts would be ended by the signal; it connects when it has started.
+        """
+        if self._process is not None and self._process.returncode is None and takes_hangup(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGHUP)
 
