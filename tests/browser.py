@@ -18,13 +18,13 @@ FLAGS = (
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """A browser for this block."""
+def chromium(*flags: str) -> Iterator[Browser]:
+    """A browser for this block, with further flags."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("there is no chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=FLAGS.split())
+        browser = playwright.chromium.launch(executable_path=program, args=[*FLAGS.split(), *flags])
         yield browser
         browser.close()
 

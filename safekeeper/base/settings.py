@@ -17,6 +17,7 @@ A key of the file that is not an option is refused by name, because a misspelt o
 
 import dataclasses
 import hmac
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ _Settings = TypeVar("_Settings")
 _Parse = Callable[[Any], Any]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _REQUIRED = object()
+_HOST_NAME = re.compile("[a-z0-9_.-]{1,253}")
 
 
 class Option(NamedTuple):
@@ -99,6 +101,17 @@ def file_option(help: str) -> Any:
 def networks_option(help: str) -> Any:
     """Declare an option for a list of networks, None by default."""
     return option(help, parse=optional(networks), default=None, metavar="NETWORK,...", reloadable=True)
+
+
+def http_hosts_option() -> Any:
+    """Declare the option for the names of the HTTP listener's host."""
+    return option(
+        "Host names for which HTTP is served, separated by commas, besides IP addresses and localhost",
+        parse=host_names,
+        default="",
+        metavar="NAME,...",
+        reloadable=True,
+    )
 
 
 def secret_option() -> Any:
@@ -307,6 +320,18 @@ def networks(written: Any) -> Networks:
     if isinstance(written, list) and all(isinstance(part, str) for part in written):
         written = ",".join(written)
     return Networks.parse(text(written))
+
+
+def host_names(written: Any) -> frozenset[str]:
+    """Parse NAME,..., or a TOML list of them; in lower case."""
+    parts = written.split(",") if isinstance(written, str) else written
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"{written!r} is not a list of host names")
+    names = {part.strip().lower().removesuffix(".") for part in parts} - {""}
+    for name in sorted(names):
+        if _HOST_NAME.fullmatch(name) is None:
+            raise ValueError(f"{name!r} is not the name of a host: write it without http:// and port")
+    return frozenset(names)
 
 
 def key_values(written: Any) -> Mapping[str, str]:

@@ -6,6 +6,9 @@ requests and frames the answers. `HttpConnection` passes bytes between it and th
 other, reads nothing while its answers are not being read, and limits the time until a request is complete, the time
 between two requests, and the bytes of one (S14).
 
+A request that is for another host, or lacks the password, gets no page (safekeeper/net/http_access.py), and its
+connection is closed. No answer may be read, or loaded as anything else than it is, by the page of another origin.
+
 A page is answered at the header of its request; a body is skipped. A client that waits for "100 Continue" gets the
 answer instead, and the connection is closed, because the client may send the body or not.
 
@@ -37,6 +40,7 @@ from safekeeper.base.logs import describe_bug
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.admission import Admission, Budget
+from safekeeper.net.http_access import OPEN_TO_ALL, HttpAccess, Verdict, named
 from safekeeper.net.listener import Listener, peer_name, prepare_socket
 from safekeeper.net.tls import ServerTls
 from safekeeper.net.tls_transport import TlsTransport
@@ -61,6 +65,8 @@ _CLOSE_TIMEOUT_S = 1.0
 _QUOTED_MAX = 100
 _METHODS = (b"GET", b"HEAD", b"OPTIONS")
 _ALLOW = ("Allow", b",".join(_METHODS).decode())
+_CLOSE = ("Connection", "close")
+_ASK_FOR_PASSWORD = ("WWW-Authenticate", 'Basic realm="walproxy", charset="UTF-8"')
 _PLAIN = "text/plain; charset=utf-8"
 _Headers = tuple[tuple[str, str], ...]
 
@@ -124,6 +130,9 @@ class HttpListener(Listener["HttpConnection"]):
 
     None of its connections is ever proven: newer ones can displace each of them, first the one whose last request was
     answered the longest ago.
+
+    Attributes:
+        access: the host names and the password of requests from now on.
     """
 
     CANNOT_LISTEN = "could not serve HTTP at %s: %s: correct --http-listen"
@@ -138,8 +147,10 @@ class HttpListener(Listener["HttpConnection"]):
         budget: Budget,
         tls: ServerTls | None,
         networks: Networks | None,
+        access: HttpAccess = OPEN_TO_ALL,
     ) -> None:
         super().__init__(budget=budget, networks=networks)
+        self.access = access
         self._routes = routes
         self._tls = tls
         self._streams = Admission(Budget(proven_max=0, unproven_max=STREAMS_MAX))
@@ -194,7 +205,10 @@ class HttpListener(Listener["HttpConnection"]):
         connection.unanswered_bytes = 0
         connection.deadline = self.now() + NEXT_REQUEST_TIMEOUT_S
         self.admission.renew(connection.number, self.now())
-        path, query = _path_and_query(request.target)
+        authority, path, query = _target(request.target)
+        verdict = self.access.judge(self.address.host, authority, request.headers, path)
+        if verdict not in (Verdict.FULL, Verdict.STATUS_ONLY):
+            return self._refusal(connection, request, authority, verdict)
         route = self._routes.get(path)
         if route is None:
             return HTTPStatus.NOT_FOUND, _reason(HTTPStatus.NOT_FOUND), ()
@@ -204,9 +218,22 @@ class HttpListener(Listener["HttpConnection"]):
         if isinstance(route, SlowRoute):
             return self._slow_answer(connection, request, route)
         try:
-            return _encoded(request, route.answer(query) if isinstance(route, QueryRoute) else route())
+            answer = route.answer(query) if isinstance(route, QueryRoute) else route()
+            return _encoded(request, answer if verdict is Verdict.FULL else (answer[0], Text(_PLAIN, b"")))
         except Exception as bug:
             return _no_answer(connection, bug)
+
+    def _refusal(
+        self, connection: "HttpConnection", request: h11.Request, authority: str, verdict: Verdict
+    ) -> tuple[HTTPStatus, Text, _Headers]:
+        if verdict is Verdict.MISDIRECTED:
+            host = authority or dict(request.headers)[b"host"].decode("latin-1")
+            self.refuse(connection.peer, f"its request is for the host {named(host)}: to serve it give --http-hosts")
+            status = HTTPStatus.MISDIRECTED_REQUEST
+            return status, Text(_PLAIN, b"421: use an IP address or localhost, or give --http-hosts"), (_CLOSE,)
+        reason = "password is wrong" if verdict is Verdict.WRONG_PASSWORD else "request has no password"
+        self.refuse(connection.peer, f"its {reason} (--http-password-file)")
+        return HTTPStatus.UNAUTHORIZED, _reason(HTTPStatus.UNAUTHORIZED), (_ASK_FOR_PASSWORD, _CLOSE)
 
     async def _slow_answer(
         self, connection: "HttpConnection", request: h11.Request, route: SlowRoute
@@ -422,6 +449,8 @@ class HttpConnection:
             # Names of days and months are English: the programs never set a locale.
             ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
             ("Server", "walproxy"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
             *headers,
         ]
         return h11.Response(status_code=status, headers=listed, reason=status.phrase.encode())
@@ -461,6 +490,7 @@ async def serve_http(
     *,
     tls: ServerTls | None = None,
     networks: Networks | None = None,
+    access: HttpAccess = OPEN_TO_ALL,
     budget: Budget = HTTP_BUDGET,
 ) -> HttpListener:
     """Serve `routes` (path -> function that returns status code and content) at `address`.
@@ -468,12 +498,13 @@ async def serve_http(
     Args:
         tls: serve over TLS.
         networks: the networks from which clients are accepted, None for all.
+        access: the host names and the password of requests.
         budget: the maximum number of connections.
 
     Raises:
         ConfigurationError: it cannot listen there.
     """
-    listener = HttpListener(routes, budget=budget, tls=tls, networks=networks)
+    listener = HttpListener(routes, budget=budget, tls=tls, networks=networks, access=access)
     try:
         await listener.open(address)
     except ConfigurationError:
@@ -488,14 +519,21 @@ def made_at_first_request(make: Callable[[], Route]) -> Route:
     return lambda: made()()
 
 
-def _path_and_query(target: bytes) -> tuple[str, dict[str, str]]:
-    """Return the path and the query of a request's target, which may be a whole URL; both empty if it is not valid."""
+def _target(target: bytes) -> tuple[str, str, dict[str, str]]:
+    """Return the host and port, the path and the query of a request's target; all empty if it is not valid.
+
+    It is a whole URL if a proxy for HTTP forwards it, and then replaces the header Host (RFC 9112, 3.2.2).
+    """
     try:
         parts = urlsplit(target.decode("ascii"))
     except ValueError:
-        return "", {}
+        return "", "", {}
     # dict() keeps the last value of a name.
-    return unquote(parts.path), dict(reversed(parse_qsl(parts.query, keep_blank_values=True)))
+    return (
+        parts.netloc if parts.scheme else "",
+        unquote(parts.path),
+        dict(reversed(parse_qsl(parts.query, keep_blank_values=True))),
+    )
 
 
 def _encoded(request: h11.Request, answer: Answer) -> tuple[HTTPStatus, Text | Stream, _Headers]:

@@ -12,6 +12,7 @@ from safekeeper.base.settings import (
     address,
     file_option,
     folder,
+    http_hosts_option,
     http_tls_option,
     key_values,
     networks_option,
@@ -198,3 +199,4 @@ class SafekeeperConfig:
     )
     http_tls: bool = http_tls_option()
     http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")
+    http_hosts: frozenset[str] = http_hosts_option()

@@ -22,9 +22,7 @@ _POLICY = (
 )
 HEADERS = (
     ("Content-Security-Policy", _POLICY),
-    ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cross-Origin-Opener-Policy", "same-origin"),
     # A browser asks again after an upgrade.
     ("Cache-Control", "no-cache"),

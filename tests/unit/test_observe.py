@@ -118,3 +118,5 @@ def test_everything_that_is_asked_is_a_service_with_its_port() -> None:
     for service, port in (target.split(":") for target in targets):
         assert re.search(rf"^  {service}:$", compose, re.MULTILINE), service
         assert re.search(rf":{port}\"", compose), port
+        # Otherwise the listener answers 421.
+        assert re.search(rf"HTTP_HOSTS: .*\b{service}\b", compose), service

@@ -11,6 +11,7 @@ from safekeeper.base.settings import (
     Secret,
     existing_file,
     file_option,
+    http_hosts_option,
     http_tls_option,
     networks_option,
     one_of,
@@ -207,3 +208,4 @@ class AgentConfig(MembersConfig):
     )
     http_tls: bool = http_tls_option()
     http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")
+    http_hosts: frozenset[str] = http_hosts_option()

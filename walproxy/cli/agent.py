@@ -16,6 +16,7 @@ from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.base.event_log import EventRecorder
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
+from safekeeper.net.http_access import HttpAccess
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
 from safekeeper.net.listener import Listener
 from safekeeper.process.credential_files import server_tls
@@ -70,6 +71,7 @@ async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig
         config.http_listen,
         tls=http_tls,
         networks=config.http_allow,
+        access=HttpAccess(config.http_hosts),
         budget=listener_budgets({"http": Wish(HTTP_BUDGET)})["http"],
     )
     listeners["http"] = http
@@ -79,6 +81,7 @@ async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig
         if new is not None:
             reload_credentials(one.credentials, http_tls)
             http.networks = new.http_allow
+            http.access = http.access._replace(hosts=new.http_hosts)
 
     sender = EventSender(events, lambda: dict(config.safekeepers), one.credentials)
     sending = asyncio.create_task(sender.run())

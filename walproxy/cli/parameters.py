@@ -12,7 +12,7 @@ import click
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import parse_lsn
 from safekeeper.base.networks import Networks
-from safekeeper.base.settings import address, key_values, positive_size
+from safekeeper.base.settings import address, host_names, key_values, positive_size
 from safekeeper.net.tls import ClientTls
 from walproxy.proxy.config import DEFAULT_HTTP
 from walproxy.recovery.plan import CURRENT, LATEST
@@ -81,6 +81,7 @@ CLUSTER_ID: Final = Parameter("ID", _cluster_id)
 DURATION: Final = Parameter("TIME", _duration_s)
 """Seconds."""
 
+HOST_NAMES: Final = Parameter("NAME,...", host_names)
 INSTANT: Final = Parameter("TIME", _instant)
 """A time of ISO 8601, with its zone."""
 

@@ -19,6 +19,7 @@ from safekeeper.base import logs, settings
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
+from safekeeper.net.http_access import HttpAccess
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
 from safekeeper.net.listener import Listener
 from safekeeper.process.credential_files import server_tls, tell_validity
@@ -81,6 +82,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
             reload_credentials(proxy.credentials, http_tls)
             tell_validity(proxy.credentials.tls or http_tls, config.tls_cert)
             http.networks = new.http_allow
+            http.access = http.access._replace(hosts=new.http_hosts)
 
     drains: list[asyncio.Task[None]] = []
     http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
@@ -90,6 +92,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
         config.http_listen,
         tls=http_tls,
         networks=config.http_allow,
+        access=HttpAccess(config.http_hosts),
         budget=listener_budgets({"http": Wish(HTTP_BUDGET)})["http"],
     )
     listeners["http"] = http

@@ -11,6 +11,7 @@ from safekeeper.base.settings import (
     Secret,
     address,
     file_option,
+    http_hosts_option,
     http_tls_option,
     networks_option,
     one_of,
@@ -248,3 +249,4 @@ class ProxyConfig:
     secret: Secret | None = secret_option()
     http_tls: bool = http_tls_option()
     http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")
+    http_hosts: frozenset[str] = http_hosts_option()

@@ -1,6 +1,7 @@
 """The pages over TLS: for whom they are, and how strangers are sent away."""
 
 import asyncio
+import base64
 import gc
 import http.client
 import json
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 
 import safekeeper.net.http_server
 from safekeeper.base.networks import Networks
-from safekeeper.base.settings import Address
+from safekeeper.base.settings import Address, Secret
 from safekeeper.net.admission import Budget
+from safekeeper.net.http_access import OPEN_TO_ALL, HttpAccess
 from safekeeper.net.http_server import (
     HTTP_BUDGET,
     Answer,
@@ -35,6 +37,7 @@ from safekeeper.net.http_server import (
 )
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.net.tls_transport import TlsTransport
+from safekeeper.peers.shared_secret import SharedSecret
 from tests.unit.certificates import HOST, Authority
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 
@@ -123,7 +126,7 @@ def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest
     async def run() -> None:
         async with serving(authority) as listener:
             with connect(listener) as stranger:
-                stranger.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n")
+                stranger.sendall(b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert (await asyncio.to_thread(stranger.recv, 100))[:1] == b"\x15", "an alert"
             await until(lambda: bool(caplog.records))
 
@@ -250,7 +253,7 @@ def test_more_bytes_than_a_request_may_have_end_the_connection(
             connect(listener) as plain,
             ClientTls(authority.ca).context.wrap_socket(plain, server_hostname=HOST) as client,
         ):
-            client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
             try:
                 return client.recv(1)
             except OSError:
@@ -287,7 +290,7 @@ def test_of_a_client_that_does_not_read_its_answers_no_more_is_read_and_answered
         listener = await serve_http({"/page": answer}, Address(HOST, 0))
         try:
             client = connect(listener)
-            client.sendall(b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n" * requests)
+            client.sendall(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
             await until(lambda: listener.connection_count == 1)
             (connection,) = listener._connections.values()
             await until(lambda: not connection._transport.is_reading())
@@ -300,11 +303,13 @@ def test_of_a_client_that_does_not_read_its_answers_no_more_is_read_and_answered
     run()
 
 
-GET = b"GET /small HTTP/1.1\r\nHost: x\r\n"
-POST = b"POST /small HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /small HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /small HTTP/1.1\r\nHost: localhost\r\n"
 
 
-def answers_to(requests: bytes, *, ends_stream: bool = True) -> list[tuple[int, dict[str, str], bytes]]:
+def answers_to(
+    requests: bytes, *, ends_stream: bool = True, access: HttpAccess = OPEN_TO_ALL
+) -> list[tuple[int, dict[str, str], bytes]]:
     """Send these bytes, and the end of the stream; return status, headers and content of each answer."""
 
     async def slow() -> Answer:
@@ -335,7 +340,7 @@ def answers_to(requests: bytes, *, ends_stream: bool = True) -> list[tuple[int, 
     @on_the_loop
     async def run() -> None:
         nonlocal received
-        listener = await serve_http(routes, Address(HOST, 0))
+        listener = await serve_http(routes, Address(HOST, 0), access=access)
         try:
             received = await asyncio.to_thread(exchange, connect(listener))
         finally:
@@ -357,25 +362,84 @@ def test_an_answer_has_these_headers() -> None:
     ((status, headers, content),) = answers_to(GET + b"\r\n")
     assert (status, content) == (200, b'"x"\n')
     assert parsedate_to_datetime(headers.pop("Date")).tzinfo == UTC
-    assert headers == {"Content-Type": "application/json", "Content-Length": "4", "Server": "walproxy"}
+    assert headers == {
+        "Content-Type": "application/json",
+        "Content-Length": "4",
+        "Server": "walproxy",
+        "X-Content-Type-Options": "nosniff",
+        "Cross-Origin-Resource-Policy": "same-origin",
+    }
+
+
+def test_a_request_for_another_host_gets_no_page_and_is_the_last_of_its_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    foreign = b"GET /small HTTP/1.1\r\nHost: evil.example:80\r\n\r\n"
+    ((status, headers, content),) = answers_to(foreign + GET + b"\r\n")
+    assert (status, headers["Connection"]) == (421, "close") and b'"x"' not in content
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(
+        r"refused HTTP to 127\.0\.0\.1:\d+: its request is for the host 'evil\.example:80': "
+        "to serve it give --http-hosts",
+        line,
+    )
+    assert [status for status, _, _ in answers_to(foreign, access=HttpAccess(frozenset({"evil.example"})))] == [200]
+
+
+def test_a_request_without_the_password_gets_no_page(caplog: pytest.LogCaptureFixture) -> None:
+    access = HttpAccess(password=SharedSecret(None, Secret(b"x" * 16)), probes=("/small", "/broken"))
+    with_password = b"Authorization: Basic " + base64.b64encode(b"prometheus:" + b"x" * 16) + b"\r\n\r\n"
+    answers = answers_to(GET + with_password + GET + b"\r\n" + b"GET /query HTTP/1.0\r\n\r\n" + GET, access=access)
+    assert [(status, content) for status, _, content in answers] == [
+        (200, b'"x"\n'),
+        (200, b""),
+        (401, b"401: Unauthorized"),
+    ]
+    assert answers[2][1]["WWW-Authenticate"].startswith("Basic ") and answers[2][1]["Connection"] == "close"
+    assert "its request has no password (--http-password-file)" in caplog.text
+    wrong = GET + b"Authorization: Basic eDp5\r\n\r\n"
+    assert [status for status, _, _ in answers_to(wrong, access=access)] == [401]
+    assert "its password is wrong (--http-password-file)" in caplog.text
+
+
+def test_refused_requests_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    foreign = b"GET /small HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+
+    def flood(listener: HttpListener) -> None:
+        for _ in range(100):
+            with connect(listener) as client:
+                client.sendall(foreign)
+                assert client.recv(100).startswith(b"HTTP/1.1 421 ")
+
+    @on_the_loop
+    async def run() -> None:
+        listener = await serve_http({}, Address(HOST, 0))
+        try:
+            await asyncio.to_thread(flood, listener)
+        finally:
+            await listener.close()
+
+    run()
+    assert len(caplog.records) == 10
 
 
 def test_head_is_answered_with_the_header_of_the_page() -> None:
-    ((status, headers, content),) = answers_to(b"HEAD /small HTTP/1.1\r\nHost: x\r\n\r\n")
+    ((status, headers, content),) = answers_to(b"HEAD /small HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (status, headers["Content-Length"], content) == (200, "4", b"")
 
 
 @pytest.mark.parametrize(
     ("request_bytes", "statuses"),
     [
-        (b"GET /small?a=b HTTP/1.1\r\nHost: x\r\n\r\n", [200]),
-        (b"GET http://x/sm%61ll HTTP/1.1\r\nHost: x\r\n\r\n", [200]),
-        (b"GET http://[x/small HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
-        (b"GET //small HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
-        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", [404]),
+        (b"GET /small?a=b HTTP/1.1\r\nHost: localhost\r\n\r\n", [200]),
+        (b"GET http://localhost/sm%61ll HTTP/1.1\r\nHost: localhost\r\n\r\n", [200]),
+        (b"GET http://[x/small HTTP/1.1\r\nHost: localhost\r\n\r\n", [404]),
+        (b"GET //small HTTP/1.1\r\nHost: localhost\r\n\r\n", [404]),
+        (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", [404]),
         (b"OPTIONS /small HTTP/1.0\r\n\r\n" + GET + b"\r\n", [200]),
-        (b"OPTIONS /broken HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n", [500, 200]),
-        (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n", [404, 200]),
+        (b"OPTIONS /broken HTTP/1.1\r\nHost: localhost\r\n\r\n" + GET + b"\r\n", [500, 200]),
+        (b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n" + GET + b"\r\n", [404, 200]),
         (GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + GET + b"\r\n", [200, 200]),
         ((GET + b"\r\n") * 3, [200, 200, 200]),
         ((GET + b"Content-Length: 3\r\n\r\nabc") * 2, [200, 200]),
@@ -416,7 +480,7 @@ def test_requests_are_answered_one_after_the_other(
 
 
 def test_options_is_answered_with_the_status_of_the_page_and_nothing_more() -> None:
-    ((status, headers, content), _) = answers_to(b"OPTIONS /small HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n")
+    ((status, headers, content), _) = answers_to(b"OPTIONS /small HTTP/1.1\r\nHost: localhost\r\n\r\n" + GET + b"\r\n")
     assert (status, headers["Content-Length"], headers["Allow"], content) == (200, "0", "GET,HEAD,OPTIONS", b"")
 
 
@@ -496,10 +560,10 @@ def statuses_of(pieces: list[bytes]) -> tuple[list[bytes], list[str]]:
 
 REQUESTS = st.sampled_from(
     [
-        *(GET + b"\r\n", b"HEAD /small HTTP/1.0\r\n\r\n", b"GET * HTTP/2.0\r\nHost: x\r\n\r\n"),
+        *(GET + b"\r\n", b"HEAD /small HTTP/1.0\r\n\r\n", b"GET * HTTP/2.0\r\nHost: localhost\r\n\r\n"),
         *(POST + b"Content-Length: 3\r\n\r\nabc", POST + b"Transfer-Encoding: chunked\r\n\r\n3;x\r\nabc\r\n0\r\n\r\n"),
         POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n",
-        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ]
 )
 LINES = st.sampled_from(
@@ -508,12 +572,19 @@ LINES = st.sampled_from(
             b"GET /small HTTP/1.1",
             b"HEAD /small HTTP/1.0",
             b"POST / HTTP/1.1",
-            b"CONNECT x:1 HTTP/1.1",
+            b"CONNECT localhost:1 HTTP/1.1",
             b"",
             b"0",
             b"abc",
         ),
-        *(b"Host: x", b"Content-Length: 5", b"Transfer-Encoding: chunked", b"Connection: close", b"X:", b" folded"),
+        *(
+            b"Host: localhost",
+            b"Content-Length: 5",
+            b"Transfer-Encoding: chunked",
+            b"Connection: close",
+            b"X:",
+            b" folded",
+        ),
         *(b"Expect: 100-continue", b"Upgrade: h2c", b"Connection: upgrade"),
     ]
 )
@@ -572,7 +643,7 @@ def test_of_a_body_no_more_is_read_than_a_request_may_have(caplog: pytest.LogCap
 
 
 def test_a_page_that_fails_is_one_line_and_the_next_request_is_answered(caplog: pytest.LogCaptureFixture) -> None:
-    answers = answers_to(b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n")
+    answers = answers_to(b"GET /broken HTTP/1.1\r\nHost: localhost\r\n\r\n" + GET + b"\r\n")
     assert [status for status, _, _ in answers] == [500, 200]
     (record,) = caplog.records
     assert record.levelno == logging.ERROR and record.exc_info is None
@@ -585,7 +656,7 @@ def test_the_listener_closes_also_if_an_answer_is_not_read() -> None:
     async def run() -> None:
         listener = await serve_http({"/large": lambda: (200, LARGE)}, Address(HOST, 0))
         with connect(listener) as client:
-            client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
             await until(lambda: any(not each._transport.is_reading() for each in listener._connections.values()))
             await listener.close()
             await until(lambda: not listener.connection_count)
@@ -594,7 +665,7 @@ def test_the_listener_closes_also_if_an_answer_is_not_read() -> None:
 
 
 def test_a_page_that_waits_is_answered_in_the_order_of_the_requests(caplog: pytest.LogCaptureFixture) -> None:
-    end = b" HTTP/1.1\r\nHost: x\r\n"
+    end = b" HTTP/1.1\r\nHost: localhost\r\n"
     lines = [b"GET /slow", b"GET /small", b"GET /slow-and-broken", b"GET /small", b"OPTIONS /slow"]
     last = b"GET /slow" + end + b"Connection: close\r\n\r\n"
     answers = answers_to(b"".join(line + end + b"\r\n" for line in lines) + last, ends_stream=False)
@@ -631,7 +702,7 @@ def test_a_page_that_waits_delays_no_other_connection_and_ends_with_its_own() ->
         listener = await serve_http({"/hang": SlowRoute(hang), "/small": lambda: (200, "x")}, Address(HOST, 0))
         try:
             with connect(listener) as waiting:
-                waiting.sendall(b"GET /hang HTTP/1.1\r\nHost: x\r\n\r\n")
+                waiting.sendall(b"GET /hang HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 await asyncio.wait_for(begun.wait(), DEADLINE_S)
                 assert (await asyncio.to_thread(ask)).endswith(b'"x"\n')
                 assert ends == []

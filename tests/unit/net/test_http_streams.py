@@ -19,7 +19,7 @@ from safekeeper.net.tls import ClientTls, ServerTls
 from tests.unit.certificates import HOST, Authority
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 
-GET = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Channel(Stream):
@@ -120,9 +120,9 @@ def test_frames_come_over_tls(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.mark.parametrize(
     ("request_bytes", "status", "chunks"),
     [
-        (b"HEAD /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200", b""),
-        (b"OPTIONS /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200", b""),
-        (b"POST /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"405", b"405: Method Not Allowed"),
+        (b"HEAD /stream HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"200", b""),
+        (b"OPTIONS /stream HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"200", b""),
+        (b"POST /stream HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"405", b"405: Method Not Allowed"),
         (GET[:-2] + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n", b"200", b"0\r\n\r\n"),
     ],
     ids=["head", "options", "post", "100-continue"],
@@ -166,7 +166,7 @@ def test_a_stream_outlives_the_limit_between_two_requests(monkeypatch: pytest.Mo
         async with serving(channel) as listener:
             with connect(listener) as client, connect(listener) as other:
                 client.sendall(GET)
-                other.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n")
+                other.sendall(b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 # The other client is disconnected by the same limit, so that its time has passed.
                 await until(lambda: listener.connection_count == 1 and listener.stream_count == 1)
                 listener.watch()

@@ -35,7 +35,6 @@ def test_the_page_and_its_files_have_headers_that_allow_nothing_else(page: str) 
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy and "http" not in policy and "*" not in policy
-        assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Referrer-Policy"] == "no-referrer"
     assert content(routes, "/").content_type == "text/html; charset=utf-8"
     assert content(routes, "/status") == {"state": "streaming"}

@@ -11,7 +11,8 @@ from safekeeper.base import logs
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
-from walproxy.cli.parameters import ADDRESS, DURATION, NETWORKS, SIZE
+from safekeeper.net.http_access import HttpAccess
+from walproxy.cli.parameters import ADDRESS, DURATION, HOST_NAMES, NETWORKS, SIZE
 from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
@@ -117,6 +118,9 @@ _COPY_RANGE_MIN_BYTES: Final = 1 << 20
 )
 @click.option("--http-listen", type=ADDRESS, help="Address on which to serve /status, /metrics and /readyz.")
 @click.option("--http-allow", type=NETWORKS, help="Networks from which HTTP is accepted.")
+@click.option(
+    "--http-hosts", type=HOST_NAMES, default="", help="Host names of HTTP, besides IP addresses and localhost."
+)
 @click.option("--verify", is_flag=True, help="Catch up, compare all rows with the source, and end.")
 @click.option("--repair", is_flag=True, help="As --verify, and copy tables that differ again.")
 def apply(
@@ -146,6 +150,7 @@ def apply(
     on_schema_change: str | None,
     http_listen: Address | None,
     http_allow: Networks | None,
+    http_hosts: frozenset[str],
     verify: bool,
     repair: bool,
 ) -> None:
@@ -201,6 +206,7 @@ def apply(
         max_retained,
         http_listen=http_listen,
         http_allow=http_allow,
+        http_access=HttpAccess(http_hosts),
         mode=mode,
         arrays=arrays,
         on_schema_change=on_schema_change or None,

@@ -8,6 +8,7 @@ are random: where the engine is not this machine's own, ports are published beyo
 
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -173,7 +174,10 @@ class ContainersEngine:
         """See `Engine`."""
         if member not in (*self._blueprint.safekeeper_names, *self._blueprint.proxy_names):
             return None
-        return read_status(f"http://{self._host}:{self._ports[member]}") if member in self._ports else None
+        if member not in self._ports:
+            return None
+        # An address: for the name of the engine's host HTTP is not served.
+        return read_status(f"http://{socket.gethostbyname(self._host)}:{self._ports[member]}")
 
     def log(self, member: str, lines: int) -> str:
         """See `Engine`."""

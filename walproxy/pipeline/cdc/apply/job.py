@@ -151,7 +151,7 @@ def _served(options: ApplyOptions, status: StatusFiles) -> Iterator[None]:
         return
     from walproxy.pipeline.cdc.apply.status_pages import served_pages
 
-    with served_pages(status, options.http_listen, options.http_allow) as address:
+    with served_pages(status, options.http_listen, options.http_allow, options.http_access) as address:
         _log.info("HTTP on %s", address)
         yield
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
+from safekeeper.net.http_access import OPEN_TO_ALL, HttpAccess
 from walproxy.pipeline.cdc.apply.copy_state import CopyStateFile
 from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
 from walproxy.pipeline.cdc.apply.following import FollowingTable
@@ -41,6 +42,7 @@ class ApplyOptions(NamedTuple):
         keys_max: rows of a table that a verification names at most.
         http_listen: where the job's status is served over HTTP; None: nowhere.
         http_allow: the networks from which that is read, None for all.
+        http_access: the host names and the password of requests.
         mode: what the tables keep of changes.
         arrays: what arrays are in the tables; None: what they are so far, lists in a new job.
         on_schema_change: the URL or the file to which changes of definitions are announced; None: nowhere.
@@ -67,6 +69,7 @@ class ApplyOptions(NamedTuple):
     keys_max: int = 20
     http_listen: Address | None = None
     http_allow: Networks | None = None
+    http_access: HttpAccess = OPEN_TO_ALL
     mode: FollowingMode = "mirror"
     arrays: ArrayColumns | None = None
     on_schema_change: str | None = None

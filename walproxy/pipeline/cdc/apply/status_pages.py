@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
+from safekeeper.net.http_access import OPEN_TO_ALL, HttpAccess
 from safekeeper.net.http_server import Answer, Route, Text, serve_http
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles, metrics_text
 
@@ -22,11 +23,14 @@ _T = TypeVar("_T")
 
 
 @contextlib.contextmanager
-def served_pages(status: StatusFiles, address: Address, networks: Networks | None = None) -> Iterator[Address]:
+def served_pages(
+    status: StatusFiles, address: Address, networks: Networks | None = None, access: HttpAccess = OPEN_TO_ALL
+) -> Iterator[Address]:
     """Serve the pages as long as the block runs; yield the address, with the port.
 
     Args:
         networks: the networks from which clients are accepted, None for all.
+        access: see `serve_http`.
 
     Raises:
         ConfigurationError: it cannot listen there.
@@ -39,7 +43,7 @@ def served_pages(status: StatusFiles, address: Address, networks: Networks | Non
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     try:
-        listener = result_of(serve_http(_routes(status), address, networks=networks))
+        listener = result_of(serve_http(_routes(status), address, networks=networks, access=access))
         try:
             yield listener.address
         finally:
