@@ -120,10 +120,14 @@ def run_walproxy(
 
 
 def stop_servers(*keys: str) -> None:
-    """End the servers of these keys of PRELOADED, all by default, and so every process that they have started."""
+    """End the servers of these keys of PRELOADED, all by default, and so every process that they have started.
+
+    A key without a server is ignored: pytest may run a test that stops one before any that starts it.
+    """
     with _lock:
         for key in keys or tuple(_servers):
-            _servers.pop(key).close()
+            if (server := _servers.pop(key, None)) is not None:
+                server.close()
 
 
 class ForkedProcess:
