@@ -75,7 +75,15 @@ PURE = sorted(
         ROOT / "walproxy" / "proxy" / "levels.py",
         *(
             ROOT / "walproxy" / "limbo" / name
-            for name in ("transactions.py", "arrivals.py", "entry_state.py", "commit_policy.py", "facts.py", "waits.py")
+            for name in (
+                "transactions.py",
+                "arrivals.py",
+                "entry_state.py",
+                "commit_policy.py",
+                "facts.py",
+                "literals.py",
+                "waits.py",
+            )
         ),
         ROOT / "walproxy" / "proxy" / "state_events.py",
         *(

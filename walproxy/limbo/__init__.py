@@ -7,6 +7,7 @@ entry_state       the state of an entry, and the members that lack it, derived f
 commit_policy     what happens to a commit that waits too long
 waits             a session that waits, a commit that waits
 sessions          the sessions that wait, from pg_stat_activity; ends their waits; the fence
+literals          masks the literals of a statement
 page              the content of GET /limbo
 table             formats it for a terminal
 

@@ -51,6 +51,7 @@ class Limbo:
         queue: the transactions of the uncommitted WAL, as far as it was read.
         arrivals: since when WAL waits.
         policy: what happens to a commit that waits too long.
+        shows_literals: whether GET /limbo has the literals of the statements.
         sessions: by transaction, of the last sample; those of which the transaction is unknown have negative keys.
         sessions_problem: why the sessions are unknown, empty if they are known.
         sampled_at: the loop's time of the last sample that succeeded, None without one.
@@ -69,6 +70,7 @@ class Limbo:
         self.arrivals = Arrivals()
         self.policy = policy
         self.slow_commit_s = slow_commit_s
+        self.shows_literals = False
         self.sessions: dict[int, Session] = {}
         self.sessions_problem = "no sample yet"
         self.sampled_at: float | None = None

@@ -1,9 +1,11 @@
 """The content of GET /limbo: totals, and the oldest transactions. Reads the limbo, changes nothing.
 
-The list is bounded, and `entries` and `listed` show that. A session without a record in memory has no positions: its
-WAL is committed and not applied yet (`remote_apply`), or was not received by this proxy.
+The statements are shown without their literals, unless `Limbo.shows_literals`. The list is bounded, and `entries` and
+`listed` show that. A session without a record in memory has no positions: its WAL is committed and not applied yet
+(`remote_apply`), or was not received by this proxy.
 """
 
+import functools
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -12,12 +14,15 @@ from safekeeper.base.lsn import format_lsn
 from walproxy.limbo.entry_state import DISCARDED, WAITING, level_of, missing_members, state_of
 from walproxy.limbo.facts import Facts
 from walproxy.limbo.limbo import Limbo
+from walproxy.limbo.literals import mask_literals
 from walproxy.limbo.transactions import Entry
 from walproxy.limbo.waits import Session
 
 LISTED_MAX: Final = 100
 QUERY_CHARACTERS_MAX: Final = 1000
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+# The page at / has the same statements every second while they wait.
+_masked = functools.lru_cache(maxsize=4 * LISTED_MAX)(mask_literals)
 
 
 def limbo_as_last_read(limbo: Limbo, facts: Facts) -> dict[str, Any]:
@@ -45,7 +50,7 @@ def limbo_page(limbo: Limbo, facts: Facts) -> dict[str, Any]:
     # Both are in order already, and a row without a time keeps its place.
     rows = sorted([*others, *rows], key=lambda row: -(row.waits_s or 0.0))[:LISTED_MAX]
     listed = [row.content for row in rows]
-    listed += [_of_discarded(facts, entry) for entry in islice(queue.discarded, LISTED_MAX - len(listed))]
+    listed += [_of_discarded(limbo, facts, entry) for entry in islice(queue.discarded, LISTED_MAX - len(listed))]
     rate = limbo.commits_per_s()
     return {
         "owner": {"proposer": facts.proposer_id, "term": facts.term} if facts.term else None,
@@ -75,7 +80,7 @@ def _of_entry(limbo: Limbo, facts: Facts, entry: Entry, arrived_at: float | None
     elif sampled_at is not None and arrived_at is not None and sampled_at > arrived_at:
         waits = False
     waits_s = now - arrived_at if arrived_at is not None else None
-    content = _content(entry, waits_s, session)
+    content = _content(limbo, entry, waits_s, session)
     content["level"] = level_of(entry.kind, waits=waits, has_waited=has_waited)
     content["state"] = state_of(entry.end_lsn, facts.positions.commit_lsn, waits=waits, has_waited=has_waited)
     content["missing"] = missing_members(entry.end_lsn, facts.flush_lsns)
@@ -102,17 +107,17 @@ def _of_session(limbo: Limbo, facts: Facts, key: int, session: Session, now: flo
         "level": "remote_apply" if is_apply else None,
         "state": WAITING,
         "missing": [],
-        "session": _session(session),
+        "session": _session(limbo, session),
     }
     return _Row(waits_s, content)
 
 
-def _of_discarded(facts: Facts, entry: Entry) -> dict[str, Any]:
-    content = _content(entry, None, None)
+def _of_discarded(limbo: Limbo, facts: Facts, entry: Entry) -> dict[str, Any]:
+    content = _content(limbo, entry, None, None)
     return {**content, "state": DISCARDED, "missing": missing_members(entry.end_lsn, facts.flush_lsns)}
 
 
-def _content(entry: Entry, waits_s: float | None, session: Session | None) -> dict[str, Any]:
+def _content(limbo: Limbo, entry: Entry, waits_s: float | None, session: Session | None) -> dict[str, Any]:
     return {
         "xid": entry.xid,
         "kind": entry.kind,
@@ -124,17 +129,18 @@ def _content(entry: Entry, waits_s: float | None, session: Session | None) -> di
         "level": None,
         "state": "",
         "missing": [],
-        "session": _session(session) if session is not None else None,
+        "session": _session(limbo, session) if session is not None else None,
     }
 
 
-def _session(session: Session) -> dict[str, Any]:
+def _session(limbo: Limbo, session: Session) -> dict[str, Any]:
+    query = session.query[:QUERY_CHARACTERS_MAX]
     return {
         "pid": session.pid,
         "user": session.user,
         "application": session.application,
         "client": session.client,
-        "query": session.query[:QUERY_CHARACTERS_MAX],
+        "query": query if limbo.shows_literals else _masked(query)[:QUERY_CHARACTERS_MAX],
     }
 
 

@@ -221,6 +221,13 @@ class ProxyConfig:
         metavar="ACTION",
         reloadable=True,
     )
+    show_literals: bool = option(
+        "Show statements of waiting sessions with their literals in /limbo and on the page: passwords, personal data",
+        parse=yes_or_no,
+        default="false",
+        metavar="BOOL",
+        reloadable=True,
+    )
     drain_timeout: float = option(
         "Seconds that a shutdown waits for the quorum to acknowledge the last WAL",
         parse=seconds,

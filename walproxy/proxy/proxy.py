@@ -148,6 +148,7 @@ class Proxy:
         self._times = self.measured.commits  # Looked up once: the hot path uses it.
         policy = CommitPolicy(config.commit_timeout, config.on_commit_timeout)
         self.limbo = Limbo(self, policy, config.slow_commit)
+        self.limbo.shows_literals = config.show_literals
         self._note_arrival = self.limbo.arrivals.note
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
         self._event_texts = RateLimits(EVENTS_OF_A_KIND_MAX, LINES_INTERVAL_S)
@@ -235,6 +236,7 @@ class Proxy:
             self._log_apply_rule(config.remote_apply_standbys)
             self._execute(self.proposer.set_apply_rule(config.remote_apply_standbys))
         self.limbo.slow_commit_s = config.slow_commit
+        self.limbo.shows_literals = config.show_literals
         self.limbo.policy.set_rule(config.commit_timeout, config.on_commit_timeout)
 
     def _log_apply_rule(self, rule: ApplyRule) -> None:

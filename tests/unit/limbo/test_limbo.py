@@ -13,7 +13,7 @@ from walproxy.limbo import limbo as shell
 from walproxy.limbo.commit_policy import CommitPolicy
 from walproxy.limbo.facts import Facts, Positions
 from walproxy.limbo.limbo import Limbo
-from walproxy.limbo.page import LISTED_MAX, QUERY_CHARACTERS_MAX, limbo_page
+from walproxy.limbo.page import LISTED_MAX, QUERY_CHARACTERS_MAX, limbo_as_last_read, limbo_page
 from walproxy.limbo.waits import Session
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.proxy.window import Window
@@ -316,10 +316,22 @@ def test_decoding_stops_at_its_deadline_and_continues(story: Story, monkeypatch:
 def test_the_query_is_cut_and_nothing_else_is_changed_in_it(story: Story) -> None:
     log, _ = commits(1)
     story.receive(log)
+    story.limbo.shows_literals = True
     query = "<script>alert(1)</script>\x1b[31m" + "x" * 5000
     story.wait(10, query=query)
     (only,) = story.page()["transactions"]
     assert only["session"]["query"] == query[:QUERY_CHARACTERS_MAX]
+
+
+def test_a_statement_is_shown_without_its_literals_also_where_it_is_cut(story: Story) -> None:
+    log, _ = commits(2)
+    story.receive(log)
+    story.wait(10, query="ALTER ROLE app PASSWORD 'hunter2'")
+    story.wait(11, query="x" * (QUERY_CHARACTERS_MAX - 10) + " 'hunter2 and so on'")
+    for content in (story.page(), limbo_as_last_read(story.limbo, story.proxy.limbo_facts())):
+        first, second = (each["session"]["query"] for each in content["transactions"])
+        assert first == "ALTER ROLE app PASSWORD '?'"
+        assert second.endswith("x '?'") and len(second) <= QUERY_CHARACTERS_MAX
 
 
 def test_a_clock_that_steps_in_the_record_does_not_change_a_wait(story: Story) -> None:
