@@ -14,7 +14,8 @@ from tests.integration.conftest import EVERY, NEWEST, NewCluster
 from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
 from walproxy.postgres.replication import PrimaryFacts
-from walproxy.postgres.sql import is_in_recovery, read_logical_subscribers, read_slot, terminate_slot_holder
+from walproxy.postgres.slot_holder import SlotHolder
+from walproxy.postgres.sql import read_logical_subscribers, read_slot
 from walproxy.postgres.walreceiver import ReplicationConnection
 
 SEGMENT_SIZE = 16 << 20
@@ -161,7 +162,7 @@ async def test_slot_in_use_is_waited_for_until_its_holder_is_ended(new_cluster: 
     assert await read_slot(conninfo, "walproxy") is None
     async with connected(conninfo) as deposed, connected(conninfo) as winner:
         await deposed.ensure_slot("walproxy")
-        assert await terminate_slot_holder(conninfo, "walproxy") is None
+        assert await SlotHolder(conninfo, "walproxy", 10.0).end() is None
         begin_lsn = segment_start((await deposed.identify()).flush_lsn, SEGMENT_SIZE)
         await deposed.start_replication("walproxy", begin_lsn, 1)
         stream = asyncio.create_task(deposed.stream(lambda *_: None, lambda *_: None))
@@ -172,10 +173,16 @@ async def test_slot_in_use_is_waited_for_until_its_holder_is_ended(new_cluster: 
         assert slot is not None
         assert (slot.slot_type, slot.wal_status) == ("physical", "reserved")
 
-        assert await terminate_slot_holder(conninfo, "walproxy") == slot.active_pid
+        holder = SlotHolder(conninfo, "walproxy", 10.0)
+        assert await holder.end() == slot.active_pid
         problem = await problem_of(stream)
         assert (problem.kind, problem.retry) == (ProblemKind.ENDED, True), problem.message
         await winner.start_replication("walproxy", begin_lsn, 1)
+        # The walsender of a later winner is none of a deposed proxy.
+        problem = await problem_of(holder.end())
+        assert problem.kind is ProblemKind.SLOT_IN_USE and holder.is_another, problem.message
+        later = await read_slot(conninfo, "walproxy")
+        assert later is not None and later.active_pid not in (None, slot.active_pid)
 
 
 @EVERY
@@ -248,7 +255,6 @@ async def test_standby_is_waited_for(new_cluster: NewCluster) -> None:
     problem = problem_of_identity(await identity_of(server))
     assert problem is not None
     assert (problem.kind, problem.retry) == (ProblemKind.IN_RECOVERY, True)
-    assert await is_in_recovery(server.conninfo())
 
 
 async def test_commits_that_do_not_wait_for_us_are_warned_about(new_cluster: NewCluster) -> None:

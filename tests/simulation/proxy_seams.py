@@ -21,7 +21,7 @@ from tests.simulation.shell_seams import RESOLUTION_S, SILENT, VirtualTransport
 from tests.simulation.synthetic_wal import SEGMENT_SIZE, last_timed_record, previous_link, slot_lsn
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_loop import VirtualLoop
-from tests.simulation.virtual_walsender import VirtualReceiver, running_proxy, terminate_slot_holder
+from tests.simulation.virtual_walsender import VirtualReceiver, VirtualSlotHolder, running_proxy
 from walproxy.limbo import limbo as limbo_module
 from walproxy.postgres import walreceiver as walreceiver_module
 from walproxy.postgres.problems import LogicalSubscribers
@@ -315,8 +315,7 @@ REPLACED_IN_PROXIES: tuple[tuple[Any, str, Any], ...] = (
     (feed_module, "PageChecksums", SyntheticChecksums),
     (feed_module, "LinkCheck", SyntheticLinkCheck),
     (feed_module, "ReplicationConnection", VirtualReceiver),
-    (feed_module, "terminate_slot_holder", terminate_slot_holder),
-    (feed_module, "SLOT_WAIT_S", 2.0),
+    (feed_module, "SlotHolder", VirtualSlotHolder),
     (quorum_watch_module, "count_waiting_sessions", _no_sessions),
     (subscriber_watch_module, "read_logical_subscribers", _no_subscribers),
     *(

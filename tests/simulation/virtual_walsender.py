@@ -27,6 +27,7 @@ from tests.simulation.synthetic_wal import SEGMENT_SIZE
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_error
 from walproxy.postgres.replication import XLOG_DATA, PrimaryFacts
 from walproxy.postgres.replication_protocol import TimelineEnd
+from walproxy.postgres.slot_holder import SlotHolder
 from walproxy.postgres.walreceiver import ReplicationConnection
 from walproxy.proposer.actions import ReportStatus
 
@@ -38,6 +39,8 @@ MESSAGE_BYTES_MAX = 3000
 FROZEN_AGAIN_S = 0.1
 # So often the socket takes no more of the proxy's output for a while.
 STALLS, STALLS_S_MAX = 0.05, 0.5
+# So often no connection is free to end the walsender that holds the slot.
+BUSY_SERVERS = 0.25
 # So often a walsender that has sent everything sends a keepalive.
 KEEPALIVES = 0.2
 _KEEPALIVE = struct.Struct(">cQqB")
@@ -414,14 +417,20 @@ def host_index(conninfo: str) -> int:
     return int(found[1])
 
 
-async def terminate_slot_holder(conninfo: str, name: str, *, timeout_s: float = 10.0) -> int | None:
-    """See walproxy/postgres/sql.py."""
-    proxy = running_proxy()
-    primary = proxy.primary_at(conninfo)
-    await asyncio.sleep(proxy.delay_s())
-    if not primary.answers or proxy.primary_is_cut_off:
-        raise PrimaryProblem(ProblemKind.UNREACHABLE, f"{primary.name} does not answer")
-    if primary.walsender is None:
-        return None
-    primary.drop_walsender()
-    return 1
+class VirtualSlotHolder(SlotHolder):
+    """The walsender that holds the slot of a virtual primary."""
+
+    async def end(self) -> int | None:
+        """See SlotHolder. Some attempts fail: no connection is free."""
+        proxy = running_proxy()
+        primary = proxy.primary_at(self.conninfo)
+        delay_s = proxy.delay_s()
+        await asyncio.sleep(delay_s)
+        if not primary.answers or proxy.primary_is_cut_off:
+            raise PrimaryProblem(ProblemKind.UNREACHABLE, f"{primary.name} does not answer")
+        if delay_s > (1 - BUSY_SERVERS) * proxy.world.network.delay_s:
+            raise PrimaryProblem(ProblemKind.NO_FREE_WALSENDER, "too many clients already")
+        if primary.walsender is None:
+            return None
+        primary.drop_walsender()
+        return 1

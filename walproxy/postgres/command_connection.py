@@ -32,11 +32,14 @@ _TCP_DEFAULTS = {
 }
 
 
-def replication_conninfo(conninfo: str, application_name: str, settings: Mapping[str, str] | None = None) -> str:
+def replication_conninfo(
+    conninfo: str, application_name: str, settings: Mapping[str, str] | None = None, *, runs_sql: bool = False
+) -> str:
     """Return `conninfo` (URI or key=value) as that of a physical replication connection.
 
     `settings` are added as server settings of this connection, e.g. {"wal_sender_timeout": "10s"}. The database is
-    called `replication`, which is what pg_hba.conf and .pgpass look for.
+    called `replication`, which is what pg_hba.conf and .pgpass look for, unless it `runs_sql`: in the database that
+    `conninfo` names.
 
     Raises:
         ConfigurationError: libpq cannot read it.
@@ -54,6 +57,9 @@ def replication_conninfo(conninfo: str, application_name: str, settings: Mapping
     }
     if options:
         fixed["options"] = " ".join(options)
+    if runs_sql:
+        del fixed["dbname"]
+        fixed["replication"] = "database"
     return make_conninfo("", **{**_TCP_DEFAULTS, **given, **fixed})
 
 
@@ -79,6 +85,7 @@ class CommandConnection:
         application_name: str = "walproxy",
         timeout_s: float = 10.0,
         settings: Mapping[str, str] | None = None,
+        runs_sql: bool = False,
     ) -> Self:
         """Connect to the primary.
 
@@ -86,13 +93,13 @@ class CommandConnection:
             conninfo: libpq's, also with several hosts; PG* variables, service and password files count.
             application_name: what synchronous_standby_names calls us.
             timeout_s: for connecting, and later for the answer to each command.
-            settings: see `replication_conninfo`.
+            settings, runs_sql: see `replication_conninfo`.
 
         Raises:
             ConfigurationError: the connection string cannot be read.
             PrimaryProblem: no connection.
         """
-        text = replication_conninfo(conninfo, application_name, settings)
+        text = replication_conninfo(conninfo, application_name, settings, runs_sql=runs_sql)
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await psycopg.AsyncConnection.connect(

@@ -25,8 +25,6 @@ from walproxy.postgres.problems import (
     problem_of_error,
 )
 
-_POLL_S = 0.05
-
 
 @dataclass(frozen=True)
 class SlotState:
@@ -54,18 +52,6 @@ def sql_conninfo(conninfo: str) -> str:
     if "dbname" not in given and not elsewhere:
         given["dbname"] = "postgres"
     return make_conninfo("", **given)
-
-
-async def is_in_recovery(conninfo: str, *, timeout_s: float = 10.0) -> bool:
-    """Return whether the server is a standby.
-
-    Raises:
-        PrimaryProblem: no connection or no answer.
-    """
-    async with short_connection(conninfo, "ask whether PostgreSQL is a standby", timeout_s) as connection:
-        cursor = await connection.execute("SELECT pg_is_in_recovery()")
-        row = await cursor.fetchone()
-        return row is not None and bool(row[0])
 
 
 async def read_slot(conninfo: str, name: str, *, timeout_s: float = 10.0) -> SlotState | None:
@@ -118,34 +104,6 @@ async def read_logical_subscribers(conninfo: str, *, timeout_s: float = 10.0) ->
         cursor = await connection.execute("SELECT current_setting('synchronized_standby_slots', true)")
         row = await cursor.fetchone()
         return LogicalSubscribers(dict(slots), row[0] if row is not None else None)
-
-
-async def terminate_slot_holder(conninfo: str, name: str, *, timeout_s: float = 10.0) -> int | None:
-    """End the walsender that holds slot `name` and wait until the slot is free; return its pid, None if it was free.
-
-    For the winner of a term only: its term proves that the holder's proxy is deposed.
-
-    Raises:
-        PrimaryProblem: no connection, no right to end it (SLOT_IN_USE), or it has not ended in time.
-    """
-    async with short_connection(conninfo, f'end the walsender that holds slot "{name}"', timeout_s) as connection:
-        slot = await _read_slot(connection, name)
-        holder = slot.active_pid if slot is not None else None
-        if holder is None:
-            return None
-        try:
-            await connection.execute("SELECT pg_terminate_backend(%s)", (holder,))
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise PrimaryProblem(
-                ProblemKind.SLOT_IN_USE,
-                f'slot "{name}" is in use by walsender {holder}, which this role may not end: run '
-                f"SELECT pg_terminate_backend({holder}) as a superuser; waiting for it",
-                error.sqlstate,
-            ) from None
-        while slot is not None and slot.active_pid == holder:
-            await asyncio.sleep(_POLL_S)
-            slot = await _read_slot(connection, name)
-        return holder
 
 
 async def _read_slot(connection: psycopg.AsyncConnection, name: str) -> SlotState | None:

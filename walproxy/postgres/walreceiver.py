@@ -45,7 +45,8 @@ from walproxy.postgres.replication_protocol import (
     read_timeline_history,
     start_replication,
 )
-from walproxy.postgres.sql import is_in_recovery, read_slot
+from walproxy.postgres.sql import read_slot
+from walproxy.postgres.sql_walsender import urgent_sql
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,8 @@ class ReplicationConnection(CommandConnection):
         if server_version >= 140000:
             in_recovery = await self._show("in_hot_standby") == "on"
         else:
-            in_recovery = await is_in_recovery(self._conninfo, timeout_s=self._timeout_s)
+            async with urgent_sql(self._conninfo, "ask whether PostgreSQL is a standby", self._timeout_s) as value:
+                in_recovery = await value("SELECT pg_is_in_recovery()::text") == "true"
         return PrimaryFacts(
             system_id=system_id,
             tli=tli,

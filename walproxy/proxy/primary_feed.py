@@ -34,7 +34,7 @@ from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
 from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
 from walproxy.postgres.replication_protocol import TimelineEnd
-from walproxy.postgres.sql import terminate_slot_holder
+from walproxy.postgres.slot_holder import SlotHolder
 from walproxy.postgres.walreceiver import ReplicationConnection
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
@@ -56,7 +56,6 @@ FEEDBACK_INTERVAL_S = 10.0
 UNCHANGED_REPLY_INTERVAL_S = 0.1
 # The limit of WAL that is buffered while the first record is incomplete.
 UNLINKED_BYTES_MAX = 64 << 20
-SLOT_WAIT_S = 10.0
 SLOT_CHECK_INTERVAL_S = 5.0
 
 
@@ -489,27 +488,39 @@ class PrimaryFeed:
             self.streams = False
 
     async def _start_replication(self, connection: ReplicationConnection, begin_lsn: Lsn, tli: int) -> None:
-        """Start; terminate the walsender that uses the slot: it serves a proxy that this term has deposed."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + SLOT_WAIT_S
+        """Start; end the walsender that holds the slot: it serves a proxy that this term has deposed.
+
+        While that is not possible, wait for the slot on this connection: if it was closed, a term that is not led yet
+        would be given up, and the next one would find the slot in use again.
+        """
+        host, slot = self.rota.current.host, self._config.slot
+        holder = SlotHolder(host.conninfo, slot, self._config.connect_timeout_s)
+        pause_s = PAUSE_MIN_S
         while True:
             try:
-                await connection.start_replication(self._config.slot, begin_lsn, tli)
+                await connection.start_replication(slot, begin_lsn, tli)
                 return
             except PrimaryProblem as problem:
-                if problem.kind is not ProblemKind.SLOT_IN_USE or loop.time() > deadline:
+                if problem.kind is not ProblemKind.SLOT_IN_USE:
                     raise
-                self.rota.current.problem = str(problem)
+                reason = str(problem)
             try:
-                pid = await terminate_slot_holder(self.rota.current.host.conninfo, self._config.slot)
+                pid = await holder.end()
             except PrimaryProblem as problem:
-                if problem.kind is ProblemKind.SLOT_IN_USE:
+                if holder.is_another:
                     raise
                 # A role with a replication login only cannot release the slot; its walsender may end by itself.
-                reason = f'slot "{self._config.slot}" is in use and could not be released: {problem}'
-                raise PrimaryProblem(ProblemKind.SLOT_IN_USE, reason, problem.sqlstate) from None
-            if pid is not None:
-                logger.warning('ended walsender %d, which held slot "%s" for a deposed proxy', pid, self._config.slot)
+                is_told = problem.kind is ProblemKind.SLOT_IN_USE
+                reason = str(problem) if is_told else f'slot "{slot}" is in use and could not be released: {problem}'
+                if self._problem_logs[host].is_new(reason):
+                    logger.warning("no WAL yet: %s", reason)
+            else:
+                if pid is not None:
+                    logger.warning('ended walsender %d, which held slot "%s" for a deposed proxy', pid, slot)
+                    continue
+            self.rota.current.problem = reason
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     # ------------------------------------------------------------------ the stream
 

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,6 +17,7 @@ from walproxy.postgres.page_checksums import PageChecksums
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.postgres.replication import PrimaryFacts
 from walproxy.postgres.replication_protocol import TimelineEnd
+from walproxy.postgres.slot_holder import SlotHolder
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
@@ -293,6 +294,29 @@ async def test_what_a_primary_says_that_is_not_understood_loses_its_connection(h
     assert house.owner.lost == ["nonsense"]
 
 
+TAKEN = problem(
+    ProblemKind.SLOT_IN_USE, 'slot "walproxy" is in use by walsender 4712, which another proxy has begun meanwhile'
+)
+
+
+class FakeHolder(SlotHolder):
+    """A walsender whose end a test decides."""
+
+    outcome: ClassVar[int | PrimaryProblem]
+
+    async def end(self) -> int | None:
+        self.is_another = self.outcome is TAKEN
+        if isinstance(self.outcome, PrimaryProblem):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def holder(monkeypatch: pytest.MonkeyPatch) -> type[FakeHolder]:
+    monkeypatch.setattr(walproxy.proxy.primary_feed, "SlotHolder", FakeHolder)
+    return FakeHolder
+
+
 @pytest.mark.parametrize(
     ("obstacle", "expected"),
     [
@@ -300,47 +324,45 @@ async def test_what_a_primary_says_that_is_not_understood_loses_its_connection(h
         (problem(ProblemKind.NO_LOGIN, "no entry"), 'slot "walproxy" is in use and could not be released: no entry'),
     ],
 )
-def test_a_slot_that_cannot_be_freed_is_waited_for_and_told_once(
-    obstacle: PrimaryProblem,
-    expected: str,
-    house: House,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@on_the_loop
+async def test_a_slot_that_cannot_be_freed_is_waited_for_on_the_same_connection_and_told_once(
+    obstacle: PrimaryProblem, expected: str, house: House, holder: type[FakeHolder], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def terminate(conninfo: str, name: str) -> int | None:
-        raise obstacle
-
-    monkeypatch.setattr(walproxy.proxy.primary_feed, "terminate_slot_holder", terminate)
-
-    @on_the_loop
-    async def run() -> None:
-        house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_IN_USE) for _ in range(3)]
-        async with house.running():
-            for attempt in range(1, 4):
-                await until(lambda n=attempt: len(house.owner.identities) >= n)  # type: ignore[misc]
-                house.feed.start(StartReplication(BEGIN_LSN, 1, BEGIN_LSN, 1))
-                await until(lambda n=attempt: len(house.owner.lost) == n)  # type: ignore[misc]
-            await until(lambda: len(house.owner.identities) >= 4)
-            await house.stream()
-
-    run()
-    assert house.owner.lost == [expected] * 3 and house.owner.failures == []
-    assert caplog.text.count(f"no primary: {expected}") == 1
+    holder.outcome = obstacle
+    house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_IN_USE) for _ in range(3)]
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        house.feed.start(StartReplication(BEGIN_LSN, 1, BEGIN_LSN, 1))
+        await until(lambda: house.feed.problem == expected)
+        await until(lambda: house.feed.streams)
+        assert house.feed.problem == ""
+    (connection,) = house.primary.connections
+    assert connection.started == [("walproxy", BEGIN_LSN, 1)]
+    assert house.owner.lost == [] and house.owner.failures == []
+    assert caplog.text.count(f"no WAL yet: {expected}") == 1
 
 
 @on_the_loop
 async def test_a_holder_that_was_ended_makes_way(
-    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    house: House, holder: type[FakeHolder], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def terminate(conninfo: str, name: str) -> int | None:
-        return 4711
-
-    monkeypatch.setattr(walproxy.proxy.primary_feed, "terminate_slot_holder", terminate)
+    holder.outcome = 4711
     house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_IN_USE)]
     async with house.running():
         connection = await house.stream()
     assert connection.started == [("walproxy", BEGIN_LSN, 1)]
     assert "ended walsender 4711" in caplog.text and house.owner.lost == []
+
+
+@on_the_loop
+async def test_a_slot_that_a_later_winner_holds_is_not_waited_for(house: House, holder: type[FakeHolder]) -> None:
+    holder.outcome = TAKEN
+    house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_IN_USE)]
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        house.feed.start(StartReplication(BEGIN_LSN, 1, BEGIN_LSN, 1))
+        await until(lambda: bool(house.owner.lost))
+    assert house.owner.lost == [TAKEN.message]
 
 
 @on_the_loop

@@ -10,6 +10,7 @@ from tests.unit.event_loop import on_the_loop, until
 from tests.unit.proxy.test_primary_feed import BEGIN_LSN, SEGMENT_SIZE, House, problem
 from walproxy.postgres.hosts import HostState, PrimaryHost
 from walproxy.postgres.problems import ProblemKind
+from walproxy.postgres.slot_holder import SlotHolder
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import PrimaryIdentity
 
@@ -157,11 +158,12 @@ async def test_when_every_host_is_refused_it_ends_and_names_each(house: House) -
 async def test_the_slot_is_freed_on_the_host_that_is_streamed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    async def terminate(conninfo: str, name: str) -> int | None:
-        asked.append(conninfo)
-        return 4711
+    class Holder(SlotHolder):
+        async def end(self) -> int | None:
+            asked.append(self.conninfo)
+            return 4711
 
-    monkeypatch.setattr(walproxy.proxy.primary_feed, "terminate_slot_holder", terminate)
+    monkeypatch.setattr(walproxy.proxy.primary_feed, "SlotHolder", Holder)
     house.primary.problems[OLD.conninfo] = problem(ProblemKind.UNREACHABLE)
     house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_IN_USE)]
     async with house.running():
