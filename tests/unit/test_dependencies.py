@@ -129,7 +129,7 @@ def test_commands_know_the_modules_of_their_extra(extra: str) -> None:
 
 # What a daemon has imported of others when it begins to serve.
 _OF_BOTH = {"click", "google-crc32c", "h11", "msgspec", "typing-extensions", "uvloop"}
-IMPORTED_AT_START = {"safekeeper": _OF_BOTH, "walproxy": _OF_BOTH | {"psycopg", "psycopg-binary"}}
+IMPORTED_AT_START = {"safekeeper": _OF_BOTH, "walproxy": _OF_BOTH | {"psycopg", "psycopg-binary", "psycopg-pool"}}
 # Not imported by then: what belongs to an archive, a page, the other program.
 NOT_AT_START = {
     "safekeeper": {"safekeeper.archive.store", "safekeeper.archive.upload", "safekeeper.process.metrics"},

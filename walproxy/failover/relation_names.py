@@ -16,7 +16,7 @@ from safekeeper.waldecode.record_body import Relation
 from walproxy.failover.discarded import relations_of
 from walproxy.failover.discarded_report import DiscardedReport
 from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection
-from walproxy.postgres.sql import sql_conninfo
+from walproxy.postgres.sessions import sql_conninfo
 
 _TIMEOUT_S = 30.0
 _RELATIONS_PER_QUERY = 1000

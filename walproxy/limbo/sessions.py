@@ -18,7 +18,7 @@ from psycopg.adapt import Loader
 
 from walproxy.limbo.waits import Session
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
-from walproxy.postgres.sql import short_connection
+from walproxy.postgres.sessions import one_session
 
 _WAITING: Final = """
 SELECT a.pid, coalesce(a.backend_xid, p.transaction)::text, coalesce(a.usename, '')::text,
@@ -50,7 +50,7 @@ async def read_waiting_sessions(conninfo: str, *, timeout_s: float) -> list[Sess
     Raises:
         PrimaryProblem: no connection, no answer, or a role that may not see other sessions.
     """
-    async with short_connection(conninfo, "read the sessions that wait", timeout_s) as connection:
+    async with one_session(conninfo, "read the sessions that wait", timeout_s) as connection:
         cursor = await connection.execute("SELECT current_user, pg_has_role('pg_read_all_stats', 'USAGE')")
         row = await cursor.fetchone()
         assert row is not None  # a query without FROM has one row
@@ -86,7 +86,7 @@ async def end_waits(
     """
     function = "pg_terminate_backend" if terminate else "pg_cancel_backend"
     ended, problem = [], ""
-    async with short_connection(conninfo, "end the waits of sessions", timeout_s) as connection:
+    async with one_session(conninfo, "end the waits of sessions", timeout_s) as connection:
         for session in sessions:
             if not still_waits(session):
                 continue
@@ -113,7 +113,7 @@ async def set_fence(conninfo: str, on: bool, *, timeout_s: float) -> None:
         PrimaryProblem: no connection, no answer, or a role that may not change the setting.
     """
     doing = f"change {READ_ONLY}"
-    async with short_connection(conninfo, doing, timeout_s) as connection:
+    async with one_session(conninfo, doing, timeout_s) as connection:
         await connection.execute(f"ALTER SYSTEM {'SET' if on else 'RESET'} {READ_ONLY}{' = on' if on else ''}".encode())
         await connection.execute("SELECT pg_reload_conf()")
 
@@ -124,7 +124,7 @@ async def is_fenced(conninfo: str, *, timeout_s: float) -> bool:
     Raises:
         PrimaryProblem: no connection or no answer.
     """
-    async with short_connection(conninfo, f"read {READ_ONLY}", timeout_s) as connection:
+    async with one_session(conninfo, f"read {READ_ONLY}", timeout_s) as connection:
         cursor = await connection.execute(
             "SELECT 1 FROM pg_settings WHERE name = %s AND reset_val = 'on' AND source = 'configuration file'",
             (READ_ONLY,),

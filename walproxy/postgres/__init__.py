@@ -8,6 +8,8 @@ waiting                the two ways to wait for them: on the event loop, and blo
 replication            replication messages as bytes
 hosts                  several hosts of one conninfo
 problems               what is wrong with a server, and whether waiting helps
+sessions               opens every SQL session, with our settings; the pool of a daemon
+bounded_sql            statements with a deadline, for a server that may hang
 sql                    the few statements that are sent over SQL
 conninfo               connection strings
 page_checksums         CRC-32C of each page of a range of WAL

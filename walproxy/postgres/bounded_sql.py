@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from walproxy.postgres.problems import ServerHangs, problem_of_connect, problem_of_error
 from walproxy.postgres.replication_protocol import Conversation, ServerRefused, Wait, run_command
-from walproxy.postgres.sql import sql_conninfo
+from walproxy.postgres.sessions import later_settings, session_conninfo, start_session
 from walproxy.postgres.waiting import wait_blocking
 
 APPLICATION_NAME = "walproxy agent"
@@ -97,13 +97,16 @@ def bounded_connection(
         ConfigurationError: the connection string is wrong.
     """
     deadline = time.monotonic() + timeout_s
-    text = make_conninfo(sql_conninfo(conninfo), application_name=application_name)
+    text = session_conninfo(conninfo, application_name, statement_timeout_s=timeout_s + 1)
     if replication:
         text = make_conninfo(text, replication="true")
-    pgconn = pq.PGconn.connect_start(text.encode())
+    pgconn = start_session(text)
     try:
         connection = BoundedConnection(pgconn, whose, timeout_s, deadline)
         connection.connect()
+        statement = None if replication else later_settings(pgconn.server_version)
+        if statement is not None:
+            connection.rows(statement.decode(), "set up the session")
         yield connection
     finally:
         pgconn.finish()

@@ -8,7 +8,6 @@ command raises that.
 
 import asyncio
 import math
-import os
 from collections.abc import Mapping
 from typing import Self, TypeVar
 
@@ -19,17 +18,10 @@ from safekeeper.base.errors import LocalProtocolError
 from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.problems import problem_of_connect, problem_of_error
 from walproxy.postgres.replication_protocol import Conversation, ServerRefused, read_row, run_command, show
+from walproxy.postgres.sessions import TCP_DEFAULTS, with_settings
 from walproxy.postgres.waiting import wait_on_loop
 
 _Answer = TypeVar("_Answer")
-
-# A primary whose machine is gone sends no reset: these find it within about 20 seconds unless the operator sets others.
-_TCP_DEFAULTS = {
-    "keepalives_idle": "5",
-    "keepalives_interval": "3",
-    "keepalives_count": "5",
-    "tcp_user_timeout": "20000",
-}
 
 
 def replication_conninfo(
@@ -45,10 +37,7 @@ def replication_conninfo(
         ConfigurationError: libpq cannot read it.
     """
     given = parse_conninfo(conninfo)
-    before = given.get("options", os.environ.get("PGOPTIONS"))
-    options = [before] if before else []
-    for name, value in (settings or {}).items():
-        options.append(f"-c {name}=" + value.replace("\\", "\\\\").replace(" ", "\\ "))
+    options = with_settings(given.get("options"), settings or {})
     fixed = {
         "dbname": "replication",
         "replication": "true",
@@ -56,11 +45,11 @@ def replication_conninfo(
         "client_encoding": "UTF8",
     }
     if options:
-        fixed["options"] = " ".join(options)
+        fixed["options"] = options
     if runs_sql:
         del fixed["dbname"]
         fixed["replication"] = "database"
-    return make_conninfo("", **{**_TCP_DEFAULTS, **given, **fixed})
+    return make_conninfo("", **{**TCP_DEFAULTS, **given, **fixed})
 
 
 class CommandConnection:

@@ -4,26 +4,14 @@ The same connection string and role as for replication; the database is the one 
 WAL streams without any of this, so a role that may connect to no database still works.
 """
 
-import asyncio
-import math
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import psycopg
-from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.logical_replication import WAITING_READER
-from walproxy.postgres.problems import (
-    LogicalSubscribers,
-    PrimaryProblem,
-    ProblemKind,
-    problem_of_connect,
-    problem_of_error,
-)
+from walproxy.postgres.problems import LogicalSubscribers, PrimaryProblem, ProblemKind
+from walproxy.postgres.sessions import one_session
 
 
 @dataclass(frozen=True)
@@ -40,27 +28,13 @@ class SlotState:
     wal_status: str | None
 
 
-def sql_conninfo(conninfo: str) -> str:
-    """Return `conninfo` with the database `postgres` where neither it nor the environment names one.
-
-    Raises:
-        ConfigurationError: libpq cannot read it.
-    """
-    given = parse_conninfo(conninfo)
-    given.pop("replication", None)
-    elsewhere = "service" in given or os.environ.keys() & {"PGDATABASE", "PGSERVICE"}
-    if "dbname" not in given and not elsewhere:
-        given["dbname"] = "postgres"
-    return make_conninfo("", **given)
-
-
 async def read_slot(conninfo: str, name: str, *, timeout_s: float = 10.0) -> SlotState | None:
     """Return the slot `name`, or None if there is none.
 
     Raises:
         PrimaryProblem: no connection or no answer.
     """
-    async with short_connection(conninfo, f'look at slot "{name}"', timeout_s) as connection:
+    async with one_session(conninfo, f'look at slot "{name}"', timeout_s) as connection:
         return await _read_slot(connection, name)
 
 
@@ -70,7 +44,7 @@ async def count_waiting_sessions(conninfo: str, *, timeout_s: float = 10.0) -> i
     Raises:
         PrimaryProblem: no connection, no answer, or a role that may not see what other sessions wait for.
     """
-    async with short_connection(conninfo, "count the sessions that wait", timeout_s) as connection:
+    async with one_session(conninfo, "count the sessions that wait", timeout_s) as connection:
         cursor = await connection.execute(
             "SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'), current_user, "
             "pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') FROM pg_stat_activity"
@@ -92,7 +66,7 @@ async def read_logical_subscribers(conninfo: str, *, timeout_s: float = 10.0) ->
     Raises:
         PrimaryProblem: no connection or no answer.
     """
-    async with short_connection(conninfo, "read the slots of logical subscribers", timeout_s) as connection:
+    async with one_session(conninfo, "read the slots of logical subscribers", timeout_s) as connection:
         # Column and setting exist from PostgreSQL 17 on. Any role sees the pid and the name of a walsender.
         cursor = await connection.execute(
             "SELECT slot_name, coalesce((to_jsonb(s) ->> 'failover')::boolean, false) FROM pg_replication_slots s "
@@ -116,23 +90,3 @@ async def _read_slot(connection: psycopg.AsyncConnection, name: str) -> SlotStat
         return None
     slot_type, active_pid, restart_lsn, wal_status = row
     return SlotState(slot_type, active_pid, parse_lsn(restart_lsn) if restart_lsn else None, wal_status)
-
-
-@asynccontextmanager
-async def short_connection(conninfo: str, doing: str, timeout_s: float) -> AsyncIterator[psycopg.AsyncConnection]:
-    """One connection in autocommit mode; whatever fails in the block becomes a PrimaryProblem."""
-    text = sql_conninfo(conninfo)
-    try:
-        async with asyncio.timeout(timeout_s):
-            try:
-                connection = await psycopg.AsyncConnection.connect(
-                    text, autocommit=True, connect_timeout=math.ceil(timeout_s)
-                )
-            except psycopg.Error as error:
-                raise problem_of_connect(str(error)) from None
-            async with connection:
-                yield connection
-    except psycopg.Error as error:
-        raise problem_of_error(doing, error.sqlstate, str(error)) from None
-    except TimeoutError:
-        raise problem_of_error(doing, None, f"no answer within {timeout_s:g} s") from None

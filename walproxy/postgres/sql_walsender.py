@@ -14,7 +14,7 @@ import psycopg
 
 from walproxy.postgres.command_connection import CommandConnection
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_error
-from walproxy.postgres.sql import short_connection, sql_conninfo
+from walproxy.postgres.sessions import one_session, sql_conninfo
 
 Value: TypeAlias = Callable[[str], Awaitable[str | None]]
 """Executes a statement, and returns the only value of its only row, as text."""
@@ -60,7 +60,7 @@ async def _session(
     stack: AsyncExitStack, conninfo: str, doing: str, timeout_s: float, no_walsender: PrimaryProblem
 ) -> psycopg.AsyncConnection:
     try:
-        return await stack.enter_async_context(short_connection(conninfo, doing, timeout_s))
+        return await stack.enter_async_context(one_session(conninfo, doing, timeout_s))
     except PrimaryProblem as problem:
         if problem.kind is not ProblemKind.NO_FREE_WALSENDER:
             raise

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from safekeeper.base.errors import EXIT_CONFIGURATION, WalproxyError
 from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.problems import one_line
-from walproxy.postgres.sql import sql_conninfo
+from walproxy.postgres.sessions import sql_conninfo
 
 OLDEST_MAJOR: Final = 13
 _CONNECT_TIMEOUT_S: Final = 10

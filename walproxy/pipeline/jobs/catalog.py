@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.postgres.conninfo import parse_conninfo
-from walproxy.postgres.sql import sql_conninfo
+from walproxy.postgres.sessions import sql_conninfo
 
 NAMES_FILE: Final = "names.json"
 """Where a report expects the names, in the folder of the tables."""

@@ -16,7 +16,7 @@ from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.pages.page import PAGE_BYTES, Difference, PageKind, compare, header_of
 from walproxy.pipeline.pages.relation import FORKS, PageId
 from walproxy.postgres.conninfo import parse_conninfo
-from walproxy.postgres.sql import sql_conninfo
+from walproxy.postgres.sessions import sql_conninfo
 
 _CONNECT_TIMEOUT_S: Final = 10
 _READ_ATTEMPTS: Final = 10

@@ -1,0 +1,178 @@
+"""Our SQL sessions on real servers: their settings, a pool's sessions, and failures that come at once or on time."""
+
+import asyncio
+import os
+import signal
+
+import psycopg
+import pytest
+
+from tests.integration.conftest import EVERY, NEWEST, NewCluster
+from walproxy.postgres.bounded_sql import bounded_connection
+from walproxy.postgres.local_server import LocalPostgres
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind
+from walproxy.postgres.sessions import SESSIONS_MAX, SqlSession, SqlSessions, one_session, open_blocking
+
+# What a site sets for everybody, each of which ended or changed something of ours.
+OF_THE_SITE = {
+    "statement_timeout": "200ms",
+    "lock_timeout": "100ms",
+    "idle_in_transaction_session_timeout": "100ms",
+    "default_transaction_isolation": "serializable",
+    "search_path": "public",
+}
+SINCE = {"idle_session_timeout": 14, "transaction_timeout": 17}
+COUNT = "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE application_name = %s"
+
+
+def sessions_of(server: LocalPostgres, name: str) -> int:
+    [(count,)] = server.execute(COUNT, name)
+    return int(count)
+
+
+async def backend_of(session: SqlSession) -> int:
+    row = await (await session.execute("SELECT pg_backend_pid()")).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@EVERY
+async def test_no_setting_that_a_site_makes_for_everybody_reaches_our_sessions(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    of_the_site = OF_THE_SITE | {name: "200ms" for name, major in SINCE.items() if server.binaries.major >= major}
+    for name, value in of_the_site.items():
+        server.execute(f"ALTER ROLE postgres IN DATABASE postgres SET {name} = '{value}'")
+    names = ", ".join(f"'{name}'" for name in of_the_site)
+    ask = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
+    patience = "SELECT pg_sleep(0.5)"
+    found = []
+    async with one_session(server.conninfo(), "look") as session:
+        await session.execute(patience)
+        found.append(dict(await (await session.execute(ask.encode())).fetchall()))
+    with open_blocking(server.conninfo(), application_name="test", statement_timeout_s=30) as blocking:
+        blocking.execute(patience)
+        found.append(dict(blocking.execute(ask.encode()).fetchall()))
+    with bounded_connection(server.conninfo(), whose="the server", timeout_s=29) as bounded:
+        bounded.rows(patience, "wait")
+        found.append({str(name): value for name, value in bounded.rows(ask, "look")})
+    wanted = dict.fromkeys(of_the_site, "0") | {
+        "statement_timeout": "30000",
+        "default_transaction_isolation": "read committed",
+        "search_path": "pg_catalog,pg_temp",
+    }
+    assert found == [wanted] * 3
+
+
+@NEWEST
+async def test_a_session_that_does_not_write_cannot(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    with pytest.raises(PrimaryProblem, match="read-only transaction"):
+        async with one_session(server.conninfo(), "write") as session:
+            await session.execute("CREATE TABLE public.written ()")
+    async with one_session(server.conninfo(), "write", writes=True) as session:
+        await session.execute("CREATE TABLE public.written ()")
+
+
+@NEWEST
+async def test_the_sessions_of_a_pool_are_used_again_and_are_two_at_most(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    async with SqlSessions(server.conninfo(), "pooled") as sessions:
+        assert sessions_of(server, "pooled") == 0
+        async with sessions.session("look") as session:
+            first = await backend_of(session)
+        async with sessions.session("look") as session:
+            assert await backend_of(session) == first
+
+        async def look() -> int:
+            async with sessions.session("look", 30.0) as session:
+                await session.execute("SELECT pg_sleep(0.1)")
+                return await backend_of(session)
+
+        assert len(set(await asyncio.gather(*(look() for _ in range(8))))) <= SESSIONS_MAX
+    async with one_session(server.conninfo(), "look") as session:
+        while (await (await session.execute(COUNT, ("pooled",))).fetchone()) != (0,):
+            await asyncio.sleep(0.05)
+
+
+@NEWEST
+async def test_a_session_that_the_server_has_ended_is_replaced_before_use(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    async with SqlSessions(server.conninfo(), "pooled") as sessions:
+        async with sessions.session("look") as session:
+            first = await backend_of(session)
+        server.execute("SELECT pg_terminate_backend(%s, 10000)", first)
+        async with sessions.session("look") as session:
+            assert await backend_of(session) != first
+        server.restart()
+        async with sessions.session("look") as session:
+            assert await backend_of(session)
+
+
+@NEWEST
+async def test_the_reason_of_a_refused_session_comes_at_once_and_the_next_use_tries_again(
+    new_cluster: NewCluster,
+) -> None:
+    server = new_cluster()
+    async with SqlSessions(server.conninfo(dbname="shop"), "pooled") as sessions:
+        for _ in range(2):
+            with pytest.raises(PrimaryProblem, match='database "shop" does not exist'):
+                async with asyncio.timeout(20), sessions.session("look", 30.0):
+                    pass
+        server.execute("CREATE DATABASE shop")
+        async with sessions.session("look") as session:
+            assert await backend_of(session)
+        server.stop()
+        with pytest.raises(PrimaryProblem) as caught:
+            async with asyncio.timeout(20), sessions.session("look", 30.0):
+                pass
+        assert caught.value.kind is ProblemKind.UNREACHABLE
+
+
+@NEWEST
+async def test_connections_that_are_used_up_leave_the_session_that_a_pool_has(new_cluster: NewCluster) -> None:
+    server = new_cluster(max_connections="6", superuser_reserved_connections="0", max_wal_senders="2")
+    async with SqlSessions(server.conninfo(), "pooled") as sessions:
+        async with sessions.session("look") as session:
+            first = await backend_of(session)
+        clients = []
+        with pytest.raises(psycopg.OperationalError, match="too many clients"):
+            while True:
+                clients.append(psycopg.connect(server.conninfo()))
+        async with sessions.session("look") as session:
+            assert await backend_of(session) == first
+            with pytest.raises(PrimaryProblem, match="too many clients"):
+                async with sessions.session("look"):
+                    pass
+        async with sessions.session("look") as session:
+            assert await backend_of(session) == first
+        for client in clients:
+            client.close()
+
+
+@NEWEST
+async def test_a_backend_that_hangs_holds_nobody_beyond_the_limit(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    async with SqlSessions(server.conninfo(), "pooled") as sessions:
+        stopped = 0
+        try:
+            with pytest.raises(PrimaryProblem, match="no answer within 1 s"):
+                async with asyncio.timeout(4), sessions.session("look", 1.0) as session:
+                    stopped = await backend_of(session)
+                    os.kill(stopped, signal.SIGSTOP)
+                    await session.execute("SELECT 1")
+            async with sessions.session("look") as session:
+                assert await backend_of(session) != stopped
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+
+@NEWEST
+async def test_an_emptied_pool_connects_again(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    async with SqlSessions(server.conninfo(), "pooled") as sessions:
+        async with sessions.session("look") as session:
+            first = await backend_of(session)
+            await sessions.empty()
+            assert await backend_of(session) == first
+        async with sessions.session("look") as session:
+            assert await backend_of(session) != first
