@@ -29,6 +29,7 @@ from psycopg.conninfo import make_conninfo
 from tests.waiting import wait_for
 from walproxy.agent import processes
 from walproxy.lab.cluster.local_cluster import LocalProcess
+from walproxy.lab.cluster.reader_passfile import reader_passfile
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.history import History
 from walproxy.lab.load.transactions import SingleStatement
@@ -193,7 +194,9 @@ class PatroniCluster:
             log_path = folder / f"safekeeper-{safekeeper_id}.log"
             self.safekeepers.append(process_type(f"safekeeper {safekeeper_id}", arguments, http_port, log_path))
         self._places = ",".join(places)
-        self._readers = make_conninfo("", host=",".join(["127.0.0.1"] * 3), port=",".join(readers), user="standby")
+        passfile = str(reader_passfile(folder))
+        hosts, ports = ",".join(["127.0.0.1"] * 3), ",".join(readers)
+        self._readers = make_conninfo("", host=hosts, port=ports, user="standby", passfile=passfile)
         self.hosts: dict[str, Host] = {}
         for name in [f"pg{number}" for number in range(1, host_count + 1)]:
             (folder / name).mkdir(mode=0o755)

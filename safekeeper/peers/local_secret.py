@@ -7,23 +7,31 @@ protection requires this secret, which only processes of the same user can read:
     ~/.local/state/walproxy/secret        else, in the home folder according to the user database
     /var/tmp/walproxy-<uid>/secret        for users without a home folder that is writable for them
 
+PostgreSQL's replication clients cannot prove it, but a password: `pgpass` beside the secret is a password file of
+libpq, with a password that is derived from the secret. It does not reveal the secret, so it can be given to a server
+that runs as another user, which then may read WAL, and not lead the cluster.
+
 The first process that needs it creates it. Processes that start at the same time get the same one: they lock the
 folder, and the file is renamed to its name once it is complete. A file that other users may read or write is refused,
 and so is a folder that they may write to.
 """
 
+import contextlib
 import fcntl
+import hashlib
+import hmac
 import os
 import pwd
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.settings import Secret, secret_value
 
-_FOLDER, _FILE = "walproxy", "secret"
+_FOLDER, _FILE, _PASSFILE = "walproxy", "secret", "pgpass"
+_READER_KEY = b"walproxy replication listener"
 _HOME_STATE = Path(".local", "state")
 _WITHOUT_HOME = Path("/var/tmp")
 _BYTES = 32
@@ -35,13 +43,17 @@ class LocalSecret:
 
     Args:
         environment: the variables, for XDG_STATE_HOME.
+        instead_of_it: the option to give where it cannot be read or made, for messages.
 
     Attributes:
         file: its path.
+        passfile: the path of the password file.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: Mapping[str, str] = os.environ, *, instead_of_it: str = "--secret-file") -> None:
+        self._instead_of_it = instead_of_it
         self.file = local_secret_file(environment, os.geteuid())
+        self.passfile = self.file.with_name(_PASSFILE)
         self._secret: Secret | None = None
 
     @property
@@ -79,6 +91,22 @@ class LocalSecret:
         """
         self._secret = self._read_or_make()
 
+    def reader_password(self) -> str:
+        """Return the password of replication clients, and keep it in the password file.
+
+        Raises:
+            ConfigurationError: see above.
+        """
+        password = hmac.new(self.value, _READER_KEY, hashlib.sha256).hexdigest()
+        content = passfile_line(password)
+        try:
+            if _read(self.passfile) != content:
+                with _locked(self.passfile.parent):
+                    _write(self.passfile, content)
+        except OSError as error:
+            raise self._unusable(self.passfile, error) from error
+        return password
+
     def _read_or_make(self) -> Secret:
         try:
             _make_folder(self.file.parent)
@@ -87,16 +115,24 @@ class LocalSecret:
                 _make(self.file)
                 content = _read(self.file)
         except OSError as error:
-            raise ConfigurationError(
-                f"could not read or make the shared secret of user {_user_name()} in {self.file}: "
-                f"{error.strerror or error}: make that possible, set XDG_STATE_HOME, or give --secret-file"
-            ) from error
+            raise self._unusable(self.file, error) from error
         try:
             return secret_value((content or b"").decode("ascii"))
         except ValueError:
             raise ConfigurationError(
                 f"{self.file} contains no shared secret: remove it, and restart this user's safekeepers and proxies"
             ) from None
+
+    def _unusable(self, file: Path, error: OSError) -> ConfigurationError:
+        return ConfigurationError(
+            f"could not read or make the shared secret of user {_user_name()} in {file}: {error.strerror or error}: "
+            f"make that possible, set XDG_STATE_HOME, or give {self._instead_of_it}"
+        )
+
+
+def passfile_line(password: str) -> bytes:
+    """Return the content of a password file of libpq with this password for every server."""
+    return f"*:*:*:*:{password}\n".encode()
 
 
 def local_secret_file(environment: Mapping[str, str], uid: int) -> Path:
@@ -158,17 +194,26 @@ def _read(file: Path) -> bytes | None:
 
 def _make(file: Path) -> None:
     """Create the file, unless another process was faster."""
-    with open(_create(file.with_name("lock"))) as lock:
+    with _locked(file.parent):
+        if not file.exists():
+            _write(file, secrets.token_hex(_BYTES).encode() + b"\n")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with open(_create(folder / "lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if file.exists():
-            return
-        new = file.with_name(_FILE + ".new")
-        with open(_create(new), "wb") as content:
-            os.ftruncate(content.fileno(), 0)
-            content.write(secrets.token_hex(_BYTES).encode() + b"\n")
-            content.flush()
-            os.fsync(content.fileno())
-        new.rename(file)
+        yield
+
+
+def _write(file: Path, content: bytes) -> None:
+    new = file.with_name(file.name + ".new")
+    with open(_create(new), "wb") as stream:
+        os.ftruncate(stream.fileno(), 0)
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    new.rename(file)
     folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -39,12 +39,21 @@ class PasswordExchange:
         user: the name in the startup packet.
         verifier: the text of the user's verifier, None if the user does not exist.
         nonce, channel_binding, mock_salt: as for ScramServer.
+        advice: what to add to the log's line about a wrong password.
     """
 
     def __init__(
-        self, user: str, verifier: str | None, *, nonce: str, channel_binding: bytes | None, mock_salt: bytes
+        self,
+        user: str,
+        verifier: str | None,
+        *,
+        nonce: str,
+        channel_binding: bytes | None,
+        mock_salt: bytes,
+        advice: str = "",
     ) -> None:
         self._user = user
+        self._advice = advice
         self._step = Step.MECHANISM
         self._mechanism = ""
         try:
@@ -91,7 +100,7 @@ class PasswordExchange:
 
     def _failed(self, log_message: str = "") -> ClientRefused:
         message = f'password authentication failed for user "{self._user}"'
-        return ClientRefused("28P01", message, log_message=log_message)
+        return ClientRefused("28P01", message, log_message=log_message or message + self._advice)
 
 
 def parse_initial_response(body: bytes) -> tuple[str, bytes | None]:

@@ -79,6 +79,7 @@ class Session:
         parameters: the settings that are sent to the client, e.g. server_version.
         nonce: the server's half of the SCRAM nonce: printable ASCII without commas, never used before.
         mock_salt: a secret of this process, from which salts of users that do not exist are computed.
+        password_advice: what to add to the log's line about a client without the right password.
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class Session:
         parameters: Mapping[str, str],
         nonce: str,
         mock_salt: bytes,
+        password_advice: str = "",
     ) -> None:
         self._tls = tls
+        self._password_advice = f"; {password_advice}" if password_advice else ""
         self._users = users
         self._parameters = parameters
         self._nonce = nonce
@@ -131,6 +134,7 @@ class Session:
                 user = f'user "{self._client.user}" ' if self._client is not None else ""
                 return (
                     f"{user}disconnected at the request for a password: it has none, or does not support SCRAM-SHA-256"
+                    f"{self._password_advice}"
                 )
             case State.TLS_HANDSHAKE:
                 return "disconnected during the TLS handshake: it may not trust the certificate"
@@ -288,6 +292,7 @@ class Session:
             nonce=self._nonce,
             channel_binding=self._channel_binding,
             mock_salt=self._mock_salt,
+            advice=self._password_advice,
         )
         self._output += self._exchange.request()
         self._state = State.AUTHENTICATING

@@ -2,14 +2,15 @@
 
     listener      options that protect it                                    without any of them
     proposers     --secret-file, --tls-client-ca, --allow                    loopback only, with the local secret
-    replication   --pg-users, --pg-client-ca, --pg-allow                     loopback only
+    replication   --pg-users, --pg-client-ca, --pg-allow                     loopback only, with a local password
     HTTP          --http-allow                                               the address of --http-listen
 
 A listener that has at least one of its protections listens on the configured address. A listener without any listens
 on loopback, whatever its address is set to, and logs that: a listener that is open to a network by mistake is worse
 than one that is closed by mistake. On loopback the proposer listener requires the local secret
 (safekeeper/peers/local_secret.py), unless --secret-file or --tls-client-ca is given, because other users of the machine
-can connect to loopback, too. TLS alone (--tls-cert) encrypts but authenticates no client, so it opens no listener.
+can connect to loopback, too; the replication listener requires a password that is derived from it, unless --pg-users or
+--pg-client-ca is given. TLS alone (--tls-cert) encrypts but authenticates no client, so it opens no listener.
 
 At SIGHUP certificates, CAs, users, the secret and the lists of networks are read again. A file that cannot be used is
 logged, and the previous content stays in use. Adding or removing a protection, or changing a file's path, requires a
@@ -35,7 +36,7 @@ from safekeeper.process.credential_files import (
     server_tls,
     tell_validity,
 )
-from safekeeper.serving.users import Users
+from safekeeper.serving.users import KnownUsers, LocalUsers, Users
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,15 @@ class Protection:
         self.proposers_tls = server_tls(config.tls_cert, config.tls_key, config.tls_client_ca)
         self.replication_tls = server_tls(config.tls_cert, config.tls_key, config.pg_client_ca)
         self.http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
-        self.users = Users(config.pg_users) if config.pg_users is not None else None
+        self.users: KnownUsers | None = None
+        if config.pg_users is not None:
+            self.users = Users(config.pg_users)
+        elif (
+            config.pg_listen is not None
+            and config.pg_client_ca is None
+            and (config.pg_allow is None or is_loopback(config.pg_listen.host))
+        ):
+            self.users = LocalUsers()
         shared = read_shared_secret(config.secret_file, config.secret, "SAFEKEEPER_SECRET")
         self._is_open = bool(shared or config.tls_client_ca or config.allow)
         self.secret: PeerSecret | None = shared
@@ -111,8 +120,12 @@ class Protection:
 
     def replication_address(self, wanted: Address) -> Address:
         """Return the address for the replication listener, as `proposers_address` does."""
-        protected = self.users or self._config.pg_client_ca or self._config.pg_allow
-        return _guarded(wanted, bool(protected), "--pg-listen", "--pg-users, --pg-client-ca or --pg-allow")
+        config = self._config
+        protected = config.pg_users or config.pg_client_ca or config.pg_allow
+        address = _guarded(wanted, bool(protected), "--pg-listen", "--pg-users, --pg-client-ca or --pg-allow")
+        if isinstance(self.users, LocalUsers):
+            _log.info("replication clients on this machine must authenticate: %s", self.users.advice)
+        return address
 
     def reload(self, new: SafekeeperConfig) -> None:
         """Read every file again, take over the new lists of networks, and log the changes.

@@ -25,7 +25,7 @@ from safekeeper.acceptor.readable import Gone, ReadableLog, Removed, Send, Timel
 from safekeeper.archive.objects import ArchivedFile, segment_file
 from safekeeper.archiving.read_through import CachedSegment, ReadThrough
 from safekeeper.base.errors import ObjectMissing, ResourceShortage, StorageFailed
-from safekeeper.base.logs import describe_bug
+from safekeeper.base.logs import RateLimit, describe_bug
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_name, segment_start
 from safekeeper.base.timelines import tli_of_byte
 from safekeeper.base.worker import Worker
@@ -80,6 +80,7 @@ class ReaderHub:
         self._feedback = FeedbackTimer(loop, self._tell_node)
         self._pump_scheduled = False
         self._chunk: _Chunk | None = None  # The last one.
+        self._unserved = RateLimit(lines=10, interval_s=60)
         self._quiet: asyncio.Future[None] | None = None
         self._view = LogView(node)
         self.wakes_at_lsn: Lsn = LSN_MAX
@@ -323,7 +324,7 @@ class ReaderHub:
             if wal is not reader.wal or not may_be_removed:
                 self._fail_read(reader, error)
         elif error is not None:
-            _log.error("connection %d cannot be served: %s", reader.number, describe_bug(error))
+            self._log_unserved(reader, describe_bug(error))
             self._fail(reader, "XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)
         # WAL read during an event may be void after it, and is then read again.
         self._wake(reader)
@@ -378,8 +379,14 @@ class ReaderHub:
         self._fail(reader, "58P01", f"requested WAL segment {name} has already been removed", fatal=False)
 
     def _fail_read(self, reader: Reader, error: StorageFailed) -> None:
-        _log.error("connection %d cannot be served: %s", reader.number, error)
+        self._log_unserved(reader, str(error))
         self._fail(reader, "58030", str(error), fatal=True)
+
+    def _log_unserved(self, reader: Reader, reason: str) -> None:
+        """Log why a reader is disconnected, rate-limited: its client connects again."""
+        more = self._unserved.admit()
+        if more is not None:
+            _log.error("connection %d cannot be served: %s%s", reader.number, reason, more)
 
     def _fail(self, reader: Reader, sqlstate: str, message: str, *, fatal: bool) -> None:
         self.stop(reader)

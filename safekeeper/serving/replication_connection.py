@@ -62,12 +62,10 @@ from safekeeper.serving.replication_commands import (
     timeline_history,
 )
 from safekeeper.serving.slots import Slot, Slots
-from safekeeper.serving.users import Users
+from safekeeper.serving.users import KnownUsers
 
 # A client that has logged in, does not stream, and sends no command for this time is disconnected.
 IDLE_SESSION_S = 600.0
-
-_log = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
@@ -84,7 +82,7 @@ class Owner(Protocol):
     hub: ReaderHub
     slots: Slots
     tls: ServerTls | None
-    users: Users | None
+    users: KnownUsers | None
     mock_salt: bytes
     greeting_timeout_s: float
     timeout_s: float
@@ -107,6 +105,10 @@ class Owner(Protocol):
 
     def note_refusal(self, line: str) -> None:
         """Log that a command was refused."""
+        ...
+
+    def note(self, line: str, *, level: int = logging.INFO) -> None:
+        """Log what a client has caused."""
         ...
 
     def lost(self, connection: "ReplicationConnection") -> None:
@@ -150,6 +152,7 @@ class ReplicationConnection(PgTransport):
         return Session(
             tls=listener.tls is not None,
             users=listener.users.verifiers if listener.users is not None else None,
+            password_advice=listener.users.advice if listener.users is not None else "",
             parameters=session_parameters(listener.node.acceptor.control),
             nonce=secrets.token_urlsafe(18),
             mock_salt=listener.mock_salt,
@@ -271,14 +274,14 @@ class ReplicationConnection(PgTransport):
                     self._answer(slot_created(await self._create_slot(command)))
                 case DropSlot(name, wait):
                     await self._listener.slots.drop(name, connection=self.number, wait=wait)
-                    _log.info("%s dropped replication slot %s", self, name)
+                    self._listener.note(f"{self} dropped replication slot {name}")
                     self.session.complete("DROP_REPLICATION_SLOT")
                 case StartReplication():
                     await self._start_replication(command)
         except CommandError as error:
             self._refuse(error)
         except Exception as error:
-            _log.error("%s", describe_bug(error))
+            self._listener.note(describe_bug(error), level=logging.ERROR)
             self.session.refuse("XX000", "an unexpected error, which this safekeeper's log describes", fatal=True)
             self.flush()
             self._listener.close_connection(self, "")
@@ -291,7 +294,7 @@ class ReplicationConnection(PgTransport):
         slot = await self._listener.slots.create(
             command.name, restart_lsn, connection=self.number, temporary=command.temporary
         )
-        _log.info("%s created %sreplication slot %s", self, "temporary " * command.temporary, slot.name)
+        self._listener.note(f"{self} created {'temporary ' * command.temporary}replication slot {slot.name}")
         return slot
 
     # Streaming.
@@ -324,13 +327,8 @@ class ReplicationConnection(PgTransport):
             slot=slot,
         )
         self.reader.paused = self.is_full
-        _log.info(
-            "%s streams timeline %d from %s%s",
-            self,
-            tli,
-            format_lsn(command.begin_lsn),
-            f", slot {slot.name}" if slot is not None else "",
-        )
+        named = f", slot {slot.name}" if slot is not None else ""
+        self._listener.note(f"{self} streams timeline {tli} from {format_lsn(command.begin_lsn)}{named}")
         self._listener.hub.start(self.reader)
 
     async def _acquire_slot(self, name: str, begin_lsn: Lsn) -> Slot:
@@ -340,7 +338,7 @@ class ReplicationConnection(PgTransport):
             # Durable from the start: later positions are written lazily, and a crash may lose them.
             restart_lsn = begin_lsn if log.begin_lsn <= begin_lsn <= log.end_lsn else 0
             slot = await slots.create(name, restart_lsn, connection=self.number)
-            _log.info("%s named replication slot %s, which did not exist: created it", self, name)
+            self._listener.note(f"{self} named replication slot {name}, which did not exist: created it")
         slots.acquire(slot, self.number)
         return slot
 
@@ -382,7 +380,7 @@ class ReplicationConnection(PgTransport):
             return False
         self._listener.hub.stop(reader)
         self._release_slot(reader.slot)
-        _log.info("%s stopped streaming at %s: %s", self, format_lsn(reader.position_lsn), reason)
+        self._listener.note(f"{self} stopped streaming at {format_lsn(reader.position_lsn)}: {reason}")
         return True
 
     # Called by the listener.
@@ -399,7 +397,7 @@ class ReplicationConnection(PgTransport):
             self.flush()
             self._listener.close_connection(self, f"no command for {IDLE_SESSION_S:g} s")
         elif streams and silent_s > timeout_s:
-            _log.warning("closed %s: no data for %g s", self, timeout_s)
+            self._listener.note(f"closed {self}: no data for {timeout_s:g} s", level=logging.WARNING)
             self.abort()
         elif streams and silent_s > timeout_s / 2 and not self._pinged and not self.is_full:
             self._pinged = True

@@ -13,6 +13,7 @@ import logging
 import secrets
 from typing import Any
 
+from safekeeper.base.logs import RateLimit
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.networks import Networks
 from safekeeper.net.admission import Budget
@@ -22,10 +23,12 @@ from safekeeper.node.node import Node
 from safekeeper.serving.readers import ReaderHub
 from safekeeper.serving.replication_connection import ReplicationConnection
 from safekeeper.serving.slots import Slots
-from safekeeper.serving.users import Users
+from safekeeper.serving.users import KnownUsers
 
 # How long a shutdown waits for readers to receive the WAL that is readable.
 GOODBYE_S = 2.0
+# The limit of lines about what clients that have logged in do: streams and slots that begin and end.
+CAUSED_LINES_A_MINUTE = 60
 _WATCH_INTERVAL_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -54,7 +57,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         greeting_timeout_s: float,
         timeout_s: float,
         tls: ServerTls | None = None,
-        users: Users | None = None,
+        users: KnownUsers | None = None,
         networks: Networks | None = None,
     ) -> None:
         super().__init__(budget=budget, networks=networks)
@@ -67,6 +70,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         self.timeout_s = timeout_s
         self.mock_salt = secrets.token_bytes(16)
         self._emptied: asyncio.Future[None] | None = None
+        self._caused = RateLimit(lines=CAUSED_LINES_A_MINUTE, interval_s=60)
 
     def new_protocol(self) -> asyncio.BaseProtocol:
         """See Listener."""
@@ -155,6 +159,12 @@ class ReplicationListener(Listener[ReplicationConnection]):
     def note_refusal(self, line: str) -> None:
         """Log that a command was refused; rate-limited, because a standby retries indefinitely."""
         self._tell(line)
+
+    def note(self, line: str, *, level: int = logging.INFO) -> None:
+        """Log what a client has caused, rate-limited."""
+        more = self._caused.admit()
+        if more is not None:
+            _log.log(level, "%s%s", line, more)
 
     def lost(self, connection: ReplicationConnection) -> None:
         """Forget a connection that is closed."""

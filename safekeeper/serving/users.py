@@ -6,19 +6,85 @@ that begin with `#` are ignored. A verifier is not a password, but it allows gue
 impersonating the server: only the file's owner should be able to read it.
 
 No message ever quotes a line.
+
+On loopback without such a file, and without client certificates, every name is accepted with the password that only
+this user can read (LocalUsers): other users of the machine can connect to loopback, too, and WAL is the whole database.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.private_files import warn_if_shared
+from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.pgwire.scram import SALT_BYTES, make_verifier, parse_verifier
 
 # PostgreSQL's own limit for a name.
 NAME_BYTES_MAX = 63
+
+
+class KnownUsers(Protocol):
+    """The users of a listener: Users or LocalUsers.
+
+    Attributes:
+        advice: what a client needs that has not authenticated, for the log; empty if that differs by client.
+    """
+
+    advice: str
+
+    @property
+    def verifiers(self) -> Mapping[str, str]:
+        """The text of each verifier by user name, for new connections."""
+
+    def reload(self) -> bool:
+        """Read them again; return whether they changed. Raises ConfigurationError and keeps the old ones."""
+
+
+class LocalUsers:
+    """Every name, with the password that the local secret makes (safekeeper/peers/local_secret.py).
+
+    Raises:
+        ConfigurationError: the secret or the password file cannot be read or made.
+    """
+
+    def __init__(self) -> None:
+        self._secret = LocalSecret(instead_of_it="--pg-users")
+        self._password = self._secret.reader_password()
+        self._verifier = _new_verifier(self._password)
+        self.advice = f"the password is in {self._secret.passfile}: connect with passfile={self._secret.passfile}"
+
+    @property
+    def verifiers(self) -> Mapping[str, str]:
+        """See KnownUsers."""
+        return _EveryName(self._verifier)
+
+    def reload(self) -> bool:
+        """See KnownUsers."""
+        self._secret.reload()
+        before, self._password = self._password, self._secret.reader_password()
+        if before == self._password:
+            return False
+        self._verifier = _new_verifier(self._password)
+        return True
+
+
+class _EveryName(Mapping[str, str]):
+    """The same verifier for each name; it has no list of them."""
+
+    def __init__(self, verifier: str) -> None:
+        self._verifier = verifier
+
+    def __getitem__(self, name: str) -> str:
+        return self._verifier
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 class Users:
@@ -32,6 +98,7 @@ class Users:
     """
 
     def __init__(self, path: Path) -> None:
+        self.advice = ""
         self._path = path
         self._verifiers = _read(path)
 
@@ -70,7 +137,11 @@ def user_line(name: str, password: str) -> str:
         raise ConfigurationError(f"{name!r} cannot be a user's name: {problem}")
     if not password or "\0" in password:
         raise ConfigurationError("a password must not be empty or contain a zero byte")
-    return f"{name}:{make_verifier(password, secrets.token_bytes(SALT_BYTES))}"
+    return f"{name}:{_new_verifier(password)}"
+
+
+def _new_verifier(password: str) -> str:
+    return str(make_verifier(password, secrets.token_bytes(SALT_BYTES)))
 
 
 def _verifier_problem(text: str) -> str:

@@ -83,6 +83,8 @@ sub kill_daemon
 sub start_safekeepers
 {
 	my ($self) = @_;
+	# With it the servers and client programs log in to the safekeepers.
+	$ENV{PGPASSFILE} = "$ENV{XDG_STATE_HOME}/walproxy/pgpass";
 	for my $id (SAFEKEEPERS)
 	{
 		$self->run_daemon(

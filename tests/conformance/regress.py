@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from safekeeper.base.errors import ConfigurationError
 from tests.conformance.comparison import compare_dumps, compare_records
@@ -59,9 +58,7 @@ def run_regress(built: Built, folder: Path, report: Callable[[str], None]) -> It
         report("comparing dumps of primary and standby")
         yield compare_dumps(postgres, standby, folder)
         report("comparing the counts of WAL records")
-        ports = str(conninfo_to_dict(cluster.standby_conninfo())["port"]).split(",")
-        url = f"safekeeper://{','.join(f'127.0.0.1:{port}' for port in ports)}?user=postgres"
-        yield compare_records(built.binaries, postgres.pg_wal, url, begin_lsn, end_lsn)
+        yield compare_records(built.binaries, postgres.pg_wal, cluster.wal_url(), begin_lsn, end_lsn)
 
 
 def _schedule(built: Built, folder: Path) -> tuple[Path, list[Outcome]]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
@@ -48,12 +47,6 @@ def begin_of(cluster: Gated, safekeeper_id: int) -> Lsn:
     return parse_lsn(said(cluster.safekeepers[safekeeper_id], "wal_begin_lsn"))
 
 
-def url_of(cluster: Gated, *safekeeper_ids: int) -> str:
-    """Return the URL of these safekeepers, by default of all."""
-    ports = str(conninfo_to_dict(cluster.standby_conninfo(*safekeeper_ids))["port"]).split(",")
-    return f"safekeeper://{','.join(f'127.0.0.1:{port}' for port in ports)}?user=postgres"
-
-
 def primarys_wal(cluster: Gated, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
     """Return the same bytes out of the primary's own pg_wal."""
     return open_input(str(cluster.postgres.pg_wal)).read(path, begin_lsn, end_lsn).tobytes()
@@ -73,7 +66,7 @@ def wait_for_extent(wal_input: WalInput, path: LogPath, end_lsn: Lsn) -> Extent:
 
 
 def test_committed_wal_is_read_from_its_first_byte_though_the_safekeepers_have_removed_it(cluster: Gated) -> None:
-    wal_input = pickle.loads(pickle.dumps(open_input(url_of(cluster))))
+    wal_input = pickle.loads(pickle.dumps(open_input(cluster.wal_url())))
     assert wal_input.origin() == Origin(int(cluster.scalar("SELECT system_identifier FROM pg_control_system()")), MIB)
     path = wal_input.log_path()
     assert path == LogPath(1, (), MIB)
@@ -91,7 +84,7 @@ def test_committed_wal_is_read_from_its_first_byte_though_the_safekeepers_have_r
 
 
 def test_commits_are_seen_at_once(cluster: Gated) -> None:
-    wal_input = open_input(url_of(cluster))
+    wal_input = open_input(cluster.wal_url())
     path = wal_input.log_path()
     wal_input.extents(path)  # It knows where the log begins from here on.
     for number in range(3):
@@ -114,7 +107,7 @@ def test_another_safekeeper_goes_on_from_the_byte_at_which_one_died(
                 cluster.safekeepers[2].kill9()
 
     monkeypatch.setattr(SafekeeperSource, "stream", die_after_the_first_bytes)
-    wal_input = open_input(url_of(cluster, 2, 3))
+    wal_input = open_input(cluster.wal_url(2, 3))
     path = wal_input.log_path()
     (extent,) = wal_input.extents(path)
     # What a socket's buffers still hold is read, too: the log is much longer.
@@ -127,7 +120,7 @@ def test_another_safekeeper_goes_on_from_the_byte_at_which_one_died(
 
 
 def test_when_nobody_answers_or_has_it_that_is_said(cluster: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
-    wal_input = open_input(url_of(cluster, 1))
+    wal_input = open_input(cluster.wal_url(1))
     path = wal_input.log_path()
     extent = wal_input.extents(path)[-1]
     monkeypatch.setattr("walproxy.wal_sources.safekeeper_group._PATIENCE_S", 0.5)
@@ -151,7 +144,7 @@ def test_when_nobody_answers_or_has_it_that_is_said(cluster: Gated, monkeypatch:
 
 
 def test_the_log_is_followed_over_a_promotion(cluster: Gated) -> None:
-    wal_input = open_input(url_of(cluster))
+    wal_input = open_input(cluster.wal_url())
     before = wal_input.log_path()
     heir = cluster.add_standby("heir")
     write_wal(cluster, 3)
@@ -181,7 +174,7 @@ def test_hosts_of_two_clusters_are_refused(cluster: Gated) -> None:
     with scratch_folder() as folder, LocalPostgres(binaries, folder / "other", settings=CLUSTER_SETTINGS) as other:
         other.init(wal_segment_mib=1)
         other.start()
-        url = url_of(cluster, 1).replace("?", f",127.0.0.1:{other.port}?")
+        url = cluster.wal_url(1).replace("?", f",127.0.0.1:{other.port}?")
         with pytest.raises(
             ConfigurationError, match=r"has the WAL of the system .* name the safekeepers of one cluster$"
         ):

@@ -129,10 +129,7 @@ def test_ten_kills_of_a_pipeline_lose_and_double_no_record(
         check=True,
         capture_output=True,
     )
-    hosts = cluster.standby_conninfo()
-    ports = next(part for part in hosts.split() if part.startswith("port=")).removeprefix("port=").split(",")
-    source = "safekeeper://" + ",".join(f"127.0.0.1:{port}" for port in ports) + "?user=postgres"
-    pipeline = Pipeline(source, tmp_path / "tables", table_format)
+    pipeline = Pipeline(cluster.wal_url(), tmp_path / "tables", table_format)
     try:
         with load(cluster, 100):
             for _ in range(KILLS):
@@ -147,7 +144,7 @@ def test_ten_kills_of_a_pipeline_lose_and_double_no_record(
         end_lsn = pipeline.stop()
     finally:
         pipeline.close()
-    assert_has_every_record_once(pipeline.tables, source, end_lsn)
+    assert_has_every_record_once(pipeline.tables, cluster.wal_url(), end_lsn)
     for name, times in (("under load", sorted(under_load)), ("quiet", sorted(quiet))):
         median = times[MARKS // 2]
         print(f"{table_format}, {KILLS} kills, {name}: a commit is seen after {median:.1f} s, at most {times[-1]:.1f}")

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from psycopg.conninfo import conninfo_to_dict
-
 from safekeeper.base.lsn import format_lsn
 from tests.integration.archive_cluster_fixtures import (
     archive_options,
@@ -18,7 +16,6 @@ from tests.integration.archive_cluster_fixtures import (
     write_wal,
 )
 from tests.integration.archive_fixtures import Archive
-from tests.integration.cluster_fixtures import Gated
 from tests.integration.conftest import NEWEST, NewGated
 
 COMMAND = (sys.executable, "-m", "walproxy", "pipeline", "waldump")
@@ -41,11 +38,6 @@ def following(place: str | Path, *words: str) -> Iterator[IO[str]]:
             process.kill()
 
 
-def url_of(cluster: Gated) -> str:
-    ports = str(conninfo_to_dict(cluster.standby_conninfo(1, 2, 3))["port"]).split(",")
-    return f"safekeeper://{','.join(f'127.0.0.1:{port}' for port in ports)}?user=postgres"
-
-
 @NEWEST
 def test_primary_safekeepers_and_archive_show_the_same(folder_archive: Archive, new_gated: NewGated) -> None:
     options = archive_options(folder_archive.place, "--archive-partial-interval", "0.5")
@@ -54,15 +46,15 @@ def test_primary_safekeepers_and_archive_show_the_same(folder_archive: Archive, 
     write_wal(cluster, 20)
     end_lsn = cluster.commit_lsn_of_all()
     wait_until_archived(cluster, end_lsn)
-    first = shown(url_of(cluster), "-n", "1")[0]
+    first = shown(cluster.wal_url(), "-n", "1")[0]
     match = re.search(r"lsn: ([0-9A-F/]+),", first)
     assert match is not None
     words = ("-s", match[1], "-e", format_lsn(end_lsn))
     of_primary = shown(cluster.postgres.pg_wal, *words)
     assert len(of_primary) > 100
-    assert shown(url_of(cluster), *words) == of_primary
+    assert shown(cluster.wal_url(), *words) == of_primary
     assert shown(folder_archive.place.url, *words) == of_primary
-    with following(url_of(cluster), "-s", format_lsn(end_lsn), "-r", "Transaction") as lines:
+    with following(cluster.wal_url(), "-s", format_lsn(end_lsn), "-r", "Transaction") as lines:
         for number in range(5):
             [(xid,)] = cluster.postgres.execute(
                 "INSERT INTO ledger VALUES (7, %s) RETURNING pg_current_xact_id()::text", number

@@ -1,6 +1,7 @@
 """The replication listener: what a standby or pg_receivewal gets, checked on the wire."""
 
 import copy
+import logging
 import random
 import socket
 from pathlib import Path
@@ -14,6 +15,7 @@ from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import Bootstrap, Bootstrapped
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.pgwire.backend import INT4
+from safekeeper.serving.replication_listener import CAUSED_LINES_A_MINUTE
 from tests.unit.replication_client import CopyDone, ReplicationClient, ServerError
 from tests.unit.replication_house import ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SYSTEM_ID
@@ -365,6 +367,25 @@ def test_a_client_that_ends_its_stream_may_begin_another_one(tmp_path: Path) -> 
 
 
 # Strangers, the slow and the many.
+
+
+def test_what_clients_do_again_and_again_is_few_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with ReplicationHouse(tmp_path) as house:
+        leader = house.led()
+        end_lsn = leader.write(WAL[:1000])
+        leader.commit()
+        client = house.client()
+        for _ in range(50):
+            client.query("CREATE_REPLICATION_SLOT s1 PHYSICAL RESERVE_WAL")
+            client.receive_wal(client.start(BASE_LSN, slot="s1"), end_lsn)
+            client.end_copy()
+            with pytest.raises(ServerError):
+                client.query("CREATE_REPLICATION_SLOT s1 PHYSICAL")
+            client.query("DROP_REPLICATION_SLOT s1")
+    caused = [record for record in caplog.records if "replication connection" in record.getMessage()]
+    refused = [record for record in caused if "was refused" in record.getMessage()]
+    assert len(refused) == 30 and len(caused) - len(refused) == CAUSED_LINES_A_MINUTE < 200
 
 
 def test_a_reader_that_says_nothing_is_asked_and_then_closed(tmp_path: Path) -> None:

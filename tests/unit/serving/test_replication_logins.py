@@ -1,5 +1,6 @@
 """Logins at the replication listener of a real process, by libpq: every right credential and every wrong one."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
+from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.serving.users import user_line
 from tests.unit.certificates import Authority, Pair
 from tests.unit.safekeeper_process import SafekeeperProcess
@@ -43,8 +45,18 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         SafekeeperProcess(directory / "sk1", *tls, *users) as one,
         SafekeeperProcess(directory / "sk2", *tls, *client_ca, safekeeper_id=2) as two,
     ):
-        ports = [int(each.get("/status")[1]["addresses"]["pg"].rpartition(":")[2]) for each in (one, two)]
-        yield House(authority, client, nameless, strangers, *ports)
+        yield House(authority, client, nameless, strangers, pg_port(one), pg_port(two))
+
+
+@pytest.fixture(scope="module")
+def open_to_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SafekeeperProcess]:
+    """A safekeeper on loopback without any option of users."""
+    with SafekeeperProcess(tmp_path_factory.mktemp("alone") / "sk", "--pg-listen", "127.0.0.1:0") as process:
+        yield process
+
+
+def pg_port(process: SafekeeperProcess) -> int:
+    return int(process.get("/status")[1]["addresses"]["pg"].rpartition(":")[2])
 
 
 def log_in(port: int, user: str = "standby1", **options: str) -> str:
@@ -114,3 +126,38 @@ def test_a_client_that_checks_it_does_not_take_somebody_else_for_the_safekeeper(
     other = Authority(tmp_path)
     said = log_in(house.passwords, password=PASSWORD, sslmode="verify-full", sslrootcert=str(other.ca))
     assert "certificate verify failed" in said
+
+
+@pytest.mark.parametrize("options", [{}, {"password": "wrong"}, {"password": "x" * 64, "user": "postgres"}])
+def test_on_loopback_without_users_other_users_of_the_machine_are_refused(
+    open_to_nobody: SafekeeperProcess, options: dict[str, str]
+) -> None:
+    said = log_in(pg_port(open_to_nobody), **options)
+    assert "no password supplied" in said or "password authentication failed" in said
+    passfile = LocalSecret().passfile
+    open_to_nobody.wait_for_line(f"; the password is in {passfile}: connect with passfile={passfile}")
+
+
+@pytest.mark.parametrize("user", ["standby1", "anybody at all"])
+def test_on_loopback_without_users_the_password_file_of_this_user_lets_in(
+    open_to_nobody: SafekeeperProcess, user: str
+) -> None:
+    passfile = LocalSecret().passfile
+    assert passfile.stat().st_mode & 0o777 == 0o600
+    assert log_in(pg_port(open_to_nobody), user, passfile=str(passfile)).startswith(LET_IN)
+    # Who has it can read WAL, and not lead the cluster.
+    assert LocalSecret().value not in passfile.read_bytes()
+
+
+def test_a_new_local_secret_is_a_new_password_after_sighup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with SafekeeperProcess(tmp_path / "sk", "--pg-listen", "127.0.0.1:0") as process:
+        passfile = LocalSecret().passfile
+        before = passfile.read_bytes()
+        LocalSecret().file.unlink()
+        process.signal(signal.SIGHUP)
+        process.wait_for_line("changed: the users, the shared secret")
+        assert passfile.read_bytes() != before
+        assert log_in(pg_port(process), passfile=str(passfile)).startswith(LET_IN)
+        old = before.decode().strip().rpartition(":")[2]
+        assert "password authentication failed" in log_in(pg_port(process), password=old)

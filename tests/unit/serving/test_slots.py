@@ -229,9 +229,10 @@ def test_a_broken_disk_under_the_slots_breaks_slots_only(tmp_path: Path) -> None
 
 @contextlib.contextmanager
 def served(data_dir: Path, *options: str) -> Iterator[tuple[SafekeeperProcess, int]]:
-    """A safekeeper with a replication listener, and the port of that."""
-    with SafekeeperProcess(data_dir, "--pg-listen", "127.0.0.1:0", *options) as process:
-        found = re.search(r"replication clients on 127.0.0.1:(\d+)", process.wait_for_line("listening for"))
+    """A safekeeper with a replication listener that requires no password, and the port of that."""
+    listen = ("--pg-listen", "0.0.0.0:0", "--pg-allow", "127.0.0.0/8")
+    with SafekeeperProcess(data_dir, *listen, *options) as process:
+        found = re.search(r"replication clients on 0.0.0.0:(\d+)", process.wait_for_line("listening for"))
         assert found is not None
         yield process, int(found[1])
 

@@ -16,6 +16,7 @@ from safekeeper.base.errors import WalproxyError
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.server_look import ServerState
 from walproxy.lab.cluster.local_cluster import SAFEKEEPER, LocalProcess, LocalProcessFailed
+from walproxy.lab.cluster.reader_passfile import reader_passfile
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries, free_port
 
 _POLL_S = 0.02
@@ -87,6 +88,7 @@ class AgentCluster:
         options: Sequence[str] = (),
     ) -> None:
         self.directory = directory
+        self._passfile = reader_passfile(directory)
         self._ports = {i: (free_port(), free_port(), free_port()) for i in range(1, safekeeper_count + 1)}
         self.safekeepers = {i: self._make_safekeeper(i) for i in self._ports}
         self.hosts = {name: self._make_host(name, binaries, options) for name in names}
@@ -123,6 +125,7 @@ class AgentCluster:
             host=",".join("127.0.0.1" for _ in self._ports),
             port=",".join(str(pg_listen) for _, pg_listen, _ in self._ports.values()),
             user="postgres",
+            passfile=str(self._passfile),
             application_name=name,
         )
         arguments = [

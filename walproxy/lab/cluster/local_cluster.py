@@ -22,12 +22,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, ClassVar, Protocol, Self
+from urllib.parse import urlencode
 
 import psycopg
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.lab.cluster.local_standby import make_standby
+from walproxy.lab.cluster.reader_passfile import reader_passfile
 from walproxy.postgres.local_server import LocalPostgres, end_with_parent, free_port
 
 SAFEKEEPER = ("-m", "safekeeper", "run")
@@ -208,7 +210,9 @@ class LocalCluster:
         self.postgres = postgres
         self.standbys: dict[str, LocalPostgres] = {}
         self.former_primaries: list[LocalPostgres] = []
-        self.reader_options = {"user": "postgres", "connect_timeout": "5"}
+        directory.mkdir(parents=True, exist_ok=True)
+        passfile = str(reader_passfile(directory))
+        self.reader_options = {"user": "postgres", "connect_timeout": "5", "passfile": passfile}
         self._candidate_ports = {name: free_port() for name in candidates}
         self._safekeeper_program = tuple(safekeeper_program)
         self._safekeeper_options = tuple(safekeeper_options)
@@ -276,6 +280,11 @@ class LocalCluster:
         """Return a connection string for these safekeepers, by default all, which are tried one after the other."""
         ports = [self._pg_listen_ports[i] for i in safekeeper_ids or self.safekeepers]
         return _several_hosts(ports, **self.reader_options)
+
+    def wal_url(self, *safekeeper_ids: int) -> str:
+        """Return the safekeeper:// URL of these safekeepers, by default of all, as `walproxy pipeline` reads them."""
+        hosts = ",".join(f"127.0.0.1:{self._pg_listen_ports[i]}" for i in safekeeper_ids or self.safekeepers)
+        return f"safekeeper://{hosts}?{urlencode(self.reader_options)}"
 
     def safekeeper_at(self, port: int) -> int | None:
         """Return which safekeeper serves replication clients at `port`, None if none does."""

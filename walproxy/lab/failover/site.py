@@ -19,6 +19,7 @@ import psycopg
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.lab.cluster.reader_passfile import reader_passfile
 from walproxy.lab.failover.host import Host, Place, PlacedProcess
 from walproxy.lab.failover.manager import Manager, Supporter, Surroundings
 from walproxy.lab.failover.network import Network
@@ -137,6 +138,7 @@ class Site:
                 host=",".join(address for address, _ in readers),
                 port=",".join(str(port) for _, port in readers),
                 user="postgres",
+                passfile=str(reader_passfile(folder)),
                 connect_timeout="2",
             ),
             allowed=network.allowed,
