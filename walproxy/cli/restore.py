@@ -2,6 +2,7 @@
 
 import logging
 import os
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
 from walproxy.recovery.backup_manifest import BackupDamaged
-from walproxy.recovery.base_backup import BaseBackup
+from walproxy.recovery.base_backup import BaseBackup, write_entry
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, SourceConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher
 from walproxy.recovery.plan import LATEST, Plan, Target, format_time, make_plan
+from walproxy.recovery.replay_survey import ReplaySurvey, preparations, refuse_live_tablespaces, survey_replay
 from walproxy.recovery.restore import (
     check_target_folder,
     owner_of,
@@ -118,6 +120,8 @@ def restore(
         fetcher = Fetcher(open_sources(loaded), system_id=source.facts.system_id, timeout_s=loaded.timeout)
         own_wal = {entry.path.name: entry.size for entry in source.wal_entries()}
         plan = make_plan(fetcher, source.facts, own_wal, goal)
+        survey = _survey(fetcher, source, plan, goal)
+        refuse_live_tablespaces(survey.tablespaces, source.facts.major)
         with _progress() as bar:
             task = bar.add_task(f"{'verifying' if dry_run else 'copying'} {backup.name}", total=source.size())
             if not dry_run:
@@ -129,13 +133,25 @@ def restore(
             f"{damage}; {'nothing was written' if dry_run else 'the copied files were removed'}: use another backup, "
             "or restore this one with --ignore-manifest"
         ) from damage
-    for warning in warn_of_unreachable(new_owner, loaded) if new_owner is not None else ():
+    unreachable = warn_of_unreachable(new_owner, loaded) if new_owner is not None else []
+    for warning in (*preparations(survey, source.facts, target), *unreachable):
         _log.warning("%s", warning)
     if as_json:
         click.echo(msgspec.json.encode(_as_json(source, plan, goal, target, dry_run)).decode())
     else:
         for line in _result_lines(source, plan, goal, target, dry_run):
             click.echo(line)
+
+
+def _survey(fetcher: Fetcher, source: BaseBackup, plan: Plan, goal: Target) -> ReplaySurvey:
+    """Read the WAL of the recovery; the backup's own WAL from a temporary copy of it, if no source has it."""
+    facts = source.facts
+    with _progress() as bar, tempfile.TemporaryDirectory(prefix="walproxy-own-wal-") as folder:
+        task = bar.add_task("reading WAL", total=plan.reach_lsn - facts.start_lsn)
+        for entry in source.wal_entries() if plan.needs_own_wal else ():
+            write_entry(entry, Path(folder), lambda size: None)
+        own_wal = Path(folder, "pg_wal") if plan.needs_own_wal else None
+        return survey_replay(fetcher, plan, facts, goal, own_wal, lambda size: bar.advance(task, size))
 
 
 def _progress() -> Progress:

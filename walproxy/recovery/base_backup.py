@@ -16,7 +16,7 @@ import re
 import stat
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, cast
 
@@ -31,6 +31,7 @@ from walproxy.recovery.backup_manifest import (
     ManifestCheck,
     parse_manifest,
 )
+from walproxy.recovery.notable_records import parameters_of
 
 _ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 _SMALL_FILES = (
@@ -69,6 +70,7 @@ class BackupFacts(NamedTuple):
         end_lsn: recovery must reach it to be consistent; 0 if there is no backup_manifest.
         started_at: the time of its beginning, as it was written.
         start_segment: the file that contains start_lsn.
+        parameters: settings of the server that a server which replays its WAL must have at least (notable_records.py).
     """
 
     system_id: int
@@ -79,6 +81,7 @@ class BackupFacts(NamedTuple):
     end_lsn: Lsn
     started_at: str
     start_segment: str
+    parameters: Mapping[str, int]
 
 
 class Entry(NamedTuple):
@@ -268,8 +271,11 @@ def _facts(path: Path, small: dict[str, bytes], manifest: BackupManifest | None)
     except (ValueError, ConfigurationError) as error:
         raise ConfigurationError(f"the backup_label of {path} cannot be parsed: {error}") from error
     end_lsn = manifest.end_lsn if manifest is not None else 0
-    system_id = int.from_bytes(small["global/pg_control"][:8], "little")
-    return BackupFacts(system_id, int(version), start_lsn, tli, checkpoint_lsn, end_lsn, started_at, segment)
+    control = small["global/pg_control"]
+    system_id = int.from_bytes(control[:8], "little")
+    return BackupFacts(
+        system_id, int(version), start_lsn, tli, checkpoint_lsn, end_lsn, started_at, segment, parameters_of(control)
+    )
 
 
 # Folders.

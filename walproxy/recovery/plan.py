@@ -142,15 +142,24 @@ def scan_tail(fetcher: Fetcher, path: LogPath, begin_lsn: Lsn, end_lsn: Lsn) -> 
 
 def _scan_segment(fetcher: Fetcher, path: LogPath, segment_lsn: Lsn, end_lsn: Lsn, file: Path) -> Scanned | None:
     """Scan one segment up to `end_lsn`; None if no source has it."""
+    size = fetch_part(fetcher, path, segment_lsn, end_lsn, file)
+    return scan(pieces_of(file, size), segment_lsn, path.segment_size) if size is not None else None
+
+
+def fetch_part(fetcher: Fetcher, path: LogPath, segment_lsn: Lsn, end_lsn: Lsn, file: Path) -> int | None:
+    """Write a segment to `file`; return the number of its bytes that belong to the path and are below `end_lsn`.
+
+    None if no source has it.
+    """
     for tli, useful_end_lsn in path.names(segment_lsn):
         delivered = fetcher.fetch_segment(tli, segment_lsn, file, find_holes=False)
         if delivered is not None:
-            size = min(delivered.end_lsn, useful_end_lsn, end_lsn) - segment_lsn
-            return scan(_pieces(file, size), segment_lsn, path.segment_size)
+            return min(delivered.end_lsn, useful_end_lsn, end_lsn) - segment_lsn
     return None
 
 
-def _pieces(file: Path, size: int) -> Iterator[bytes]:
+def pieces_of(file: Path, size: int) -> Iterator[bytes]:
+    """Yield the first `size` bytes of a file."""
     with file.open("rb") as stream:
         for offset in range(0, size, _PIECE_BYTES):
             yield stream.read(min(_PIECE_BYTES, size - offset))
