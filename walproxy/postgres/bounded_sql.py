@@ -97,7 +97,8 @@ def bounded_connection(
         ConfigurationError: the connection string is wrong.
     """
     deadline = time.monotonic() + timeout_s
-    text = session_conninfo(conninfo, application_name, statement_timeout_s=timeout_s + 1)
+    # What new sessions of clients may do is read from default_transaction_read_only: it is left as it is.
+    text = session_conninfo(conninfo, application_name, writes=True, statement_timeout_s=timeout_s + 1)
     if replication:
         text = make_conninfo(text, replication="true")
     pgconn = start_session(text)
