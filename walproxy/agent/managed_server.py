@@ -113,7 +113,9 @@ class ManagedServer:
             # A single-user server, or children that have not noticed the end of their postmaster yet.
             return self._without_sql(ServerState.STOPPING, None, begun, "processes of the server remain")
         try:
-            with bounded_connection(self._conninfo, whose="the local server", timeout_s=timeout_s) as connection:
+            with bounded_connection(
+                self._conninfo, whose="the local server", timeout_s=timeout_s, writes=True
+            ) as connection:
                 return self._from_sql(pid, connection, begun)
         except ServerHangs as error:
             return replace(self._without_sql(ServerState.HANGS, pid, begun, str(error)), hangs_s=timeout_s)
@@ -409,7 +411,9 @@ class ManagedServer:
     def _connection(self, deadline: float) -> Iterator[BoundedConnection]:
         timeout_s = max(0.0, deadline - time.monotonic())
         try:
-            with bounded_connection(self._conninfo, whose="the local server", timeout_s=timeout_s) as connection:
+            with bounded_connection(
+                self._conninfo, whose="the local server", timeout_s=timeout_s, writes=True
+            ) as connection:
                 yield connection
         except PrimaryProblem as error:
             raise ServerProblem(error.message) from None

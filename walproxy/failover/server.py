@@ -215,6 +215,7 @@ class Server:
             whose=self.name,
             timeout_s=timeout_s,
             application_name=APPLICATION_NAME,
+            writes=True,
             replication=replication,
         )
 

@@ -124,7 +124,8 @@ async def is_fenced(conninfo: str, *, timeout_s: float) -> bool:
     Raises:
         PrimaryProblem: no connection or no answer.
     """
-    async with one_session(conninfo, f"read {READ_ONLY}", timeout_s) as connection:
+    # A read-only session has a value of its own.
+    async with one_session(conninfo, f"read {READ_ONLY}", timeout_s, writes=True) as connection:
         cursor = await connection.execute(
             "SELECT 1 FROM pg_settings WHERE name = %s AND reset_val = 'on' AND source = 'configuration file'",
             (READ_ONLY,),

@@ -85,11 +85,13 @@ def bounded_connection(
     whose: str,
     timeout_s: float,
     application_name: str = APPLICATION_NAME,
+    writes: bool = False,
     replication: bool = False,
 ) -> Iterator[BoundedConnection]:
     """Connect, and disconnect after the block. All of it, with the statements, has `timeout_s`.
 
     Args:
+        writes: it may write, and shows default_transaction_read_only as other sessions have it.
         replication: for replication commands, not for SQL.
 
     Raises:
@@ -97,8 +99,7 @@ def bounded_connection(
         ConfigurationError: the connection string is wrong.
     """
     deadline = time.monotonic() + timeout_s
-    # What new sessions of clients may do is read from default_transaction_read_only: it is left as it is.
-    text = session_conninfo(conninfo, application_name, writes=True, statement_timeout_s=timeout_s + 1)
+    text = session_conninfo(conninfo, application_name, writes=writes, statement_timeout_s=timeout_s + 1)
     if replication:
         text = make_conninfo(text, replication="true")
     pgconn = start_session(text)

@@ -59,7 +59,7 @@ def create(primary: str, slot: str, publication: str, tables: tuple[str, ...]) -
     every open transaction.
     """
     names = [parse_table(table) for table in tables]
-    with closing(connect(primary)) as connection:
+    with closing(connect(primary, writes=True)) as connection:
         if create_publication(connection, publication, names):
             click.echo(f"publication {publication} created")
         else:
@@ -146,7 +146,7 @@ def status(
 @click.option("--publication", metavar="NAME", help="Drop this publication, too.")
 def drop(primary: str, slot: str, publication: str | None) -> None:
     """Drop a slot. Its reader does not receive the changes that it has not read yet."""
-    with closing(connect(primary)) as connection:
+    with closing(connect(primary, writes=True)) as connection:
         if read_slot(connection, slot) is None:
             click.echo(f"slot {slot} does not exist")
         else:

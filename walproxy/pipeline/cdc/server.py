@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import EXIT_CONFIGURATION, WalproxyError
-from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.problems import one_line
-from walproxy.postgres.sessions import sql_conninfo
+from walproxy.postgres.sessions import open_blocking
 
 OLDEST_MAJOR: Final = 13
-_CONNECT_TIMEOUT_S: Final = 10
 _BUSY_TIMEOUT_S: Final = 30.0
 _BUSY_POLL_S: Final = 0.1
 _SETTINGS: Final = {
@@ -28,7 +25,6 @@ _SETTINGS: Final = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "timezone": "UTC",
-    "statement_timeout": "0",  # decoding goes on as long as there is WAL
     "row_security": "off",  # an error in place of a part of the rows
 }
 _RIGHTS: Final = (
@@ -50,10 +46,13 @@ class SourceRefused(WalproxyError):
     exit_code = EXIT_CONFIGURATION
 
 
-def connect(conninfo: str, *, application_name: str = "walproxy cdc", replication: bool = False) -> Connection:
+def connect(
+    conninfo: str, *, application_name: str = "walproxy cdc", writes: bool = False, replication: bool = False
+) -> Connection:
     """Return a connection in autocommit mode, to the database that `conninfo` names, or `postgres`.
 
     Args:
+        writes: it makes or drops publications.
         replication: it takes replication commands too, beside SQL without parameters.
 
     Raises:
@@ -61,17 +60,17 @@ def connect(conninfo: str, *, application_name: str = "walproxy cdc", replicatio
         SourceUnavailable: no connection.
         SourceRefused: the server is a standby, or older than any that is supported.
     """
-    given = parse_conninfo(sql_conninfo(conninfo))
-    fixed = {"application_name": application_name, "client_encoding": "UTF8"}
-    if replication:
-        fixed["replication"] = "database"
-    patience = {"connect_timeout": str(_CONNECT_TIMEOUT_S)}
     with one_line_errors("connect to the server"):
-        connection: Connection = psycopg.connect(make_conninfo("", **{**patience, **given, **fixed}), autocommit=True)
+        connection = open_blocking(
+            conninfo,
+            application_name=application_name,
+            writes=writes,
+            statement_timeout_s=0,  # decoding goes on as long as there is WAL
+            settings=_SETTINGS,
+            replication=replication,
+        )
     try:
         with one_line_errors("set up the session"):
-            for name, value in _SETTINGS.items():
-                connection.execute(f"SET {name} = '{value}'")
             row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
         if row is not None and row[0] is True:
             raise SourceRefused("the server is a standby: name its primary, or promote it")

@@ -20,13 +20,12 @@ from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.postgres.conninfo import parse_conninfo
-from walproxy.postgres.sessions import sql_conninfo
+from walproxy.postgres.sessions import open_blocking, sql_conninfo
 
 NAMES_FILE: Final = "names.json"
 """Where a report expects the names, in the folder of the tables."""
 
 _FORMAT: Final = 1
-_CONNECT_TIMEOUT_S: Final = 10
 _STATEMENT_TIMEOUT_S: Final = 60
 _KINDS: Final = {
     "r": "table",
@@ -305,16 +304,17 @@ def _relation_file(row: tuple[Any, ...]) -> RelationFile:
 
 
 def _connect(words: dict[str, str]) -> "psycopg.Connection[tuple[Any, ...]]":
-    given = {"connect_timeout": str(_CONNECT_TIMEOUT_S), "application_name": "walproxy pipeline", **words}
     try:
-        connection = psycopg.connect(make_conninfo("", **given), autocommit=True)
-        connection.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_S}s'")
+        return open_blocking(
+            make_conninfo("", **words),
+            application_name="walproxy pipeline",
+            statement_timeout_s=_STATEMENT_TIMEOUT_S,
+        )
     except psycopg.Error as error:
         reason = " ".join(str(error).split())
         raise CatalogFailed(
             f"cannot connect to the database {words.get('dbname', '')!r}: {reason}; correct --primary"
         ) from None
-    return connection
 
 
 def _ask(

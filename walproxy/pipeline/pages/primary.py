@@ -16,9 +16,8 @@ from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.pages.page import PAGE_BYTES, Difference, PageKind, compare, header_of
 from walproxy.pipeline.pages.relation import FORKS, PageId
 from walproxy.postgres.conninfo import parse_conninfo
-from walproxy.postgres.sessions import sql_conninfo
+from walproxy.postgres.sessions import open_blocking, sql_conninfo
 
-_CONNECT_TIMEOUT_S: Final = 10
 _READ_ATTEMPTS: Final = 10
 _SEGMENT_BLOCKS: Final = (1 << 30) // PAGE_BYTES
 _SUFFIXES: Final = ("", "_fsm", "_vm", "_init")
@@ -27,7 +26,11 @@ _KINDS: Final[dict[str, PageKind]] = {"heap": "heap", "btree": "btree"}
 _DATABASE_QUERY: Final = "SELECT datname, dattablespace::int8 FROM pg_catalog.pg_database WHERE oid = %s"
 _RELATION_QUERY: Final = """
     SELECT c.oid::regclass::text, pg_catalog.pg_relation_filepath(c.oid), coalesce(a.amname, ''),
-           (SELECT n.nspname FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
+           (SELECT ARRAY[n.nspname::text, p.proargtypes[2]::regtype::text] FROM pg_catalog.pg_extension e
+            JOIN pg_catalog.pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+                                       AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
+            JOIN pg_catalog.pg_proc p ON p.oid = d.objid AND p.proname = 'get_raw_page' AND p.pronargs = 3
+            JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
             WHERE e.extname = 'pageinspect')
     FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_am a ON a.oid = c.relam
     WHERE c.oid = pg_catalog.pg_filenode_relation(%s, %s)
@@ -83,7 +86,8 @@ def _verify(connection: "psycopg.Connection[Any]", restored: bytes, page: PageId
         )
     name, path, access_method, pageinspect = found
     if pageinspect is not None:
-        read_by, content = "pageinspect", _from_memory(connection, pageinspect, name, page)
+        schema, number_type = pageinspect
+        read_by, content = "pageinspect", _from_memory(connection, schema, number_type, name, page)
     else:
         read_by, content = "file", _from_file(connection, path, page)
     if len(content) != PAGE_BYTES:
@@ -101,9 +105,13 @@ def _require_same(restored_lsn: Lsn, primary_lsn: Lsn) -> None:
         )
 
 
-def _from_memory(connection: "psycopg.Connection[Any]", schema: str, name: str, page: PageId) -> bytes:
+def _from_memory(
+    connection: "psycopg.Connection[Any]", schema: str, number_type: str, name: str, page: PageId
+) -> bytes:
+    # With the types of the extension's own function, which the schema's owner cannot replace; others of its name may be
+    # in the schema. The type of the block's number depends on the extension's version.
     function = psycopg.sql.Identifier(schema, "get_raw_page")
-    query = psycopg.sql.SQL("SELECT {}(%s, %s, %s)").format(function)
+    query = psycopg.sql.SQL("SELECT {}(%s::text, %s::text, %s::{})").format(function, psycopg.sql.SQL(number_type))
     row = connection.execute(query, (name, FORKS[page.fork], page.block)).fetchone()
     return bytes(row[0]) if row is not None else b""
 
@@ -127,9 +135,8 @@ def _from_file(connection: "psycopg.Connection[Any]", path: str, page: PageId) -
 
 
 def _connect(words: dict[str, str]) -> "psycopg.Connection[Any]":
-    given = {"connect_timeout": str(_CONNECT_TIMEOUT_S), "application_name": "walproxy pipeline page", **words}
     try:
-        return psycopg.connect(make_conninfo("", **given), autocommit=True)
+        return open_blocking(make_conninfo("", **words), application_name="walproxy pipeline page")
     except psycopg.Error as error:
         raise ConfigurationError(
             f"cannot connect to the primary: {' '.join(str(error).split())}; correct --primary"
