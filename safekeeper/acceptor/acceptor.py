@@ -348,7 +348,7 @@ class Acceptor(AcceptorLog):
             upgraded = "the proxy" if message.protocol_version < PROTOCOL_VERSION else "this safekeeper"
             reason = (
                 f"the proxy has protocol version {message.protocol_version}, this safekeeper has {PROTOCOL_VERSION}: "
-                f"upgrade {upgraded} to the release of its peer (docs/guide/operations.md, Upgrading)"
+                f"upgrade {upgraded} to the release of its peer"
             )
             yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
             return
@@ -484,7 +484,7 @@ class Acceptor(AcceptorLog):
             # It would count safekeeper ids, and not know which of two memberships of one generation is meant.
             reason = (
                 f"a proxy of protocol version {PROTOCOL_VERSION} has led: one of version {PROTOCOL_VERSION_MIN} is no "
-                "longer elected; upgrade it (docs/guide/operations.md, Upgrading)"
+                "longer elected; upgrade it"
             )
             yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
             return

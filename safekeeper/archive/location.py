@@ -19,6 +19,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store, from_url
 from safekeeper.archive.local_folder import make_folder
 from safekeeper.archive.store_errors import reason_of
 from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.regular_files import read_regular
 
 Client: TypeAlias = LocalStore | S3Store | GCSStore | AzureStore
 
@@ -155,7 +156,7 @@ def _client_value(url: str, key: str, value: str) -> bool | str:
         return value.lower() == "true"
     if key == "root_certificate":
         try:
-            return Path(value).read_text()
+            return read_regular(Path(value)).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"the store {url}: cannot read the root certificate {value}: {error}") from error
     return value

@@ -28,7 +28,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
         id: of this event, ORIGIN-NUMBER: the random id of the process that recorded it, and a number that it counts.
         at_ms: the time by the clock of that process, in milliseconds since 1970 UTC; it never decreases in a process.
         kind: an id of event_catalogue.py.
-        source: the process, e.g. `walproxy` or `safekeeper 2`.
+        source: the process, e.g. `walproxy 5f2a81c0@db1` or `safekeeper 2`.
         text: one line.
         fields: the figures of the text, for programs.
     """

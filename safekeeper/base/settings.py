@@ -27,12 +27,16 @@ import click
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
+from safekeeper.base.regular_files import open_regular
 
 _Settings = TypeVar("_Settings")
 _Parse = Callable[[Any], Any]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _REQUIRED = object()
 _HOST_NAME = re.compile("[a-z0-9_.-]{1,253}")
+# PostgreSQL: NAMEDATALEN - 1.
+_NAME_LENGTH_MAX = 63
+_SLOT_NAME = re.compile(rf"[a-z0-9_]{{1,{_NAME_LENGTH_MAX}}}")
 
 
 class Option(NamedTuple):
@@ -275,7 +279,7 @@ def changed_options(old: Any, new: Any) -> tuple[list[str], list[str]]:
 
 def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             content = tomllib.load(stream)
     except OSError as error:
         raise ConfigurationError(f"could not read {file}: {error.strerror or error}") from error
@@ -297,6 +301,28 @@ def text(written: Any) -> str:
     if not isinstance(written, str) or not written.strip() or "\0" in written:
         raise ValueError(f"{written!r} is not a string")
     return written
+
+
+def slot_name(written: Any) -> str:
+    """Parse the name of a replication slot."""
+    name = text(written)
+    if _SLOT_NAME.fullmatch(name) is None:
+        raise ValueError(
+            f"{name!r} cannot be a slot's name: use lower-case letters, digits and underscores, at most 63"
+        )
+    return name
+
+
+def application_name(written: Any) -> str:
+    """Parse a name for synchronous_standby_names: PostgreSQL replaces other characters, so it would never match."""
+    name = text(written)
+    is_plain = name.isascii() and name.isprintable() and name == name.strip()
+    if not is_plain or len(name) > _NAME_LENGTH_MAX or '"' in name or name == "*":
+        raise ValueError(
+            f"{name!r} cannot be a name in synchronous_standby_names: use printable ASCII without double quotes, "
+            f"at most {_NAME_LENGTH_MAX}, and not *"
+        )
+    return name
 
 
 def folder(written: Any) -> Path:
@@ -451,7 +477,7 @@ def address(written: Any) -> Address:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        host = ""
+        raise ValueError(f"{written!r} is not an address: write an IPv6 address as [HOST]:PORT, for example [::1]:5454")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{written!r} is not an address: write HOST:PORT, for example 127.0.0.1:5454")
     try:

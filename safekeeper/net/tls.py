@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from safekeeper.base.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from safekeeper.base.private_files import warn_if_shared
+from safekeeper.base.regular_files import read_regular
 
 # The first byte of each TLS record that can begin a connection.
 HANDSHAKE_RECORD = 0x16
@@ -161,7 +162,7 @@ def _load(protocol: Any, cert: Path | None, key: Path | None, ca: Path | None) -
 
 def _read(path: Path, what: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise ConfigurationError(f"could not read the {what} in {path}: {error.strerror or error}") from error
 

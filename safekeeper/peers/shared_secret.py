@@ -10,6 +10,7 @@ from typing import Protocol
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.private_files import warn_if_shared
+from safekeeper.base.regular_files import read_regular
 from safekeeper.base.settings import SECRET_BYTES_MIN, Secret, secret_value
 
 
@@ -84,7 +85,7 @@ def read_shared_secret(file: Path | None, value: Secret | None, variable: str) -
 def _read(file: Path) -> Secret:
     warn_if_shared(file, "shared secret")
     try:
-        return secret_value(file.read_text(encoding="utf-8"))
+        return secret_value(read_regular(file).decode())
     except OSError as error:
         raise ConfigurationError(f"could not read the secret in {file}: {error.strerror or error}") from error
     except ValueError:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.private_files import warn_if_shared
+from safekeeper.base.regular_files import read_regular
 from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.pgwire.scram import SALT_BYTES, make_verifier, parse_verifier
 
@@ -155,7 +156,7 @@ def _verifier_problem(text: str) -> str:
 def _read(path: Path) -> dict[str, str]:
     warn_if_shared(path, "verifiers of users")
     try:
-        content = path.read_text(encoding="utf-8")
+        content = read_regular(path).decode()
     except OSError as error:
         raise ConfigurationError(f"could not read the users in {path}: {error.strerror or error}") from error
     except UnicodeDecodeError:

@@ -24,6 +24,7 @@ import google_crc32c
 import msgspec
 
 from safekeeper.base.errors import ConfigurationError, ResourceShortage, StorageFailed
+from safekeeper.base.regular_files import open_descriptor
 from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN
 from safekeeper.storage.filesystem import FileSystem, is_shortage, read_whole, replace_durably
 
@@ -155,7 +156,7 @@ class DataDirectoryLock:
         """
         path = directory / LOCK_FILE_NAME
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = open_descriptor(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             if is_shortage(error):
                 reason = f"could not open {path}: {error.strerror}: raise the limit of open files"
@@ -190,7 +191,7 @@ class DataDirectoryLock:
         """
         path = directory / LOCK_FILE_NAME
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_descriptor(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
         except OSError as error:

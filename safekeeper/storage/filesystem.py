@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
 from safekeeper.base.errors import ResourceShortage, StorageFailed, StorageFull
+from safekeeper.base.regular_files import open_descriptor
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -167,7 +168,7 @@ class RealFile:
         self._path = path
         self._descriptor = -1
         with _os_errors("open", path, changes_nothing=True):
-            self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+            self._descriptor = open_descriptor(path, flags)
         self.system_pwrite: Callable[[bytes, int], int] = partial(os.pwrite, self._descriptor)
         self.system_fdatasync: Callable[[], None] = partial(os.fdatasync, self._descriptor)
 

@@ -114,7 +114,9 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
             begun, done = (happened.index((promoted, event)) for event in ("failover-begun", "failover-done"))
             sealed = {source for source, event in happened[begun:done] if event == "timeline-sealed"}
             # A quorum has sealed it by then. Agent and proxy notice at about the same time that commits go on.
-            return len(sealed) >= 2 and ("walproxy", "primary-streams") in happened[begun:]
+            return len(sealed) >= 2 and ("walproxy", "primary-streams") in [
+                (s.split()[0], event) for s, event in happened[begun:]
+            ]
 
         wait_for(is_listed, lambda: f"{wanted}, two seals and primary-streams are listed in this order: {happened}")
     assert new.postgres.execute("SELECT count(*) FROM book WHERE n = -1") == [(0,)]

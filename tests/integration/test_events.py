@@ -1,6 +1,7 @@
 """`walproxy events` lists what happened to a real cluster, in order, also after all of it has been restarted."""
 
 import json
+import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable
@@ -116,7 +117,10 @@ def test_what_happened_is_listed_in_order_also_after_a_restart_of_everything(clu
     times = [datetime.fromisoformat(each["at"]) for each in listed]
     assert times == sorted(times) and times[0].tzinfo is not None
     assert len({each["id"] for each in listed}) == len(listed)
-    assert {each["source"] for each in listed} == {"walproxy", *(f"safekeeper {i}" for i in safekeepers)}
+    # Each event of a proxy names its run and its machine: spares and proxies of agents report the same loss.
+    runs = {f"walproxy {each['fields']['run']}@{socket.gethostname()}" for each in listed if "run" in each["fields"]}
+    assert len(runs) == 2, runs
+    assert {each["source"] for each in listed} == runs | {f"safekeeper {i}" for i in safekeepers}
 
     # The safekeepers have these on disk, each of them those of the proxies.
     for safekeeper in safekeepers.values():

@@ -55,7 +55,9 @@ def flushed(postgres: LocalPostgres) -> int:
 
 def test_a_primary_is_brought_to_rest_and_goes_on(with_role: LocalPostgres, major: int) -> None:
     primary, mover = with_role, server(with_role)
-    with pytest.raises(NothingChanged, match="the role may not end sessions or reload settings; the rights"):
+    with pytest.raises(
+        NothingChanged, match="the role may not end sessions or reload settings; see walproxy switchover"
+    ):
         bring_to_rest(mover)
     for sql in (*OF_FAILOVER, *OF_SWITCHOVER):
         primary.execute(sql)
@@ -87,9 +89,11 @@ def test_a_standby_is_promoted_to_the_number_that_is_free(with_role: LocalPostgr
         look = mover.look()
         end = LogEnd(look.system_id, look.tli, (), look.reached_lsn, look.reached_lsn, 3)
         assert "GRANT EXECUTE ON FUNCTION pg_promote TO mover" in mover.look().hindrance
-        with pytest.raises(WalproxyError, match=r"permission denied.*; the role needs more rights, see docs/"):
+        with pytest.raises(
+            WalproxyError, match=r"permission denied.*; the role needs more rights, see walproxy failover --help"
+        ):
             mover.request_promotion(end)
-        with pytest.raises(WalproxyError, match=r"; the role needs more rights, see docs/"):
+        with pytest.raises(WalproxyError, match=r"; the role needs more rights, see walproxy failover --help"):
             mover.reserve(range(2, 4))
         for sql in OF_FAILOVER:
             primary.execute(sql)

@@ -32,6 +32,8 @@ LAYERS = {
         "__main__",
     ),
     "walproxy": (
+        "terminal",
+        "installation",
         "html_page",
         "postgres",
         "proposer",

@@ -40,6 +40,8 @@ IN_MESSAGES = IN_ANY_TEXT | {
     r"\bis no (?!longer\b)": "is not a",
     r"\bso (?:many|long)\b": "the limit, the timeout",
     r"\(S\d+\)": "the rule in words",
+    r"\bdocs/\S+\.md\b": "what to do, or a command's --help: an installed package has no docs folder",
+    r"pip install '?walproxy\b": "walproxy.installation.pip_install, which is right in a checkout, too",
 }
 # Where a word is right: in quotations of other programs, in what somebody else has named, in figures of speech of SQL.
 RIGHT: dict[str, tuple[str, ...]] = {

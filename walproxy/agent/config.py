@@ -19,10 +19,12 @@ from safekeeper.base.settings import (
     optional,
     positive_integer,
     seconds,
+    slot_name,
     text,
     yes_or_no,
 )
 from safekeeper.base.settings import address as parse_address
+from safekeeper.base.settings import application_name as parse_application_name
 from walproxy.proxy.config import MembersConfig
 
 DEAD_AFTER_MIN_S = 1.0
@@ -104,11 +106,11 @@ class AgentConfig(MembersConfig):
         "restore_command of standbys, e.g. with walproxy wal-fetch", parse=str, default="", metavar="COMMAND"
     )
     slot: str = option(
-        "Physical replication slot of the proxy on the primary", parse=text, default="walproxy", metavar="NAME"
+        "Physical replication slot of the proxy on the primary", parse=slot_name, default="walproxy", metavar="NAME"
     )
     application_name: str = option(
         "Name of the proxy, which the agent writes to synchronous_standby_names",
-        parse=text,
+        parse=parse_application_name,
         default="walproxy",
         metavar="NAME",
     )

@@ -8,12 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from safekeeper.base import settings
@@ -49,14 +47,32 @@ from walproxy.cli.parameters import DURATION
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.status_table import format_bytes
+from walproxy.terminal import Column, Fit, FittedTable, output_console
 
 _Result = TypeVar("_Result")
 EXIT_INTERRUPTED = 130
 _LINE_INTERVAL_S = 5.0
 _PAUSE_TIMEOUT_S = 15.0
-# Of output that is not a terminal, where nothing is to be cut.
-_WIDTH = 240
 _DEFAULT_PRIORITY = AgentReport("").priority
+_AGENTS: Final = (
+    Column("agent"),
+    Column("address", leaves=2),
+    Column("role"),
+    Column("state"),
+    Column("TL", leaves=3, is_right=True),
+    Column("lag", leaves=4, is_right=True),
+    Column("tags", leaves=1),
+    Column("doing", fit=Fit.WRAP),
+)
+_CHANGES: Final = (
+    Column("when"),
+    Column("what", leaves=4),
+    Column("new primary"),
+    Column("TL", leaves=3, is_right=True),
+    Column("term", leaves=1, is_right=True),
+    Column("fork", leaves=2),
+    Column("without commits", is_right=True),
+)
 
 _options = settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -376,25 +392,16 @@ class _ProgressOfOrder:
             self._console.print(headway.what, highlight=False, soft_wrap=True, markup=False)
 
 
-def _console(to_stderr: bool = False) -> Console:
-    console = Console(stderr=to_stderr)
-    return console if console.is_terminal else Console(stderr=to_stderr, width=_WIDTH)
-
-
 def _print_view(view: ClusterView, to_stderr: bool = False) -> None:
-    console = _console(to_stderr)
+    console = output_console(stderr=to_stderr)
     for line in _head(view):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if not view.agents:
         console.print(NO_AGENTS, highlight=False, soft_wrap=True, markup=False)
         return
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("agent", "address", "role", "state", "TL", "lag", "tags"):
-        table.add_column(name, justify="right" if name in ("TL", "lag") else "left", no_wrap=True)
-    table.add_column("doing", overflow="fold")
+    table = FittedTable(_AGENTS)
     for seen in view.agents:
-        # Text: an address of IPv6 is not markup.
-        table.add_row(*map(Text, _cells(seen, view)))
+        table.add_row(*_cells(seen, view))
     console.print(table)
 
 
@@ -445,12 +452,9 @@ def _print_changes(changes: tuple[Change, ...]) -> None:
     if not changes:
         click.echo("no agent has changed the primary yet")
         return
-    console = _console()
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("when", "what", "new primary", "TL", "term", "fork", "without commits"):
-        table.add_column(name, justify="right" if name in ("TL", "term", "without commits") else "left", no_wrap=True)
+    table = FittedTable(_CHANGES)
     for change in changes:
         when = datetime.datetime.fromtimestamp(change.at, datetime.UTC).isoformat(timespec="seconds")
         fork, gap = format_lsn(change.fork_lsn), f"{change.seconds:.2f} s"
-        table.add_row(when, Text(change.kind), Text(change.agent), str(change.tli), str(change.term), fork, gap)
-    console.print(table)
+        table.add_row(when, change.kind, change.agent, str(change.tli), str(change.term), fork, gap)
+    output_console().print(table)

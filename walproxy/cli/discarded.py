@@ -1,12 +1,9 @@
 """`walproxy discarded`: the transactions of an old primary's WAL that reached no quorum."""
 
 from pathlib import Path
+from typing import Final
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.logs import one_line
@@ -19,6 +16,16 @@ from walproxy.failover.discarded_report import DiscardedReport, commit_time, dis
 from walproxy.failover.relation_names import with_names
 from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.proxy.status_table import format_bytes
+from walproxy.terminal import Column, Fit, FittedTable, output_console
+
+_COLUMNS: Final = (
+    Column("time", leaves=2),
+    Column("transaction", fit=Fit.WRAP),
+    Column("xid", is_right=True),
+    Column("LSN"),
+    Column("WAL", leaves=1, is_right=True),
+    Column("changes", fit=Fit.WRAP),
+)
 
 
 @click.command()
@@ -104,19 +111,17 @@ def summary(report: DiscardedReport) -> str:
 
 
 def _print_transactions(report: DiscardedReport) -> None:
-    console = Console()
+    console = output_console()
     if not console.is_terminal:
         for each in report.tail.transactions:
             click.echo(line(report, each))
         return
     if not report.tail.transactions:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("time", "transaction", "xid", "LSN", "WAL", "changes"):
-        table.add_column(name, justify="right" if name in ("xid", "WAL") else "left", overflow="fold")
+    table = FittedTable(_COLUMNS)
     for each in report.tail.transactions:
         cells = (_time(each), _kind(each), str(each.xid), format_lsn(each.lsn), format_bytes(each.wal_bytes))
-        table.add_row(*map(Text, cells), Text("\n".join(_changes(report, each))))
+        table.add_row(*cells, "\n".join(_changes(report, each)))
     console.print(table)
 
 

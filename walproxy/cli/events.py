@@ -7,11 +7,9 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from safekeeper.base import settings
@@ -22,8 +20,15 @@ from walproxy.cli.parameters import DURATION, INSTANT, Parameter
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.event_reader import EventReader
+from walproxy.terminal import Column, Fit, FittedTable, output_console
 
 _FOLLOW_INTERVAL_S = 1.0
+_COLUMNS: Final = (
+    Column("time"),
+    Column("source", leaves=1),
+    Column("event", leaves=2),
+    Column("text", fit=Fit.WRAP),
+)
 _STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
 
 
@@ -53,7 +58,7 @@ def events(since: _Since, follow: bool, as_json: bool, config: Path | None, **co
     """Show what changed in the cluster, and when: terms, members, quorum, primary, standbys, archive.
 
     The safekeepers keep the newest events, their own and those of proxies and agents. Those of all safekeepers that
-    reply are merged, ordered by time. Each kind of event is explained in docs/reference/events.md.
+    reply are merged, ordered by time. The documentation explains each kind of event.
 
     \b
     Examples:
@@ -78,7 +83,7 @@ def events(since: _Since, follow: bool, as_json: bool, config: Path | None, **co
 
 
 async def _show(reader: EventReader, from_ms: int, *, follow: bool, as_json: bool) -> None:
-    console = Console()
+    console = output_console()
     shown: set[str] = set()
     problems: dict[int, str] = {}
     while True:
@@ -107,10 +112,10 @@ def _print_lines(lines: Iterable[str]) -> None:
     sys.stdout.flush()
 
 
-def _table(events: list[Event]) -> Table:
-    table = Table("time", "source", "event", "text", box=None)
+def _table(events: list[Event]) -> FittedTable:
+    table = FittedTable(_COLUMNS)
     for event in events:
         kind = KINDS.get(event.kind)
         style = _STYLES[kind.severity] if kind is not None else ""
-        table.add_row(format_time(event.at_ms), event.source, Text(event.kind, style), Text(event.text))
+        table.add_row(format_time(event.at_ms), event.source, Text(event.kind, style), event.text)
     return table

@@ -7,6 +7,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from safekeeper.base.errors import ConfigurationError
+from walproxy.installation import pip_install
 
 MODULES: Final = {
     "lab": ("asyncpg", "docker", "jinja2", "markupsafe", "plotly", "testcontainers"),
@@ -55,4 +56,4 @@ def missing_extra_is_one_line(what: str, extra: str) -> Iterator[None]:
 
 def missing_library(what: str, library: str, extra: str) -> str:
     """Return the line for a library that is not installed."""
-    return f"{what} needs {library}, which is not installed: pip install 'walproxy[{extra}]'"
+    return f"{what} needs {library}, which is not installed: {pip_install(extra)}"

@@ -47,7 +47,12 @@ def failover(
     if it comes back. Then waits until a standby has all that may have been acknowledged, promotes it, and waits until
     a walproxy run serves it. Every step can be interrupted: repeat the command, and it goes on where it was.
 
-    --primary names all servers, as for walproxy run. The role must be allowed to execute pg_promote.
+    --primary names all servers, as for walproxy run. Unless the role is a superuser, it needs these rights:
+
+    \b
+      GRANT EXECUTE ON FUNCTION pg_promote TO walproxy;
+      GRANT pg_monitor, pg_write_server_files TO walproxy;
+      GRANT EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean) TO walproxy;
 
     \b
     Examples:

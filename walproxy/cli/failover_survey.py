@@ -1,17 +1,24 @@
 """What `walproxy failover --dry-run` prints."""
 
 import json
+from typing import Final
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import format_lsn
 from walproxy.failover.candidates import HostLook, missing_bytes, obstacle
 from walproxy.failover.survey import Finished, Plan, Promote, Readmit, Survey, next_step
 from walproxy.proxy.status_table import format_bytes
+from walproxy.terminal import Column, FittedTable, output_console
+
+_SERVERS: Final = (
+    Column("server"),
+    Column("is"),
+    Column("timeline", leaves=1),
+    Column("has WAL up to", leaves=2),
+    Column("lacks", is_right=True),
+)
 
 
 def print_survey(survey: Survey, wanted: str, old_is_dead: bool, as_json: bool) -> None:
@@ -113,10 +120,7 @@ def _as_json(survey: Survey, plan: Plan | None, problem: str) -> dict[str, objec
 
 def _print_servers(survey: Survey) -> None:
     end, serving = survey.estimated_end(), survey.serving
-    console = Console()
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("server", "is", "timeline", "has WAL up to", "lacks"):
-        table.add_column(name, justify="right" if name == "lacks" else "left", no_wrap=True)
+    table = FittedTable(_SERVERS)
     for look in survey.looks:
         if look.in_recovery is None:
             table.add_row(look.name, "unreachable", "-", "-", "-")
@@ -124,7 +128,7 @@ def _print_servers(survey: Survey) -> None:
         lacks = format_bytes(missing_bytes(look, end)) if look.in_recovery else "-"
         reached = format_lsn(look.written_lsn or look.reached_lsn)
         table.add_row(look.name, "standby" if look.in_recovery else "primary", str(look.tli), reached, lacks)
-    console.print(table)
+    output_console().print(table)
     for look in survey.looks:
         reason = "" if look == serving else obstacle(look, end)
         if reason:

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
 from safekeeper.base import settings
 from safekeeper.base.errors import ConfigurationError
@@ -41,6 +39,7 @@ from walproxy.proxy.members_plan import (
     present_cluster,
 )
 from walproxy.proxy.status_table import format_bytes
+from walproxy.terminal import Column, FittedTable, output_console
 
 _Result = TypeVar("_Result")
 _LINE_INTERVAL_S = 5.0
@@ -55,6 +54,14 @@ def _place(text: str) -> tuple[int, Address | None]:
 
 
 _PLACE: Final = Parameter("ID[=HOST:PORT]", _place)
+_COLUMNS: Final = (
+    Column("safekeeper"),
+    Column("address", leaves=3),
+    Column("role"),
+    Column("folder", leaves=1),
+    Column("flush", leaves=4),
+    Column("lag", leaves=2, is_right=True),
+)
 _ID: Final = click.IntRange(min=1)
 _options = settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -259,7 +266,7 @@ class _ProgressOfChange:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn())
         self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
         self._task = self._bar.add_task("", total=None)
         self._stage = ""
@@ -343,7 +350,7 @@ def _row_as_json(row: MemberRow) -> dict[str, Any]:
 
 
 def _print_table(cluster: Cluster, rows: list[MemberRow]) -> None:
-    console, membership = Console(), cluster.membership
+    console, membership = output_console(), cluster.membership
     commit, elect = membership.commit_sizes()[-1], membership.elect_sizes()[-1]
     elections = f", elections {elect}" if elect != commit else ""
     console.print(
@@ -356,9 +363,7 @@ def _print_table(cluster: Cluster, rows: list[MemberRow]) -> None:
         console.print(
             f"a change is under way, from {old} to {new}: both need a quorum", highlight=False, soft_wrap=True
         )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("safekeeper", "address", "role", "folder", "flush", "lag"):
-        table.add_column(name, justify="right" if name == "lag" else "left", no_wrap=True)
+    table = FittedTable(_COLUMNS)
     for row in rows:
         flush = format_lsn(row.flush_lsn) if row.flush_lsn is not None else "-"
         folder = row.incarnation[:8] or "-"

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.cli.parameters import proxy_options
+from walproxy.terminal import output_console
 
 _INTERVAL_S_MIN = 0.1
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -46,7 +47,7 @@ def show(
     if as_json:
         click.echo(json.dumps(fetch()))
     else:
-        Console().print(render(fetch()))
+        output_console().print(render(fetch()))
 
 
 def watch(
@@ -66,7 +67,7 @@ def watch(
     Raises:
         ConfigurationError: the page cannot be requested at all.
     """
-    console = Console()
+    console = output_console()
     try:
         if as_json or not console.is_terminal:
             for content in _repeatedly(fetch, interval_s):

@@ -33,6 +33,13 @@ def switchover(config: Path | None, wanted: str, stop_command: str, as_json: boo
     read-only by default. When the standby has everything, the old timeline is sealed and the standby promoted, as
     walproxy failover does. An old primary that was stopped can be started again as a standby without pg_rewind.
 
+    Unless the role is a superuser, it needs the rights that walproxy failover --help lists, and without --stop-command:
+
+    \b
+      GRANT pg_signal_backend TO walproxy;
+      GRANT EXECUTE ON FUNCTION pg_reload_conf TO walproxy;
+      GRANT ALTER SYSTEM ON PARAMETER default_transaction_read_only TO walproxy;  -- PostgreSQL 15 and newer
+
     \b
     Examples:
       walproxy switchover --to pg2 --stop-command 'ssh pg1 sudo systemctl stop postgresql' \\

@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn
-from walproxy.failover.server import RIGHTS_PAGE, Server, plain
+from walproxy.failover.server import Server, plain
 from walproxy.postgres.bounded_sql import BoundedConnection, quoted
 from walproxy.postgres.problems import PrimaryProblem, ServerProblem
 
 SETTING = "default_transaction_read_only"
 _POLL_S = 0.05
 _TIMEOUT_S = 10.0
-_RIGHTS = f"; the rights that the role needs are in {RIGHTS_PAGE}, or stop the server with --stop-command"
+_RIGHTS = "; see walproxy switchover --help for the rights that the role needs, or stop the server with --stop-command"
 _MAY_REST = """
 SELECT pg_has_role('pg_read_all_stats', 'USAGE') AND pg_has_role('pg_signal_backend', 'USAGE')
   AND has_function_privilege('pg_reload_conf()', 'EXECUTE')

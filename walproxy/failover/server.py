@@ -26,7 +26,6 @@ from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.problems import PrimaryProblem, ServerProblem
 
 APPLICATION_NAME = "walproxy failover"
-RIGHTS_PAGE = "docs/guide/failover.md#prepare"
 # How long a promotion usually takes that has no WAL to replay, at most.
 _PROMOTED_SOON_S = 0.5
 _POLL_S = 0.01
@@ -241,7 +240,7 @@ def _advice(error: PrimaryProblem | ServerProblem) -> str:
     """Return what to do, to follow a line; empty if that is not known."""
     sqlstate = error.sqlstate if isinstance(error, PrimaryProblem) else None
     return {
-        _NOT_PERMITTED: f"; the role needs more rights, see {RIGHTS_PAGE}",
+        _NOT_PERMITTED: "; the role needs more rights, see walproxy failover --help",
         _DISK_FULL: "; free space there and repeat the command, or promote another standby with --to",
     }.get(sqlstate or "", "")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safekeeper.base.errors import ConfigurationError, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn, segment_name, segment_start
+from safekeeper.base.regular_files import open_regular, read_regular
 from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
 from safekeeper.waldecode.format import PAGE_HEADER_SIZE, WalFormatError
 from safekeeper.waldecode.records import Record, RecordDecoder
@@ -105,7 +106,7 @@ class TailWal:
     def _lineage(self, tli: int) -> tuple[tuple[int, Lsn], ...]:
         path = self.folder / timeline_history_name(tli)
         try:
-            return parse_timeline_history(tli, path.read_bytes())
+            return parse_timeline_history(tli, read_regular(path))
         except RemoteProtocolError as error:
             raise SourceCorrupt(f"{path}: {error}") from None
         except OSError as error:
@@ -186,7 +187,7 @@ def _pieces(file: SegmentFile, lsn: Lsn, size: int) -> Iterator[bytes]:
         SourceUnavailable: it cannot be read.
     """
     try:
-        with file.path.open("rb", buffering=0) as opened:
+        with open_regular(file.path) as opened:
             opened.seek(lsn - file.begin_lsn)
             while piece := opened.read(min(size, file.begin_lsn + file.size - lsn)):
                 yield piece

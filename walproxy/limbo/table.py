@@ -5,12 +5,22 @@ Names and queries come from clients: control characters are shown as escapes, so
 
 from typing import Any, Final
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-_QUERY_WIDTH_MAX: Final = 60
+from walproxy.terminal import Column, Fit, FittedTable
+
+_COLUMNS: Final = (
+    Column("xid", is_right=True),
+    Column("pid", is_right=True),
+    Column("waits", is_right=True),
+    Column("end"),
+    Column("state", leaves=4),
+    Column("missing", leaves=3),
+    Column("kind", leaves=2, fit=Fit.SHORTEN),
+    Column("session", leaves=1, fit=Fit.SHORTEN),
+    Column("query", leaves=5, fit=Fit.SHORTEN),
+)
 _STATE_STYLE: Final = {"waiting": "yellow", "confirmed": "green", "detached": "red", "discarded": "red"}
 
 
@@ -21,20 +31,19 @@ def printable(text: str) -> str:
 
 def render(content: dict[str, Any]) -> Group:
     """Return the limbo as lines and a table."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("xid", "kind", "end", "waits", "state", "missing", "session", "query"):
-        table.add_column(name, justify="right" if name in ("xid", "waits") else "left", no_wrap=name != "query")
+    table = FittedTable(_COLUMNS)
     for each in content["transactions"]:
         session = each["session"]
         table.add_row(
             str(each["xid"] or "-"),
-            Text(printable(each["kind"] + (f" {each['gid']}" if each["gid"] else ""))),
-            each["end_lsn"] or "-",
+            str(session["pid"]) if session is not None else "-",
             _seconds(each["waits_s"]),
+            each["end_lsn"] or "-",
             Text(each["state"], style=_STATE_STYLE.get(each["state"], "")),
             ",".join(map(str, each["missing"])) or "-",
-            Text(_session(session)),
-            Text(_query(session)),
+            printable(each["kind"] + (f" {each['gid']}" if each["gid"] else "")),
+            _session(session),
+            printable(session["query"]) if session is not None else "-",
         )
     lines = [Text(_head(content), style="bold" if content["entries"] else "green")]
     more = content["entries"] - content["listed"]
@@ -65,12 +74,7 @@ def _session(session: dict[str, Any] | None) -> str:
     if session is None:
         return "-"
     place = f" {session['client']}" if session["client"] else ""
-    return printable(f"{session['pid']} {session['user']} {session['application']}{place}")
-
-
-def _query(session: dict[str, Any] | None) -> str:
-    query = printable(session["query"]) if session is not None else "-"
-    return query if len(query) <= _QUERY_WIDTH_MAX else query[: _QUERY_WIDTH_MAX - 3] + "..."
+    return printable(f"{session['user']} {session['application']}{place}")
 
 
 def _seconds(value: float | None) -> str:

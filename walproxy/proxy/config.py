@@ -21,9 +21,11 @@ from safekeeper.base.settings import (
     seconds_or_never,
     secret_option,
     size_bytes,
+    slot_name,
     text,
     yes_or_no,
 )
+from safekeeper.base.settings import application_name as parse_application_name
 from safekeeper.consensus.messages import HEARTBEAT_TIMEOUT_S
 from walproxy.limbo.commit_policy import ACTIONS
 from walproxy.proposer.apply_rule import ApplyRule, parse_apply_rule
@@ -109,9 +111,14 @@ class ProxyConfig:
         parse=safekeeper_addresses,
         metavar="ID=HOST:PORT,...",
     )
-    slot: str = option("Physical replication slot; created if missing", parse=text, default="walproxy", metavar="NAME")
+    slot: str = option(
+        "Physical replication slot; created if missing", parse=slot_name, default="walproxy", metavar="NAME"
+    )
     application_name: str = option(
-        "Name of this proxy in synchronous_standby_names", parse=text, default="walproxy", metavar="NAME"
+        "Name of this proxy in synchronous_standby_names",
+        parse=parse_application_name,
+        default="walproxy",
+        metavar="NAME",
     )
     http_listen: Address = option(
         "Address on which to serve /status, /metrics, /healthz and /readyz, to all clients that can connect",

@@ -15,10 +15,12 @@ def render_levels(rows: list[LevelRow]) -> Group:
     """Return the levels as two tables: what they wait for, and what each loss costs."""
     waits = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("level", "state", "p50", "p99", "waits for", "slowest"):
-        waits.add_column(name, justify="right" if name in ("p50", "p99") else "left", no_wrap=name[0] in "lp")
+        waits.add_column(
+            name, justify="right" if name in ("p50", "p99") else "left", no_wrap=name[0] in "lp", overflow="fold"
+        )
     losses = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
     for name in ("level", "lost with the primary", "with the primary and a minority", "with a quorum's disks"):
-        losses.add_column(name, no_wrap=name == "level")
+        losses.add_column(name, no_wrap=name == "level", overflow="fold")
     problems = []
     for row in rows:
         waits.add_row(

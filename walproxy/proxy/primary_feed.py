@@ -300,7 +300,7 @@ class PrimaryFeed:
         since = f"from {format_lsn(self._new_slot_lsn)} on" if self._new_slot_lsn else "from its last checkpoint on"
         logger.warning(
             'slot "%s" was missing and has been created: it retains WAL %s (expected after a promotion; otherwise '
-            "find out what drops it, see docs/guide/operations.md)",
+            "find out which program drops it)",
             slot,
             since,
         )

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 import secrets
+import socket
 from collections import deque
 from collections.abc import Mapping
 from time import monotonic
@@ -84,6 +85,8 @@ LINES_OF_A_KIND_MAX = 10
 LINES_INTERVAL_S = 60.0
 # Events that differ only in figures.
 EVENTS_OF_A_KIND_MAX = 30
+# The source of an event has a limit.
+_MACHINE_CHARACTERS_MAX = 40
 _LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
 
 
@@ -116,7 +119,9 @@ class Proxy:
         )
         hosts = primary_hosts(config.primary)
         proposer_id = secrets.token_hex(16)
-        self.events = EventRecorder("walproxy", {"run": proposer_id[:8]})
+        # Several proxies report the loss of the same member: run and machine tell which of them an event is from.
+        machine = socket.gethostname()[:_MACHINE_CHARACTERS_MAX]
+        self.events = EventRecorder(f"walproxy {proposer_id[:8]}@{machine}", {"run": proposer_id[:8]})
         self.proposer = Proposer(
             ProposerConfig(
                 proposer_id=proposer_id,
@@ -243,7 +248,7 @@ class Proxy:
         if rule.count:
             logger.info("synchronous_commit = remote_apply waits for the standbys %s", rule.text)
         else:
-            logger.warning(
+            logger.info(
                 "no standby is designated (--remote-apply-standbys): remote_apply behaves like synchronous_commit = on"
             )
 

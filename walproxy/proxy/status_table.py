@@ -1,15 +1,35 @@
 """Format the /status of a proxy: tables for a terminal, or one line for a log."""
 
-from typing import Any
+from typing import Any, Final
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from walproxy.proxy.levels import slowest_first
+from walproxy.terminal import Column, Fit, FittedTable
 
-_STANDBY_COLUMNS_MAX = 20
+_POSITIONS: Final = (
+    Column("received", leaves=2),
+    Column("write", leaves=1),
+    Column("flush", leaves=4),
+    Column("apply", leaves=3),
+    Column("commit"),
+)
+_SAFEKEEPERS: Final = (
+    Column("safekeeper"),
+    Column("state"),
+    Column("write", leaves=1),
+    Column("flush", leaves=4),
+    Column("lag", is_right=True),
+    Column("answered", leaves=2, is_right=True),
+    Column("p50/p99", leaves=3, is_right=True),
+)
+_STANDBYS: Final = (
+    Column("standby", fit=Fit.SHORTEN),
+    Column("from", leaves=1),
+    Column("apply lag", leaves=2, is_right=True),
+    Column("if promoted now", fit=Fit.WRAP),
+)
 # Of a proxy of an older version.
 _NO_TIMES: dict[str, Any] = {"quorum": {"p50_s": None, "p99_s": None}, "members": {}}
 _STATE_STYLE = {
@@ -35,12 +55,9 @@ def render(content: dict[str, Any], *, by_urgency: bool = False) -> Group:
         (state, "bold " + _STATE_STYLE.get(content["state"], "red")),
         f"  term {content['term']}  timeline {content['tli'] or '-'}  {_quorum(content)}",
     )
-    names = ("received", "write", "flush", "apply", "commit")
-    positions = Table(*names, box=box.SIMPLE_HEAD, pad_edge=False)
-    positions.add_row(*(content[f"{name}_lsn"] for name in names))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in ("safekeeper", "state", "write", "flush", "lag", "answered", "p50/p99"):
-        table.add_column(name, justify="right" if name in ("lag", "answered", "p50/p99") else "left", no_wrap=True)
+    positions = FittedTable(_POSITIONS)
+    positions.add_row(*(content[f"{column.name}_lsn"] for column in _POSITIONS))
+    table = FittedTable(_SAFEKEEPERS)
     problems = []
     missing = {each["id"] for each in (content.get("quorum_lost") or {}).get("missing", ())}
     times = content.get("times") or _NO_TIMES
@@ -61,7 +78,7 @@ def render(content: dict[str, Any], *, by_urgency: bool = False) -> Group:
             problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
     problems[:0] = _primary_problems(content.get("primary") or {})
     lost = _quorum_lost(content.get("quorum_lost"))
-    commit = Text(f"commits wait for a quorum: p50/p99 {_percentiles(times['quorum'])}")
+    commit = Text(f"commit latency until a quorum has the WAL on disk: p50/p99 {_percentiles(times['quorum'])}")
     rest = [*_standbys(content), *_archive(content.get("archive"))]
     if by_urgency:
         return Group(*lost, *problems, head, commit, table, positions, *rest)
@@ -104,18 +121,14 @@ def _quorum(content: dict[str, Any]) -> str:
     return f"quorum {content['quorum']} of {len(members)} members{to_elect}, {streaming} streaming{learners}{changing}"
 
 
-def _standbys(content: dict[str, Any]) -> list[Table | Text]:
+def _standbys(content: dict[str, Any]) -> list[FittedTable | Text]:
     """Return the table of standbys, if there are any, and the standbys that remote_apply waits for."""
-    shown: list[Table | Text] = []
+    shown: list[FittedTable | Text] = []
     if content.get("standbys"):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("standby", no_wrap=True, max_width=_STANDBY_COLUMNS_MAX)
-        table.add_column("from", no_wrap=True)
-        table.add_column("apply lag", justify="right", no_wrap=True)
-        table.add_column("if promoted now", no_wrap=True)
+        table = FittedTable(_STANDBYS)
         for each in content["standbys"]:
             table.add_row(
-                Text(each["name"]),
+                each["name"],
                 f"{each['safekeeper']}" if each["connected"] else f"{each['safekeeper']}, gone",
                 format_bytes(each["apply_lag_bytes"]),
                 _completeness(each),

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, segment_name, segment_start
+from safekeeper.base.regular_files import open_regular, read_regular
 from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
 from safekeeper.waldecode.format import LONG_PAGE_HEADER_SIZE
 from walproxy.wal_sources.archived_bytes import read_at
@@ -140,7 +141,7 @@ class SegmentFolder:
     def _read_file(self, file_path: Path, segment_lsn: Lsn, part: Extent, into: memoryview) -> bool:
         """Read a part of a segment; return whether the file is that segment, and long enough."""
         try:
-            with file_path.open("rb", buffering=0) as file:
+            with open_regular(file_path) as file:
                 first_page = parse_first_page(os.pread(file.fileno(), LONG_PAGE_HEADER_SIZE, 0))
                 if first_page is None or first_page.address != segment_lsn:
                     return False
@@ -154,7 +155,7 @@ class SegmentFolder:
     def _lineage(self, tli: int) -> tuple[tuple[int, Lsn], ...]:
         file_path = self._folder / timeline_history_name(tli)
         try:
-            return parse_timeline_history(tli, file_path.read_bytes())
+            return parse_timeline_history(tli, read_regular(file_path))
         except RemoteProtocolError as error:
             raise SourceCorrupt(f"{self.name}: {error}") from error
         except OSError as error:
@@ -169,7 +170,7 @@ def _valid_end(file: SegmentFile, known: ValidEnd) -> Lsn:
         return wal[: read_at(opened.fileno(), begin_lsn - file.begin_lsn, wal)]
 
     try:
-        with file.path.open("rb", buffering=0) as opened:
+        with open_regular(file.path) as opened:
             return known.look(read, file.begin_lsn + file.size)
     except FileNotFoundError:
         return file.begin_lsn

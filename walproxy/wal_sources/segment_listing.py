@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, parse_segment_name
+from safekeeper.base.regular_files import open_regular
 from safekeeper.waldecode.format import (
     LONG_HEADER,
     LONG_PAGE_HEADER_SIZE,
@@ -133,7 +134,7 @@ class FolderListing:
 def read_first_page(path: Path) -> FirstPage | None:
     """Return a file's segment, by its header; None if it is not a segment, or is gone."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             return parse_first_page(file.read(LONG_PAGE_HEADER_SIZE))
     except (FileNotFoundError, IsADirectoryError):
         return None

@@ -63,9 +63,9 @@ def test_each_transaction_is_a_line(here: Here, pgdata: Path) -> None:
 
 def test_terminal_shows_a_table(here: Here, pgdata: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, from_lsn = small_tail(pgdata)
-    monkeypatch.setattr(command, "Console", lambda: Console(force_terminal=True, width=140, color_system=None))
+    monkeypatch.setattr(command, "output_console", lambda: Console(force_terminal=True, width=140, color_system=None))
     lines = here("discarded", "--pgdata", str(pgdata), "--from", from_lsn).stdout.splitlines()
-    assert lines[1].split() == ["time", "transaction", "xid", "LSN", "WAL", "changes"]
+    assert lines[0].split() == ["time", "transaction", "xid", "LSN", "WAL", "changes"]
     assert any("prepare 'the [red]\\n'" in line and "1663/5/16384 +1" in line for line in lines)
     assert lines[-1].startswith("transactions: 2, of which committed: 1; ")
 

@@ -11,6 +11,7 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.extras import MODULES, missing_extra_is_one_line
+from walproxy.installation import pip_install
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,9 +44,7 @@ def test_a_command_of_the_lab_without_its_extra_is_one_line(command: str) -> Non
     done = without(*MODULES["lab"], commands=[command])
     name = command.split()[0]
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == (
-        f"walproxy: walproxy {name} needs asyncpg, which is not installed: pip install 'walproxy[lab]'\n"
-    )
+    assert done.stderr == (f"walproxy: walproxy {name} needs asyncpg, which is not installed: {pip_install('lab')}\n")
 
 
 def test_the_list_of_commands_and_an_operators_command_need_no_extra() -> None:
@@ -63,7 +62,7 @@ def test_the_list_of_commands_and_an_operators_command_need_no_extra() -> None:
 
 
 def test_a_missing_library_is_one_line() -> None:
-    needs = r"^the pipeline needs numba, .*: pip install 'walproxy\[pipeline\]'$"
+    needs = rf"^the pipeline needs numba, .*: {re.escape(pip_install('pipeline'))}$"
     with pytest.raises(ConfigurationError, match=needs), missing_extra_is_one_line("the pipeline", "pipeline"):
         raise ModuleNotFoundError("No module named 'numba.core'", name="numba.core")
     with pytest.raises(ModuleNotFoundError), missing_extra_is_one_line("the pipeline", "pipeline"):

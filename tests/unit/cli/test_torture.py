@@ -1,6 +1,7 @@
 """What `walproxy torture` refuses before anything is started."""
 
 import importlib.util
+import re
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.torture import torture
 from walproxy.cli.torture_report import check_report
+from walproxy.installation import pip_install
 
 
 def test_a_soak_takes_no_seed() -> None:
@@ -37,5 +39,5 @@ def test_a_report_without_its_libraries_is_refused_before_the_run(
         return None if name == missing else find_spec(name)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    with pytest.raises(ConfigurationError, match=rf"needs {missing}.*pip install 'walproxy\[lab\]'"):
+    with pytest.raises(ConfigurationError, match=rf"needs {missing}.*{re.escape(pip_install('lab'))}"):
         check_report(tmp_path / "report.html")

@@ -101,6 +101,12 @@ def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "w
         (("run", "--primary", NOBODY, "--safekeepers", "sk1:5454"), "is not ID=HOST:PORT"),
         ((*RUN, "--window", "64 pounds"), "--window: '64 pounds' is not a size"),
         ((*RUN, "--takeover", "perhaps"), "not true or false"),
+        ((*RUN, "--slot", "Bad Slot"), "--slot: 'Bad Slot' cannot be a slot's name: use lower-case letters"),
+        ((*RUN, "--slot", "s" * 64), "cannot be a slot's name"),
+        ((*RUN, "--application-name", "größe"), "cannot be a name in synchronous_standby_names: use printable ASCII"),
+        ((*RUN, "--application-name", 'a"b'), "cannot be a name in synchronous_standby_names"),
+        ((*RUN, "--application-name", "*"), "cannot be a name in synchronous_standby_names"),
+        ((*RUN[:4], "1=::1:5451"), "write an IPv6 address as [HOST]:PORT, for example [::1]:5454"),
         ((*RUN, "--config", "missing.toml"), "could not read missing.toml"),
         (("rebootstrap", "--primary", NOBODY), "--safekeepers is missing"),
         (
@@ -405,14 +411,42 @@ LIMBO: dict[str, Any] = {
 }
 
 
-def test_limbo_shows_the_transactions_and_the_problem(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limbo_shows_the_transactions_and_the_problem(here: Here) -> None:
     with answering(200, json.dumps(LIMBO).encode()) as url:
-        monkeypatch.setenv("COLUMNS", "200")
         result = here("limbo", "--url", url)
         assert result.returncode == EXIT_FINE, result.stderr
         assert "1 transactions, 0 bytes, oldest 1.5 s, electing, no term" in result.stdout
         assert "771" in result.stdout and "no primary is connected" in result.stdout
         assert json.loads(here("limbo", "--json", "--url", url).stdout) == LIMBO
+
+
+def a_long_limbo() -> tuple[dict[str, Any], str]:
+    """Return a limbo whose only transaction is wider than most terminals, and its query."""
+    query = "INSERT INTO orders SELECT * FROM carts WHERE " + " AND ".join(f"column_{n} = {n}" for n in range(20))
+    session = {"pid": 1234567, "user": "ann", "application": "shop", "client": "10.0.0.1", "query": query}
+    transaction = LIMBO["transactions"][0] | {"xid": 4123456789, "end_lsn": "1A/FF000028", "session": session}
+    return LIMBO | {"transactions": [transaction]}, query
+
+
+def test_limbo_in_a_pipe_has_every_value_in_one_line_per_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    limbo, query = a_long_limbo()
+    monkeypatch.setenv("COLUMNS", "80")
+    with answering(200, json.dumps(limbo).encode()) as url:
+        shown = walproxy("limbo", "--url", url).stdout
+    (row,) = (line for line in shown.splitlines() if "4123456789" in line)
+    for value in ("1234567", "1.5 s", "1A/FF000028", "waiting", "commit", "ann shop 10.0.0.1", query):
+        assert value in row, (value, row)
+
+
+def test_limbo_in_a_terminal_of_80_columns_has_the_ids_and_the_begin_of_the_query() -> None:
+    limbo, query = a_long_limbo()
+    with answering(200, json.dumps(limbo).encode()) as url:
+        command = f"stty cols 80; {sys.executable} -m walproxy limbo --url {url}"
+        shown = subprocess.run(
+            ["script", "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=DEADLINE_S
+        ).stdout
+    (row,) = (line for line in shown.splitlines() if "4123456789" in line)
+    assert "1234567" in row and "1A/FF000028" in row and query[:15] in row and "…" in row
 
 
 @pytest.mark.parametrize(
@@ -497,6 +531,41 @@ def test_a_closed_standard_error_changes_no_exit_code(arguments: str, code: int)
     command = f"{sys.executable} -m walproxy {arguments} 2>&-"
     answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S)
     assert answer.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("status", 1), ("status --json", 1), ("limbo", 1), ("check", 3), ("check --json", 3), ("--help", 1)],
+)
+def test_a_full_standard_output_is_one_line_and_a_failure(arguments: str, code: int) -> None:
+    content = LIMBO if arguments == "limbo" else STATUS
+    with answering(200, json.dumps(content).encode()) as url:
+        command = f"{sys.executable} -m walproxy {arguments} >/dev/full"
+        environment = {**os.environ, "WALPROXY_URL": url}
+        done = subprocess.run(
+            ["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, env=environment
+        )
+    assert one_line(done) == "walproxy: could not write to standard output: No space left on device"
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize("option", ["--config", "--secret-file", "--tls-ca", "--tls-key"])
+def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(option: str, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    done = walproxy(*RUN, option, str(fifo))
+    assert done.returncode == EXIT_CONFIGURATION
+    assert str(fifo) in one_line(done) and (
+        "a FIFO, not a regular file" in done.stderr or "is not a file" in done.stderr
+    )
+
+
+def test_a_fifo_in_place_of_the_ca_of_a_status_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    done = walproxy("status", "--url", "https://127.0.0.1:1", "--tls-ca", str(fifo))
+    assert done.returncode == EXIT_CONFIGURATION
+    assert f"could not read the certificates of CAs in {fifo}: it is a FIFO, not a regular file" in one_line(done)
 
 
 def test_a_reader_that_has_enough_ends_a_watched_status_quietly() -> None:

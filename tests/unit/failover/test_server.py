@@ -104,7 +104,7 @@ def test_an_error_is_said_without_the_advice_for_a_proxy() -> None:
 @pytest.mark.parametrize(
     ("sqlstate", "end"),
     [
-        ("42501", "; the role needs more rights, see docs/guide/failover.md#prepare"),
+        ("42501", "; the role needs more rights, see walproxy failover --help"),
         ("53100", "; free space there and repeat the command, or promote another standby with --to"),
         ("XX000", "no"),
     ],

@@ -63,7 +63,7 @@ def test_control_characters_of_clients_are_shown_as_escapes() -> None:
 
 def test_a_row_has_the_position_the_wait_and_the_members_that_lack_it() -> None:
     text = text_of(content())
-    assert "771" in text and "0/20" in text and "1.2 s" in text and "1,3" in text and "7 ann" in text
+    assert "771" in text and "0/20" in text and "1.2 s" in text and "1,3" in text and "ann shop" in text
 
 
 def test_what_is_not_listed_and_a_problem_are_shown() -> None:

@@ -20,6 +20,7 @@ from pgwal import spark
 from tests.pipeline.small_wal import FIRST_TIME, decoded_rows, small_wal, write_wal
 from tests.unit.test_dependencies import DISTRIBUTIONS, EXTRAS, canonical
 from tests.unit.wal_builder import MIB
+from walproxy.installation import pip_install
 from walproxy.pipeline.library import spark as library_spark
 
 ROOT = Path(__file__).parents[3]
@@ -174,7 +175,7 @@ def test_it_needs_only_its_extra(folder: str) -> None:
 def test_without_its_extra_the_import_fails_in_one_line(missing: str) -> None:
     done = run_without({missing}, "import pgwal")
     last = done.stderr.splitlines()[-1]
-    assert last == f"ImportError: pgwal needs {missing}, which is not installed: pip install 'walproxy[decoder]'"
+    assert last == f"ImportError: pgwal needs {missing}, which is not installed: {pip_install('decoder')}"
 
 
 def examples() -> Iterator[str]:

@@ -419,7 +419,7 @@ def test_watched_what_blocks_commits_is_first_and_times_are_shown_in_80_columns(
     console.print(render(status, by_urgency=True))
     lines = [line.strip() for line in console.export_text().splitlines() if line.strip()]
     assert lines[:2] == ["primary: not connected yet", "safekeeper 3: it is far back"]
-    assert "commits wait for a quorum: p50/p99 2.9/3.9 ms" in lines
+    assert "commit latency until a quorum has the WAL on disk: p50/p99 2.9/3.9 ms" in lines
     assert [line.split()[0] for line in lines if "12/3456789A" in line] == ["3", "2", "1"]
     assert any(line.endswith("375/498 ms") for line in lines)
     console.print(render(status))

@@ -1,11 +1,11 @@
 """`walproxy pipeline maintain`: the work with a bar, and its result as JSON or as a table."""
 
+from typing import Final
+
 import click
 import msgspec
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
 from walproxy.pipeline.jobs.maintain import Conversion, Maintained
 from walproxy.pipeline.jobs.maintain import convert as convert_tables
@@ -13,8 +13,19 @@ from walproxy.pipeline.jobs.maintain import maintain as maintain_tables
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import Removal
 from walproxy.proxy.status_table import format_bytes
+from walproxy.terminal import Column, FittedTable, output_console
 
 __all__ = ["LakeLocation", "convert_and_print", "maintain_and_print"]
+
+_COLUMNS: Final = (
+    Column("table"),
+    Column("format", leaves=1),
+    Column("merged", is_right=True),
+    Column("old states", leaves=3, is_right=True),
+    Column("orphans", leaves=2, is_right=True),
+    Column("files", is_right=True),
+    Column("size", is_right=True),
+)
 
 
 def maintain_and_print(
@@ -91,11 +102,9 @@ def _as_json(each: Maintained) -> dict[str, object]:
 
 
 def _show(done: list[Maintained], dry_run: bool) -> None:
-    shown = Table(box=box.SIMPLE_HEAD, title="what would be done" if dry_run else None, title_justify="left")
-    for name in ("table", "format"):
-        shown.add_column(name, no_wrap=True)
-    for name in ("merged", "old states", "orphans", "files now" if dry_run else "files", "size"):
-        shown.add_column(name, justify="right")
+    console, shown = output_console(), FittedTable(_COLUMNS)
+    if dry_run:
+        console.print("what would be done, and the files and sizes now:")
     for each in done:
         merged = each.compaction
         shown.add_row(
@@ -107,7 +116,7 @@ def _show(done: list[Maintained], dry_run: bool) -> None:
             "-" if each.problem is not None else str(each.files),
             "-" if each.problem is not None else format_bytes(each.bytes),
         )
-    Console(highlight=False).print(shown)
+    console.print(shown)
 
 
 def _removed(removal: Removal) -> str:

@@ -108,7 +108,7 @@ def _show_in_terminal(columns: Sequence[str], numbers: Sequence[bool], rows: Ite
 
     shown = Table(box=box.SIMPLE_HEAD)
     for name, is_number in zip(columns, numbers, strict=True):
-        shown.add_column(Text(name), justify="right" if is_number else "left", no_wrap=True)
+        shown.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         shown.add_row(*map(Text, row))
     Console().print(shown)

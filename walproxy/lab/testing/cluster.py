@@ -21,6 +21,7 @@ from typing import Any, Literal, Self, cast, get_args
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import is_loopback
 from safekeeper.base.settings import address
+from walproxy.installation import pip_install
 from walproxy.lab.testing.engine import Blueprint, ClusterFailed, Engine
 from walproxy.lab.testing.faulty_disk import DiskFaults
 from walproxy.lab.testing.leftovers import temporary_folder
@@ -325,7 +326,7 @@ def choose_engine(wanted: EngineName, blueprint: Blueprint) -> Literal["containe
     except ImportError as error:
         if wanted == "auto":
             return "processes"
-        raise ConfigurationError(f"containers need pip install 'walproxy[testing]': {error}") from error
+        raise ConfigurationError(f"containers need {pip_install('testing')}: {error}") from error
     try:
         require_engine(blueprint, may_pull=wanted == "containers")
     except ConfigurationError:

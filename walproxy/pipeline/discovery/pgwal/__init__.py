@@ -15,9 +15,9 @@ try:
     from walproxy.wal_sources.source import Extent, SourceCorrupt, SourceUnavailable, WalMissing
 except ModuleNotFoundError as error:
     if error.name in ("llvmlite", "numba", "numpy", "pyarrow"):
-        raise ImportError(
-            f"pgwal needs {error.name}, which is not installed: pip install 'walproxy[decoder]'"
-        ) from error
+        from walproxy.installation import pip_install
+
+        raise ImportError(f"pgwal needs {error.name}, which is not installed: {pip_install('decoder')}") from error
     raise
 
 __all__ = [
