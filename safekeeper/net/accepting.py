@@ -3,8 +3,9 @@
 asyncio's own servers accept all waiting connections before the event loop does anything else, and they differ when
 accept() fails: asyncio pauses for a second, libuv closes all waiting connections. Here:
 
-    a flood      at most ACCEPTS_AT_ONCE connections are accepted, including refused ones, before the event loop runs
-                 its other callbacks
+    a flood      accepting is a piece of work in the listener's turns (safekeeper/net/turns.py): at most
+                 ACCEPTS_AT_ONCE connections are accepted, including refused ones, before the event loop runs its other
+                 callbacks, and above the share of time for clients, the next ones wait in the kernel
     EMFILE etc.  accepting pauses, for longer each time up to a second; the connections wait in the kernel
     a refusal    is decided before anything is allocated for the connection
     in transit   at most ACCEPTS_AT_ONCE connections are accepted and not yet counted by `connection_made`
@@ -18,9 +19,14 @@ from collections.abc import Callable
 
 from safekeeper.base.logs import RateLimit
 from safekeeper.base.settings import Address
+from safekeeper.net.turns import Turns
 
 ACCEPTS_AT_ONCE = 8
-BACKLOG = 128
+# The connections that wait in the kernel: above it a new one is tried again by its client's kernel after a second, then
+# after three. Linux limits it to net.core.somaxconn, usually 4096.
+BACKLOG = 2048
+# The time for a connection's transport, its first and its last event, and its closing, outside of turns.
+CONNECTION_S = 150e-6
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 1.0
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
@@ -37,14 +43,19 @@ class ListeningSockets:
 
     Args:
         new_protocol: returns the protocol for a connection from a host and port, None to close it at once.
+        turns: when connections are accepted.
     """
 
     def __init__(
-        self, sockets: list[socket.socket], new_protocol: Callable[[str, int], asyncio.BaseProtocol | None]
+        self,
+        sockets: list[socket.socket],
+        new_protocol: Callable[[str, int], asyncio.BaseProtocol | None],
+        turns: Turns,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
         self._new_protocol = new_protocol
+        self._turns = turns
         self._accepted: set[asyncio.Task[None]] = set()  # Those whose transports are being created.
         self._resume: asyncio.TimerHandle | None = None
         self._pause_s = PAUSE_S_MIN
@@ -55,7 +66,7 @@ class ListeningSockets:
 
     @classmethod
     async def open(
-        cls, address: Address, new_protocol: Callable[[str, int], asyncio.BaseProtocol | None]
+        cls, address: Address, new_protocol: Callable[[str, int], asyncio.BaseProtocol | None], turns: Turns
     ) -> "ListeningSockets":
         """Listen at `address`.
 
@@ -76,7 +87,7 @@ class ListeningSockets:
                     break
         else:
             if sockets:
-                return cls(sockets, new_protocol)
+                return cls(sockets, new_protocol, turns)
         for each in sockets:
             each.close()
         raise failure if failure is not None else OSError(f"{address.host} has no address")
@@ -91,7 +102,7 @@ class ListeningSockets:
     def _read(self) -> None:
         self._resume = None
         for each in self._sockets:
-            self._loop.add_reader(each.fileno(), self._accept, each)
+            self._loop.add_reader(each.fileno(), self._ask_for_turn)
 
     def _stop_reading(self) -> None:
         for each in self._sockets:
@@ -99,22 +110,40 @@ class ListeningSockets:
         if self._resume is not None:
             self._resume.cancel()
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_AT_ONCE - len(self._accepted)):
+    def _ask_for_turn(self) -> None:
+        self._stop_reading()
+        self._turns.ask("", self._take_turn)
+
+    def _take_turn(self) -> None:
+        try:
+            for listening in self._sockets:
+                self._accept(listening, (ACCEPTS_AT_ONCE - len(self._accepted)) // len(self._sockets))
+        except OSError as error:
+            self._pause(error)
+        else:
+            self._read()
+
+    def _accept(self, listening: socket.socket, limit: int) -> None:
+        """Accept at most `limit` connections.
+
+        Raises:
+            OSError: no file descriptor or memory is free.
+        """
+        for _ in range(limit):
             try:
                 connection, peer = listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 if error.errno in _SHORT:
-                    self._pause(error)
-                    return
+                    raise
                 continue  # The peer disconnected before it was accepted.
             self._pause_s = PAUSE_S_MIN
             protocol = self._new_protocol(peer[0], peer[1])
             if protocol is None:
                 connection.close()
                 continue
+            self._turns.charge(peer[0], CONNECTION_S)
             connection.setblocking(False)
             task = self._loop.create_task(self._connect(connection, protocol))
             self._accepted.add(task)

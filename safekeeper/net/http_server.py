@@ -9,6 +9,10 @@ between two requests, and the bytes of one (S14).
 A request that is for another host, or lacks the password, gets no page (safekeeper/net/http_access.py), and its
 connection is closed. No answer may be read, or loaded as anything else than it is, by the page of another origin.
 
+Requests are parsed and answered by `Turns`, within a share of the event loop's time (safekeeper/net/turns.py): one
+request of a connection, then nothing more is read from it until its next turn. While the clients ask for more than the
+share, a page is rendered at most once in PAGE_KEPT_S, for all of them.
+
 A page is answered at the header of its request; a body is skipped. A client that waits for "100 Continue" gets the
 answer instead, and the connection is closed, because the client may send the body or not.
 
@@ -55,9 +59,14 @@ REQUEST_BYTES_MAX = 64 << 10
 STREAMS_MAX = 32
 # The time limit for a stream's client to read what was sent to it.
 STREAM_STALLED_S = 10.0
+# While the share of time is short: how long a rendered page is sent again.
+PAGE_KEPT_S = 1.0
 # The kernel's buffer for a stream: without a limit it grows to megabytes for a client that has stopped reading.
 _STREAM_KERNEL_BYTES = 128 << 10
 _RECEIVE_BYTES = 64 << 10
+# What is parsed in one turn, and the size limit of a request's header: h11 needs about 5 us for each of its lines.
+_PIECE_BYTES = 2 << 10
+_HEADER_BYTES_MAX = 8 << 10
 _WATCH_INTERVAL_S = 1.0
 # The time limit for connections to send their last bytes when the listener closes.
 _CLOSE_TIMEOUT_S = 1.0
@@ -121,6 +130,31 @@ class SlowRoute(NamedTuple):
 
 
 HTTP_BUDGET = Budget(proven_max=0)
+_ReadyAnswer = tuple[HTTPStatus, Text | Stream, _Headers]
+
+
+class _SlowPage:
+    """A page that is being made, for one request or several. It is cancelled when the connections of all are closed."""
+
+    def __init__(self, making: Awaitable[Answer]) -> None:
+        self._task = asyncio.ensure_future(making)
+        self._waiting = 0
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it has been made, or has failed."""
+        return self._task.done()
+
+    async def answer(self) -> Answer:
+        """Return the page. Raises what making it has raised."""
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self._task)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._task.cancel()
+
 
 _log = logging.getLogger(__name__)
 
@@ -137,6 +171,7 @@ class HttpListener(Listener["HttpConnection"]):
 
     CANNOT_LISTEN = "could not serve HTTP at %s: %s: correct --http-listen"
     FOREIGN = "refused HTTP to %s: its address is in none of the networks of --http-allow"
+    UNPROVEN = "HTTP"
     EVICTED = "closed the HTTP connection from %s, the oldest of %d, for a newer one"
     STALLED = "closed the HTTP stream of %s: it has not read what was sent within %g s"
 
@@ -153,13 +188,18 @@ class HttpListener(Listener["HttpConnection"]):
         self.access = access
         self._routes = routes
         self._tls = tls
+        # By path: when it was rendered, and the answer; and the pages that are being made.
+        self._kept: dict[str, tuple[float, _ReadyAnswer]] = {}
+        self._slow_pages: dict[str, _SlowPage] = {}
         self._streams = Admission(Budget(proven_max=0, unproven_max=STREAMS_MAX))
         self._open: set[HttpConnection] = set()
         self._none_is_open = asyncio.Event()
 
     def new_protocol(self) -> asyncio.BaseProtocol:
         """See Listener."""
-        return _PlainConnection(self) if self._tls is None else TlsTransport(self._tls.channel(), _TlsConnection(self))
+        if self._tls is None:
+            return _PlainConnection(self)
+        return TlsTransport(self._tls.channel(), _TlsConnection(self), turns=self.turns)
 
     async def close(self) -> None:
         """Stop listening and close all connections, at once those that do not read their last answer."""
@@ -198,9 +238,7 @@ class HttpListener(Listener["HttpConnection"]):
         self._streams.leave(number)
         return super().forget(number)
 
-    def answer(
-        self, connection: "HttpConnection", request: h11.Request
-    ) -> tuple[HTTPStatus, Text | Stream, _Headers] | Awaitable[tuple[HTTPStatus, Text | Stream, _Headers]]:
+    def answer(self, connection: "HttpConnection", request: h11.Request) -> _ReadyAnswer | Awaitable[_ReadyAnswer]:
         """Record that a request has arrived, and return the answer: its status, content, and further headers."""
         connection.unanswered_bytes = 0
         connection.deadline = self.now() + NEXT_REQUEST_TIMEOUT_S
@@ -215,11 +253,18 @@ class HttpListener(Listener["HttpConnection"]):
         if request.method not in _METHODS:
             status = HTTPStatus.METHOD_NOT_ALLOWED
             return status, _reason(status), (_ALLOW,)
+        key = "" if query or request.method == b"OPTIONS" or verdict is not Verdict.FULL else path
+        if key in self._kept and self.turns.is_short:
+            rendered_at, kept = self._kept[key]
+            if self.now() - rendered_at < PAGE_KEPT_S:
+                return kept
         if isinstance(route, SlowRoute):
-            return self._slow_answer(connection, request, route)
+            return self._slow_answer(connection, request, path, route)
         try:
             answer = route.answer(query) if isinstance(route, QueryRoute) else route()
-            return _encoded(request, answer if verdict is Verdict.FULL else (answer[0], Text(_PLAIN, b"")))
+            if verdict is not Verdict.FULL:
+                answer = answer[0], Text(_PLAIN, b"")
+            return self._keep(key, _encoded(request, answer))
         except Exception as bug:
             return _no_answer(connection, bug)
 
@@ -236,12 +281,22 @@ class HttpListener(Listener["HttpConnection"]):
         return HTTPStatus.UNAUTHORIZED, _reason(HTTPStatus.UNAUTHORIZED), (_ASK_FOR_PASSWORD, _CLOSE)
 
     async def _slow_answer(
-        self, connection: "HttpConnection", request: h11.Request, route: SlowRoute
-    ) -> tuple[HTTPStatus, Text | Stream, _Headers]:
+        self, connection: "HttpConnection", request: h11.Request, path: str, route: SlowRoute
+    ) -> _ReadyAnswer:
+        page = self._slow_pages.get(path)
+        if page is None or page.is_made or not self.turns.is_short:
+            page = self._slow_pages[path] = _SlowPage(self.turns.charged(connection.host, route.answer()))
         try:
-            return _encoded(request, await route.answer())
+            ready = _encoded(request, await page.answer())
         except Exception as bug:
             return _no_answer(connection, bug)
+        return self._keep("" if request.method == b"OPTIONS" else path, ready)
+
+    def _keep(self, key: str, ready: _ReadyAnswer) -> _ReadyAnswer:
+        """Keep a rendered page, unless `key` is empty; return it."""
+        if key and isinstance(ready[1], Text):
+            self._kept[key] = self.now(), ready
+        return ready
 
     def evict(self, connection: "HttpConnection", reason: str) -> None:
         """See Listener."""
@@ -285,7 +340,10 @@ class HttpConnection:
     def __init__(self, listener: HttpListener) -> None:
         self._listener = listener
         self._transport: asyncio.Transport
-        self._http = h11.Connection(h11.SERVER)
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEADER_BYTES_MAX)
+        # Received, and not parsed yet.
+        self._waiting = bytearray()
+        self._waits_for_turn = False
         self._writing_paused = False
         self._stream: Stream | None = None
         self.host = ""
@@ -340,7 +398,8 @@ class HttpConnection:
 
     def pause_writing(self) -> None:
         self._writing_paused = True
-        self._transport.pause_reading()
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
         if self.streams:
             self.deadline = self._listener.now() + STREAM_STALLED_S
 
@@ -348,8 +407,7 @@ class HttpConnection:
         self._writing_paused = False
         if self.streams:
             self.deadline = math.inf
-        self._transport.resume_reading()
-        self._proceed()
+        self._ask_for_turn()
 
     def _receive(self, data: bytes) -> None:
         if self._transport.is_closing():
@@ -359,12 +417,31 @@ class HttpConnection:
             self._listener.refuse(self.peer, f"more than {REQUEST_BYTES_MAX} bytes for one request")
             self._listener.evict(self, "")
             return
-        self._http.receive_data(data)
-        self._proceed()
+        self._waiting += data
+        self._transport.pause_reading()
+        self._ask_for_turn()
 
-    def _proceed(self) -> None:
-        """Answer the requests received, as long as the answers are read."""
+    def _ask_for_turn(self) -> None:
+        if not (self._waits_for_turn or self._writing_paused or self._slow_answer is not None):
+            self._waits_for_turn = True
+            self._listener.turns.ask(self.host, self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Parse received bytes until a request is answered or a piece is parsed; then read, or ask for another turn."""
+        self._waits_for_turn = False
+        is_idle = self._proceed()
+        if self._writing_paused or self._transport.is_closing():
+            return
+        if is_idle or self._slow_answer is not None:
+            # Also while the answer is awaited, so that the client's disconnection is noticed.
+            self._transport.resume_reading()
+        else:
+            self._ask_for_turn()
+
+    def _proceed(self) -> bool:
+        """Answer at most one request, if the answers are read; return whether more must be received first."""
         http = self._http
+        piece = bytes(self._waiting[:_PIECE_BYTES])
         try:
             while not (self._writing_paused or self._transport.is_closing() or self._slow_answer is not None):
                 event = http.next_event()
@@ -373,10 +450,15 @@ class HttpConnection:
                 elif isinstance(event, h11.EndOfMessage):
                     if http.our_state is h11.DONE:
                         http.start_next_cycle()
-                    elif not self.streams:
+                        return False
+                    if not self.streams:
                         self.close()
                 elif not isinstance(event, h11.Data):
-                    return
+                    if not piece:
+                        return not self._waiting
+                    del self._waiting[: len(piece)]
+                    http.receive_data(piece)
+                    piece = b""
         except h11.RemoteProtocolError as error:
             reason = str(error)[:_QUOTED_MAX]
             self._listener.refuse(self.peer, f"its request is invalid: {reason}")
@@ -388,6 +470,7 @@ class HttpConnection:
             # It must not end the process, as an error in a callback does.
             self._listener.refuse(self.peer, describe_bug(bug))
             self._listener.evict(self, "")
+        return False
 
     def _answer(self, request: h11.Request) -> None:
         waits_for_100 = self._http.they_are_waiting_for_100_continue
@@ -395,20 +478,17 @@ class HttpConnection:
         if isinstance(answer, tuple):
             self._send_answer(request, answer, waits_for_100)
         else:
-            self._slow_answer = asyncio.ensure_future(self._answer_later(request, answer, waits_for_100))
+            answering = self._answer_later(request, answer, waits_for_100)
+            self._slow_answer = asyncio.ensure_future(self._listener.turns.charged(self.host, answering))
 
-    async def _answer_later(
-        self, request: h11.Request, answer: Awaitable[tuple[HTTPStatus, Text | Stream, _Headers]], waits_for_100: bool
-    ) -> None:
+    async def _answer_later(self, request: h11.Request, answer: Awaitable[_ReadyAnswer], waits_for_100: bool) -> None:
         ready = await answer
         self._slow_answer = None
         if not self._transport.is_closing():
             self._send_answer(request, ready, waits_for_100)
-            self._proceed()
+            self._ask_for_turn()
 
-    def _send_answer(
-        self, request: h11.Request, answer: tuple[HTTPStatus, Text | Stream, _Headers], waits_for_100: bool
-    ) -> None:
+    def _send_answer(self, request: h11.Request, answer: _ReadyAnswer, waits_for_100: bool) -> None:
         status, content, headers = answer
         if waits_for_100:
             headers = (*headers, ("Connection", "close"))
@@ -536,7 +616,7 @@ def _target(target: bytes) -> tuple[str, str, dict[str, str]]:
     )
 
 
-def _encoded(request: h11.Request, answer: Answer) -> tuple[HTTPStatus, Text | Stream, _Headers]:
+def _encoded(request: h11.Request, answer: Answer) -> _ReadyAnswer:
     code, content = answer
     if request.method == b"OPTIONS":
         return HTTPStatus(code), Text(_PLAIN, b""), (_ALLOW,)

@@ -2,8 +2,10 @@
 
 A connection from a network that is not allowed is closed before anything is read. safekeeper/net/admission.py decides
 which of the others are kept: unproven connections have a separate budget, in which the newest displace the oldest, so
-that they cannot displace a proven one. Log lines about connections that are refused or evicted are rate-limited, and so
-are those about known clients that are refused repeatedly. The subclass and its connection implement the protocol.
+that they cannot displace a proven one. Their work is done by `Turns` (safekeeper/net/turns.py), within a share of the
+event loop's time, so that they cannot delay the commits that this loop decides. Log lines about connections that are
+refused or evicted are rate-limited, and so are those about known clients that are refused repeatedly. The subclass and
+its connection implement the protocol.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.accepting import ListeningSockets
 from safekeeper.net.admission import Admission, Budget
+from safekeeper.net.turns import Turns
 
 # A peer whose host is unreachable is detected after idle + count * interval seconds, also when nothing is sent.
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -43,9 +46,11 @@ class Listener(ABC, Generic[_Connection]):
     Attributes:
         CANNOT_LISTEN: the error if it cannot listen: filled with the address and the reason.
         FOREIGN: the line for a client outside the networks: filled with the peer's address.
+        UNPROVEN: what its unproven connections are called in the log.
         EVICTED: the line for a connection closed for a newer one: filled with its address and the number of unproven
             ones.
         admission: the connections that are kept; for metrics.
+        turns: the work for unproven connections.
         networks: as above, for connections from now on.
         address: its address, known after `open`.
         now: returns the event loop's time.
@@ -55,11 +60,13 @@ class Listener(ABC, Generic[_Connection]):
     CANNOT_LISTEN: ClassVar[str]
     FOREIGN: ClassVar[str]
     EVICTED: ClassVar[str]
+    UNPROVEN: ClassVar[str]
 
     def __init__(self, *, budget: Budget, networks: Networks | None) -> None:
         self.networks = networks
         self.address = Address("", 0)
         self.admission = Admission(budget)
+        self.turns = Turns(self.UNPROVEN)
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self._connections: dict[int, _Connection] = {}
@@ -99,7 +106,7 @@ class Listener(ABC, Generic[_Connection]):
             ConfigurationError: it cannot listen there.
         """
         try:
-            self._listening = await ListeningSockets.open(address, self._protocol_for)
+            self._listening = await ListeningSockets.open(address, self._protocol_for, self.turns)
         except OSError as error:
             raise ConfigurationError(self.CANNOT_LISTEN % (address, error.strerror or error)) from error
         self.address = Address(address.host, self._listening.port)
@@ -111,7 +118,8 @@ class Listener(ABC, Generic[_Connection]):
             self._listening.close()
 
     def stop_watching(self) -> None:
-        """Stop checking the connections."""
+        """Stop checking the connections, and drop the work that waits for unproven ones."""
+        self.turns.stop()
         if self._watch_handle is not None:
             self._watch_handle.cancel()
 

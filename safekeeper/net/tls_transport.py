@@ -4,6 +4,9 @@ asyncio has the same, and so has uvloop, but both hide facts that the log must c
 which certificate was refused and why, that the connection ended before the handshake. Here these are passed to the
 protocol above (`tls_failed`), and it receives the connection at once, so that it can count it and time it out.
 
+Data of a connection that is not proven is decrypted by the listener's `Turns` (safekeeper/net/turns.py), and its
+handshake is done there; nothing more is read meanwhile.
+
 Data received and not decrypted yet is limited to one read of the socket (S14): while the protocol above has paused
 reading, nothing is decrypted and nothing is read.
 """
@@ -14,6 +17,7 @@ from typing import Any, Protocol, cast
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.net.tls import TlsChannel
+from safekeeper.net.turns import Turns
 
 _RECEIVE_BYTES = 64 << 10
 
@@ -49,14 +53,22 @@ class SecuredProtocol(Protocol):
 class TlsTransport(asyncio.BufferedProtocol):
     """The protocol of a socket's transport, and the transport of the protocol above.
 
+    Args:
+        turns: when its data is decrypted until it is proven, None for at once.
+
     Attributes:
         channel: the TLS of this connection.
     """
 
-    def __init__(self, channel: TlsChannel, above: SecuredProtocol, *, client: bool = False) -> None:
+    def __init__(
+        self, channel: TlsChannel, above: SecuredProtocol, *, client: bool = False, turns: Turns | None = None
+    ) -> None:
         self.channel = channel
         self._above = above
         self._client = client
+        self._turns = turns
+        self._host = ""
+        self._waits_for_turn = False
         self._transport: asyncio.Transport
         self._received = memoryview(bytearray(_RECEIVE_BYTES))
         self._paused = False
@@ -67,6 +79,8 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._turns is not None:
+            self._host = (transport.get_extra_info("peername") or ("",))[0]
         self._above.connection_made(cast(asyncio.BaseTransport, self))
         if self._client:
             self.channel.begin()
@@ -83,7 +97,10 @@ class TlsTransport(asyncio.BufferedProtocol):
         except RemoteProtocolError as error:
             self._fail(error)
         else:
-            self._deliver()
+            if self._turns is None:
+                self._deliver()
+            else:
+                self._ask_for_turn(self._turns)
 
     def eof_received(self) -> bool:
         return False
@@ -120,10 +137,19 @@ class TlsTransport(asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         """See asyncio.Transport."""
         self._paused = False
-        self._transport.resume_reading()
-        if not self._delivering:
-            # The socket does not report data again that was received and is waiting, encrypted.
+        if self._turns is None:
+            self._transport.resume_reading()
+        if self._delivering:
+            return
+        # The socket does not report data again that was received and is waiting, encrypted.
+        if self._turns is None:
             asyncio.get_running_loop().call_soon(self._deliver)
+        else:
+            self._ask_for_turn(self._turns)
+
+    def proven(self) -> None:
+        """Decrypt data at once from now on."""
+        self._turns = None
 
     def close(self) -> None:
         """See asyncio.Transport."""
@@ -153,6 +179,18 @@ class TlsTransport(asyncio.BufferedProtocol):
     def get_write_buffer_size(self) -> int:
         """See asyncio.Transport."""
         return self._transport.get_write_buffer_size()
+
+    def _ask_for_turn(self, turns: Turns) -> None:
+        if not (self._waits_for_turn or self.is_closing()):
+            self._transport.pause_reading()
+            self._waits_for_turn = True
+            turns.ask(self._host, self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._waits_for_turn = False
+        self._deliver()
+        if not (self._paused or self._waits_for_turn or self.is_closing()):
+            self._transport.resume_reading()
 
     def _deliver(self) -> None:
         """Decrypt received data, as far as the protocol above accepts it."""

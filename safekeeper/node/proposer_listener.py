@@ -10,8 +10,9 @@ to the node.
 
 A connection is proven (safekeeper/net/admission.py) by the shared secret, or, if none is configured, by a greeting that
 is valid for this safekeeper: in that case the listener is on loopback, or a certificate or the address has been checked
-already. Proving does not wait for the node, so a busy disk keeps no proxy out. A proven connection is always accepted:
-above the limit, the one that is idle for longest is closed.
+already. Until then its messages are handled by the listener's `Turns` (safekeeper/net/turns.py). Proving does not wait
+for the node, so a busy disk keeps no proxy out. A proven connection is always accepted: above the limit, the one that
+is idle for longest is closed.
 
 A connection is closed if it sends an invalid message, is not proven in time, or sends nothing for the idle timeout.
 """
@@ -88,6 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._proven = False
         self._is_usual = False  # It is open, proven, read, and the peer reads.
         self._authentication: AcceptorSide | None = None
+        self._waits_for_turn = False
         self._transport: asyncio.Transport
         self._reading = True
         self._writing_paused = False
@@ -136,7 +138,13 @@ class Connection(asyncio.BufferedProtocol):
             if self._open:
                 self._decoder.buffer_updated(nbytes)
                 self.heard_at = self._now()
-                self.pump()
+                if self._proven:
+                    self.pump()
+                elif not self._waits_for_turn:
+                    self._waits_for_turn = True
+                    self._reading = False
+                    self._transport.pause_reading()
+                    self._listener.turns.ask(self.host, self._take_turn)
             return
         # Appends, nearly always.
         decoder, node, number = self._decoder, self._node, self.number
@@ -174,6 +182,11 @@ class Connection(asyncio.BufferedProtocol):
         self._writing_paused = False
         self.pump()
 
+    def _take_turn(self) -> None:
+        self._waits_for_turn = False
+        if self._open:
+            self.pump()
+
     # Called by the listener.
 
     def pump(self) -> None:
@@ -203,7 +216,7 @@ class Connection(asyncio.BufferedProtocol):
                 node.receive(self.number, message)
         except RemoteProtocolError as error:
             self._refuse(error)
-        if self._open and not self._reading:
+        if self._open and not self._reading and not self._waits_for_turn:
             self._reading = True
             self._transport.resume_reading()
         self._is_usual = self._open and self._proven
@@ -248,6 +261,8 @@ class Connection(asyncio.BufferedProtocol):
     def _prove(self) -> None:
         self._proven = True
         self._decoder.accept_all_frames()
+        if isinstance(self._transport, TlsTransport):
+            self._transport.proven()
         self._listener.proved(self)
 
     def _stop_reading(self) -> None:
@@ -270,6 +285,7 @@ class ProposerListener(Listener[Connection]):
 
     CANNOT_LISTEN = "could not listen for proxies at %s: %s: correct --proposer-listen"
     FOREIGN = "refused a proxy connection from %s: its address is in none of the networks of --allow"
+    UNPROVEN = "proxy connections that are not authenticated"
     EVICTED = "closed the proxy connection from %s, the oldest of %d that are not authenticated, for a newer one"
 
     def __init__(
@@ -297,7 +313,9 @@ class ProposerListener(Listener[Connection]):
     def new_protocol(self) -> asyncio.BaseProtocol:
         """See Listener."""
         connection = Connection(self)
-        return connection if self._tls is None else TlsTransport(self._tls.channel(), connection)
+        if self._tls is None:
+            return connection
+        return TlsTransport(self._tls.channel(), connection, turns=self.turns)
 
     def stop_accepting(self) -> None:
         """See Listener. Idle peers are no longer disconnected, because the node accepts no further message."""

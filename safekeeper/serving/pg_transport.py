@@ -3,6 +3,9 @@
 PostgreSQL's protocol begins in plaintext and changes to TLS on the same connection, once the client has requested it
 and the server has agreed. Therefore TLS is here, between the socket and the session, and not below both. A subclass
 handles the session's events and the end of the connection.
+
+Until the client has logged in, what it sends is handled by the listener's `Turns` (safekeeper/net/turns.py), and
+nothing more is read meanwhile.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ from typing import cast
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.net.listener import prepare_socket
 from safekeeper.net.tls import ServerTls, TlsChannel
+from safekeeper.net.turns import Turns
 from safekeeper.pgwire.events import Event
 from safekeeper.pgwire.session import Session
 
@@ -25,11 +29,17 @@ class PgTransport(asyncio.Protocol, ABC):
     Attributes:
         session: the protocol's state, once the connection is admitted.
         peer: the client's address and port, for the log.
+        turns: when received bytes are handled until it has logged in; None for at once.
         is_open: bytes can be sent and received.
         is_full: more than WRITE_HIGH_WATER_BYTES wait to be sent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns | None) -> None:
+        self.turns = turns
+        self._host = ""
+        # Received, and not handled yet.
+        self._waiting = b""
+        self._waits_for_turn = False
         self._transport: asyncio.Transport
         self._channel: TlsChannel | None = None
         self._reading_paused = False
@@ -75,7 +85,8 @@ class PgTransport(asyncio.Protocol, ABC):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown peer"
-        self.session = self.admit(peer[0] if peer else "")
+        self._host = peer[0] if peer else ""
+        self.session = self.admit(self._host)
         self.is_open = True
         prepare_socket(transport.get_extra_info("socket"))
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
@@ -84,6 +95,24 @@ class PgTransport(asyncio.Protocol, ABC):
         if not self.is_open:
             return
         self.heard()
+        if self.turns is None:
+            self._handle_bytes(data)
+            return
+        self._waiting += data
+        if not self._waits_for_turn:
+            self._waits_for_turn = True
+            self._transport.pause_reading()
+            self.turns.ask(self._host, self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._waits_for_turn = False
+        data, self._waiting = self._waiting, b""
+        if self.is_open:
+            self._handle_bytes(data)
+        if self.is_open and not self._reading_paused:
+            self._transport.resume_reading()
+
+    def _handle_bytes(self, data: bytes) -> None:
         try:
             self._receive(data)
         except RemoteProtocolError as error:
@@ -166,7 +195,8 @@ class PgTransport(asyncio.Protocol, ABC):
         """Resume reading from the socket."""
         if self.is_open and self._reading_paused:
             self._reading_paused = False
-            self._transport.resume_reading()
+            if not self._waits_for_turn:
+                self._transport.resume_reading()
 
     def close(self) -> None:
         """Close once everything written is sent; ignore what is received meanwhile."""

@@ -20,6 +20,7 @@ from safekeeper.base.errors import CommandError
 from safekeeper.base.logs import describe_bug
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.net.tls import ServerTls
+from safekeeper.net.turns import Turns
 from safekeeper.node.node import Node
 from safekeeper.pgwire.backend import command_complete, keepalive
 from safekeeper.pgwire.commands import (
@@ -75,6 +76,7 @@ class Owner(Protocol):
         node, hub, slots: the safekeeper's node, all readers, all slots.
         tls, users: TLS, None for plaintext; the users that need a password, None if no user does.
         mock_salt: see pgwire.Session.
+        turns: the work for connections that are not logged in.
         greeting_timeout_s, timeout_s: the limits for the login, and for the time without data afterwards.
     """
 
@@ -84,6 +86,7 @@ class Owner(Protocol):
     tls: ServerTls | None
     users: KnownUsers | None
     mock_salt: bytes
+    turns: Turns
     greeting_timeout_s: float
     timeout_s: float
 
@@ -127,7 +130,7 @@ class ReplicationConnection(PgTransport):
     """
 
     def __init__(self, listener: Owner) -> None:
-        super().__init__()
+        super().__init__(listener.turns)
         self._listener = listener
         self._pinged = False
         self._ending: TimelineEnd | None = None  # Of the timeline that was streamed last.
@@ -214,6 +217,7 @@ class ReplicationConnection(PgTransport):
                     self.session.refuse("53300", "sorry, too many clients already", fatal=True)
                     self.flush()
                     self._listener.close_connection(self, "")
+                self.turns = None
             case CommandRefused(sqlstate, message):
                 self._listener.note_refusal(f"{self} was refused: {message} ({sqlstate})")
             case Terminated():

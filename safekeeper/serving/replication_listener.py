@@ -45,6 +45,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
 
     CANNOT_LISTEN = "could not listen for replication clients at %s: %s: correct --pg-listen"
     FOREIGN = "refused a replication client from %s: its address is in none of the networks of --pg-allow"
+    UNPROVEN = "replication clients that are not logged in"
     EVICTED = "closed the replication client from %s, the oldest of %d that are not logged in, for a newer one"
 
     def __init__(

@@ -71,7 +71,7 @@ PURE = sorted(
         *(ROOT / "safekeeper" / "peers" / name for name in ("codec.py", "peer_auth.py")),
         *(ROOT / "safekeeper" / "archive" / name for name in ("objects.py", "catalog.py")),
         ROOT / "safekeeper" / "archiving" / "plan.py",
-        *(ROOT / "safekeeper" / "net" / name for name in ("admission.py", "http_access.py")),
+        *(ROOT / "safekeeper" / "net" / name for name in ("admission.py", "http_access.py", "share.py")),
         *(ROOT / "walproxy" / "agent" / name for name in ("report.py", "sight.py")),
         ROOT / "walproxy" / "failover" / "discarded.py",
         ROOT / "walproxy" / "proxy" / "levels.py",

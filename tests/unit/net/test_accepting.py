@@ -5,6 +5,7 @@ import socket
 
 from safekeeper.base.settings import Address
 from safekeeper.net.accepting import ACCEPTS_AT_ONCE, ListeningSockets
+from safekeeper.net.turns import Turns
 from tests.unit.certificates import HOST
 from tests.unit.event_loop import on_the_loop, until
 
@@ -19,7 +20,7 @@ def test_between_a_few_connections_that_are_refused_the_loop_does_everything_els
     @on_the_loop
     async def run() -> None:
         nonlocal turn
-        listening = await ListeningSockets.open(Address(HOST, 0), refuse)
+        listening = await ListeningSockets.open(Address(HOST, 0), refuse, Turns("strangers"))
         try:
             # None of them is accepted meanwhile: the loop has no turn.
             flood = [socket.create_connection((HOST, listening.port)) for _ in range(5 * ACCEPTS_AT_ONCE)]

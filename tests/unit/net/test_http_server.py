@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC
@@ -37,6 +38,7 @@ from safekeeper.net.http_server import (
 )
 from safekeeper.net.tls import ClientTls, ServerTls
 from safekeeper.net.tls_transport import TlsTransport
+from safekeeper.net.turns import TURN_S
 from safekeeper.peers.shared_secret import SharedSecret
 from tests.unit.certificates import HOST, Authority
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
@@ -293,10 +295,11 @@ def test_of_a_client_that_does_not_read_its_answers_no_more_is_read_and_answered
             client.sendall(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
             await until(lambda: listener.connection_count == 1)
             (connection,) = listener._connections.values()
-            await until(lambda: not connection._transport.is_reading())
+            await until(lambda: connection._writing_paused)
+            assert not connection._transport.is_reading()
             assert 0 < pages < requests / 2
             assert connection._transport.get_write_buffer_size() < 2 * len(page)
-            assert await asyncio.to_thread(read_all, client) == pages == requests
+            assert await asyncio.to_thread(read_all, client) == requests
         finally:
             await listener.close()
 
@@ -531,6 +534,11 @@ class Wire:
     def setsockopt(self, *option: int) -> None:
         pass
 
+    def pause_reading(self) -> None:
+        assert not self.is_closed
+
+    resume_reading = pause_reading
+
     def write(self, data: bytes) -> None:
         assert not self.is_closed
         self.written += data
@@ -555,6 +563,8 @@ def statuses_of(pieces: list[bytes]) -> tuple[list[bytes], list[str]]:
     connection.connection_made(wire)  # type: ignore[arg-type]
     for piece in pieces:
         connection.data_received(piece)
+        while listener.turns._queues:
+            listener.turns._take()
     return re.findall(rb"HTTP/1\.1 (\d+)", wire.written), refused
 
 
@@ -657,7 +667,7 @@ def test_the_listener_closes_also_if_an_answer_is_not_read() -> None:
         listener = await serve_http({"/large": lambda: (200, LARGE)}, Address(HOST, 0))
         with connect(listener) as client:
             client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
-            await until(lambda: any(not each._transport.is_reading() for each in listener._connections.values()))
+            await until(lambda: any(each._writing_paused for each in listener._connections.values()))
             await listener.close()
             await until(lambda: not listener.connection_count)
 
@@ -753,3 +763,75 @@ def test_a_newer_connection_displaces_the_oldest_and_is_answered(
         "closed the HTTP connection from 127.0.0.1:" in caplog.text
         and "the oldest of 4, for a newer one" in caplog.text
     )
+
+
+def test_while_the_share_of_time_is_short_a_page_is_rendered_once_for_all_requests() -> None:
+    rendered = 0
+
+    def page() -> Answer:
+        nonlocal rendered
+        rendered += 1
+        return 200, rendered
+
+    async def slow_page() -> Answer:
+        await asyncio.sleep(0)
+        return page()
+
+    def ask(path: bytes, requests: int) -> bytes:
+        with connect(listener) as client:
+            client.sendall((b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path) * requests)
+            client.sendall(b"GET /end HTTP/1.0\r\n\r\n")
+            return client.makefile("rb").read()
+
+    @on_the_loop
+    async def run() -> None:
+        nonlocal listener
+        routes: dict[str, Route | QueryRoute | SlowRoute] = {"/page": page, "/slow": SlowRoute(slow_page)}
+        listener = await serve_http({**routes, "/end": lambda: (200, "end")}, Address(HOST, 0))
+        try:
+            assert (await asyncio.to_thread(ask, b"/page", 3)).count(b"200 OK") == 4
+            assert rendered == 3
+            for path in (b"/page", b"/slow"):
+                listener.turns.charge(HOST, 0.1)
+                before = rendered
+                assert (await asyncio.to_thread(ask, path, 500)).count(b"200 OK") == 501
+                # A page is kept for a second.
+                assert rendered - before < 100
+        finally:
+            await listener.close()
+
+    listener: HttpListener
+    run()
+
+
+def test_a_request_behind_others_on_its_connection_waits_until_the_loop_has_done_everything_else() -> None:
+    turn = 0
+    answered_in: list[int] = []  # By request: the turn of the loop in which it was answered.
+
+    def page() -> Answer:
+        answered_in.append(turn)
+        # Longer than a turn.
+        end_s = time.thread_time() + 2 * TURN_S
+        while time.thread_time() < end_s:
+            pass
+        return 200, "x"
+
+    @on_the_loop
+    async def run() -> None:
+        def count_turns() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(count_turns)
+
+        loop = asyncio.get_running_loop()
+        listener = await serve_http({"/page": page}, Address(HOST, 0))
+        try:
+            with connect(listener) as client:
+                client.sendall(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
+                count_turns()
+                await until(lambda: len(answered_in) == 10)
+        finally:
+            await listener.close()
+
+    run()
+    assert len(set(answered_in)) == 10
