@@ -48,6 +48,17 @@ KINDS: Final[dict[str, EventKind]] = {
         _ERROR, "too few members take part: commits wait", "start the missing safekeepers or repair their network"
     ),
     "quorum-back": EventKind(_INFO, "a quorum takes part again: the commits that waited succeed"),
+    "gate-lost": EventKind(
+        _ERROR,
+        "commits do not wait for the quorum, because of a setting of PostgreSQL: the text names it",
+        "set it back: the text has the command",
+    ),
+    "gate-blocked": EventKind(
+        _ERROR,
+        "commits also wait for another standby, which is not connected",
+        "start it, or remove it from `synchronous_standby_names`",
+    ),
+    "gate-back": EventKind(_INFO, "commits wait for the quorum again, and for nothing that is not connected"),
     "commit-timeout": EventKind(
         _WARNING, "a commit has waited for longer than its timeout", "find out which safekeepers are slow or missing"
     ),

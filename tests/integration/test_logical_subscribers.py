@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.integration.cluster_fixtures import Commit, Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
-from walproxy.postgres.sql import read_logical_subscribers
+from tests.primary_answer import answer_to
 
 
 @contextmanager
@@ -48,7 +48,7 @@ async def test_a_row_reaches_a_subscriber_before_the_quorum_unless_its_slot_wait
         wait_for(lambda: cluster.scalar("SHOW synchronized_standby_slots") == "walproxy", "the setting is in force")
         cluster.postgres.execute("CREATE TABLE words (word text)")
         with subscriber(cluster, "held") as held:
-            subscribers = await read_logical_subscribers(cluster.postgres.conninfo())
+            subscribers = (await answer_to(cluster.postgres.conninfo())).subscribers
             assert subscribers.slots == {"ahead": False, "held": True}
             assert subscribers.synchronized_standby_slots == "walproxy"
             cluster.safekeepers[2].pause()

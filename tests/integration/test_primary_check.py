@@ -11,11 +11,12 @@ import pytest
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED, ConfigurationError
 from safekeeper.base.lsn import Lsn, segment_start
 from tests.integration.conftest import EVERY, NEWEST, NewCluster
+from tests.primary_answer import answer_to
 from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed
-from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity
 from walproxy.postgres.replication import PrimaryFacts
 from walproxy.postgres.slot_holder import SlotHolder
-from walproxy.postgres.sql import read_logical_subscribers, read_slot
+from walproxy.postgres.sql import read_slot
 from walproxy.postgres.walreceiver import ReplicationConnection
 
 SEGMENT_SIZE = 16 << 20
@@ -257,29 +258,8 @@ async def test_standby_is_waited_for(new_cluster: NewCluster) -> None:
     assert (problem.kind, problem.retry) == (ProblemKind.IN_RECOVERY, True)
 
 
-async def test_commits_that_do_not_wait_for_us_are_warned_about(new_cluster: NewCluster) -> None:
-    server = new_cluster()
-    for names, warned in (
-        ("", True),
-        ("other", True),
-        ("walproxy2", True),
-        ("walproxy", False),
-        ("WALproxy", False),
-        ('ANY 1 (other, "walproxy")', False),
-        ("*", False),
-    ):
-        server.configure({"synchronous_standby_names": names})
-        server.restart()
-        warnings = warnings_of_identity(await identity_of(server), "walproxy")
-        assert bool(warnings) == warned, names
-        assert all("synchronous_standby_names" in warning for warning in warnings)
-    server.configure({"synchronous_commit": "local"})
-    server.restart()
-    assert "synchronous_commit is local" in warnings_of_identity(await identity_of(server), "walproxy")[0]
-
-
 async def test_the_slots_of_logical_subscribers_can_be_read_on_every_version(primary: LocalPostgres) -> None:
-    subscribers = await read_logical_subscribers(primary.conninfo())
+    subscribers = (await answer_to(primary.conninfo())).subscribers
     version = int(primary.execute("SHOW server_version_num")[0][0])
     assert subscribers.slots == {}
     assert subscribers.synchronized_standby_slots == ("" if version >= 170000 else None)

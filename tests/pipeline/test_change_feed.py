@@ -12,6 +12,7 @@ import pytest
 
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
 from tests.pipeline.logical_server import Source, logical_server, wait_until
+from tests.primary_answer import answer_to
 from walproxy.pipeline.cdc import change_feed, slot_stream
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, opened_job, run_apply
@@ -23,7 +24,6 @@ from walproxy.pipeline.cdc.server import SourceRefused, SourceUnavailable, conne
 from walproxy.pipeline.cdc.slot import is_held_back, read_slot, usable_slot
 from walproxy.postgres.local_server import LocalPostgres, find_servers
 from walproxy.postgres.logical_replication import WAITING_READER, Item
-from walproxy.postgres.sql import read_logical_subscribers
 
 NEWEST, *OLDER = sorted(find_servers(), reverse=True)
 MAJORS = [NEWEST, *(pytest.param(major, marks=pytest.mark.nightly) for major in OLDER)]
@@ -128,7 +128,7 @@ def test_a_slot_in_use_is_waited_for_and_not_for_ever(source: Source, monkeypatc
 def test_the_proxy_does_not_warn_of_a_reader_that_waits_for_the_quorum(source: Source) -> None:
     with feed_of(source):
         assert walsender(source) is not None
-        assert source.slot not in asyncio.run(read_logical_subscribers(source.conninfo)).slots
+        assert source.slot not in asyncio.run(answer_to(source.conninfo)).subscribers.slots
 
 
 def test_a_session_that_is_lost_ends_the_step_and_the_next_one_reads_again(

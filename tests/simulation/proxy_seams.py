@@ -24,14 +24,16 @@ from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.virtual_walsender import VirtualReceiver, VirtualSlotHolder, running_proxy
 from walproxy.limbo import limbo as limbo_module
 from walproxy.postgres import walreceiver as walreceiver_module
-from walproxy.postgres.problems import LogicalSubscribers
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind
+from walproxy.postgres.sessions import SqlSessions
 from walproxy.proposer.actions import Action, SendAppend, StartReplication
 from walproxy.proposer.proposer import Proposer
 from walproxy.proxy import primary_feed as feed_module
+from walproxy.proxy import primary_watch as primary_watch_module
 from walproxy.proxy import proxy as proxy_module
 from walproxy.proxy import quorum_watch as quorum_watch_module
 from walproxy.proxy import safekeeper_link as link_module
-from walproxy.proxy import subscriber_watch as subscriber_watch_module
+from walproxy.proxy.primary_query import PrimaryAnswer
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.window import Window
 
@@ -287,12 +289,8 @@ class _Chance:
         return running_proxy().proposer_id
 
 
-async def _no_sessions(conninfo: str, *, timeout_s: float) -> int:
-    return 0
-
-
-async def _no_subscribers(conninfo: str, *, timeout_s: float) -> LogicalSubscribers:
-    return LogicalSubscribers({}, None)
+async def _no_answer(sessions: SqlSessions, slot: str, *, timeout_s: float) -> PrimaryAnswer:
+    raise PrimaryProblem(ProblemKind.NO_LOGIN, "the simulated primary has no SQL")
 
 
 def _monotonic() -> float:
@@ -316,15 +314,14 @@ REPLACED_IN_PROXIES: tuple[tuple[Any, str, Any], ...] = (
     (feed_module, "LinkCheck", SyntheticLinkCheck),
     (feed_module, "ReplicationConnection", VirtualReceiver),
     (feed_module, "SlotHolder", VirtualSlotHolder),
-    (quorum_watch_module, "count_waiting_sessions", _no_sessions),
-    (subscriber_watch_module, "read_logical_subscribers", _no_subscribers),
+    (primary_watch_module, "read_primary", _no_answer),
     *(
         (module, "logger", SILENT)
         for module in (
             proxy_module,
             feed_module,
             quorum_watch_module,
-            subscriber_watch_module,
+            primary_watch_module,
             limbo_module,
             walreceiver_module,
         )

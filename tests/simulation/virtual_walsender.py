@@ -342,8 +342,6 @@ class VirtualReceiver(ReplicationConnection):
             wal_level="replica",
             fsync=True,
             full_page_writes=True,
-            synchronous_standby_names="walproxy",
-            synchronous_commit="on",
         )
 
     async def timeline_history(self, tli: int) -> bytes:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.integration.archive_cluster_fixtures import archive_options, wait_for_archiver
@@ -75,6 +76,14 @@ def away(folder: Path) -> Iterator[None]:
         hidden.rename(folder)
 
 
+def set_standby_names(cluster: Gated, names: str) -> None:
+    """Change the setting of the running primary, in a session whose commits do not wait."""
+    options = cluster.postgres.conninfo(options="-c synchronous_commit=local")
+    with psycopg.connect(options, autocommit=True) as session:
+        session.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'".encode())
+        session.execute("SELECT pg_reload_conf()")
+
+
 @needs_prometheus
 @NEWEST
 @pytest.mark.timeout(3600)
@@ -108,6 +117,12 @@ def test_each_alert_fires_when_something_is_lost_and_resolves_when_it_is_back(
         for safekeeper_id in (2, 3):
             cluster.safekeepers[safekeeper_id].start()
         alerts.until_none()
+
+        for names, alert in (("", "CommitsDoNotWait"), ("FIRST 2 (walproxy, other)", "CommitsHang")):
+            set_standby_names(cluster, names)
+            alerts.until_firing(alert)
+            set_standby_names(cluster, "walproxy")
+            alerts.until_none()
 
         leader = cluster.serving()
         alerts.down = next(proxy for proxy in cluster.proxies if proxy is not leader)

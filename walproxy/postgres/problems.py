@@ -218,23 +218,6 @@ def problem_of_identity(identity: PrimaryFacts) -> PrimaryProblem | None:
     return None
 
 
-def warnings_of_identity(identity: PrimaryFacts, application_name: str) -> list[str]:
-    """Return what lets commits pass without the quorum, one line each. The WAL is streamed nevertheless."""
-    found = []
-    names = {name.strip(' "').lower() for name in re.split(r"[(),]", identity.synchronous_standby_names)}
-    if not names & {application_name.lower(), "*"}:
-        found.append(
-            f"commits do not wait for the quorum: synchronous_standby_names is "
-            f"'{identity.synchronous_standby_names}'; run ALTER SYSTEM SET synchronous_standby_names = "
-            f"'{application_name}' and SELECT pg_reload_conf()"
-        )
-    if identity.synchronous_commit in ("off", "local"):
-        found.append(
-            f"commits do not wait for the quorum: synchronous_commit is {identity.synchronous_commit}; set it to on"
-        )
-    return found
-
-
 @dataclass(frozen=True)
 class LogicalSubscribers:
     """The settings that decide whether logical subscribers wait for the quorum.

@@ -107,8 +107,6 @@ class PrimaryFacts:
     wal_level: str
     fsync: bool
     full_page_writes: bool
-    synchronous_standby_names: str
-    synchronous_commit: str
 
 
 def parse_identify_system(row: list[str | None]) -> tuple[int, int, Lsn]:

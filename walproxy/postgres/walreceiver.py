@@ -121,8 +121,6 @@ class ReplicationConnection(CommandConnection):
             wal_level=await self._show("wal_level"),
             fsync=await self._show("fsync") == "on",
             full_page_writes=await self._show("full_page_writes") == "on",
-            synchronous_standby_names=await self._show("synchronous_standby_names"),
-            synchronous_commit=await self._show("synchronous_commit"),
         )
 
     async def timeline_history(self, tli: int) -> bytes:

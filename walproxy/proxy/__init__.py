@@ -15,7 +15,9 @@ election_times          elections and terms
 levels, levels_table    `walproxy levels`
 health_check            `walproxy check`
 quorum_watch            the alarm while the quorum is lost
-subscriber_watch        warns of logical subscribers that run ahead of the quorum
+gate                    whether commits wait for this proxy: a judgement of PostgreSQL's settings
+primary_watch           reads these settings, and warns of logical subscribers that run ahead of the quorum
+primary_query           its query
 member_problem          why a member is missing, in one line
 rebootstrap             a new cluster on old data folders
 rebootstrap_undo        its undo

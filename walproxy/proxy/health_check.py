@@ -105,12 +105,19 @@ def _figure(name: str, value: float, unit: str, threshold: Threshold) -> str:
     return f"{name}={value:.15g}{unit};" + ";".join("" if limit is None else f"{limit:.15g}" for limit in limits) + ";0"
 
 
+def commits_pass(status: Mapping[str, Any]) -> bool:
+    """Return whether it is known, from /status, that commits do not wait for the quorum."""
+    gate = status["gate"]
+    return gate is not None and gate["state"] == "not gated"
+
+
 def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     """Return the result of the check of a proxy, from its /status."""
     if status["spare"]:
         return Verdict("spare: another proxy serves")
     members = status["members"]
     verdict = Verdict(status["state"])
+    _judge_gate(status["gate"], verdict)
     _judge_commits(status, thresholds, verdict)
     if members is not None:
         streaming = status["members_streaming"]
@@ -134,16 +141,34 @@ def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     return verdict
 
 
+def _judge_gate(gate: Mapping[str, Any] | None, verdict: Verdict) -> None:
+    """Add whether commits wait for the quorum at all; nothing while no primary is known."""
+    if gate is None:
+        return
+    reason = gate["reason"]
+    if gate["state"] == "not gated":
+        verdict.problems.append((Level.CRITICAL, f"commits do not wait for the quorum: {reason}"))
+    elif gate["hangs"]:
+        verdict.problems.append((Level.CRITICAL, f"commits wait for another standby: {reason}"))
+    elif gate["state"] == "unknown":
+        verdict.problems.append((Level.WARNING, f"whether commits wait for the quorum is unknown: {reason}"))
+    elif reason:
+        verdict.problems.append((Level.WARNING, f"commits may return without the quorum: {reason}"))
+    if gate["exempt"]:
+        verdict.problems.append((Level.WARNING, gate["exempt"]))
+
+
 def _judge_commits(status: Mapping[str, Any], thresholds: Thresholds, verdict: Verdict) -> None:
     """Add the time for which commits have waited."""
     lost, state = status["quorum_lost"], status["state"]
+    effect = "" if commits_pass(status) else ": commits wait"
     if lost is not None:
         wait_s = lost["for_s"]
-        problem = f"no quorum for {wait_s:.0f} s: commits wait"
+        problem = f"no quorum for {wait_s:.0f} s{effect}"
     else:
         wait_s = status["not_ready_s"] or 0.0
         reason = status["primary"]["problem"] if state == "waiting_for_primary" else ""
-        problem = f"not ready for {wait_s:.0f} s: commits wait" + (f": {reason}" if reason else "")
+        problem = f"not ready for {wait_s:.0f} s{effect}" + (f": {reason}" if reason else "")
     verdict.figures["waiting"] = (wait_s, "s", thresholds.wait_s)
     is_fine = state == "streaming" and lost is None and status["not_ready_s"] is None
     level = Level.OK if is_fine else thresholds.wait_s.level(wait_s)

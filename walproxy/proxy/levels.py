@@ -56,9 +56,10 @@ class LevelRow:
 
     Attributes:
         level: a value of synchronous_commit.
-        state: `ok`, `blocked`, or `unknown` (another proxy serves, or no term is led).
+        state: `ok`, `blocked`, `not gated` (it does not wait for the safekeepers), or `unknown` (another proxy serves,
+            no term is led, or PostgreSQL's settings are unknown).
         waits_for: in words.
-        problem: why it is blocked or unknown, empty if it is not.
+        problem: why it is not ok, empty if it is.
         slowest: None if the level waits for no safekeeper, or none is known.
         p50_s, p99_s: the expected time for the safekeepers and standbys, in seconds; None if it was not measured, and
             for `off` and `local`, which wait for none.
@@ -87,6 +88,15 @@ def levels_of(status: dict[str, Any]) -> list[LevelRow]:
     replayed_by = f", and that {rule} replayed it" if rule else "; no standby is designated, so it is the same as on"
     times = status["times"]
     on = _losses_of_quorum(status, members)
+    if state == "not gated":
+        return [
+            LevelRow("off", "ok", "nothing", "", None, None, None, _losses_of_primary(status, is_off=True)),
+            LevelRow("local", "ok", "the primary's disk", "", None, None, None, _losses_of_primary(status)),
+            *(
+                LevelRow(level, state, "no safekeeper", problem, None, None, None, _losses_of_primary(status))
+                for level in ("remote_write", "on", "remote_apply")
+            ),
+        ]
     return [
         LevelRow("off", "ok", "nothing", "", None, None, None, _losses_of_primary(status, is_off=True)),
         LevelRow("local", "ok", "the primary's disk", "", None, None, None, _losses_of_primary(status)),
@@ -138,6 +148,11 @@ def slowest_first(safekeepers: list[dict[str, Any]], times: dict[str, Any]) -> l
 
 def _remote_state(status: dict[str, Any]) -> tuple[str, str]:
     """Return the state of the levels that wait for safekeepers, and why it is not ok."""
+    gate = status["gate"]
+    if gate is not None and gate["state"] == "not gated" and not gate["is_by_level"]:
+        return "not gated", gate["reason"]
+    if status["state"] == "streaming" and gate is not None and (gate["hangs"] or gate["state"] == "unknown"):
+        return "blocked" if gate["hangs"] else "unknown", gate["reason"]
     if status["state"] == "streaming":
         return "ok", ""
     if status["spare"]:

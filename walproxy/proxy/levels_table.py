@@ -8,7 +8,7 @@ from rich.text import Text
 from walproxy.proxy.levels import LevelRow, Slowest
 from walproxy.proxy.status_table import format_bytes, format_seconds
 
-_STYLE = {"ok": "green", "blocked": "red", "unknown": "yellow"}
+_STYLE = {"ok": "green", "blocked": "red", "not gated": "red", "unknown": "yellow"}
 
 
 def render_levels(rows: list[LevelRow]) -> Group:

@@ -22,6 +22,7 @@ from safekeeper.net.metrics_page import (
     listener_metrics,
 )
 from safekeeper.net.tls import ClientTls, ServerTls
+from walproxy.proxy.gate import GateState
 from walproxy.proxy.measurements import Measurements
 from walproxy.proxy.status import SAFEKEEPER_STATES
 
@@ -78,6 +79,7 @@ class ProxyCollector(Collector):
         yield _gauge("members_streaming", "Number of members that stream", status["members_streaming"])
         yield _gauge("learners", "Number of safekeepers that receive WAL and do not count", status["learners"])
         yield _gauge("members_change", "1 while a change of the members is under way", bool(status["members_change"]))
+        yield from _of_gate(status["gate"])
         lost = status["quorum_lost"]
         yield _gauge(
             "quorum_lost_seconds",
@@ -107,6 +109,18 @@ class ProxyCollector(Collector):
         yield from _of_elections(status["elections"], self._measured)
         yield from answer_metrics("walproxy", self._measured.answers)
         yield from _of_reconnects(status["reconnects"])
+
+
+def _of_gate(gate: Mapping[str, Any] | None) -> Iterator[Metric]:
+    if gate is None:
+        return
+    states = _labelled(
+        "gate", "1 for the present state: whether commits wait for the quorum; absent for a spare", "state"
+    )
+    for state in GateState:
+        states.add_metric([state.value], gate["state"] == state)
+    yield states
+    yield _gauge("gate_hangs", "1 if commits wait for another standby that is not connected", gate["hangs"])
 
 
 def _of_limbo(limbo: Mapping[str, Any]) -> Iterator[Metric]:

@@ -32,7 +32,7 @@ from safekeeper.consensus.control_state import TliHistory
 from safekeeper.waldecode.continuity import LinkCheck
 from walproxy.postgres.hosts import HostRota, HostState, PrimaryHost
 from walproxy.postgres.page_checksums import PageChecksums
-from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity, warnings_of_identity
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_identity
 from walproxy.postgres.replication_protocol import TimelineEnd
 from walproxy.postgres.slot_holder import SlotHolder
 from walproxy.postgres.walreceiver import ReplicationConnection
@@ -363,11 +363,6 @@ class PrimaryFeed:
         problem = problem_of_identity(facts)
         if problem is not None:
             raise problem
-        host = self.rota.current.host
-        for warning in warnings_of_identity(facts, self._config.application_name):
-            if (host, warning) not in self._warned:
-                self._warned.add((host, warning))
-                logger.warning("%s", warning if self.rota.is_single else f"{host.name}: {warning}")
         self._segment_size = facts.segment_size
         histories = []
         for tli in [ancestor for ancestor, _ in facts.lineage if ancestor > 1]:
@@ -386,7 +381,7 @@ class PrimaryFeed:
             server_version=facts.server_version,
             ancestors=tuple(Ancestor(tli, end_lsn) for tli, end_lsn in facts.lineage),
             tli_histories=tuple(histories),
-            host=host.name,
+            host=self.rota.current.host.name,
         )
 
     async def _serve(self) -> None:

@@ -62,14 +62,15 @@ from walproxy.proposer.roster import newest_membership
 from walproxy.proposer.view import ProposerView, view_of
 from walproxy.proxy.config import ProxyConfig
 from walproxy.proxy.event_sender import LAST_EVENTS_TIMEOUT_S, EventSender
+from walproxy.proxy.gate import Gate
 from walproxy.proxy.measurements import Measurements
 from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
+from walproxy.proxy.primary_watch import PrimaryWatch
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
 from walproxy.proxy.readiness import SERVING_STATES, Readiness
 from walproxy.proxy.safekeeper_link import SafekeeperLink
 from walproxy.proxy.state_events import StateEvents, look_at
-from walproxy.proxy.subscriber_watch import SubscriberWatch
 from walproxy.proxy.window import Window
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,8 @@ class Proxy:
         state: the public name of the state, as of the last tick.
         state_since: the event loop's time of the last change of it.
         readiness: whether commits succeed, for /readyz.
-        quorum_watch: since when there is no quorum, and how many sessions wait; None before `run`.
+        quorum_watch: since when there is no quorum; None before `run`.
+        primary_watch: whether commits wait for this proxy, and how many sessions do; None before `run`.
         credentials: for connections to safekeepers.
         measured: times and counts since the start.
         limbo: the transactions that wait.
@@ -149,6 +151,7 @@ class Proxy:
         self.state_since = 0.0
         self.readiness = Readiness()
         self.quorum_watch: QuorumWatch | None = None
+        self.primary_watch: PrimaryWatch | None = None
         self.measured = Measurements()
         self._times = self.measured.commits  # Looked up once: the hot path uses it.
         policy = CommitPolicy(config.commit_timeout, config.on_commit_timeout)
@@ -182,6 +185,7 @@ class Proxy:
         self._finished = self._loop.create_future()
         self.state_since = self._loop.time()
         self.quorum_watch = QuorumWatch(self)
+        self.primary_watch = PrimaryWatch(self, self.config.slot, self.config.application_name)
         self._state_events = StateEvents(self._loop.time())
         self._event_sender = EventSender(self.events, self._event_receivers, self.credentials)
         count = len(self.links)
@@ -201,7 +205,7 @@ class Proxy:
             for task in (
                 self.feed.run(),
                 self.quorum_watch.run(),
-                SubscriberWatch(self, self.config.slot).run(),
+                self.primary_watch.run(),
                 self.limbo.run(),
                 self._event_sender.run(),
             )
@@ -458,9 +462,17 @@ class Proxy:
             tli=led.tli if led is not None else primary.tli if primary is not None else 0,
         )
 
-    def streamed_conninfo(self) -> str | None:
-        """Return the connection string for SQL of the primary that is streamed, None if none is."""
-        return self.feed.rota.current.host.conninfo if self.feed.streams else None
+    def served_conninfo(self) -> str | None:
+        """Return the connection string of the primary for SQL, None without a primary, and for a spare."""
+        return self.sql_conninfo() if not self.proposer.candidacy.is_spare else None
+
+    def gate(self) -> Gate | None:
+        """Return whether commits wait for this proxy, None if nothing is known."""
+        return self.primary_watch.gate() if self.primary_watch is not None else None
+
+    def waiting_sessions(self) -> tuple[int | None, str]:
+        """Return how many sessions wait for their commits, or None and why that is unknown."""
+        return self.primary_watch.waiting_sessions() if self.primary_watch is not None else (None, "not counted yet")
 
     # ------------------------------------------------------------------ events: links
 

@@ -2,9 +2,9 @@
 first.
 
 The line contains since when the quorum is lost, how many members take part and how many are needed, which are missing
-and why, and how many sessions wait for their commits. The number of sessions is a query to PostgreSQL; with a role that
-may only replicate it is unknown. A quorum that is back within a second was only slow, for instance while its disks
-wrote much old WAL. A proxy that has not had a quorum yet gets more time: its safekeepers may be starting, too.
+and why, and how many sessions wait for their commits, as `PrimaryWatch` has read it last. A quorum that is back within
+a second was only slow, for instance while its disks wrote much old WAL. A proxy that has not had a quorum yet gets more
+time: its safekeepers may be starting, too.
 """
 
 import asyncio
@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from safekeeper.base.logs import log_event
-from walproxy.postgres.problems import PrimaryProblem
-from walproxy.postgres.sql import count_waiting_sessions
+from walproxy.proxy.gate import Gate, GateState
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.25
-COUNT_INTERVAL_S = 10.0
 REPEAT_S = 60.0
 LOST_S = 1.0
 START_S = 10.0
-SQL_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,11 @@ class WatchedProxy(Protocol):
     def attendance(self, now: float) -> Attendance:
         """Return which members take part now."""
 
-    def sql_conninfo(self) -> str | None:
-        """Return the connection string of the primary for SQL, None without a primary."""
+    def waiting_sessions(self) -> tuple[int | None, str]:
+        """Return how many sessions wait for their commits, or None and why that is unknown."""
+
+    def gate(self) -> Gate | None:
+        """Return whether commits wait for this proxy, None if nothing is known."""
 
 
 class QuorumWatch:
@@ -62,8 +62,6 @@ class QuorumWatch:
 
     Attributes:
         lost_at: the event loop's time of the loss; None while there is a quorum.
-        waiting_sessions: how many sessions waited for their commits when they were last counted; None if unknown.
-        waiting_problem: why that is unknown, empty if it is known.
     """
 
     def __init__(
@@ -72,36 +70,31 @@ class QuorumWatch:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.lost_at: float | None = None
-        self.waiting_sessions: int | None = None
-        self.waiting_problem = ""
         self._proxy = proxy
         self._clock = clock if clock is not None else asyncio.get_running_loop().time
         self._had_quorum = self._is_logged = False
-        self._count_at = self._log_at = 0.0
+        self._log_at = 0.0
 
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
-            await self.look()
+            self.look()
             await asyncio.sleep(LOOK_INTERVAL_S)
 
-    async def look(self) -> None:
-        """Check which members take part; count the waiting sessions and log if that is due."""
+    def look(self) -> None:
+        """Check which members take part, and log if that is due."""
         now = self._clock()
         attendance = self._proxy.attendance(now)
         if self.lost_at is None:
             self._had_quorum = self._had_quorum or attendance.is_quorum is True
             if attendance.is_quorum is not False or attendance.is_spare:
                 return
-            self.lost_at = self._count_at = now
+            self.lost_at = now
             self._log_at = now + (LOST_S if self._had_quorum else START_S)
         elif attendance.is_quorum or attendance.is_spare:
             self._end(now, attendance.is_spare)
             return
         lost_s = now - self.lost_at
-        if now >= self._count_at:
-            self._count_at = now + COUNT_INTERVAL_S
-            await self._count()
         if now >= self._log_at:
             self._log_at = now + REPEAT_S
             self._log(attendance, lost_s)
@@ -114,26 +107,21 @@ class QuorumWatch:
                 logger, "quorum-back", {"after_s": round(lost_s, 3)}, "a quorum takes part again after %.1f s", lost_s
             )
         self._is_logged = False
-        self.lost_at = self.waiting_sessions = None
-
-    async def _count(self) -> None:
-        conninfo = self._proxy.sql_conninfo()
-        self.waiting_sessions, self.waiting_problem = None, "no primary is connected"
-        if conninfo is None:
-            return
-        try:
-            self.waiting_sessions = await count_waiting_sessions(conninfo, timeout_s=SQL_TIMEOUT_S)
-            self.waiting_problem = ""
-        except PrimaryProblem as problem:
-            self.waiting_problem = problem.message
+        self.lost_at = None
 
     def _log(self, attendance: Attendance, lost_s: float) -> None:
-        waiting = f"unknown ({self.waiting_problem})" if self.waiting_sessions is None else str(self.waiting_sessions)
+        count, problem = self._proxy.waiting_sessions()
+        waiting = f"unknown ({problem})" if count is None else str(count)
+        gate = self._proxy.gate()
         missing = "; ".join(f"safekeeper {i}: {problem}" for i, problem in sorted(attendance.missing.items()))
-        text = (
-            f"commits wait: no quorum for {lost_s:.0f} s, {attendance.present} of {attendance.count} members take "
-            f"part, {attendance.needed} are needed; waiting sessions: {waiting}; missing: {missing or 'unknown'}"
+        facts = (
+            f"{lost_s:.0f} s, {attendance.present} of {attendance.count} members take part, {attendance.needed} are "
+            f"needed; waiting sessions: {waiting}; missing: {missing or 'unknown'}"
         )
+        if gate is not None and gate.state is GateState.NOT_GATED:
+            text = f"commits do not wait: no quorum for {facts}"
+        else:
+            text = f"commits wait: no quorum for {facts}"
         if self._is_logged:
             logger.error("%s", text)
         else:

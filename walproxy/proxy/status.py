@@ -76,6 +76,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "history": newest_terms(led),
         "window_bytes": proxy.window.end_lsn - proxy.window.begin_lsn,
         "backpressure": proxy.feed.is_paused,
+        "gate": gate_status(proxy),
         "quorum_lost": quorum_status(proxy, now),
         "limbo": limbo_status(proxy),
         "apply_rule": view.apply_rule,
@@ -138,13 +139,29 @@ def quorum_status(proxy: Proxy, now: float) -> dict[str, Any] | None:
     if watch is None or watch.lost_at is None:
         return None
     attendance = proxy.attendance(now)
+    waiting_sessions, waiting_problem = proxy.waiting_sessions()
     return {
         "for_s": round(now - watch.lost_at, 3),
         "present": attendance.present,
         "needed": attendance.needed,
-        "waiting_sessions": watch.waiting_sessions,
-        "waiting_problem": watch.waiting_problem or None,
+        "waiting_sessions": waiting_sessions,
+        "waiting_problem": waiting_problem or None,
         "missing": [{"id": i, "problem": problem} for i, problem in sorted(attendance.missing.items())],
+    }
+
+
+def gate_status(proxy: Proxy) -> dict[str, Any] | None:
+    """Return whether commits wait for this proxy; None for a spare, without a primary, and before the first result."""
+    gate, watch = proxy.gate(), proxy.primary_watch
+    if gate is None or watch is None:
+        return None
+    return {
+        "state": gate.state.value,
+        "reason": gate.reason or None,
+        "hangs": gate.hangs,
+        "exempt": gate.exempt or None,
+        "is_by_level": gate.is_by_level,
+        "checked_s": round(watch.age_s(), 3),
     }
 
 

@@ -32,6 +32,8 @@ _STANDBYS: Final = (
 )
 # Of a proxy of an older version.
 _NO_TIMES: dict[str, Any] = {"quorum": {"p50_s": None, "p99_s": None}, "members": {}}
+_GATE_WORDS = {"not gated": "NOT GATED", "unknown": "gate unknown"}
+_GATE_STYLE = {"gated": "green", "gated with others": "yellow", "not gated": "red", "unknown": "yellow"}
 _STATE_STYLE = {
     "streaming": "green",
     "recovering": "yellow",
@@ -51,8 +53,10 @@ def render(content: dict[str, Any], *, by_urgency: bool = False) -> Group:
         by_urgency: what blocks commits is first: problems, then safekeepers that do not stream, then the slowest one.
     """
     state = content["state"] + (" (spare)" if content.get("spare") else "")
+    gate = content.get("gate")
     head = Text.assemble(
         (state, "bold " + _STATE_STYLE.get(content["state"], "red")),
+        _gate_word(gate),
         f"  term {content['term']}  timeline {content['tli'] or '-'}  {_quorum(content)}",
     )
     positions = FittedTable(_POSITIONS)
@@ -77,7 +81,8 @@ def render(content: dict[str, Any], *, by_urgency: bool = False) -> Group:
         if what and each["id"] not in missing:
             problems.append(Text(what if who in what else f"{who}: {what}", style="red"))
     problems[:0] = _primary_problems(content.get("primary") or {})
-    lost = _quorum_lost(content.get("quorum_lost"))
+    effect = "" if gate is not None and gate["state"] == "not gated" else ": commits wait"
+    lost = [*_gate_problems(gate), *_quorum_lost(content.get("quorum_lost"), effect)]
     commit = Text(f"commit latency until a quorum has the WAL on disk: p50/p99 {_percentiles(times['quorum'])}")
     rest = [*_standbys(content), *_archive(content.get("archive"))]
     if by_urgency:
@@ -93,13 +98,39 @@ def _percentiles(times: dict[str, Any] | None) -> str:
     return f"{value if unit == other_unit else p50}/{p99}"
 
 
-def _quorum_lost(lost: dict[str, Any] | None) -> list[Text]:
+def _gate_word(gate: dict[str, Any] | None) -> Text:
+    """Return whether commits wait, to follow the state; empty if nothing is known."""
+    if gate is None:
+        return Text()
+    state = gate["state"]
+    return Text("  " + _GATE_WORDS.get(state, state), "bold " + _GATE_STYLE[state])
+
+
+def _gate_problems(gate: dict[str, Any] | None) -> list[Text]:
+    """Return the lines about commits that do not wait for the quorum, or wait for something else."""
+    if gate is None:
+        return []
+    lines = []
+    if gate["state"] == "not gated":
+        lines.append(Text(f"NOT GATED: commits do not wait for the quorum: {gate['reason']}", style="bold red"))
+    elif gate["hangs"]:
+        lines.append(Text(f"COMMITS HANG: they wait for another standby: {gate['reason']}", style="bold red"))
+    elif gate["state"] == "unknown":
+        lines.append(Text(f"whether commits wait for the quorum is unknown: {gate['reason']}", style="yellow"))
+    elif gate["reason"]:
+        lines.append(Text(f"commits may return without the quorum: {gate['reason']}", style="yellow"))
+    if gate["exempt"]:
+        lines.append(Text(gate["exempt"], style="yellow"))
+    return lines
+
+
+def _quorum_lost(lost: dict[str, Any] | None, effect: str) -> list[Text]:
     """Return the lines about a lost quorum, none while there is a quorum."""
     if lost is None:
         return []
     sessions = "unknown" if lost["waiting_sessions"] is None else lost["waiting_sessions"]
     lines = [
-        f"NO QUORUM for {lost['for_s']:.0f} s: commits wait; waiting sessions: {sessions}; "
+        f"NO QUORUM for {lost['for_s']:.0f} s{effect}; waiting sessions: {sessions}; "
         f"members that take part: {lost['present']}, needed: {lost['needed']}",
         *(f"missing: safekeeper {each['id']}: {each['problem']}" for each in lost["missing"]),
     ]
@@ -211,7 +242,10 @@ def summarise(content: dict[str, Any]) -> str:
         format_seconds((content.get("times") or _NO_TIMES)["quorum"][name]).replace(" ", "")
         for name in ("p50_s", "p99_s")
     )
-    line = f"{content['state']} term={content['term']} commit={content['commit_lsn']} p50={p50} p99={p99} {members}"
+    gate = f" gate={content['gate']['state'].replace(' ', '_')}" if content.get("gate") else ""
+    line = (
+        f"{content['state']}{gate} term={content['term']} commit={content['commit_lsn']} p50={p50} p99={p99} {members}"
+    )
     archive = content.get("archive")
     if archive is None:
         return line

@@ -585,6 +585,7 @@ def test_levels_are_lines_or_json_and_an_older_proxy_is_one_line(here: Here) -> 
     status = STATUS | {
         "spare": False,
         "members": None,
+        "gate": None,
         "quorum_lost": None,
         "primary": {"problem": None},
         "apply_rule": "",
@@ -637,6 +638,7 @@ def test_check_answers_as_monitoring_plugins_do(here: Here) -> None:
         "safekeepers": members,
     }
     well |= {"not_ready_s": None, "quorum_lost": None, "archive": None, "apply_problem": None, "primary": {"hosts": []}}
+    well |= {"gate": None}
     with answering(200, json.dumps(well).encode()) as url:
         result = here("check", "--url", url)
         assert (result.returncode, result.stdout.count("\n"), result.stderr) == (0, 1, "")

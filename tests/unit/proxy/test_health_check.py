@@ -38,6 +38,31 @@ def test_a_lost_quorum_is_a_warning_at_once_and_critical_after_a_while(proxy: Pr
     assert "no quorum for 63 s: commits wait" in line and "waiting_sessions=5" in line
 
 
+def gate(state: str, reason: str | None, *, hangs: bool = False, exempt: str | None = None) -> dict[str, Any]:
+    return {"state": state, "reason": reason, "hangs": hangs, "exempt": exempt, "is_by_level": False}
+
+
+def test_commits_that_do_not_wait_or_hang_are_critical_and_others_a_warning(proxy: Proxy) -> None:
+    open_gate = gate("not gated", "synchronous_standby_names is ''")
+    verdict = judge(serving(proxy, gate=open_gate), Thresholds())
+    assert verdict.problems == [
+        (Level.CRITICAL, "commits do not wait for the quorum: synchronous_standby_names is ''"),
+    ]
+    lost = serving(proxy, gate=open_gate, state="waiting_for_quorum", quorum_lost=LOST)
+    line = judge(lost, Thresholds()).line()
+    assert "no quorum for 63 s;" in f"{line};".replace(" |", ";") and "commits wait" not in line
+    for content, level, text in (
+        (gate("gated", None), Level.OK, "streaming, 3 of 3 members streaming |"),
+        (gate("gated with others", None), Level.OK, "streaming, 3 of 3 members streaming |"),
+        (gate("gated with others", "b", hangs=True), Level.CRITICAL, "commits wait for another standby: b"),
+        (gate("gated with others", "b may"), Level.WARNING, "commits may return without the quorum: b may"),
+        (gate("unknown", "no right"), Level.WARNING, "whether commits wait for the quorum is unknown: no right"),
+        (gate("gated", None, exempt="commits of role a do not wait"), Level.WARNING, "commits of role a do not wait"),
+    ):
+        verdict = judge(serving(proxy, gate=content), Thresholds())
+        assert verdict.level is level and text in verdict.line()
+
+
 def test_without_a_primary_the_reason_is_told(proxy: Proxy) -> None:
     status = serving(proxy, state="waiting_for_primary", state_since_s=0.1, not_ready_s=30.0)
     status["primary"]["problem"] = "cannot connect | to it"

@@ -118,6 +118,21 @@ def test_without_a_quorum_only_local_levels_return(status: dict[str, Any]) -> No
     assert by_level(status)["on"].state == "unknown"
 
 
+def test_a_level_that_waits_for_no_safekeeper_costs_what_local_costs(status: dict[str, Any]) -> None:
+    status["gate"] = {"state": "not gated", "reason": "the setting is ''", "hangs": False, "is_by_level": False}
+    rows = by_level(status)
+    assert [row.state for row in rows.values()] == ["ok", "ok", "not gated", "not gated", "not gated"]
+    assert (rows["on"].problem, rows["on"].waits_for) == ("the setting is ''", "no safekeeper")
+    assert rows["on"].losses == rows["local"].losses
+    # The default is another one: a session that sets the level waits.
+    status["gate"] |= {"is_by_level": True}
+    assert by_level(status)["on"].state == "ok"
+    status["gate"] = {"state": "gated with others", "reason": "b is gone", "hangs": True}
+    assert (by_level(status)["on"].state, by_level(status)["on"].problem) == ("blocked", "b is gone")
+    status["gate"] = {"state": "unknown", "reason": "no right", "hangs": False}
+    assert (by_level(status)["on"].state, by_level(status)["on"].problem) == ("unknown", "no right")
+
+
 def test_what_is_lost_with_the_primary_is_the_wal_that_no_quorum_has(status: dict[str, Any]) -> None:
     rows = by_level(status)
     assert rows["local"].losses.primary == "commits that no quorum has, now 300 bytes of WAL or more"

@@ -27,6 +27,21 @@ def test_a_proxy_that_does_not_serve_says_so_in_numbers(proxy: Proxy) -> None:
     assert "walproxy_safekeeper_lag_bytes[3]" not in found, "a lag that is unknown is no lag of 0"
 
 
+def test_whether_commits_wait_is_one_of_four_states_and_absent_for_a_spare(proxy: Proxy) -> None:
+    status = proxy_status(proxy, 1.0)
+    collector = ProxyCollector(lambda: status, lambda: "", proxy.measured)
+    assert not [name for name in numbers(collector) if name.startswith("walproxy_gate")]
+    status["gate"] = {"state": "not gated", "hangs": True}
+    found = {name: value for name, value in numbers(collector).items() if name.startswith("walproxy_gate")}
+    assert found == {
+        "walproxy_gate[gated]": 0,
+        "walproxy_gate[gated with others]": 0,
+        "walproxy_gate[not gated]": 1,
+        "walproxy_gate[unknown]": 0,
+        "walproxy_gate_hangs": 1,
+    }
+
+
 def test_positions_members_and_standbys_are_told_in_bytes(proxy: Proxy) -> None:
     status = proxy_status(proxy, 1.0)
     status |= {"received_lsn": "1/10", "commit_lsn": "1/8", "spare": True, "apply_problem": "standby2 is gone"}

@@ -36,8 +36,6 @@ FACTS = PrimaryFacts(
     wal_level="replica",
     fsync=True,
     full_page_writes=True,
-    synchronous_standby_names="walproxy",
-    synchronous_commit="on",
 )
 
 

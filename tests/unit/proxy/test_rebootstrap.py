@@ -62,8 +62,6 @@ PRIMARY = PrimaryFacts(
     wal_level="replica",
     fsync=True,
     full_page_writes=True,
-    synchronous_standby_names="walproxy",
-    synchronous_commit="on",
 )
 
 

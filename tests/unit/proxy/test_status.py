@@ -146,6 +146,35 @@ def test_each_of_several_hosts_is_shown_with_what_is_wrong_with_it(proxy_of_two_
     assert "primary new:2 connected" in shown(proxy_status(proxy, 1.0))
 
 
+def test_the_first_line_is_that_commits_do_not_wait(proxy: Proxy) -> None:
+    status = proxy_status(proxy, 1.0)
+    assert status["gate"] is None, "no primary is known"
+    assert "gate" not in shown(status)[0]
+    status["gate"] = {"state": "gated", "reason": None, "hangs": False, "exempt": None}
+    assert shown(status)[0].startswith("connecting  gated  term 0")
+    assert summarise(status).startswith("connecting gate=gated term=0")
+    status["gate"] |= {"state": "not gated", "reason": "the setting is ''"}
+    status["quorum_lost"] = {
+        "for_s": 5.0,
+        "present": 1,
+        "needed": 2,
+        "waiting_sessions": 0,
+        "waiting_problem": None,
+        "missing": [],
+    }
+    first, second, third, fourth = shown(status)[:4]
+    assert first == "NOT GATED: commits do not wait for the quorum: the setting is ''"
+    assert second.startswith("NO QUORUM for 5 s; waiting sessions: 0;")
+    assert third.startswith("connecting  NOT GATED  term 0") and "commits wait" not in fourth
+    for state, hangs, text in (
+        ("gated with others", True, "COMMITS HANG: they wait for another standby: why"),
+        ("gated with others", False, "commits may return without the quorum: why"),
+        ("unknown", False, "whether commits wait for the quorum is unknown: why"),
+    ):
+        status["gate"] = {"state": state, "reason": "why", "hangs": hangs, "exempt": "role a does not wait"}
+        assert shown(status)[:2] == [text, "role a does not wait"]
+
+
 def test_a_single_host_is_shown_only_if_something_is_wrong_with_it(proxy: Proxy) -> None:
     assert not proxy.proposer.config.several_primaries
     assert "primary: not connected yet" in shown(proxy_status(proxy, 1.0))
