@@ -30,6 +30,7 @@ from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.postgres.bounded_sql import APPLICATION_NAME, BoundedConnection, bounded_connection, quoted
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, ServerHangs, ServerProblem
+from walproxy.postgres.replay_state import PAUSED, REPLAY_COLUMNS, pause_problem, target_problem
 
 StopMode = Literal["fast", "immediate"]
 
@@ -43,7 +44,7 @@ _LOG_BYTES = 4096
 
 # A function of the other role is not called: it would be an error. The TLI of a primary is that of the segment that it
 # writes; pg_control has it only after the next checkpoint.
-_LOOK = """
+_LOOK = f"""
 SELECT pg_is_in_recovery(), current_setting('data_directory'), (SELECT system_identifier FROM pg_control_system()),
   current_setting('default_transaction_read_only'),
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_flush_lsn()) END,
@@ -51,7 +52,7 @@ SELECT pg_is_in_recovery(), current_setting('data_directory'), (SELECT system_id
   pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
   (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
    FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true),
-  (SELECT status FROM pg_stat_get_wal_receiver())
+  (SELECT status FROM pg_stat_get_wal_receiver()), {REPLAY_COLUMNS}
 """
 
 
@@ -372,10 +373,16 @@ class ManagedServer:
 
     def _from_sql(self, pid: int, connection: BoundedConnection, begun: bool) -> ServerLook:
         row = connection.rows(_LOOK, "read the server's state")[0]
-        in_recovery, folder, system_id, read_only, segment, flushed, received, replayed, standby_tli, receiver = row
+        in_recovery, folder, system_id, read_only, segment, flushed, received, replayed, standby_tli, receiver = row[
+            :10
+        ]
+        paused, targets = row[10:]
         if not Path(folder or "").exists() or not Path(folder or "").samefile(self.data_directory):
             problem = f"the connection string reaches the server of {folder}, not of {self.data_directory}"
             return self._without_sql(ServerState.REFUSES, pid, begun, problem)
+        problem = target_problem(targets)
+        if paused == "t" and not problem:
+            problem = pause_problem(connection.rows(PAUSED, "read pg_control")[0])
         return ServerLook(
             state=ServerState.STANDBY if in_recovery == "t" else ServerState.PRIMARY,
             pid=pid,
@@ -388,6 +395,7 @@ class ManagedServer:
             replayed_lsn=_lsn(replayed),
             is_streaming=receiver == "streaming",
             rejoin_begun=begun,
+            problem=f"the standby {problem}" if problem else "",
         )
 
     def _without_sql(self, state: ServerState, pid: int | None, begun: bool, problem: str) -> ServerLook:

@@ -36,6 +36,8 @@ class HostLook:
         places_files: the role may place files in its pg_wal.
         problem: why it does not reply, one line.
         hindrance: why the command cannot promote it although it replies, one line: a setting, a right of the role.
+        is_paused: a standby's replay is paused: a promotion ends that if there is no other problem.
+        replay_problem: why a promotion would fail, or end with less WAL than it has received, one line.
     """
 
     name: str
@@ -50,6 +52,8 @@ class HostLook:
     places_files: bool = True
     problem: str = ""
     hindrance: str = ""
+    is_paused: bool = False
+    replay_problem: str = ""
 
     @property
     def reached_lsn(self) -> Lsn:
@@ -87,8 +91,8 @@ def obstacle(look: HostLook, end: LogEnd) -> str:
             f"has WAL of timeline {look.tli} up to {format_lsn(look.reached_lsn)}, and the log left that timeline at "
             f"{format_lsn(left_lsn)}: {perhaps}make it a standby again with pg_rewind"
         )
-    if look.hindrance:
-        return look.hindrance
+    if look.replay_problem or look.hindrance:
+        return look.replay_problem or look.hindrance
     if tlis_to_reserve(look, end) and not look.places_files:
         return (
             f"has to pass over timeline {end.floor}, and the role may not write files there: GRANT pg_monitor, "

@@ -19,11 +19,12 @@ from safekeeper.base.lsn import Lsn, parse_lsn, segment_name, segment_start
 from safekeeper.base.timelines import PASSED_OVER_HISTORY, timeline_history_name
 from safekeeper.waldecode.format import WalFormatError
 from safekeeper.waldecode.records import RecordDecoder
-from walproxy.failover.candidates import HostLook, lost_since
+from walproxy.failover.candidates import READ_RIGHT, HostLook, lost_since
 from walproxy.failover.log_end import LogEnd
 from walproxy.postgres.bounded_sql import BoundedConnection, Row, bounded_connection, quoted
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.problems import PrimaryProblem, ServerProblem
+from walproxy.postgres.replay_state import MAY_READ_CONTROL, PAUSED, REPLAY_COLUMNS, pause_problem, target_problem
 
 APPLICATION_NAME = "walproxy failover"
 # How long a promotion usually takes that has no WAL to replay, at most.
@@ -32,7 +33,7 @@ _POLL_S = 0.01
 _NOT_PERMITTED = "42501"
 _DISK_FULL = "53100"
 # The TLI of a primary is that of the segment that it writes; pg_control has it only after the next checkpoint.
-_LOOK = """
+_LOOK = f"""
 SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_flush_lsn()) END,
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn() END,
@@ -42,7 +43,7 @@ SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
   EXISTS (SELECT FROM pg_stat_get_wal_receiver() w WHERE w.pid IS NOT NULL),
   has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'),
   pg_has_role('pg_write_server_files', 'USAGE') AND pg_has_role('pg_monitor', 'USAGE'),
-  current_setting('default_transaction_read_only'), current_user
+  current_setting('default_transaction_read_only'), current_user, {REPLAY_COLUMNS}
 """
 # Of WAL that was received and not replayed at most so much is looked at. Of more the last complete record is unknown.
 _UNREPLAYED_BYTES = 1 << 20
@@ -173,6 +174,8 @@ class Server:
     def _look_by(self, connection: BoundedConnection, timeout_s: float) -> HostLook:
         row = connection.rows(_LOOK, f"look at {self.name}")[0]
         look = look_of(self.name, row, may_be_read_only=self._may_be_read_only)
+        if look.is_paused and not look.replay_problem:
+            look = dataclasses.replace(look, replay_problem=self._pause_problem(connection))
         if look.in_recovery and not look.receives:
             with contextlib.suppress(PrimaryProblem, ServerProblem):
                 return dataclasses.replace(look, tli=max(look.tli, self._replayed_tli(timeout_s)))
@@ -180,6 +183,16 @@ class Server:
             with contextlib.suppress(PrimaryProblem):
                 return dataclasses.replace(look, complete_lsn=self._complete_lsn(connection, look))
         return look
+
+    def _pause_problem(self, connection: BoundedConnection) -> str:
+        """Return why replay is paused, if that hinders a promotion."""
+        doing = f"read pg_control of {self.name}"
+        if connection.value(MAY_READ_CONTROL, doing) != "t":
+            return (
+                f"does not replay, and the role may not read why: GRANT {READ_RIGHT}, or, if it was paused by hand, "
+                "SELECT pg_wal_replay_resume()"
+            )
+        return pause_problem(connection.rows(PAUSED, doing)[0])
 
     def _complete_lsn(self, connection: BoundedConnection, look: HostLook) -> Lsn:
         """Return where the last complete record ends that the walreceiver has received; 0 if that is not known."""
@@ -247,7 +260,22 @@ def _advice(error: PrimaryProblem | ServerProblem) -> str:
 
 def look_of(name: str, row: Row, *, may_be_read_only: bool = False) -> HostLook:
     """Return the look at a server from the row that it has returned. For the argument see `Server`."""
-    in_recovery, system_id, segment, written, received, replayed, tli, receives, promotes, places, read_only, role = row
+    (
+        in_recovery,
+        system_id,
+        segment,
+        written,
+        received,
+        replayed,
+        tli,
+        receives,
+        promotes,
+        places,
+        read_only,
+        role,
+        *replay,
+    ) = row
+    paused, targets = replay
     hindrance = ""
     if in_recovery == "t" and promotes != "t":
         hindrance = f"cannot be promoted by the role {role}: GRANT EXECUTE ON FUNCTION pg_promote TO {role}"
@@ -267,6 +295,8 @@ def look_of(name: str, row: Row, *, may_be_read_only: bool = False) -> HostLook:
         receives=receives == "t",
         places_files=places == "t",
         hindrance=hindrance,
+        is_paused=paused == "t",
+        replay_problem=target_problem(targets),
     )
 
 

@@ -24,6 +24,7 @@ import zstandard
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
+from walproxy.postgres.replay_state import parameters_of
 from walproxy.recovery.backup_manifest import (
     MANIFEST_NAME,
     BackupDamaged,
@@ -31,7 +32,6 @@ from walproxy.recovery.backup_manifest import (
     ManifestCheck,
     parse_manifest,
 )
-from walproxy.recovery.notable_records import parameters_of
 
 _ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 _SMALL_FILES = (
@@ -70,7 +70,7 @@ class BackupFacts(NamedTuple):
         end_lsn: recovery must reach it to be consistent; 0 if there is no backup_manifest.
         started_at: the time of its beginning, as it was written.
         start_segment: the file that contains start_lsn.
-        parameters: settings of the server that a server which replays its WAL must have at least (notable_records.py).
+        parameters: settings of the server that a server which replays its WAL must have at least (replay_state.py).
     """
 
     system_id: int

@@ -20,20 +20,12 @@ from safekeeper.base.lsn import Lsn
 from safekeeper.waldecode.format import PAGE_SIZE, RM_XLOG, WalFormatError, page_header_size
 from safekeeper.waldecode.record_body import malformed, parse_body
 from safekeeper.waldecode.records import Record, RecordDecoder
+from walproxy.postgres.replay_state import PARAMETER_VALUES, PARAMETERS
 
 _RM_TABLESPACE: Final = 5
 _CREATE, _PARAMETER_CHANGE, _RESTORE_POINT = 0x00, 0x60, 0x70
 _SHORT_DATA, _LONG_DATA = 255, 254
 _OID: Final = struct.Struct("<I")
-# xl_parameter_change begins with these; a standby's must not be lower.
-_PARAMETERS: Final = struct.Struct("<5i")
-PARAMETERS: Final = (
-    "max_connections",
-    "max_worker_processes",
-    "max_wal_senders",
-    "max_prepared_transactions",
-    "max_locks_per_transaction",
-)
 _PARAMETER_BYTES: Final = 28
 _RESTORE_POINT_BYTES: Final = 72  # The time, and a name of 64 bytes.
 _TIME_BYTES: Final = 8
@@ -44,8 +36,6 @@ _SIGNATURES: Final = (
     (bytes((_RESTORE_POINT, RM_XLOG, 0, 0)), (bytes((_SHORT_DATA, _RESTORE_POINT_BYTES)),)),
 )
 _INFO_OFFSET, _HEADER_END = 16, 24
-# pg_control has it behind the parameters, at a place that differs between versions (src/include/catalog/pg_control.h).
-_FLOAT_FORMAT: Final = struct.pack("<d", 1234567.0)
 
 
 class TablespaceCreated(NamedTuple):
@@ -162,7 +152,7 @@ def _notable(record: Record, major: int) -> Notable | None:
             path = main[_OID.size : main.index(b"\0", _OID.size)].decode(errors="surrogateescape")
             return TablespaceCreated(record.start_lsn, record.previous_lsn, oid, path)
         if operation == (RM_XLOG, _PARAMETER_CHANGE):
-            values = _PARAMETERS.unpack_from(parse_body(record, major).main)
+            values = PARAMETER_VALUES.unpack_from(parse_body(record, major).main)
             return ParametersChanged(record.start_lsn, record.previous_lsn, dict(zip(PARAMETERS, values, strict=True)))
         if operation == (RM_XLOG, _RESTORE_POINT):
             name = parse_body(record, major).main[_TIME_BYTES:].partition(b"\0")[0]
@@ -170,16 +160,3 @@ def _notable(record: Record, major: int) -> Notable | None:
     except (struct.error, ValueError):
         raise malformed(record, major) from None
     return None
-
-
-def parameters_of(pg_control: bytes) -> dict[str, int]:
-    """Return the value of each of PARAMETERS in a pg_control; none if it cannot be read."""
-    end = pg_control.find(_FLOAT_FORMAT)
-    if end < 0:
-        return {}
-    # Before it are the five, a boolean and the maximum alignment, which is 8, and padding if necessary.
-    end -= 4 if int.from_bytes(pg_control[end - 4 : end], "little") == 8 else 8
-    begin = end - 4 - _PARAMETERS.size
-    if begin < 0:
-        return {}
-    return dict(zip(PARAMETERS, _PARAMETERS.unpack_from(pg_control, begin), strict=True))

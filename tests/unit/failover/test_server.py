@@ -34,6 +34,8 @@ def standby(*, may_be_read_only: bool = False, **changes: str | None) -> HostLoo
         "places": "t",
         "read_only": "off",
         "role": "walproxy",
+        "paused": "f",
+        "targets": None,
     }
     row = tuple({**columns, **changes}.values())
     return look_of("db1:5432", row, may_be_read_only=may_be_read_only)

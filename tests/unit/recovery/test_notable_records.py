@@ -14,7 +14,6 @@ from walproxy.recovery.notable_records import (
     RestorePoint,
     TablespaceCreated,
     Undecodable,
-    parameters_of,
 )
 
 PATH = "/mnt/space"
@@ -103,17 +102,3 @@ def test_the_zeros_after_a_switch_do_not_hide_the_next_segment() -> None:
     wal.switch()
     wal.add(with_main(CREATE), rmid=5)
     assert [type(each) for each in notable(wal)] == [TablespaceCreated]
-
-
-@pytest.mark.parametrize("padding", [0, 4])
-def test_the_settings_in_pg_control_are_read(padding: int) -> None:
-    begin = bytes(212 + padding) + struct.pack("<5i?3xI", 100, 8, 10, 2, 64, True, 8)
-    control = begin + bytes(-len(begin) % 8) + struct.pack("<d", 1234567.0)
-    assert parameters_of(control) == {
-        "max_connections": 100,
-        "max_worker_processes": 8,
-        "max_wal_senders": 10,
-        "max_prepared_transactions": 2,
-        "max_locks_per_transaction": 64,
-    }
-    assert parameters_of(bytes(8192)) == {}
