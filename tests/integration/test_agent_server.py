@@ -14,6 +14,7 @@ import pytest
 from tests.integration.agent_fixtures import AgentsServer, agents_servers
 from tests.integration.conftest import NEWEST
 from tests.waiting import wait_for
+from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.processes import processes_of
 from walproxy.agent.server_look import ServerState
 from walproxy.postgres.binaries import ServerBinaries
@@ -81,6 +82,59 @@ def test_stopped_primary_hangs_and_is_killed_with_its_children(new_server: NewSe
     assert server.managed.look().state is ServerState.STOPPED
     server.start()
     assert server.managed.look().state is ServerState.PRIMARY
+
+
+def all_connections(server: AgentsServer) -> contextlib.ExitStack:
+    """Use all connections, those that are reserved for superusers, too."""
+    held = contextlib.ExitStack()
+    with contextlib.suppress(psycopg.OperationalError):
+        while True:
+            held.enter_context(psycopg.connect(server.conninfo))
+    return held
+
+
+def test_looks_need_no_login_while_the_server_runs(new_server: NewServer, template: Path) -> None:
+    server = new_server("one").fill(template).start()
+    stranger = ManagedServer(
+        server.data_directory, server.binaries.bin_directory, server.conninfo, log_path=server.managed._log_path
+    )
+    before = server.managed.look()
+    assert before.state is ServerState.PRIMARY
+    with psycopg.connect(server.conninfo) as owner:
+        owner.execute("LOCK TABLE pg_authid IN ACCESS EXCLUSIVE MODE")
+        assert stranger.look(timeout_s=0.5).state is ServerState.HANGS
+        assert server.managed.look(timeout_s=5.0).state is ServerState.PRIMARY
+        owner.execute("CREATE TABLE t (a int)")
+        owner.commit()
+    assert server.managed.look().written_lsn > before.written_lsn
+    with all_connections(server):
+        assert stranger.look().state is ServerState.REFUSES
+        assert server.managed.look().state is ServerState.PRIMARY
+    if server.execute("SHOW server_version_num") >= [("170000",)]:
+        server.execute(
+            "CREATE FUNCTION block() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); END';"
+            "CREATE EVENT TRIGGER at_login ON login EXECUTE FUNCTION block()"
+        )
+        assert stranger.look(timeout_s=0.5).state is ServerState.HANGS
+        assert server.managed.look().state is ServerState.PRIMARY
+
+
+@NEWEST
+def test_session_of_the_looks_ends_with_the_server_and_delays_no_shutdown(
+    new_server: NewServer, template: Path
+) -> None:
+    server = new_server("one").fill(template).start()
+    first = server.managed.look()
+    server.managed.kill()
+    server.start()
+    second = server.managed.look()
+    assert (second.state, first.pid == second.pid) == (ServerState.PRIMARY, False)
+    server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'walproxy agent'")
+    assert server.managed.look() == second
+    # A smart shutdown waits for all sessions.
+    assert second.pid is not None
+    os.kill(second.pid, signal.SIGTERM)
+    wait_for(lambda: server.managed.look().state is ServerState.STOPPED, "the server has stopped")
 
 
 @NEWEST

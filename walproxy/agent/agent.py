@@ -51,7 +51,7 @@ from walproxy.agent.decision import Step as Decided
 from walproxy.agent.lease import EtcdLease
 from walproxy.agent.lease_guard import LeaseGuard
 from walproxy.agent.managed_server import ManagedServer
-from walproxy.agent.proxy_process import ProxyProcess
+from walproxy.agent.proxy_process import Progress, ProxyProcess
 from walproxy.agent.rejoin import Rejoin as RejoinRun
 from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.rejoin_plan import RejoinPlan, Way
@@ -131,6 +131,7 @@ class Agent:
         self.sight = Sight(time.monotonic(), None)
         self.view = ClusterView(time.monotonic(), has_quorum=False, problem="no safekeeper has replied yet")
         self.commits = False
+        self._progress = Progress()
         self._looked_at = -1.0
         self._look_needed_at = 0.0
         self._server_version = 0
@@ -250,7 +251,7 @@ class Agent:
         while True:
             began_at = time.monotonic()
             self._look_now.clear()
-            look, commits = await asyncio.gather(asyncio.to_thread(self.server.look, timeout_s), self._proxy.commits())
+            look, commits = await asyncio.gather(asyncio.to_thread(self.server.look, timeout_s), self._proxy_commits())
             if look.state != self.look.state or look.tli != self.look.tli:
                 _log.info("PostgreSQL is %s", describe(look))
             self.look, self.commits, self._looked_at = look, commits and look.state is ServerState.PRIMARY, began_at
@@ -266,8 +267,16 @@ class Agent:
         """Wait until the proxy reports that commits succeed; ask it more often than the server is looked at."""
         while not self.commits and time.monotonic() < until:
             await asyncio.sleep(_COMMITS_INTERVAL_S)
-            self.commits = await self._proxy.commits()
+            self.commits = await self._proxy_commits()
             self._changed.set()
+
+    async def _proxy_commits(self) -> bool:
+        """Return whether commits succeed through the own proxy, and note that they have."""
+        now = time.monotonic()
+        before, self._progress = self._progress, await self._proxy.progress()
+        if self._progress.has_advanced(before):
+            self._decider.commits_advanced(now)
+        return self._progress.commits
 
     async def _lease_loop(self) -> None:
         while True:

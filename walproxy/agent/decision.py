@@ -18,6 +18,7 @@ after `TURN_S` more, and so on, because an agent may report and not be able to a
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -234,6 +235,7 @@ class Decider:
     _quorum_seen_at: float | None = None
     _quorum_since: float = 0.0
     _hangs_since: float | None = None
+    _advanced_at: float = -math.inf
     _lost_since: float | None = None
     _before: frozenset[str] = frozenset()  # the candidates that were before this one when the loss was seen
     _was_primary: bool = False
@@ -252,6 +254,10 @@ class Decider:
         # The own report in it may be of the time before the resignation.
         if self.resigned_at is not None and leader is not None and leader.name != self.own.name:
             self.resigned_at = None
+
+    def commits_advanced(self, now: float) -> None:
+        """Take into account that the quorum has received more WAL from the own server: it did not hang."""
+        self._advanced_at = now
 
     def failed(self, now: float) -> None:
         """Take into account that a step has failed: others are first for a while."""
@@ -476,9 +482,12 @@ class Decider:
         return Rejoin(leader) if now >= self.retry_at else Wait("waiting to rejoin again")
 
     def _hanging(self, now: float, look: ServerLook, view: ClusterView) -> Step:
-        """Kill a primary that hangs: later if its proxy is heard, since a server may only be slow."""
+        """Kill a primary that hangs: later if its proxy is heard, since a server may only be slow.
+
+        One of which only the looks do not succeed, because logins block, commits all the while: it does not hang.
+        """
         assert self._hangs_since is not None
-        hangs_s, dead_after_s = now - self._hangs_since, self._dead_after_s(view)
+        hangs_s, dead_after_s = now - max(self._hangs_since, self._advanced_at), self._dead_after_s(view)
         is_silent = self._silent_s(now) >= demote_after_s(dead_after_s)
         if self._was_primary and (is_silent or hangs_s >= max(HANGS_S_MIN, dead_after_s)):
             return Kill(f"PostgreSQL has not replied for {hangs_s:.1f} s: {look.problem}")

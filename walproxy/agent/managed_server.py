@@ -37,6 +37,7 @@ StopMode = Literal["fast", "immediate"]
 _STOP_SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _STANDBY_SIGNAL, _RECOVERY_SIGNAL = "standby.signal", "recovery.signal"
 _READ_ONLY = "default_transaction_read_only"
+_STOPPING = "stopping"  # in postmaster.pid
 _PROGRAM_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 _LOG_LINES = 3
@@ -88,15 +89,31 @@ class ManagedServer:
         self._log_path = log_path
         self._start_options = tuple(start_options)
         self._rejoin_folder = RejoinFolder(self.data_directory)
+        self._watched: tuple[int, BoundedConnection] | None = None  # The session of the looks, and its postmaster.
 
     # Looking.
 
     def look(self, timeout_s: float = 3.0) -> ServerLook:
         """Return the state of the server. What cannot be read is unknown in the result; nothing is raised.
 
+        The session of the last look is used, if it is still there: a login can block, or be refused for want of
+        connections, in a server that commits. One thread looks at a time.
+
         Args:
             timeout_s: a server that has not replied by then HANGS.
         """
+        look = self._look(timeout_s)
+        if look.state not in (ServerState.PRIMARY, ServerState.STANDBY):
+            self.end_session()
+        return look
+
+    def end_session(self) -> None:
+        """Close the session of the looks: a smart shutdown waits for it."""
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched[1].close()
+
+    def _look(self, timeout_s: float) -> ServerLook:
         begun, problem = self._rejoin_begun()
         if not (self.data_directory / "global").is_dir():
             return ServerLook(ServerState.MISSING, rejoin_begun=begun, problem=problem)
@@ -113,22 +130,38 @@ class ManagedServer:
                 return self._without_sql(ServerState.STOPPED, None, begun, problem)
             # A single-user server, or children that have not noticed the end of their postmaster yet.
             return self._without_sql(ServerState.STOPPING, None, begun, "processes of the server remain")
+        if self._watched is not None and (self._watched[0] != pid or status == _STOPPING):
+            self.end_session()
         try:
-            with bounded_connection(
-                self._conninfo, whose="the local server", timeout_s=timeout_s, writes=True
-            ) as connection:
-                return self._from_sql(pid, connection, begun)
+            return self._look_by_sql(pid, begun, timeout_s)
         except ServerHangs as error:
             return replace(self._without_sql(ServerState.HANGS, pid, begun, str(error)), hangs_s=timeout_s)
         except PrimaryProblem as error:
             state = ServerState.REFUSES
-            if status == "stopping" or "shutting down" in error.message:
+            if status == _STOPPING or "shutting down" in error.message:
                 state = ServerState.STOPPING
             elif error.kind is ProblemKind.STARTING or status in ("", "starting"):
                 state = ServerState.STARTING
             return self._without_sql(state, pid, begun, error.message)
         except ConfigurationError as error:
             return self._without_sql(ServerState.REFUSES, pid, begun, str(error))
+
+    def _look_by_sql(self, pid: int, begun: bool, timeout_s: float) -> ServerLook:
+        """Look by the session of the last look, or by a new one if the server has ended that."""
+        began_at = time.monotonic()
+        if self._watched is not None:
+            session = self._watched[1]
+            session.limit(timeout_s)
+            try:
+                return self._from_sql(pid, session, begun)
+            except PrimaryProblem:
+                self.end_session()
+        remaining_s = timeout_s - (time.monotonic() - began_at)
+        session = BoundedConnection.open(
+            self._conninfo, whose="the local server", timeout_s=remaining_s, writes=True
+        )
+        self._watched = pid, session
+        return self._from_sql(pid, session, begun)
 
     def control_data(self) -> ControlData:
         """Return the content of pg_control.

@@ -11,10 +11,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.hangup import takes_hangup
+from safekeeper.base.lsn import Lsn, parse_lsn
 from safekeeper.base.settings import Address
 from walproxy.proxy.readiness import SERVING_STATES
 
@@ -25,6 +28,22 @@ _RESTART_PAUSE_MAX_S = 5.0
 _WORKS_AFTER_S = 10.0
 _REPLY_TIMEOUT_S = 1.0
 _REPLY_BYTES_MAX = 1 << 20
+
+
+class Progress(NamedTuple):
+    """What a proxy has reached.
+
+    Attributes:
+        commits: it streams to a quorum.
+        commit_lsn: the quorum has the WAL below it; 0 if it leads no term, or does not reply.
+    """
+
+    commits: bool = False
+    commit_lsn: Lsn = 0
+
+    def has_advanced(self, before: "Progress") -> bool:
+        """Return whether it has sent WAL of the server to the quorum since `before`."""
+        return self.commit_lsn > before.commit_lsn > 0
 
 
 class ProxyProcess:
@@ -106,10 +125,10 @@ class ProxyProcess:
             process.kill()
         await process.wait()
 
-    async def commits(self) -> bool:
-        """Return whether it streams to a quorum, by its /status."""
+    async def progress(self) -> Progress:
+        """Return whether commits succeed, by its /status, and how far."""
         if not self.is_running:
-            return False
+            return Progress()
         writer = None
         try:
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
@@ -118,9 +137,12 @@ class ProxyProcess:
                 answer = await reader.read(_REPLY_BYTES_MAX)
                 while chunk := await reader.read(_REPLY_BYTES_MAX - len(answer)):
                     answer += chunk
-            return bool(msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=_Status).state in SERVING_STATES)
-        except (OSError, TimeoutError, msgspec.DecodeError):
-            return False  # It starts, or hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
+            status = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=_Status)
+            return Progress(status.state in SERVING_STATES, parse_lsn(status.commit_lsn))
+        except (OSError, TimeoutError, msgspec.DecodeError, ConfigurationError):
+            return (
+                Progress()
+            )  # It starts, or hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
         finally:
             if writer is not None:
                 writer.close()
@@ -128,3 +150,4 @@ class ProxyProcess:
 
 class _Status(msgspec.Struct):
     state: str
+    commit_lsn: str

@@ -8,6 +8,7 @@ Only the resolution of host names is not bounded: a local server is reached by a
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import Self
 
 import psycopg
 from psycopg import pq
@@ -24,18 +25,53 @@ Row = tuple[str | None, ...]
 
 
 class BoundedConnection:
-    """An SQL connection whose statements end before one common deadline. `bounded_connection` makes it.
+    """An SQL connection whose statements end before one common deadline. Made by `open` and `bounded_connection`.
 
     Args:
         whose: names the server in errors, e.g. "the local server".
-        deadline: by time.monotonic().
+        timeout_s: until the deadline.
     """
 
-    def __init__(self, pgconn: pq.abc.PGconn, whose: str, timeout_s: float, deadline: float) -> None:
+    def __init__(self, pgconn: pq.abc.PGconn, whose: str, timeout_s: float) -> None:
         self._pgconn = pgconn
         self._whose = whose
+        self.limit(timeout_s)
+
+    @classmethod
+    def open(
+        cls,
+        conninfo: str,
+        *,
+        whose: str,
+        timeout_s: float,
+        application_name: str = APPLICATION_NAME,
+        writes: bool = False,
+        replication: bool = False,
+    ) -> Self:
+        """Connect; the caller closes it. Arguments and errors as for `bounded_connection`."""
+        began_at = time.monotonic()
+        text = session_conninfo(conninfo, application_name, writes=writes, statement_timeout_s=timeout_s + 1)
+        if replication:
+            text = make_conninfo(text, replication="true")
+        connection = cls(start_session(text), whose, timeout_s - (time.monotonic() - began_at))
+        try:
+            connection._connect()
+            statement = None if replication else later_settings(connection._pgconn.server_version)
+            if statement is not None:
+                connection.rows(statement.decode(), "set up the session")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def limit(self, timeout_s: float) -> None:
+        """Set the deadline of the statements that follow, from now on."""
         self._timeout_s = timeout_s
-        self._deadline = deadline
+        self._deadline = time.monotonic() + timeout_s
+
+    def close(self) -> None:
+        """Disconnect, also in the middle of a statement. Closing twice is fine."""
+        self._pgconn.finish()
 
     def rows(self, sql: str, doing: str) -> list[Row]:
         """Run one statement in autocommit mode and return its rows, as text.
@@ -63,8 +99,7 @@ class BoundedConnection:
         """Return the only value of a statement with one row. Raises as `rows`."""
         return self.rows(sql, doing)[0][0]
 
-    def connect(self) -> None:
-        """Complete the connection. Raises as `rows`."""
+    def _connect(self) -> None:
         try:
             self._wait(_connected(self._pgconn))
         except psycopg.Error as error:
@@ -98,20 +133,16 @@ def bounded_connection(
         ServerHangs, PrimaryProblem: as `BoundedConnection.rows`.
         ConfigurationError: the connection string is wrong.
     """
-    deadline = time.monotonic() + timeout_s
-    text = session_conninfo(conninfo, application_name, writes=writes, statement_timeout_s=timeout_s + 1)
-    if replication:
-        text = make_conninfo(text, replication="true")
-    pgconn = start_session(text)
-    try:
-        connection = BoundedConnection(pgconn, whose, timeout_s, deadline)
-        connection.connect()
-        statement = None if replication else later_settings(pgconn.server_version)
-        if statement is not None:
-            connection.rows(statement.decode(), "set up the session")
+    connection = BoundedConnection.open(
+        conninfo,
+        whose=whose,
+        timeout_s=timeout_s,
+        application_name=application_name,
+        writes=writes,
+        replication=replication,
+    )
+    with contextlib.closing(connection):
         yield connection
-    finally:
-        pgconn.finish()
 
 
 def _connected(pgconn: pq.abc.PGconn) -> Conversation[list[pq.abc.PGresult]]:

@@ -356,6 +356,20 @@ def test_primary_that_hangs_is_killed(hangs_s: float, killed_at_s: int) -> None:
         assert isinstance(step, Kill if passed_s == killed_at_s else Wait), passed_s
 
 
+def test_primary_whose_commits_go_on_while_no_look_succeeds_is_not_killed_and_is_once_it_hangs() -> None:
+    """Logins block, as behind a lock on pg_authid, for half a minute; then the server hangs."""
+    decider = watching(Own("pg1"))
+    steps = {}
+    for passed_s in range(40):
+        seen = replace(view(), sent_at=NOW + passed_s)
+        decider.saw(seen)
+        if passed_s <= 30:
+            decider.commits_advanced(NOW + passed_s)
+        look = PRIMARY if passed_s == 0 else replace(HANGING, hangs_s=3.0)
+        steps[passed_s] = decider.decide(NOW + passed_s, look, seen, commits=False)
+    assert min(passed_s for passed_s, step in steps.items() if isinstance(step, Kill)) == 35
+
+
 def test_primary_that_hangs_without_a_leader_heard_is_killed_before_others_may_act() -> None:
     decider = watching(Own("pg1"))
     seen = view(heard_s=0.0)
