@@ -126,6 +126,25 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
     assert any(relation["inserted"] == 1 for each in report["transactions"] for relation in each["relations"])
 
 
+def test_primary_whose_logins_block_stays_the_primary(new_agents: NewAgents) -> None:
+    cluster = new_agents("--dead-after", "4")
+    leader = cluster.hosts["pg1"]
+    with Book(cluster) as book:
+        book.wait_for_commit()
+        before = leader.server.look()
+        with psycopg.connect(leader.postgres.conninfo()) as owner:
+            owner.execute("LOCK TABLE pg_authid IN ACCESS EXCLUSIVE MODE")
+            began_at = time.monotonic()
+            # Longer than an agent waits before it kills a server that hangs, with the time of a look.
+            wait_for(
+                lambda: time.monotonic() - began_at > 12 and book.wait_for_commit() is not None, "12 s have passed"
+            )
+        assert leader.server.look().pid == before.pid
+        assert "killing PostgreSQL" not in leader.agent.log_tail(500)
+        book.verify()
+    assert cluster.wait_for_leader().name == "pg1"
+
+
 def test_primary_without_a_quorum_ends_its_writes_and_the_server_is_started_again(new_agents: NewAgents) -> None:
     cluster = new_agents("--dead-after", "5")
     leader = cluster.hosts["pg1"]

@@ -157,9 +157,7 @@ class ManagedServer:
             except PrimaryProblem:
                 self.end_session()
         remaining_s = timeout_s - (time.monotonic() - began_at)
-        session = BoundedConnection.open(
-            self._conninfo, whose="the local server", timeout_s=remaining_s, writes=True
-        )
+        session = BoundedConnection.open(self._conninfo, whose="the local server", timeout_s=remaining_s, writes=True)
         self._watched = pid, session
         return self._from_sql(pid, session, begun)
 
