@@ -33,6 +33,7 @@ from walproxy.proxy import primary_watch as primary_watch_module
 from walproxy.proxy import proxy as proxy_module
 from walproxy.proxy import quorum_watch as quorum_watch_module
 from walproxy.proxy import safekeeper_link as link_module
+from walproxy.proxy import sql_watch as sql_watch_module
 from walproxy.proxy.primary_query import PrimaryAnswer
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.window import Window
@@ -293,6 +294,10 @@ async def _no_answer(sessions: SqlSessions, slot: str, *, timeout_s: float) -> P
     raise PrimaryProblem(ProblemKind.NO_LOGIN, "the simulated primary has no SQL")
 
 
+async def _a_session(conninfo: str, *, timeout_s: float) -> None:
+    return None
+
+
 def _monotonic() -> float:
     return running_proxy().clock.now
 
@@ -315,6 +320,7 @@ REPLACED_IN_PROXIES: tuple[tuple[Any, str, Any], ...] = (
     (feed_module, "ReplicationConnection", VirtualReceiver),
     (feed_module, "SlotHolder", VirtualSlotHolder),
     (primary_watch_module, "read_primary", _no_answer),
+    (sql_watch_module, "try_session", _a_session),
     *(
         (module, "logger", SILENT)
         for module in (
@@ -322,6 +328,7 @@ REPLACED_IN_PROXIES: tuple[tuple[Any, str, Any], ...] = (
             feed_module,
             quorum_watch_module,
             primary_watch_module,
+            sql_watch_module,
             limbo_module,
             walreceiver_module,
         )

@@ -85,11 +85,13 @@ _CONNECT_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
         ProblemKind.NO_REPLICATION_RIGHT,
         "ALTER ROLE ... REPLICATION",
     ),
+    (r"no pg_hba\.conf entry|pg_hba\.conf rejects", ProblemKind.NO_LOGIN, ""),  # the line to add: `_hba_advice`
     (
-        r"no pg_hba\.conf entry|pg_hba\.conf rejects",
-        ProblemKind.NO_LOGIN,
-        'add a line for database "replication" to pg_hba.conf, and reload PostgreSQL',
+        r"database .* does not exist",
+        ProblemKind.WRONG_CONNINFO,
+        "name an existing one: dbname=... in the connection string; without it, it is postgres",
     ),
+    (r"permission denied for database", ProblemKind.NO_LOGIN, "GRANT CONNECT ON DATABASE ... TO the role"),
     (
         r"authentication failed|no password supplied|role .* does not exist|not permitted to log in"
         r"|authentication method|SCRAM",
@@ -153,6 +155,10 @@ _NOT_READY_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
     (r"cannot use a logical|physical replication|logical", ProblemKind.WRONG_SLOT, "name another slot"),
 )
 _SLOTS_SHOWN_MAX = 5
+_HBA_REFUSAL = re.compile(
+    r'for (replication connection from )?host "(?P<host>[^"]+)", user "(?P<user>[^"]+)"'
+    r'(, database "(?P<database>[^"]+)")?'
+)
 _LOGICAL_SLOT = re.compile(r"logical replication slot|logical decoding", re.IGNORECASE)
 _AHEAD = re.compile(r"is ahead of the WAL flush position|is not in this server's history")
 
@@ -171,8 +177,27 @@ def problem_of_connect(text: str) -> PrimaryProblem:
     for pattern, kind, advice in _CONNECT_RULES:
         if re.search(pattern, line):
             plain = f"cannot connect to PostgreSQL: {line}"
-            return PrimaryProblem(kind, f"{plain}; {advice}", plain=plain)
+            return PrimaryProblem(kind, f"{plain}; {advice or _hba_advice(line)}", plain=plain)
     return PrimaryProblem(ProblemKind.OTHER, f"cannot connect to PostgreSQL: {line}")
+
+
+def _hba_advice(line: str) -> str:
+    """Return the line of pg_hba.conf that a refused connection needs."""
+    found = _HBA_REFUSAL.search(line)
+    if found is None:
+        return "add a line for the database and the role to pg_hba.conf, and reload PostgreSQL"
+    host, user, database = found["host"], found["user"], found["database"] or "replication"
+    words = [_hba_word(database) if found["database"] else database, _hba_word(user)]
+    if host == "[local]":
+        words = ["local", *words]
+    else:
+        words = ["host", *words, f"{host}/{128 if ':' in host else 32}"]
+    return f"add the line `{' '.join(words)} scram-sha-256` to pg_hba.conf, and reload PostgreSQL"
+
+
+def _hba_word(name: str) -> str:
+    is_plain = re.fullmatch(r"\w+", name) and name not in ("all", "sameuser", "samerole", "replication")
+    return name if is_plain else f'"{name}"'
 
 
 def problem_of_error(doing: str, sqlstate: str | None, text: str) -> PrimaryProblem:

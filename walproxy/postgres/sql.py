@@ -26,6 +26,16 @@ class SlotState:
     wal_status: str | None
 
 
+async def try_session(conninfo: str, *, timeout_s: float = 10.0) -> None:
+    """Open a session and close it.
+
+    Raises:
+        PrimaryProblem: why none can be opened.
+    """
+    async with one_session(conninfo, "open a session", timeout_s) as connection:
+        await connection.execute("SELECT 1")
+
+
 async def read_slot(conninfo: str, name: str, *, timeout_s: float = 10.0) -> SlotState | None:
     """Return the slot `name`, or None if there is none.
 

@@ -14,6 +14,7 @@ commit_times            how long commits wait for safekeepers and standbys
 election_times          elections and terms
 levels, levels_table    `walproxy levels`
 health_check            `walproxy check`
+sql_watch               warns if SQL on the primary is not possible
 quorum_watch            the alarm while the quorum is lost
 gate                    whether commits wait for this proxy: a judgement of PostgreSQL's settings
 primary_watch           reads these settings, and warns of logical subscribers that run ahead of the quorum

@@ -114,7 +114,9 @@ def commits_pass(status: Mapping[str, Any]) -> bool:
 def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     """Return the result of the check of a proxy, from its /status."""
     if status["spare"]:
-        return Verdict("spare: another proxy serves")
+        verdict = Verdict("spare: another proxy serves")
+        _judge_sql(status, verdict)
+        return verdict
     members = status["members"]
     verdict = Verdict(status["state"])
     _judge_gate(status["gate"], verdict)
@@ -135,6 +137,7 @@ def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
             verdict.note("archive_lag", lag, "B", thresholds.archive_lag_bytes, f"{lag} bytes are not archived")
     if status["apply_problem"]:
         verdict.problems.append((Level.WARNING, f"remote_apply is blocked: {status['apply_problem']}"))
+    _judge_sql(status, verdict)
     hosts = status["primary"]["hosts"]
     refused = [each for each in hosts if each["state"] == "refused"]
     verdict.problems += [(Level.WARNING, f"primary {each['host']} is refused: {each['problem']}") for each in refused]
@@ -156,6 +159,12 @@ def _judge_gate(gate: Mapping[str, Any] | None, verdict: Verdict) -> None:
         verdict.problems.append((Level.WARNING, f"commits may return without the quorum: {reason}"))
     if gate["exempt"]:
         verdict.problems.append((Level.WARNING, gate["exempt"]))
+
+
+def _judge_sql(status: Mapping[str, Any], verdict: Verdict) -> None:
+    problem = status["primary"].get("sql_problem")
+    if problem:
+        verdict.problems.append((Level.WARNING, f"SQL on the primary is not possible: {problem}"))
 
 
 def _judge_commits(status: Mapping[str, Any], thresholds: Thresholds, verdict: Verdict) -> None:

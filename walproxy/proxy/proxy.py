@@ -70,6 +70,7 @@ from walproxy.proxy.primary_watch import PrimaryWatch
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
 from walproxy.proxy.readiness import SERVING_STATES, Readiness
 from walproxy.proxy.safekeeper_link import SafekeeperLink
+from walproxy.proxy.sql_watch import SqlWatch
 from walproxy.proxy.state_events import StateEvents, look_at
 from walproxy.proxy.window import Window
 
@@ -105,6 +106,7 @@ class Proxy:
         readiness: whether commits succeed, for /readyz.
         quorum_watch: since when there is no quorum; None before `run`.
         primary_watch: whether commits wait for this proxy, and how many sessions do; None before `run`.
+        sql_watch: whether SQL on the primary is possible; None before `run`.
         credentials: for connections to safekeepers.
         measured: times and counts since the start.
         limbo: the transactions that wait.
@@ -152,6 +154,7 @@ class Proxy:
         self.readiness = Readiness()
         self.quorum_watch: QuorumWatch | None = None
         self.primary_watch: PrimaryWatch | None = None
+        self.sql_watch: SqlWatch | None = None
         self.measured = Measurements()
         self._times = self.measured.commits  # Looked up once: the hot path uses it.
         policy = CommitPolicy(config.commit_timeout, config.on_commit_timeout)
@@ -186,6 +189,7 @@ class Proxy:
         self.state_since = self._loop.time()
         self.quorum_watch = QuorumWatch(self)
         self.primary_watch = PrimaryWatch(self, self.config.slot, self.config.application_name)
+        self.sql_watch = SqlWatch(self)
         self._state_events = StateEvents(self._loop.time())
         self._event_sender = EventSender(self.events, self._event_receivers, self.credentials)
         count = len(self.links)
@@ -206,6 +210,7 @@ class Proxy:
                 self.feed.run(),
                 self.quorum_watch.run(),
                 self.primary_watch.run(),
+                self.sql_watch.run(),
                 self.limbo.run(),
                 self._event_sender.run(),
             )

@@ -87,6 +87,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
             "connected": primary is not None,
             "streams": proxy.feed.streams,
             "problem": proxy.feed.problem,
+            "sql_problem": (proxy.sql_watch.problem or None) if proxy.sql_watch is not None else None,
             "hosts": [
                 {"host": each.host.name, "state": each.state.value, "problem": each.problem or None}
                 for each in proxy.feed.rota.candidates

@@ -201,8 +201,12 @@ def _primary_problems(primary: dict[str, Any]) -> list[Text]:
     """Return a line for each host of several, or what is wrong with the only one."""
     hosts = primary.get("hosts") or []
     if len(hosts) > 1:
-        return [_host_line(each) for each in hosts]
-    return [Text(f"primary: {primary['problem']}", style="red")] if primary.get("problem") else []
+        lines = [_host_line(each) for each in hosts]
+    else:
+        lines = [Text(f"primary: {primary['problem']}", style="red")] if primary.get("problem") else []
+    if primary.get("sql_problem"):
+        lines.append(Text(f"SQL on the primary is not possible: {primary['sql_problem']}", style="red"))
+    return lines
 
 
 def _host_line(host: dict[str, Any]) -> Text:

@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+import pytest
+
 from tests.unit.proxy.test_status import a_term_with_standbys
 from tests.unit.proxy.test_status import proxy as proxy  # a fixture
 from walproxy.proxy.health_check import Level, Threshold, Thresholds, judge
@@ -101,6 +103,14 @@ def test_what_needs_attention_by_day_is_a_warning(proxy: Proxy) -> None:
     verdict = judge(status, Thresholds())
     assert {level for level, _ in verdict.problems} == {Level.WARNING}
     assert all(word in verdict.line() for word in ("no route", "a is not streaming", "an old primary"))
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_sql_that_is_not_possible_is_a_warning_of_a_spare_too(proxy: Proxy, spare: bool) -> None:
+    status = serving(proxy, spare=spare)
+    status["primary"]["sql_problem"] = "no such database"
+    verdict = judge(status, Thresholds())
+    assert verdict.problems == [(Level.WARNING, "SQL on the primary is not possible: no such database")]
 
 
 def test_a_spare_is_fine(proxy: Proxy) -> None:
