@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from safekeeper.base.lsn import parse_lsn
 from walproxy.lab.testing import WalproxyCluster
@@ -126,6 +127,55 @@ def suffer_everything(cluster: WalproxyCluster) -> None:
     ledger.commit()
     assert "listening for proxies" in cluster.logs(1, lines=100)
     assert_bytes_are_equal(cluster)
+
+
+def hinders_and_heals(cluster: WalproxyCluster) -> None:
+    """Each of what outsiders do is in effect until it is healed; commits of a session that is there go on."""
+
+    def log_in(conninfo: str) -> Session:
+        return psycopg.connect(conninfo, autocommit=True, connect_timeout=2)
+
+    def shown(conninfo: str, query: str) -> object:
+        with log_in(conninfo) as session:
+            row = session.execute(query.encode()).fetchone()
+        return row[0] if row is not None else None
+
+    paused = "SELECT pg_is_wal_replay_paused()"
+
+    def commit(session: Session) -> None:
+        session.execute("INSERT INTO hindered VALUES (1)")
+
+    with log_in(cluster.conninfo) as session:
+        session.execute("CREATE TABLE hindered (number int)")
+        for kind, refusal in ("no connections", "too many clients already"), ("logins blocked", "timeout"):
+            cluster.hinder("postgres", kind)
+            commit(session)
+            with pytest.raises(psycopg.OperationalError, match=refusal):
+                log_in(cluster.conninfo)
+            cluster.heal("postgres")
+            log_in(cluster.conninfo).close()
+    for kind, setting, value in (
+        ("settings changed", "lock_timeout", "100ms"),
+        ("gate removed", "synchronous_standby_names", ""),
+    ):
+        show, before = f"SHOW {setting}", shown(cluster.conninfo, f"SHOW {setting}")
+        cluster.hinder("postgres", kind)
+        wait_until(lambda: shown(cluster.conninfo, show) == value, f"{setting} is changed")  # noqa: B023
+        with log_in(cluster.conninfo) as session:
+            commit(session)
+        cluster.heal("postgres")
+        wait_until(lambda: shown(cluster.conninfo, show) == before, f"{setting} is as before")  # noqa: B023
+    standby = cluster.conninfo_of("standby1")
+    cluster.hinder("standby1", "replay paused")
+    assert shown(standby, paused) is True
+    cluster.heal("standby1")
+    assert shown(standby, paused) is False
+    for daemon in ("walproxy", "safekeeper1"):
+        cluster.hinder(daemon, "hostile HTTP")
+    wait_until(lambda: "limiting HTTP to" in cluster.logs("walproxy", lines=1000), "the proxy names the client")
+    with log_in(cluster.conninfo) as session:
+        commit(session)
+    cluster.heal()
 
 
 def _stop_the_leader(cluster: WalproxyCluster) -> None:

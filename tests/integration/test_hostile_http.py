@@ -8,7 +8,7 @@ import threading
 
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import log_of
-from walproxy.lab.torture import hostile_http
+from walproxy.lab.testing import hostile_http
 
 PIPELINED = b"GET /metrics HTTP/1.1\r\nHost: [::1]\r\n\r\n" * 1600
 # As many commits are made in less than a second, and the answers to all of the requests need more than ten.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_stories import run_example, suffer_everything
+from tests.cluster_stories import hinders_and_heals, run_example, suffer_everything
 from walproxy.lab.testing import WalproxyCluster
 from walproxy.postgres.process_table import is_alive
 
@@ -23,3 +23,8 @@ def test_a_cluster_of_processes_suffers_everything_and_leaves_nothing_behind() -
         pids = cluster.process_ids()
     assert not folder.exists()
     assert not [pid for pid in pids.values() if is_alive(pid)]
+
+
+def test_what_outsiders_do_to_a_cluster_of_processes_begins_and_ends() -> None:
+    with WalproxyCluster(standbys=1, engine="processes") as cluster:
+        hinders_and_heals(cluster)

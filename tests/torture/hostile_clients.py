@@ -3,7 +3,7 @@
     .venv/bin/python tests/torture/hostile_clients.py --seconds 8 --json found.json
 
 A committer makes up to 200 commits a second, first alone, then beside 1, 60 and 1,000 connections of a kind
-(walproxy/lab/torture/hostile_http.py, a process of its own) to the HTTP listener of the proxy, of two safekeepers, of
+(walproxy/lab/testing/hostile_http.py, a process of its own) to the HTTP listener of the proxy, of two safekeepers, of
 an agent, and to the other listeners of two safekeepers. From another address, a client reads /metrics once a second.
 
 The file can be run by the interpreter of another checkout's environment, from its folder, so that two commits can be
@@ -32,7 +32,7 @@ from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
 from walproxy.postgres.binaries import find_servers, reachable_binaries, server_user
 from walproxy.postgres.local_server import LocalPostgres
 
-HOSTILE = Path(__file__).parents[2] / "walproxy" / "lab" / "torture" / "hostile_http.py"
+HOSTILE = Path(__file__).parents[2] / "walproxy" / "lab" / "testing" / "hostile_http.py"
 HTTP_KINDS = ("pipelined", "sequential", "slow", "half-open", "opening", "streams", "headers", "handshakes")
 OTHER_KINDS = ("slow", "half-open", "opening", "handshakes")
 # Each target: whose cluster, and the kinds of clients.

@@ -24,6 +24,7 @@ from safekeeper.base.settings import address
 from walproxy.installation import pip_install
 from walproxy.lab.testing.engine import Blueprint, ClusterFailed, Engine
 from walproxy.lab.testing.faulty_disk import DiskFaults
+from walproxy.lab.testing.hindrances import HOSTILE_HTTP, Hindrance, HostileHttp, hinder
 from walproxy.lab.testing.leftovers import temporary_folder
 from walproxy.lab.testing.processes import ProcessesEngine
 from walproxy.lab.testing.shortages import Flood, TakenDescriptors
@@ -97,6 +98,7 @@ class WalproxyCluster:
         self._disks: dict[str, DiskFaults] = {}
         self._floods: dict[str, Flood] = {}
         self._descriptors: dict[str, TakenDescriptors] = {}
+        self._hindrances: dict[str, Hindrance] = {}
         self._closing = ExitStack()
 
     def __enter__(self) -> Self:
@@ -258,8 +260,26 @@ class WalproxyCluster:
         with contextlib.suppress(KeyError, ProcessLookupError):  # It has ended in this moment.
             self._descriptors[name] = TakenDescriptors(self._engine.process_ids()[name])
 
+    def hinder(self, who: str | int, kind: str) -> None:
+        """Do to a member what a site's clients and settings can do; of a member, one kind at a time.
+
+        Args:
+            kind: of PostgreSQL "no connections", "logins blocked", "settings changed" or "gate removed"; of a standby
+                "replay paused"; of a safekeeper or proxy "hostile HTTP", among processes only.
+
+        Raises:
+            psycopg.Error: the server does not accept it.
+        """
+        name = self._name(who)
+        if name in self._hindrances:
+            return
+        if kind != HOSTILE_HTTP:
+            self._hindrances[name] = hinder(kind, self.conninfo_of(name))
+        elif (port := self._engine.http_port(name)) is not None:
+            self._hindrances[name] = HostileHttp(port)
+
     def heal(self, who: str | int | None = None) -> None:
-        """End the partitions, the disk's faults, the shortages and the pause of a member; without one, of all.
+        """End the partitions, the disk's faults, the shortages, hindrances and the pause of a member; or of all.
 
         Of all: a member that has ended, for whatever reason, is started again, too.
         """
@@ -276,10 +296,13 @@ class WalproxyCluster:
 
     def _end_shortages(self, name: str) -> None:
         flood, descriptors = self._floods.pop(name, None), self._descriptors.pop(name, None)
+        hindrance = self._hindrances.pop(name, None)
         if descriptors is not None:
             descriptors.give_back()
         if flood is not None:
             flood.stop()
+        if hindrance is not None:
+            hindrance.end()
 
     def _streams(self) -> bool:
         status = self.status()

@@ -179,6 +179,10 @@ class ContainersEngine:
         # An address: for the name of the engine's host HTTP is not served.
         return read_status(f"http://{socket.gethostbyname(self._host)}:{self._ports[member]}")
 
+    def http_port(self, member: str) -> int | None:
+        """See `Engine`."""
+        return None
+
     def log(self, member: str, lines: int) -> str:
         """See `Engine`."""
         if member not in self._containers:

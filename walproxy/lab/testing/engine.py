@@ -103,6 +103,9 @@ class Engine(Protocol):
     def status_of(self, member: str) -> dict[str, Any] | None:
         """Return the /status of a daemon, None if it does not answer."""
 
+    def http_port(self, member: str) -> int | None:
+        """Return the port of a daemon's HTTP listener on this machine's loopback address, None if it is not there."""
+
     def log(self, member: str, lines: int) -> str:
         """Return the last lines of what it has logged."""
 

@@ -155,6 +155,10 @@ class ProcessesEngine:
         """See `Engine`."""
         return self._daemons[member].status() if member in self._daemons else None
 
+    def http_port(self, member: str) -> int | None:
+        """See `Engine`."""
+        return self._daemons[member].http_port if member in self._daemons else None
+
     def log(self, member: str, lines: int) -> str:
         """See `Engine`."""
         path = self._process(member).log_path

@@ -3,6 +3,9 @@
 A fault's beginning is recorded when it has taken effect, its end before it begins to be undone: between these times it
 was in effect for certain, and the checkers rely on that.
 
+What outsiders do takes no quorum and no process away: while it lasts, a transaction that begins must be acknowledged,
+the proxy that leads must go on leading, and it must report that commits are not gated when they are not.
+
 After each bout everything is healed, and a transaction that begins only then must be acknowledged before a deadline.
 A process that has ended meanwhile without having been killed is a violation; only a proxy may, when another one has
 taken over from it, and is started again as its supervisor would.
@@ -16,6 +19,7 @@ from typing import Any, Final, Literal, Protocol
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.lab.testing.hindrances import GATE_REMOVED, HINDRANCES
 from walproxy.lab.torture.plan import (
     CUT_OFF,
     DEAF,
@@ -24,6 +28,7 @@ from walproxy.lab.torture.plan import (
     KILL,
     MUTE,
     NO_DESCRIPTORS,
+    OUTSIDERS,
     PAUSE,
     POWER_CUT,
     SLOW_DISK,
@@ -37,6 +42,8 @@ from walproxy.lab.torture.record import Fault, Violation
 NO_PROGRESS: Final = "NoProgress"
 DIED: Final = "Died"
 DURABLE: Final = "Durable"
+DEPOSED: Final = "Deposed"
+UNNOTICED: Final = "Unnoticed"
 
 PROGRESS_WITHIN_S: Final = 60.0
 _ANSWERS_WITHIN_S: Final = 30.0
@@ -59,6 +66,7 @@ class StressedCluster(Protocol):
     def fill(self, safekeeper: str, /) -> None: ...
     def flood(self, safekeeper: str, /) -> None: ...
     def take_descriptors(self, safekeeper: str, /) -> None: ...
+    def hinder(self, who: str, kind: str, /) -> None: ...
     def heal(self, who: str | None = None, /) -> None: ...
     def status_of(self, who: str, /) -> dict[str, Any] | None: ...
     def process_ids(self) -> dict[str, int]: ...
@@ -114,6 +122,11 @@ class Nemesis:
         """
         if bout.kind == POWER_CUT:
             self._cut_power([fault.target for fault in bout.faults])
+        elif bout.kind == OUTSIDERS:
+            led = self._leader()
+            self._carry_out_in_time(bout.faults, self._see_outsider)
+            if led != (leads := self._leader()):
+                self._violate(DEPOSED, f"{led} led before, and {leads} leads after: {bout}")
         else:
             self._carry_out_in_time(bout.faults)
         self._see_who_died()
@@ -136,8 +149,14 @@ class Nemesis:
         self.recoveries_s.append(self._clock() - since_s)
         return True
 
-    def _carry_out_in_time(self, faults: tuple[PlannedFault, ...]) -> None:
-        """Begin and undo each when its time has come; a fault lasts from the moment on when it was brought about."""
+    def _carry_out_in_time(
+        self, faults: tuple[PlannedFault, ...], see: Callable[[PlannedFault, float], None] = lambda fault, begun_s: None
+    ) -> None:
+        """Begin and undo each when its time has come; a fault lasts from the moment on when it was brought about.
+
+        Args:
+            see: called for each with the time when it has begun, before it is undone.
+        """
         began_s = self._clock()
         order = itertools.count()
         due: list[tuple[float, int, PlannedFault, float | None]] = [
@@ -152,8 +171,41 @@ class Nemesis:
                 begun_s = self._clock()
                 heapq.heappush(due, (begun_s + fault.lasts_s, next(order), fault, begun_s))
             else:
+                see(fault, begun_s)
                 self.faults.append(Fault(fault.kind, fault.target, begun_s, self._clock()))
                 self._undo(fault)
+
+    def _see_outsider(self, fault: PlannedFault, begun_s: float) -> None:
+        """Wait until a transaction is acknowledged that has begun under a fault, and until the proxy has noticed it."""
+        self._wait_until(lambda: self._commits.last_ok_begun_s > begun_s, NO_PROGRESS, f"no commit under: {fault}")
+        if fault.kind == GATE_REMOVED:
+            self._wait_until(
+                self._is_reported_not_gated, UNNOTICED, f"no proxy reports that commits are not gated: {fault}"
+            )
+
+    def _is_reported_not_gated(self) -> bool:
+        # A spare has no gate.
+        statuses = filter(None, map(self._cluster.status_of, self._targets.proxies))
+        return any(gate["state"] == "not gated" for gate in (status["gate"] for status in statuses) if gate is not None)
+
+    def _wait_until(self, condition: Callable[[], bool], rule: str, message: str) -> None:
+        since_s = self._clock()
+        while not condition():
+            if self._clock() - since_s > _ANSWERS_WITHIN_S:
+                self._violate(rule, message)
+                return
+            self._wait(_POLL_S)
+
+    def _leader(self) -> tuple[str, int] | None:
+        """Return the proxy that streams, and its term; None if none does in time."""
+        deadline_s = self._clock() + _ANSWERS_WITHIN_S
+        while self._clock() <= deadline_s:
+            for proxy in self._targets.proxies:
+                status = self._cluster.status_of(proxy)
+                if status is not None and status["state"] == "streaming":
+                    return proxy, status["term"]
+            self._wait(_POLL_S)
+        return None
 
     def _begin(self, fault: PlannedFault) -> None:
         cluster, target = self._cluster, fault.target
@@ -175,6 +227,8 @@ class Nemesis:
         elif fault.kind == NO_DESCRIPTORS:
             self._wait_for_start(target)
             cluster.take_descriptors(target)
+        elif fault.kind in HINDRANCES:
+            cluster.hinder(target, fault.kind)
         else:
             cluster.partition(target, _DIRECTIONS[fault.kind])
 

@@ -1,10 +1,12 @@
 """Plan the faults of the nemesis: bouts, drawn by chance. Pure.
 
 A bout is a handful of faults that overlap, each with a target of its own, a time at which it begins and one at which it
-is undone. After each bout everything is whole again, so nothing stays broken for longer than a bout. There are five
+is undone. After each bout everything is whole again, so nothing stays broken for longer than a bout. There are six
 kinds of bouts, because chance alone would seldom bring about what matters most:
 
     mixed        one to four faults, whatever they are
+    outsiders    only what clients and settings of the site do: hostile HTTP, all connections used up, blocked logins,
+                 changed timeouts, no synchronous standby, paused replay. Commits go on, and the leader stays
     no quorum    a majority of safekeepers is out of reach for some seconds: nothing may be acknowledged
     crash        PostgreSQL is killed, beside up to two other faults
     fast stop    PostgreSQL is stopped as an operator would, which needs a quorum, and so the proxies
@@ -16,6 +18,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeVar
 
+from walproxy.lab.testing.hindrances import (
+    GATE_REMOVED,
+    HOSTILE_HTTP,
+    LOGINS_BLOCKED,
+    NO_CONNECTIONS,
+    REPLAY_PAUSED,
+    SETTINGS_CHANGED,
+)
+
 _Choice = TypeVar("_Choice")
 
 KILL, STOP, PAUSE = "kill", "stop", "pause"
@@ -23,6 +34,7 @@ CUT_OFF, DEAF, MUTE = "cut off", "deaf", "mute"
 SLOW_DISK, FULL_DISK = "slow disk", "full disk"
 FLOOD, NO_DESCRIPTORS = "flood", "no descriptors"
 POWER_CUT = "power cut"
+OUTSIDERS: Final = "outsiders"
 
 POSTGRES: Final = "postgres"
 SILENCING: Final = (KILL, STOP, PAUSE, CUT_OFF, DEAF, MUTE)
@@ -40,14 +52,19 @@ _OF_SAFEKEEPERS: Final = {
     FULL_DISK: 4,
     FLOOD: 3,
     NO_DESCRIPTORS: 3,
+    HOSTILE_HTTP: 3,
 }
 _SILENCING_WEIGHTS: Final = {kind: _OF_SAFEKEEPERS[kind] for kind in SILENCING}
-_OF_PROXIES: Final = {KILL: 4, PAUSE: 3, STOP: 2}
+_OF_PROXIES: Final = {KILL: 4, PAUSE: 3, STOP: 2, HOSTILE_HTTP: 2}
+_OF_THE_SERVER: Final = {NO_CONNECTIONS: 3, LOGINS_BLOCKED: 3, SETTINGS_CHANGED: 3}
+_BY_OUTSIDERS: Final = _OF_THE_SERVER | {GATE_REMOVED: 2}
 _SIZES: Final = {1: 30, 2: 35, 3: 25, 4: 10}
-_BOUTS: Final = {"mixed": 50, "no quorum": 20, "crash": 11, "fast stop": 7, "power cut": 12}
+_BOUTS: Final = {"mixed": 42, OUTSIDERS: 14, "no quorum": 17, "crash": 10, "fast stop": 6, "power cut": 11}
 
 _BEGINS_WITHIN_S: Final = 2.0
 _LASTS_S: Final = (0.5, 6.0)
+# Long enough that a proxy looks at the server's settings several times.
+_OUTSIDERS_LAST_S: Final = (6.0, 12.0)
 _POSTGRES_DOWN_S: Final = (0.0, 1.5)
 _NO_QUORUM_WITHIN_S: Final = 0.3
 _NO_QUORUM_LASTS_S: Final = (2.5, 5.0)
@@ -82,7 +99,7 @@ class Bout:
     """Faults that overlap.
 
     Attributes:
-        kind: which of the five.
+        kind: which of the six.
         faults: by their beginnings; of a power cut, all begin at 0.
     """
 
@@ -101,6 +118,7 @@ class Targets:
 
     safekeepers: tuple[str, ...]
     proxies: tuple[str, ...]
+    standbys: tuple[str, ...] = ()
 
     @property
     def quorum(self) -> int:
@@ -117,10 +135,14 @@ def plan_bout(chance: Random, targets: Targets) -> Bout:
         faults = _plan_no_quorum(chance, targets)
     elif kind == "crash":
         faults = [_of_postgres(chance, KILL), *_mixed(chance, targets, chance.choice((0, 1, 2)))]
+    elif kind == OUTSIDERS:
+        faults = _plan_outsiders(chance, targets)
     elif kind == "fast stop":
         faults = [_of_postgres(chance, STOP), *_plan_beside_stop(chance, targets)]
     else:
         faults = _mixed(chance, targets, _choose(chance, _SIZES))
+        if chance.random() < 0.3:
+            faults.append(_fault(chance, _OF_THE_SERVER, POSTGRES))
     return Bout(kind, tuple(sorted(faults, key=lambda fault: fault.after_s)))
 
 
@@ -151,6 +173,19 @@ def _plan_no_quorum(chance: Random, targets: Targets) -> list[PlannedFault]:
     if chance.random() < 0.3:
         faults.append(_fault(chance, _OF_PROXIES, chance.choice(targets.proxies)))
     return faults
+
+
+def _plan_outsiders(chance: Random, targets: Targets) -> list[PlannedFault]:
+    """At most one fault of the server, beside hostile clients of some daemons, and standbys that do not replay."""
+    daemons = chance.sample([*targets.safekeepers, *targets.proxies], chance.choice((0, 1, 2, 4)))
+    planned = [(HOSTILE_HTTP, daemon) for daemon in daemons]
+    if not daemons or chance.random() < 0.7:
+        planned.append((_choose(chance, _BY_OUTSIDERS), POSTGRES))
+    planned += [(REPLAY_PAUSED, standby) for standby in targets.standbys if chance.random() < 0.3]
+    return [
+        PlannedFault(kind, victim, chance.uniform(0.0, _BEGINS_WITHIN_S), chance.uniform(*_OUTSIDERS_LAST_S))
+        for kind, victim in planned
+    ]
 
 
 def _plan_beside_stop(chance: Random, targets: Targets) -> list[PlannedFault]:

@@ -116,6 +116,7 @@ class _Run:
         self._targets = Targets(
             tuple(name for name in cluster.members if name.startswith("safekeeper")),
             tuple(name for name in cluster.members if name.startswith("walproxy")),
+            tuple(name for name in cluster.members if name.startswith("standby")),
         )
         self._clients = TortureClients(cluster.conninfo, plan.clients, plan.rate, WORKLOADS, plan.seed, self._begun_at)
         self._nemesis = Nemesis(cluster, self._clients, self._targets, self._passed_s, self._wait)
@@ -194,8 +195,7 @@ class _Run:
         wait_for_sessions(cluster.conninfo)
         violations = asyncio.run(check_tables(cluster.conninfo, self._operations))
         if catches_up:
-            standbys = [name for name in cluster.members if name.startswith("standby")]
-            violations += check_copies(cluster, self._targets.safekeepers, standbys, self._operations)
+            violations += check_copies(cluster, self._targets.safekeepers, self._targets.standbys, self._operations)
         return violations + check_logs(cluster)
 
     def _passed_s(self) -> float:

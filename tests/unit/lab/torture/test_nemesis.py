@@ -7,6 +7,7 @@ import pytest
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import format_lsn
+from walproxy.lab.testing.hindrances import GATE_REMOVED, HINDRANCES, HOSTILE_HTTP, LOGINS_BLOCKED
 from walproxy.lab.torture.nemesis import PROGRESS_WITHIN_S, Nemesis
 from walproxy.lab.torture.plan import (
     CUT_OFF,
@@ -16,6 +17,7 @@ from walproxy.lab.torture.plan import (
     KILL,
     MUTE,
     NO_DESCRIPTORS,
+    OUTSIDERS,
     PAUSE,
     POWER_CUT,
     SILENCING,
@@ -31,7 +33,7 @@ from walproxy.lab.torture.quorum_check import times_without_quorum
 from walproxy.lab.torture.record import Fault, Violation
 
 SAFEKEEPERS = ("safekeeper1", "safekeeper2", "safekeeper3")
-TARGETS = Targets(SAFEKEEPERS, ("walproxy", "walproxy2"))
+TARGETS = Targets(SAFEKEEPERS, ("walproxy", "walproxy2"), ("standby1",))
 
 
 class NotedCluster:
@@ -45,6 +47,8 @@ class NotedCluster:
         self.living = set(self.members)
         self.disks = dict.fromkeys(SAFEKEEPERS, 1000)
         self.refuses_to_stop = False
+        self.leader = "walproxy"
+        self.gate = "gated"
         # As its own client.
         self.acknowledged_lsn = 0
         self.problem = "nobody listens"
@@ -89,13 +93,21 @@ class NotedCluster:
     def take_descriptors(self, safekeeper: str) -> None:
         self._note(f"take descriptors {safekeeper}")
 
+    def hinder(self, who: str, kind: str) -> None:
+        self._note(f"{kind} {who}")
+
     def heal(self, who: str | None = None) -> None:
         self._note(f"heal {who or 'all'}")
         if who is None:
             self.living = set(self.members)
 
     def status_of(self, who: str) -> dict[str, Any] | None:
-        return {"flush_lsn": format_lsn(self.disks[who])} if who in self.living else None
+        if who not in self.living:
+            return None
+        if who in TARGETS.proxies:
+            state = "streaming" if who == self.leader else "waiting"
+            return {"state": state, "term": 3, "gate": {"state": self.gate}}
+        return {"flush_lsn": format_lsn(self.disks[who])}
 
     def process_ids(self) -> dict[str, int]:
         return {name: 1 + number for number, name in enumerate(self.members) if name in self.living}
@@ -136,9 +148,22 @@ def test_a_seed_means_the_same_plan() -> None:
 def test_every_kind_of_fault_and_of_bout_is_planned() -> None:
     planned = bouts(7)
     kinds = {fault.kind for bout in planned for fault in bout.faults}
-    assert kinds == {*SILENCING, SLOW_DISK, FULL_DISK, FLOOD, NO_DESCRIPTORS, POWER_CUT}
-    assert {bout.kind for bout in planned} == {"mixed", "no quorum", "crash", "fast stop", "power cut"}
-    assert {fault.target for bout in planned for fault in bout.faults} == {"postgres", *SAFEKEEPERS, *TARGETS.proxies}
+    assert kinds == {*SILENCING, SLOW_DISK, FULL_DISK, FLOOD, NO_DESCRIPTORS, POWER_CUT, *HINDRANCES}
+    assert {bout.kind for bout in planned} == {"mixed", OUTSIDERS, "no quorum", "crash", "fast stop", "power cut"}
+    assert {fault.target for bout in planned for fault in bout.faults} == {
+        *("postgres", "standby1"),
+        *SAFEKEEPERS,
+        *TARGETS.proxies,
+    }
+
+
+def test_commits_are_let_through_without_a_quorum_only_while_nothing_but_outsiders_is_at_work() -> None:
+    for bout in bouts(7):
+        kinds = {fault.kind for fault in bout.faults}
+        if bout.kind == OUTSIDERS:
+            assert kinds and kinds <= set(HINDRANCES)
+        else:
+            assert GATE_REMOVED not in kinds
 
 
 def test_no_target_of_a_bout_has_two_faults() -> None:
@@ -225,6 +250,44 @@ def test_each_kind_of_fault_is_brought_about(cluster: NotedCluster, kind: str, e
 
 
 # What is seen.
+
+
+def outsiders(kind: str, target: str) -> Bout:
+    return Bout(OUTSIDERS, (PlannedFault(kind, target, 0.0, 6.0),))
+
+
+def test_a_leader_that_changes_under_a_hostile_client_is_a_violation(cluster: NotedCluster) -> None:
+    nemesis = nemesis_of(cluster)
+    assert nemesis.carry_out(outsiders(HOSTILE_HTTP, "safekeeper1"))
+    assert cluster.notes == [(0.0, "hostile HTTP safekeeper1"), (6.0, "heal safekeeper1"), (6.0, "heal all")]
+    assert nemesis.violations == []
+
+    def deposes(who: str, kind: str) -> None:
+        cluster.leader = "walproxy2"
+
+    cluster.hinder = deposes  # type: ignore[method-assign]
+    assert nemesis.carry_out(outsiders(HOSTILE_HTTP, "walproxy"))
+    [violation] = nemesis.violations
+    assert violation.rule == "Deposed"
+    assert violation.message.startswith("('walproxy', 3) led before, and ('walproxy2', 3) leads after: hostile HTTP")
+
+
+def test_a_commit_that_waits_as_long_as_logins_are_blocked_is_a_violation(cluster: NotedCluster) -> None:
+    nemesis = nemesis_of(cluster)
+    cluster.commits = False
+    assert not nemesis.carry_out(outsiders(LOGINS_BLOCKED, "postgres"))
+    assert [each.rule for each in nemesis.violations] == ["NoProgress", "NoProgress"]
+    assert nemesis.violations[0].message == "no commit under: logins blocked postgres for 6.0 s"
+
+
+@pytest.mark.parametrize(("gate", "rules"), [("gated", ["Unnoticed"]), ("not gated", [])])
+def test_a_removed_gate_that_no_proxy_reports_is_a_violation(
+    cluster: NotedCluster, gate: str, rules: list[str]
+) -> None:
+    nemesis = nemesis_of(cluster)
+    cluster.gate = gate
+    assert nemesis.carry_out(outsiders(GATE_REMOVED, "postgres"))
+    assert [each.rule for each in nemesis.violations] == rules
 
 
 def test_no_commit_behind_a_bout_is_a_violation(cluster: NotedCluster) -> None:

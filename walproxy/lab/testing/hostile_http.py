@@ -1,6 +1,6 @@
 """Clients that use the HTTP listeners of our daemons as badly as a stranger can. A process of its own, loopback only.
 
-    python walproxy/lab/torture/hostile_http.py pipelined 60 20 127.0.0.1:8071 127.0.0.1:8081
+    python walproxy/lab/testing/hostile_http.py pipelined 60 20 127.0.0.1:8071 127.0.0.1:8081
 
 That number of connections to each address for that many seconds; a connection that is closed is opened again after
 RECONNECT_S. The last line of the output is JSON: connections opened, connections that failed, bytes sent, bytes read.
