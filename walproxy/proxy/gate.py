@@ -267,10 +267,13 @@ def _of_names(facts: GateFacts, application_name: str) -> Gate:
 
 
 def _others_max(rule: StandbyNames, name: str, others: Iterable[Walsender]) -> float:
-    """Return how many candidates there can be besides the proxy."""
+    """Return how many candidates there can be besides the proxy.
+
+    A walsender that does not stream is left out: the command connection of each spare has the proxy's name.
+    """
     if _ANY_NAME in rule.names:
         return float("inf")
-    present = Counter(fold_name(each.name) for each in others)
+    present = Counter(fold_name(each.name) for each in others if each.counts is not False)
     return sum(max(1, present[each]) for each in {*rule.names} - {fold_name(name)}) + present[fold_name(name)]
 
 

@@ -233,6 +233,11 @@ def test_a_proxy_that_is_disconnected_is_replaced_by_the_next_standby_of_the_lis
     assert gate("walproxy, a", "a", ours=not_yet).state is NOT_GATED
 
 
+def test_the_command_connection_of_a_spare_replaces_nothing() -> None:
+    assert gate("walproxy", "walproxy", counts=False).state is GATED
+    assert gate("walproxy", "walproxy", counts=True).state is WITH_OTHERS
+
+
 def test_the_name_in_the_command_is_quoted_where_postgresql_needs_it() -> None:
     for name, wanted in (("my-proxy", "'\"my-proxy\"'"), ("any", "'\"any\"'"), ("it's", "'\"it''s\"'"), ("p1", "'p1'")):
         (problem,) = {classify(GateFacts("", "on", ()), name).reason}
