@@ -9,7 +9,7 @@ for name in AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AZURE_STOR
     file=${!variable-}
     if [ -n "$file" ]; then
         if [ ! -r "$file" ]; then
-            echo "entrypoint: cannot read $file, which $variable names, as user $(id -u): see docs/guide/operations.md, In containers" >&2
+            echo "entrypoint: cannot read $file, which $variable names, as user $(id -u): make it readable for that user" >&2
             exit 3
         fi
         export "$name=$(<"$file")"

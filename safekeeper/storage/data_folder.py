@@ -107,7 +107,7 @@ def missing_wal(control: ControlState, begin_lsn: Lsn, flush_lsn: Lsn, wal_direc
         return None
     return (
         f"the WAL in {wal_directory} {difference}: this data folder is no longer a member; "
-        "move it away and start with an empty one, to rejoin as a learner"
+        "move it away and start with an empty one, which walproxy members replace makes a member"
     )
 
 
@@ -290,7 +290,7 @@ class DataFolder:
             if self._fs.listdir(self._wal_directory):
                 raise DiskLost(
                     f"{self.directory} contains WAL but no control file: the promises of this safekeeper are lost; "
-                    "move the folder away and start with an empty one, to rejoin as a learner"
+                    "move the folder away and start with an empty one, which walproxy members replace makes a member"
                 )
             control = ControlState(safekeeper_id=safekeeper_id, incarnation=new_incarnation)
         if not FORMAT_VERSION_MIN <= control.format_version <= FORMAT_VERSION:

@@ -356,7 +356,7 @@ class Agent:
             self._promoted, self._is_settling = None, False
         if self._promoted is None or not self.commits:
             return
-        (order, began_at, old_tli, promotion), self._promoted = self._promoted, None
+        (order, lost_at, old_tli, promotion), self._promoted = self._promoted, None
         change = Change(
             kind=order.kind if order is not None else "failover",
             agent=self.config.name,
@@ -364,18 +364,18 @@ class Agent:
             tli=promotion.tli,
             term=self.view.term,
             fork_lsn=promotion.fork_lsn,
-            seconds=round(now - began_at, 3),
+            seconds=round(now - lost_at, 3),
             at=round(time.time(), 3),
         )
         log_event(
             _log,
             "failover-done",
             {"tli": promotion.tli, "seconds": change.seconds},
-            "commits go on, on timeline %d from %s, %.2f s after the %s began",
+            "commits go on after the %s, on timeline %d from %s, after %.2f s without a leader",
+            change.kind,
             promotion.tli,
             format_lsn(promotion.fork_lsn),
             change.seconds,
-            change.kind,
         )
         if order is not None:
             self._done(order, "")
@@ -559,6 +559,7 @@ class Agent:
     async def _fail_over(self, order: Order | None) -> None:
         kind = order.kind if order is not None else "failover"
         began_at = time.monotonic()
+        lost_at = self._decider.leader_heard_at or began_at
         self._doing = f"{kind}: sealing timeline {self.view.log_tli}"
         why = "ordered" if order is not None else "the leader is lost"
         log_event(_log, "failover-begun", {"kind": kind}, "%s begins: %s", kind, why)
@@ -586,7 +587,7 @@ class Agent:
             async with asyncio.timeout(_CATCH_UP_TIMEOUT_S):
                 # The old leader has stopped its server; its proxy may still count as healthy for a second.
                 log, _, promotion = await run.promote(old_is_dead=kind == "switchover")
-            self._promoted = order, began_at, log.log_tli, promotion
+            self._promoted = order, lost_at, log.log_tli, promotion
             self._is_settling = True
         except TimeoutError:
             raise WalproxyError(

@@ -224,6 +224,7 @@ class Decider:
         resigned_at: when it gave up the lead; None if it has not, or if that is over.
         retry_at: before then it does not try to fail over, to start or to rejoin again.
         orders_done: ids of the orders that it has executed or refused.
+        leader_heard_at: when a quorum of safekeepers last received a message of a leader; None if that is unknown.
     """
 
     own: Own
@@ -231,7 +232,7 @@ class Decider:
     resigned_at: float | None = None
     retry_at: float = 0.0
     orders_done: set[str] = field(default_factory=set)
-    _leader_heard_at: float | None = None
+    leader_heard_at: float | None = None
     _quorum_seen_at: float | None = None
     _quorum_since: float = 0.0
     _hangs_since: float | None = None
@@ -244,8 +245,8 @@ class Decider:
         """Take an exchange into account: it bounds from below when the safekeepers last heard a leader."""
         if view.leader_heard_age_s is not None:
             heard_at = view.sent_at - view.leader_heard_age_s
-            if self._leader_heard_at is None or heard_at > self._leader_heard_at:
-                self._leader_heard_at = heard_at
+            if self.leader_heard_at is None or heard_at > self.leader_heard_at:
+                self.leader_heard_at = heard_at
         if view.has_quorum:
             if self._quorum_seen_at is None or view.sent_at - self._quorum_seen_at > FRESH_S:
                 self._quorum_since = view.sent_at
@@ -315,9 +316,9 @@ class Decider:
     # ------------------------------------------------------------------ memory
 
     def _remember(self, now: float, look: ServerLook) -> None:
-        if self._leader_heard_at is None:
+        if self.leader_heard_at is None:
             # Found running by an agent that has just started: it has a second to hear from the safekeepers.
-            self._leader_heard_at = now - demote_after_s(self.own.dead_after_s) + FIRST_VIEW_S
+            self.leader_heard_at = now - demote_after_s(self.own.dead_after_s) + FIRST_VIEW_S
         if look.state is ServerState.PRIMARY:
             self._was_primary = True
         elif look.state in (ServerState.STANDBY, ServerState.STOPPED, ServerState.MISSING):
@@ -332,7 +333,7 @@ class Decider:
 
     def _silent_s(self, now: float) -> float:
         """Return for how long, at most, the safekeepers have heard no leader."""
-        return now - self._leader_heard_at if self._leader_heard_at is not None else 0.0
+        return now - self.leader_heard_at if self.leader_heard_at is not None else 0.0
 
     def _dead_after_s(self, view: ClusterView) -> float:
         """Return how long the most impatient agent waits."""

@@ -95,7 +95,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
         agent: of the new primary.
         tli, term: of the new primary.
         fork_lsn: where the new timeline begins.
-        seconds: from the decision until commits went on.
+        seconds: without a leader: from the last message of the old one that a quorum of safekeepers received until
+            commits went on.
         at: in seconds since 1970.
         old_tli: the timeline that ended; 0 if unknown.
     """

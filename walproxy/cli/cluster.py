@@ -71,7 +71,7 @@ _CHANGES: Final = (
     Column("TL", leaves=3, is_right=True),
     Column("term", leaves=1, is_right=True),
     Column("fork", leaves=2),
-    Column("without commits", is_right=True),
+    Column("without a leader", is_right=True),
 )
 
 _options = settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
@@ -341,7 +341,7 @@ def _print_end(order: _OrderOfCommand, given: Order | None, view: ClusterView, s
         click.echo(f"{order.agent} has been rebuilt ({seconds:.1f} s)")
     else:
         last = view.settings.changes[-1] if view.settings.changes else None
-        gap = f"; {last.seconds:.2f} s without commits" if last is not None and last.tli == tli else ""
+        gap = f"; {last.seconds:.2f} s without a leader" if last is not None and last.tli == tli else ""
         click.echo(f"{name} is the primary on timeline {tli} in term {view.log.term}: commits go on{gap}")
 
 

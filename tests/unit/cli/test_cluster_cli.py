@@ -136,7 +136,7 @@ def test_a_switchover_is_ordered_and_followed_to_its_end(cluster: Cluster) -> No
     cluster.views.steps = [nothing, nothing, resigns, promotes]
     result = cluster("switchover", "--to", "two", "--yes")
     assert result.returncode == EXIT_FINE, result.stderr
-    assert result.stdout == ("two is the primary on timeline 3 in term 7: commits go on; 1.23 s without commits\n")
+    assert result.stdout == ("two is the primary on timeline 3 in term 7: commits go on; 1.23 s without a leader\n")
     assert result.stderr.splitlines() == ["waiting until two acts", "one: switchover to two"]
     (order,) = cluster.views.orders
     assert (order.kind, order.agent, len(order.id)) == ("switchover", "two", 32)

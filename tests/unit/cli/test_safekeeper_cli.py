@@ -168,7 +168,7 @@ def test_lost_wal_ends_start_and_inspect_with_6_and_says_what_to_do(tmp_path: Pa
     shutil.rmtree(directory / "wal")
     result = safekeeper("run", "--id", "1", "--data-dir", str(directory))
     assert result.returncode == 6
-    assert "start with an empty one, to rejoin as a learner" in one_line(result)
+    assert "start with an empty one, which walproxy members replace makes a member" in one_line(result)
     result = safekeeper("inspect", "--data-dir", str(directory))
     assert result.returncode == 6
     assert "is missing" in result.stdout
