@@ -7,7 +7,7 @@ environment, never from a URL, because messages show it.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -47,11 +47,16 @@ _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"
 
 
 class Location(NamedTuple):
-    """An opened location: its name for messages, its client, and its folder if it is a local one."""
+    """An opened location: its name for messages, its client, and its folder if it is a local one.
+
+    Attributes:
+        with_checksums: returns a client whose puts have a checksum, if the store is S3 and no option says which.
+    """
 
     url: str
     client: Client
     folder: Path | None
+    with_checksums: Callable[[], Client] | None = None
 
 
 def open_location(
@@ -128,10 +133,18 @@ def _open_remote(url: str, options: Mapping[str, str], timeout_s: float, retries
             raise ConfigurationError(f"the store {url} has no option {name!r}")
         else:
             config[key] = value
-    try:
+
+    def client_of(**further: str) -> Client:
         client: Client = _client_from_url(
-            url, config=config, client_options=client_options, retry_config={**_RETRIES, "max_retries": retries}
+            url,
+            config={**config, **further},
+            client_options=client_options,
+            retry_config={**_RETRIES, "max_retries": retries},
         )
+        return client
+
+    try:
+        client = client_of()
     except UnknownConfigurationKeyError as error:
         key_named = re.search(r"[Kk]ey: '([^']*)'", str(error))
         name = key_named[1] if key_named else ", ".join(options)
@@ -139,7 +152,8 @@ def _open_remote(url: str, options: Mapping[str, str], timeout_s: float, retries
     except (BaseError, ValueError, TypeError) as error:
         secrets = [value for value in options.values() if value]
         raise ConfigurationError(f"cannot use {url}: {reason_of(error, secrets)}") from error
-    return Location(url, client, None)
+    has_choice = isinstance(client, S3Store) and not any("checksum" in key for key in config)
+    return Location(url, client, None, (lambda: client_of(checksum_algorithm="SHA256")) if has_choice else None)
 
 
 def endpoint_is_plain(options: Mapping[str, str]) -> bool:

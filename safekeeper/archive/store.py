@@ -25,11 +25,11 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from safekeeper.archive.local_folder import LocalFolder
 from safekeeper.archive.location import REQUEST_RETRIES, Location, open_location
 from safekeeper.archive.objects import NO_OPTIONS, PROBE_FOLDER, ObjectInfo
-from safekeeper.archive.store_errors import ConditionsNotSupported, secrets_of, translated
+from safekeeper.archive.store_errors import ConditionsNotSupported, needs_checksum, secrets_of, translated
 from safekeeper.base.errors import ArchiveError, ArchiveRefused, ObjectMissing
 
 if TYPE_CHECKING:
-    from obstore import UpdateVersion  # It exists in the stubs only.
+    from obstore import PutMode, PutResult, UpdateVersion  # They exist in the stubs only.
 
 WHOLE_MAX_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
@@ -77,6 +77,9 @@ class ObjectStore:
     def __init__(self, location: Location, secrets: Iterable[str]) -> None:
         self.url = location.url
         self._client = location.client
+        self._with_checksums = location.with_checksums
+        self._sends_checksums = False
+        self._checksum_lock = threading.Lock()
         self.folder = location.folder
         self._folder = LocalFolder(location.folder) if location.folder is not None else None
         self._secrets = tuple(secrets)
@@ -143,9 +146,13 @@ class ObjectStore:
         if isinstance(data, bytes | memoryview):
             return self._put_whole(key, data, absent=absent)
         with self._translating(f"put {self._name(key)}"):
-            obstore.put(
-                self._client, key, data, use_multipart=True, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
-            )
+            try:
+                obstore.put(
+                    self._client, key, data, use_multipart=True, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+                )
+            except BaseError as error:
+                self._add_checksums(error)  # For the next attempt: the pieces of this one are used up.
+                raise
             self._make_durable(key)
         return True
 
@@ -252,7 +259,7 @@ class ObjectStore:
         """
         with self._translating(f"put {self._name(key)}"):
             try:
-                put = obstore.put(self._client, key, data, use_multipart=False, mode=_version_of(tag))
+                put = self._put_small(key, data, _version_of(tag))
                 return ObjectTag(put["e_tag"], put["version"])
             except PreconditionError:
                 return None
@@ -307,12 +314,35 @@ class ObjectStore:
     def _put_whole(self, key: str, data: bytes | memoryview, *, absent: bool) -> bool:
         with self._translating(f"put {self._name(key)}"):
             try:
-                obstore.put(self._client, key, data, use_multipart=False, mode="create" if absent else "overwrite")
+                self._put_small(key, data, "create" if absent else "overwrite")
             except (AlreadyExistsError, PreconditionError):
                 if not absent:
                     raise
                 return False
             self._make_durable(key)
+        return True
+
+    def _put_small(self, key: str, data: bytes | memoryview, mode: "PutMode") -> "PutResult":
+        """Put an object in one request, which is repeated with a checksum if the store requires that."""
+        try:
+            return obstore.put(self._client, key, data, use_multipart=False, mode=mode)
+        except BaseError as error:
+            if not self._add_checksums(error):
+                raise
+        return obstore.put(self._client, key, data, use_multipart=False, mode=mode)
+
+    def _add_checksums(self, error: BaseError) -> bool:
+        """Send a checksum with each further put if the store has refused one without; return whether it has.
+
+        Not from the start: stores that imitate S3 may refuse the header. SHA-256 costs nothing more, since the
+        signature of a request contains it anyway.
+        """
+        if self._with_checksums is None or not needs_checksum(error):
+            return False
+        with self._checksum_lock:
+            if not self._sends_checksums:
+                self._client, self._sends_checksums = self._with_checksums(), True
+                _log.info("the archive %s requires checksums (Object Lock): sending SHA-256 with each object", self.url)
         return True
 
     def _exists(self, key: str) -> bool:

@@ -49,8 +49,18 @@ _OTHER_REFUSALS = (
 )
 
 
+# S3's and its imitations' refusal of a put without a checksum, in a bucket with Object Lock.
+_NEEDS_CHECKSUM = re.compile("content-md5|x-amz-checksum", re.IGNORECASE)
+
+
 class ConditionsNotSupported(ArchiveUnavailable):
     """The store does not support a put that must not overwrite."""
+
+
+def needs_checksum(error: BaseException) -> bool:
+    """Return whether a store has refused a put because it has no checksum, as S3 does in a bucket with Object Lock."""
+    code = _XML_CODE.search(str(error))
+    return code is not None and bool(_NEEDS_CHECKSUM.search(str(error)))
 
 
 def secrets_of(options: Mapping[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import web
 
 from safekeeper.archive.objects import partial_file
 from safekeeper.base.errors import ArchiveConflict, ArchiveCorrupt, ArchiveError, ArchiveRefused, ArchiveUnavailable
@@ -13,6 +14,8 @@ from tests.integration.archive_fixtures import MIB, Archive, confirmed, credenti
 from tests.integration.faulty_relay import (
     Fault,
     FaultyRelay,
+    Forward,
+    Request,
     answer,
     delay,
     drop,
@@ -24,7 +27,7 @@ from tests.integration.faulty_relay import (
     passing,
     tear,
 )
-from tests.integration.object_stores import ACCESS_KEY, SECRET_KEY, MotoServer, RcloneServer, Server
+from tests.integration.object_stores import ACCESS_KEY, SECRET_KEY, MotoServer, Place, RcloneServer, Server
 
 OBJECT = r"/\w{24}(\?|$)"  # the segment itself, in the path of a request
 RECEIPT = r"\.receipt(\?|$)"
@@ -66,6 +69,45 @@ def assert_one_clear_line(error: ArchiveError, *parts: str) -> None:
     assert SECRET_KEY not in text and ACCESS_KEY not in text and "AWS4" not in text
     for part in parts:
         assert part in text, text
+
+
+async def locked(request: Request, forward: Forward) -> web.Response:
+    """A bucket with Object Lock: a put without a checksum of its content is refused, as by S3."""
+    names = {name.lower() for name, _ in request.headers}
+    if request.body and not any(name.startswith("x-amz-checksum-") or name == "content-md5" for name in names):
+        return await answer(
+            400,
+            "InvalidRequest",
+            "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock "
+            "parameters",
+        )(request, forward)
+    return await forward(request)
+
+
+@pytest.mark.parametrize("options", [{}, {"checksum_algorithm": "sha256"}], ids=["default", "chosen"])
+def test_a_bucket_with_object_lock_gets_checksums(
+    moto: Server, relay: FaultyRelay, options: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    relay.when("PUT", "", locked)
+    place = moto.place(f"locked-{len(options)}", relay.endpoint)
+    archive = Archive(moto, f"locked-{len(options)}", Place(place.url, {**place.options, **options}, place.environment))
+    uploader = archive.uploader()
+    uploader.claim()
+    uploader.upload(segment(0), wal(0))
+    assert_it_holds(archive, wal(0))
+    if options:
+        assert "requires checksums" not in caplog.text
+    else:
+        assert caplog.text.count("requires checksums (Object Lock): sending SHA-256 with each object") == 1
+    # In parts: the first attempt of a process may be refused.
+    store = archive.store()
+    pieces = [bytes([number]) * (6 * MIB) for number in range(3)]
+    if not options:
+        with pytest.raises(ArchiveUnavailable, match="Object Lock"):
+            store.put("parts", iter(pieces), absent=False)
+    assert store.put("parts", iter(pieces), absent=False)
+    assert store.get("parts") == b"".join(pieces)
 
 
 @pytest.mark.parametrize(
