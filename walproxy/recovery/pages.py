@@ -23,34 +23,81 @@ _CHUNK_BYTES = 128 * PAGE_SIZE
 _NO_HEADER = bytes(PAGE_HEADER_SIZE)
 
 
-def check_pages(path: Path, tli: int, begin_lsn: Lsn, size: int, origin: Origin, what: str) -> None:
-    """Check that a file contains `size` bytes of WAL of timeline `tli` from `begin_lsn`, a segment's start, on.
+class PageCheck:
+    """Check that bytes, which arrive in pieces, are `size` bytes of WAL of timeline `tli` from a segment's start on.
 
     Args:
+        begin_lsn: the start of the segment.
         what: the file in messages: its name and source.
+    """
+
+    def __init__(self, tli: int, begin_lsn: Lsn, size: int, origin: Origin, what: str) -> None:
+        self._tli = tli
+        self._begin_lsn = self._lsn = begin_lsn
+        self._size = size
+        self._origin = origin
+        self._what = what
+        self._magic = 0
+        self._filler_lsn: Lsn | None = None  # Where pages of zeros began, which fill a segment after a switch record.
+        self._rest = b""  # The beginning of a page.
+
+    def feed(self, piece: bytes) -> None:
+        """Check the pages that `piece` completes.
+
+        Raises:
+            SourceCorrupt: they are not this WAL.
+        """
+        chunk = self._rest + piece if self._rest else piece
+        whole = len(chunk) // PAGE_SIZE * PAGE_SIZE
+        self._check(chunk, whole)
+        self._rest = chunk[whole:]
+
+    def finish(self) -> None:
+        """Check the last page, which may be incomplete, and the size.
+
+        Raises:
+            SourceCorrupt: as `feed`; or there are more or fewer bytes.
+        """
+        rest, self._rest = self._rest, b""
+        self._check(rest, len(rest))
+        found = self._lsn - self._begin_lsn
+        if found != self._size:
+            raise SourceCorrupt(f"{self._what} has {found} bytes where {self._size} are expected")
+
+    def _check(self, chunk: bytes, size: int) -> None:
+        lsn = self._lsn
+        self._lsn += size
+        offset = 0
+        while offset < size:
+            header = chunk[offset : offset + LONG_PAGE_HEADER_SIZE]
+            if len(header) < PAGE_HEADER_SIZE:
+                return  # A partial that ends inside a header.
+            if header[:PAGE_HEADER_SIZE] == _NO_HEADER and lsn + offset != self._begin_lsn:
+                self._filler_lsn = self._filler_lsn or lsn + offset
+            elif self._filler_lsn is not None:
+                filler = f"{format_lsn(self._filler_lsn)} to {format_lsn(lsn + offset)}"
+                raise SourceCorrupt(f"{self._what} is zero from {filler}")
+            else:
+                self._magic = _check_header(
+                    header, lsn + offset, self._begin_lsn, self._tli, self._magic, self._origin, self._what
+                )
+            offset += PAGE_SIZE
+
+
+def check_pages(path: Path, tli: int, begin_lsn: Lsn, size: int, origin: Origin, what: str) -> None:
+    """Check a file: see PageCheck.
 
     Raises:
-        SourceCorrupt: it does not.
+        SourceCorrupt: it is not this WAL.
     """
     found = path.stat().st_size
     if found != size:
         raise SourceCorrupt(f"{what} has {found} bytes where {size} are expected")
-    magic = 0
-    filler_lsn = None  # Where pages of zeros began, which fill a segment after a switch record.
+    check = PageCheck(tli, begin_lsn, size, origin, what)
     with path.open("rb") as file:
-        lsn = begin_lsn
         while chunk := file.read(_CHUNK_BYTES):
-            for offset in range(0, len(chunk), PAGE_SIZE):
-                header = chunk[offset : offset + LONG_PAGE_HEADER_SIZE]
-                if len(header) < PAGE_HEADER_SIZE:
-                    break  # A partial that ends inside a header.
-                if header[:PAGE_HEADER_SIZE] == _NO_HEADER and lsn + offset != begin_lsn:
-                    filler_lsn = filler_lsn or lsn + offset
-                    continue
-                if filler_lsn is not None:
-                    raise SourceCorrupt(f"{what} is zero from {format_lsn(filler_lsn)} to {format_lsn(lsn + offset)}")
-                magic = _check_header(header, lsn + offset, begin_lsn, tli, magic, origin, what)
-            lsn += len(chunk)
+            check.feed(chunk)
+    check.finish()
 
 
 def _check_header(header: bytes, lsn: Lsn, begin_lsn: Lsn, tli: int, magic: int, origin: Origin, what: str) -> int:

@@ -1,28 +1,28 @@
 """The content of an archive: the times that can be restored, missing WAL, and whether its bytes are right."""
 
-import tempfile
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 import msgspec
 
 from safekeeper.archive.catalog import ArchivedRange, Catalog, Hole
-from safekeeper.archive.fetch import ArchiveReader
+from safekeeper.archive.fetch import ArchiveReader, verified_pieces
 from safekeeper.archive.objects import ArchivedObject, Manifest
 from safekeeper.archive.store import ObjectStore
 from safekeeper.base.errors import ArchiveCorrupt, ArchiveRefused, ObjectMissing, RemoteProtocolError
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn, segment_start
 from safekeeper.base.timelines import parse_timeline_history
-from walproxy.recovery.pages import check_pages
+from walproxy.recovery.pages import PageCheck
 from walproxy.recovery.record_times import Commit, scan
 from walproxy.wal_sources.source import Origin, SourceCorrupt
 
 _SCANNED_SEGMENTS_MAX = 8
 _DOWNLOADS = 8
+_JOBS_MAX = 4 * _DOWNLOADS
 
 
 class RestorableRange(NamedTuple):
@@ -145,16 +145,20 @@ def verify(
     total = sum(each.plain_bytes for each in objects)
     done = 0
     origin = Origin(manifest.system_id, manifest.segment_size)
-    with tempfile.TemporaryDirectory(prefix="walproxy-verify-") as folder, ThreadPoolExecutor(_DOWNLOADS) as pool:
-        jobs = {
-            pool.submit(_problem_of, reader, each, origin, Path(folder) / str(number)): each
-            for number, each in enumerate(objects)
-        }
-        for job in as_completed(jobs):
-            problem = job.result()
-            if problem:
-                problems.append(problem)
-            done += jobs[job].plain_bytes
+    with ThreadPoolExecutor(_DOWNLOADS) as pool:
+        # A few at a time: a job that waits takes more memory than an entry of the listing.
+        waiting = iter(objects)
+        jobs: dict[Future[str], ArchivedObject] = {}
+        while True:
+            for each in itertools.islice(waiting, _JOBS_MAX - len(jobs)):
+                jobs[pool.submit(_problem_of, reader, each, origin)] = each
+            if not jobs:
+                break
+            for job in wait(jobs, return_when=FIRST_COMPLETED).done:
+                done += jobs.pop(job).plain_bytes
+                problem = job.result()
+                if problem:
+                    problems.append(problem)
             progress(done, total)
     return Verdict(len(objects), total, sorted(problems), notes)
 
@@ -178,18 +182,17 @@ def _is_lost(store: ObjectStore, archived: ArchivedObject) -> bool:
     return True
 
 
-def _problem_of(reader: ArchiveReader, archived: ArchivedObject, origin: Origin, path: Path) -> str:
+def _problem_of(reader: ArchiveReader, archived: ArchivedObject, origin: Origin) -> str:
     """Return what is wrong with an object, empty if nothing is."""
     file = archived.file
     try:
         receipt = msgspec.json.decode(reader.store.get(archived.receipt_key), type=dict)
         if receipt.get("system_id") != origin.system_id:
             return f"{archived.receipt_key} is a receipt of the system {receipt.get('system_id')}"
-        reader.fetch(archived, path)
         if file.kind == "history":
-            parse_timeline_history(file.tli, path.read_bytes())
+            parse_timeline_history(file.tli, reader.fetch_bytes(archived))
         else:
-            check_pages(path, file.tli, file.begin_lsn, file.end_lsn - file.begin_lsn, origin, archived.key)
+            _check_content(reader, archived, origin)
     except (ArchiveCorrupt, SourceCorrupt, RemoteProtocolError) as error:
         return str(error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -197,6 +200,25 @@ def _problem_of(reader: ArchiveReader, archived: ArchivedObject, origin: Origin,
     except ObjectMissing as error:
         # An archiver removes a partial once a longer one exists.
         return "" if file.kind == "partial" else str(error)
-    finally:
-        path.unlink(missing_ok=True)
     return ""
+
+
+def _check_content(reader: ArchiveReader, archived: ArchivedObject, origin: Origin) -> None:
+    """Read an object, in pieces, and compare it with its receipt and its name.
+
+    Raises:
+        ArchiveCorrupt: it does not match its receipt, which is reported rather than what follows from it.
+        SourceCorrupt: it does, but is not this WAL.
+    """
+    file = archived.file
+    check = PageCheck(file.tli, file.begin_lsn, file.end_lsn - file.begin_lsn, origin, archived.key)
+    wrong: SourceCorrupt | None = None
+    for piece in verified_pieces(reader.store, archived):
+        if wrong is None:
+            try:
+                check.feed(piece)
+            except SourceCorrupt as error:
+                wrong = error
+    if wrong is not None:
+        raise wrong
+    check.finish()
