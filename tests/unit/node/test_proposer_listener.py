@@ -57,6 +57,7 @@ from safekeeper.storage.data_folder import DataFolder
 from tests.unit.certificates import Authority
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 from tests.unit.faulty_filesystem import FaultyFileSystem
+from tests.unit.held_turns import HeldTurns
 from tests.unit.node.test_node import ALWAYS_QUICK_S
 
 SEGMENT_SIZE = 1 << 20
@@ -776,3 +777,40 @@ async def test_what_waits_for_the_node_stays_encrypted_and_comes_in_order_afterw
         there.fs.release()
         kinds = [type(await client.receive()) for _ in range(count + 2)]
         assert kinds == [VoteResponse, *count * [PreVoteResponse], VoteResponse]
+
+
+@on_the_loop
+async def test_the_messages_of_a_connection_that_is_not_proven_wait_for_its_turn(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        there.listener.turns = turns = HeldTurns()
+        stranger = await there.client()
+        stranger.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
+        await until(lambda: len(turns.held) == 1)
+        assert not there.listener.admission.proven and not there.connection()._transport.is_reading()
+        turns.release()
+        assert isinstance(await stranger.receive(), AcceptorGreeting)
+        assert there.listener.admission.proven == 1
+        await stranger.lead()
+        assert not turns.held
+
+
+@on_the_loop
+async def test_each_step_of_a_tls_handshake_waits_for_its_turn_until_the_connection_is_proven(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with house(tmp_path, tls=ServerTls(*authority.sign("server"))) as there:
+        there.listener.turns = turns = HeldTurns()
+        joining = asyncio.create_task(there.client(tls=ClientTls(authority.ca).context))
+        steps = 0
+        while not joining.done():
+            await until(lambda: bool(turns.held) or joining.done())
+            steps += bool(turns.held)
+            turns.release()
+        proxy = await joining
+        proxy.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
+        while not there.listener.admission.proven:
+            await until(lambda: bool(turns.held))
+            turns.release()
+        assert steps >= 1
+        assert isinstance(await proxy.receive(), AcceptorGreeting)
+        await proxy.lead()
+        assert not turns.held

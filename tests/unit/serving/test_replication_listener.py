@@ -4,6 +4,7 @@ import copy
 import logging
 import random
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from safekeeper.consensus.messages import Bootstrap, Bootstrapped
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.pgwire.backend import INT4
 from safekeeper.serving.replication_listener import CAUSED_LINES_A_MINUTE
-from tests.unit.replication_client import CopyDone, ReplicationClient, ServerError
+from tests.unit.held_turns import HeldTurns
+from tests.unit.replication_client import DEADLINE_S, CopyDone, ReplicationClient, ServerError
 from tests.unit.replication_house import ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SYSTEM_ID
 from tests.unit.wal_builder import WalBuilder
@@ -475,3 +477,20 @@ def test_garbage_closes_its_own_connection_only(tmp_path: Path, seed: int) -> No
             pass  # It was closed while it was still talking.
         house.until(lambda: house.listener.connection_count == 1)
         assert reader.receive_wal(received, BASE_LSN + 1000) == WAL[:1000]
+
+
+def test_what_a_client_sends_before_it_has_logged_in_waits_for_its_turn(tmp_path: Path) -> None:
+    with ReplicationHouse(tmp_path) as house:
+        turns = house.call(HeldTurns)
+        house.listener.turns = turns
+        stranger = house.stranger()
+        logging_in = threading.Thread(target=stranger.start_up, args=({"user": "x", "replication": "true"},))
+        logging_in.start()
+        house.until(lambda: len(turns.held) == 1)
+        assert house.call(lambda: house.listener.admission.proven) == 0
+        house.call(turns.release)
+        logging_in.join(DEADLINE_S)
+        assert house.call(lambda: house.listener.admission.proven) == 1
+        with pytest.raises(ServerError, match="does not have committed WAL yet"):
+            stranger.query("SHOW wal_segment_size")
+        assert not turns.held
