@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.cluster_templates import init_by_copying
 from tests.forking.daemons import ForkedLocalProcess
 from tests.integration.conftest import NEWEST
 from tests.integration.refusal_fixtures import run_walproxy
+from tests.integration.test_hostile_http import REQUESTS, read_answers
 from tests.waiting import wait_for
 from walproxy.lab.cluster.agent_cluster import AgentCluster
 from walproxy.lab.load.clients import Clients
@@ -150,6 +152,23 @@ def test_primary_whose_logins_block_stays_the_primary(new_agents: NewAgents) -> 
         assert "killing PostgreSQL" not in leader.agent.log_tail(500)
         book.verify()
     assert cluster.wait_for_leader().name == "pg1"
+
+
+def test_pipelined_requests_at_the_agent_of_the_primary_end_no_writes(new_agents: NewAgents) -> None:
+    cluster = new_agents("--dead-after", "5")
+    leader = cluster.hosts["pg1"]
+    with Book(cluster) as book:
+        book.wait_for_commit()
+        counts = [[0] for _ in range(2)]
+        clients = [threading.Thread(target=read_answers, args=(leader.agent.http_port, count)) for count in counts]
+        for client in clients:
+            client.start()
+        while any(client.is_alive() for client in clients):
+            book.wait_for_commit()
+        assert counts == [[REQUESTS]] * 2
+        assert "no writes from now on" not in leader.agent.log_path.read_text()
+        assert leader.server.look().tli == 1 and cluster.is_leader("pg1")
+        book.verify()
 
 
 def test_primary_without_a_quorum_ends_its_writes_and_the_server_is_started_again(new_agents: NewAgents) -> None:

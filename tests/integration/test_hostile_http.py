@@ -10,7 +10,8 @@ from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusal_fixtures import log_of
 from walproxy.lab.testing import hostile_http
 
-PIPELINED = b"GET /metrics HTTP/1.1\r\nHost: [::1]\r\n\r\n" * 1600
+REQUESTS = 1600
+PIPELINED = b"GET /metrics HTTP/1.1\r\nHost: [::1]\r\n\r\n" * REQUESTS
 # As many commits are made in less than a second, and the answers to all of the requests need more than ten.
 COMMITS = 100
 
@@ -19,7 +20,7 @@ def read_answers(port: int, answered: list[int]) -> None:
     """Send the requests in one write; count the answers."""
     with socket.create_connection(("127.0.0.1", port), timeout=300) as client, client.makefile("rb") as stream:
         client.sendall(PIPELINED)
-        while answered[0] < 1600 and (line := stream.readline()):
+        while answered[0] < REQUESTS and (line := stream.readline()):
             answered[0] += line.endswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -39,7 +40,7 @@ def test_while_pipelined_requests_are_answered_commits_go_on(new_stand: NewStand
     while any(client.is_alive() for client in clients):
         stand.commit(2 + commits)
         commits += 1
-    assert counts == [[1600]] * 3
+    assert counts == [[REQUESTS]] * 3
     assert commits >= COMMITS
     assert "limiting HTTP to 10% of this process's time: 127.0.0.1 used 100% of that" in log_of(stand.proxy)
     assert log_of(stand.proxy).count(": elected by ") == 1
