@@ -178,6 +178,7 @@ class Service:
                     safekeeper_routes(node, addresses, pg_listener, archiver, retention, puller)
                     | {"/metrics": made_at_first_request(metrics)},
                     "safekeeper",
+                    keeps_history=True,
                 ),
                 config.http_listen,
                 tls=protection.http_tls,

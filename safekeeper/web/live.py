@@ -10,6 +10,8 @@ could not be computed:
     event: tick
     data: {"at": "2026-11-25T22:10:03.000+00:00", "failed": []}
 
+The first frame of a reader also contains the event `history` (safekeeper/web/history.py).
+
 A reader that has not read the last frames gets none until it has, and then one with every part. So nothing is queued
 for a reader (safekeeper/net/http_server.py disconnects those that stop reading).
 """
@@ -24,6 +26,7 @@ import msgspec
 
 from safekeeper.base.logs import RateLimit, describe_bug
 from safekeeper.net.http_server import HttpConnection, Stream
+from safekeeper.web.history import History
 
 INTERVAL_S = 1.0
 # The time after which a browser that lost its connection connects again.
@@ -38,12 +41,19 @@ class LiveStream(Stream):
     Args:
         parts: functions that return the content of each part, a value to encode as JSON.
         headers: of the answer.
+        history: the last ten minutes, None without them.
     """
 
     content_type = "text/event-stream"
 
-    def __init__(self, parts: Mapping[str, Callable[[], Any]], headers: tuple[tuple[str, str], ...]) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Callable[[], Any]],
+        headers: tuple[tuple[str, str], ...],
+        history: History | None = None,
+    ) -> None:
         self.headers = headers
+        self._history = history
         self._parts = parts
         self._events: dict[str, bytes] = {}
         # Each reader, and whether it has every part as of the last frame.
@@ -61,7 +71,8 @@ class LiveStream(Stream):
         if self._timer is None:
             self._take()
             self._wait()
-        self._readers[reader] = reader.send_frame(b"retry: %d\n\n%s" % (_RETRY_MS, self._everything()))
+        past = _event("history", list(self._history.samples)) if self._history is not None else b""
+        self._readers[reader] = reader.send_frame(b"retry: %d\n\n%s%s" % (_RETRY_MS, past, self._everything()))
 
     def leave(self, reader: HttpConnection) -> None:
         """See Stream: without readers nothing is computed."""

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any
 
 from safekeeper.net.http_server import Answer, QueryRoute, Route, SlowRoute, Text
+from safekeeper.web.history import History
 from safekeeper.web.live import LiveStream
 
 # frame-ancestors, base-uri and form-action do not follow default-src.
@@ -45,6 +46,8 @@ def with_page(
     routes: Mapping[str, Route | QueryRoute | SlowRoute],
     page: str,
     more: Mapping[str, Callable[[], Any]] | None = None,
+    *,
+    keeps_history: bool = False,
 ) -> dict[str, Route | QueryRoute | SlowRoute]:
     """Return these routes, the page, its files, and its stream.
 
@@ -52,11 +55,12 @@ def with_page(
         routes: what the stream has of them: `/status`, and `/events` if it exists.
         page: the name of the page's file, without `.html`.
         more: functions that return the content of further parts of the stream.
+        keeps_history: the charts show the last ten minutes also of a page that is opened later; needs a running loop.
     """
     parts: dict[str, Callable[[], Any]] = {"status": functools.partial(_content_of, routes["/status"]), **(more or {})}
     if "/events" in routes:
         parts["events"] = _RecentEvents(routes["/events"])
-    live = LiveStream(parts, HEADERS)
+    live = LiveStream(parts, HEADERS, History(parts, page) if keeps_history else None)
     files = {f"/web/{each.name}": _file(each.name) for each in _FILES.iterdir() if not each.name.endswith(".html")}
     return {**routes, "/": _file(f"{page}.html"), **files, "/live": lambda: (200, live)}
 

@@ -84,9 +84,13 @@ def headline(page: Page) -> str:
 
 @NEWEST
 def test_what_is_drawn_equals_the_status_while_safekeepers_are_killed(cluster: Gated, browser: Browser) -> None:
-    with opened(browser, cluster.proxy.url + "/") as page:
+    with (
+        opened(browser, cluster.proxy.url + "/") as page,
+        opened(browser, cluster.safekeepers[1].url + "/") as page_of_one,
+    ):
         until_equal(cluster, page, "streaming", set())
         assert headline(page) == "Commits succeed."
+        assert headline(page_of_one) == "This safekeeper receives WAL from a proxy."
         Commit(cluster.postgres).wait()
         cluster.safekeepers[3].kill9()
         until_equal(cluster, page, "streaming", {3})
@@ -97,9 +101,13 @@ def test_what_is_drawn_equals_the_status_while_safekeepers_are_killed(cluster: G
         wait_for(lambda: "1 session" in page.inner_text("#details"), "the session is counted", timeout_s=WAIT_S)
         assert headline(page) == "Commits wait: there is no quorum."
         until_equal(cluster, page, "waiting_for_quorum", {2, 3})
+        no_quorum = "Commits wait: the proxy has no quorum."
+        wait_for(lambda: headline(page_of_one) == no_quorum, "a safekeeper shows it", timeout_s=WAIT_S)
+        assert drawn(page_of_one)["leader"]["level"] == "bad"
         cluster.safekeepers[2].start()
         waiting.wait()
         until_equal(cluster, page, "streaming", {3})
+        wait_for(lambda: headline(page_of_one) != no_quorum, "its end is shown", timeout_s=WAIT_S)
         cluster.safekeepers[3].start()
         until_equal(cluster, page, "streaming", set())
         assert headline(page) == "Commits succeed."

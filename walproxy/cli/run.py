@@ -88,7 +88,12 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
     http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
     listeners: dict[str, Listener[Any]] = {}
     http = await serve_http(
-        with_page(proxy_routes(proxy, listeners, http_tls), "proxy", {"limbo": lambda: limbo_as_seen(proxy)}),
+        with_page(
+            proxy_routes(proxy, listeners, http_tls),
+            "proxy",
+            {"limbo": lambda: limbo_as_seen(proxy)},
+            keeps_history=True,
+        ),
         config.http_listen,
         tls=http_tls,
         networks=config.http_allow,

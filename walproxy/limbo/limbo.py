@@ -33,6 +33,8 @@ LOOK_INTERVAL_S: Final = 0.25
 # With commits that wait, each look is a connection to PostgreSQL.
 SLOW_LOOK_INTERVAL_S: Final = 1.0
 SQL_TIMEOUT_S: Final = 2.0
+# After that, a session of the sample has perhaps committed long ago.
+SAMPLE_AGE_S_MAX: Final = 2.0
 # Of one request; WAL that is not read by then is read by the next one.
 DECODE_S: Final = 2.0
 SLICE_BYTES: Final = 16 << 10
@@ -131,6 +133,8 @@ class Limbo:
         self.is_slow = is_slow = self._is_slow(positions, now)
         policy = self.policy
         if not is_slow:
+            if self.sampled_at is not None and now - self.sampled_at > SAMPLE_AGE_S_MAX:
+                self._forget_sample("")
             if len(self.queue):
                 self.queue.confirm(positions.reported_lsn)
             self._overdue_log.over("no commit waits longer than --commit-timeout now")

@@ -28,7 +28,7 @@ _masked = functools.lru_cache(maxsize=4 * LISTED_MAX)(mask_literals)
 def limbo_as_last_read(limbo: Limbo, facts: Facts) -> dict[str, Any]:
     """Return the same content without `Limbo.refresh`: it costs nothing, and shows what the watch has read last.
 
-    While no commit is slow, the watch reads nothing, and the list has what was read before.
+    While no commit is slow, the watch reads nothing; a sample of sessions is forgotten after SAMPLE_AGE_S_MAX.
     """
     content = limbo_page(limbo, facts)
     return content if limbo.is_slow else {**content, "problem": None}

@@ -14,8 +14,11 @@ const CONNECTION = {
   paused: ["idle", "paused"],
 };
 
-/** Call `draw(parts, tick)` for each tick of the server, or for the last one of those that came since the last frame. */
-export function start(draw) {
+/**
+ * Call `draw(parts, tick)` for each tick of the server, or for the last one of those that came since the last frame, and
+ * `replay(samples)` with the last ten minutes when the stream begins.
+ */
+export function start(draw, replay) {
   let drawnAt = "";
   let next = null;
   const frame = () => {
@@ -26,6 +29,7 @@ export function start(draw) {
     render(byId("failed"), tick.failed.length ? `Not shown: ${tick.failed.join(", ")}. The log of the server has the reason.` : "");
   };
   const live = new Live(
+    replay,
     (parts, tick) => {
       if (next === null) requestAnimationFrame(frame);
       next = { parts: { ...parts }, tick };

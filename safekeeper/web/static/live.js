@@ -6,11 +6,12 @@ const STALE_MS = 4000;
 const RETRY_MS = 5000;
 
 /**
- * Call `onTick(parts, tick)` for each tick, and `onState(state, ageSeconds)` once a second, with the state "live",
+ * Call `onHistory(samples)` with the last ten minutes when the stream begins, `onTick(parts, tick)` for each tick, and `onState(state, ageSeconds)` once a second, with the state "live",
  * "connecting", "stale" or "paused", and the age of the last tick (null: there was none).
  */
 export class Live {
-  constructor(onTick, onState) {
+  constructor(onHistory, onTick, onState) {
+    this.onHistory = onHistory;
     this.onTick = onTick;
     this.onState = onState;
     this.parts = {};
@@ -44,6 +45,7 @@ export class Live {
         this.parts[name] = JSON.parse(event.data);
       });
     }
+    this.source.addEventListener("history", (event) => this.onHistory(JSON.parse(event.data)));
     this.source.addEventListener("tick", (event) => {
       this.tickedAt = performance.now();
       this.onTick(this.parts, JSON.parse(event.data));

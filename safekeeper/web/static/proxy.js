@@ -17,13 +17,19 @@ const MEMBER_LEVELS = {
   streaming: "ok", catching_up: "warn", learner: "warn", waiting: "warn", greeting: "warn",
   disconnected: "bad", refused: "bad", storage_full: "bad",
 };
+const GATE_PROBLEMS = {
+  "not gated": "Commits do not wait for the quorum.",
+  hangs: "Commits wait for another standby.",
+  "gated with others": "Commits may return without the quorum:",
+  unknown: "It is unknown whether commits wait for the quorum:",
+};
 const NO_LSN = "0/0";
 
 const headline = new Headline();
 const picture = new Picture(byId("picture"));
 const received = new Passed();
 const commitRate = new Rate();
-const walSamples = new Samples();
+export const walSamples = new Samples();
 const confirmSamples = new Samples();
 const timeSamples = new Samples();
 const lagSamples = new Samples();
@@ -35,12 +41,12 @@ const lagChart = new Chart(byId("charts"), "Lag of the safekeepers", bytes, BYTE
 function draw({ status, limbo, events }, tick) {
   if (!status) return;
   const at = Date.parse(tick.at) / 1000;
-  received.add(at, parseLsn(status.received_lsn));
+  addSamples(status, limbo, at);
   drawHeadline(status);
   drawFacts(status);
   const nodes = nodesOf(status, at);
   picture.show(nodes, summaryOf(nodes));
-  drawCharts(status, limbo, at);
+  drawCharts();
   drawLimbo(limbo);
   drawMembers(status, at);
   drawStandbys(status, at);
@@ -72,6 +78,14 @@ function drawHeadline(status) {
     text = "The proxy waits for the primary.";
     details.push(status.primary.problem);
   }
+  const { gate } = status;
+  if (gate) {
+    const problem = GATE_PROBLEMS[gate.hangs ? "hangs" : gate.state];
+    if (gate.state === "not gated" || gate.hangs) [level, text] = ["bad", problem];
+    else if (gate.reason && level === "ok") level = "warn";
+    if (gate.reason) details.unshift(`${problem} ${gate.reason}.`);
+    if (gate.exempt) details.push(`${gate.exempt}.`);
+  }
   if (!status.spare) details.push(...problems);
   if (status.apply_problem) details.push(`remote_apply is blocked: ${status.apply_problem}.`);
   if (status.archive?.problem) details.push(`The archive: ${status.archive.problem}.`);
@@ -82,6 +96,7 @@ function drawHeadline(status) {
 function drawFacts(status) {
   facts("facts", [
     ["state", `${status.state}, for ${seconds(status.state_since_s)}`],
+    ["commits are", status.gate?.state ?? ""],
     ["term", status.term || "none"],
     ["timeline", status.tli ?? "unknown"],
     ["received", status.received_lsn],
@@ -163,18 +178,27 @@ function summaryOf(nodes) {
   return nodes.map((node) => `${node.title}: ${[node.state, ...node.lines, node.problem].filter(Boolean).join(", ")}.`).join(" ");
 }
 
-function drawCharts(status, limbo, at) {
+function replay(samples) {
+  for (const each of [received, commitRate, walSamples, confirmSamples, timeSamples, lagSamples]) each.clear();
+  for (const each of samples) addSamples(each.status, each.limbo, each.at);
+}
+
+function addSamples(status, limbo, at) {
+  received.add(at, parseLsn(status.received_lsn));
   walSamples.add(at, { "": commitRate.add(at, parseLsn(status.commit_lsn)) });
-  walChart.show(walSamples);
   if (limbo) confirmSamples.add(at, { "": limbo.confirms_per_s });
-  confirmChart.show(confirmSamples);
   const quorum = status.times?.quorum;
   if (quorum) {
     const ms = (value) => (value === null || value === undefined ? null : value * 1000);
     timeSamples.add(at, { p50: ms(quorum.p50_s), p99: ms(quorum.p99_s) });
   }
-  timeChart.show(timeSamples);
   lagSamples.add(at, Object.fromEntries(status.safekeepers.map((each) => [`safekeeper ${each.id}`, each.lag_bytes])));
+}
+
+function drawCharts() {
+  walChart.show(walSamples);
+  confirmChart.show(confirmSamples);
+  timeChart.show(timeSamples);
   lagChart.show(lagSamples);
 }
 
@@ -240,4 +264,4 @@ function inWords(state) {
   return state.replaceAll("_", " ");
 }
 
-start(draw);
+start(draw, replay);

@@ -17,6 +17,11 @@ const HEADLINES = {
   empty: "This safekeeper is empty: it waits for a proxy that makes it a member.",
 };
 
+const QUORUM_EVENTS = ["quorum-lost", "quorum-back", "term-begun"];
+// A commit takes some milliseconds; a member that waits for its disk, seconds.
+const PENDING_S = 5;
+let pending = { commit_lsn: "", since: 0 };
+
 const headline = new Headline();
 const picture = new Picture(byId("picture"));
 const rate = new Rate();
@@ -31,7 +36,8 @@ function draw({ status, events }, tick) {
   if (!status) return;
   const at = Date.parse(tick.at) / 1000;
   byId("title").textContent = `safekeeper ${status.id}`;
-  drawHeadline(status);
+  const quorum = quorumProblem(status, events, at);
+  drawHeadline(status, quorum);
   facts("facts", [
     ["state", status.state],
     ["term", status.term],
@@ -44,13 +50,11 @@ function draw({ status, events }, tick) {
     ["members", status.members.join(", ")],
     ["system", status.system_id],
   ]);
-  const nodes = nodesOf(status);
+  const nodes = nodesOf(status, quorum);
   picture.show(nodes, nodes.map((node) => `${node.title}: ${[node.state, ...node.lines, node.problem].filter(Boolean).join(", ")}.`).join(" "));
-  walSamples.add(at, { "": rate.add(at, parseLsn(status.flush_lsn)) });
+  addSamples(status, at);
   walChart.show(walSamples);
-  pendingSamples.add(at, { "": Math.max(0, parseLsn(status.flush_lsn) - parseLsn(status.commit_lsn)) });
   pendingChart.show(pendingSamples);
-  if (status.disk.free_bytes !== null) freeSamples.add(at, { "": status.disk.free_bytes });
   freeChart.show(freeSamples);
   drawReaders(status);
   drawSlots(status);
@@ -58,15 +62,38 @@ function draw({ status, events }, tick) {
   drawEvents(events);
 }
 
+function replay(samples) {
+  for (const each of [rate, walSamples, pendingSamples, freeSamples]) each.clear();
+  for (const each of samples) addSamples(each.status, each.at);
+}
+
+function addSamples(status, at) {
+  walSamples.add(at, { "": rate.add(at, parseLsn(status.flush_lsn)) });
+  pendingSamples.add(at, { "": Math.max(0, parseLsn(status.flush_lsn) - parseLsn(status.commit_lsn)) });
+  if (status.disk.free_bytes !== null) freeSamples.add(at, { "": status.disk.free_bytes });
+}
+
+/** Why commits wait, as far as a safekeeper can find out: what its proxy has reported, or WAL that stays uncommitted. */
+function quorumProblem(status, events, at) {
+  const isPending = parseLsn(status.flush_lsn) > parseLsn(status.commit_lsn);
+  if (!isPending || status.commit_lsn !== pending.commit_lsn) pending = { commit_lsn: status.commit_lsn, since: at };
+  if (!status.follows) return "";
+  const last = (events?.events ?? []).findLast((each) => QUORUM_EVENTS.includes(each.event));
+  if (last?.event === "quorum-lost") return last.text;
+  return isPending && at - pending.since > PENDING_S ? `WAL on its disk has not been committed for ${seconds(Math.round(at - pending.since))}` : "";
+}
+
 function diskProblem({ disk }) {
   return Object.values(disk.no_room_for ?? {}).join("; ") || (disk.busy_s > 1 ? `the disk has been busy for ${seconds(disk.busy_s)}` : "")
     || (disk.low ? "little free space" : "");
 }
 
-function drawHeadline(status) {
+function drawHeadline(status, quorum) {
   const disk = diskProblem(status);
   const level = disk && LEVELS[status.state] === "ok" ? "warn" : LEVELS[status.state] ?? "warn";
-  headline.show(level, HEADLINES[status.state] ?? `This safekeeper is ${status.state}.`, [
+  const text = HEADLINES[status.state] ?? `This safekeeper is ${status.state}.`;
+  headline.show(quorum ? "bad" : level, quorum ? "Commits wait: the proxy has no quorum." : text, [
+    quorum ? `${quorum}.` : "",
     status.follows ? `It follows run ${status.follows.slice(0, 8)} in term ${status.term}.` : "",
     disk ? `The disk: ${disk}.` : "",
     status.archive?.problem ? `The archive: ${status.archive.problem}.` : "",
@@ -74,12 +101,13 @@ function drawHeadline(status) {
   ]);
 }
 
-function nodesOf(status) {
+function nodesOf(status, quorum) {
   const leader = status.follows;
   const disk = diskProblem(status);
   const nodes = [{
-    id: "leader", column: 0, level: leader ? "ok" : "idle", title: leader ? `proxy ${leader.slice(0, 8)}` : "no proxy",
-    state: leader ? "leads" : "not connected", lines: [`term ${status.term}`, `committed ${status.commit_lsn}`], problem: "",
+    id: "leader", column: 0, level: quorum ? "bad" : leader ? "ok" : "idle", title: leader ? `proxy ${leader.slice(0, 8)}` : "no proxy",
+    state: quorum ? "no quorum" : leader ? "leads" : "not connected", lines: [`term ${status.term}`, `committed ${status.commit_lsn}`],
+    problem: "",
     lsn: status.commit_lsn,
   }, {
     id: "safekeeper", column: 1, parent: "leader", level: LEVELS[status.state] ?? "warn", link: leader ? "ok" : "bad",
@@ -138,4 +166,4 @@ function drawSlots(status) {
     "No slot.");
 }
 
-start(draw);
+start(draw, replay);

@@ -1,6 +1,7 @@
 // What the charts and the lags in seconds are made of: the last ten minutes, one sample for each tick, and no more.
 
 export const SAMPLES_MAX = 600;
+const SPAN_S = 600;
 
 /** Values over time for a chart: `rows[0]` are times in seconds since 1970, the others one series each. */
 export class Samples {
@@ -18,13 +19,18 @@ export class Samples {
     }
     this.rows[0].push(at);
     this.names.forEach((name, index) => this.rows[index + 1].push(values[name] ?? null));
-    if (this.rows[0].length > SAMPLES_MAX) this.rows.forEach((row) => row.shift());
+    while (this.rows[0].length > SAMPLES_MAX || this.rows[0][0] < at - SPAN_S) this.rows.forEach((row) => row.shift());
     this.names
       .filter((name) => !(name in values) && this.rows[this.names.indexOf(name) + 1].every((value) => value === null))
       .forEach((name) => {
         this.rows.splice(this.names.indexOf(name) + 1, 1);
         this.names.splice(this.names.indexOf(name), 1);
       });
+  }
+
+  clear() {
+    this.rows = [[]];
+    this.names = [];
   }
 
   last(name) {
@@ -47,6 +53,10 @@ export class Passed {
     if (this.samples.length > SAMPLES_MAX) this.samples.shift();
   }
 
+  clear() {
+    this.samples = [];
+  }
+
   /** Seconds since this position went beyond `lsn`, with whether it did so before the first sample. */
   since(lsn, now) {
     const index = this.samples.findIndex((sample) => sample.lsn > lsn);
@@ -58,6 +68,10 @@ export class Passed {
 /** The increase of a position a second between ticks. */
 export class Rate {
   constructor() {
+    this.last = null;
+  }
+
+  clear() {
     this.last = null;
   }
 

@@ -12,7 +12,7 @@ from tests.unit.wal_builder import MIB
 from walproxy.limbo import limbo as shell
 from walproxy.limbo.commit_policy import CommitPolicy
 from walproxy.limbo.facts import Facts, Positions
-from walproxy.limbo.limbo import Limbo
+from walproxy.limbo.limbo import SAMPLE_AGE_S_MAX, Limbo
 from walproxy.limbo.page import LISTED_MAX, QUERY_CHARACTERS_MAX, limbo_as_last_read, limbo_page
 from walproxy.limbo.waits import Session
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
@@ -332,6 +332,19 @@ def test_a_statement_is_shown_without_its_literals_also_where_it_is_cut(story: S
         first, second = (each["session"]["query"] for each in content["transactions"])
         assert first == "ALTER ROLE app PASSWORD '?'"
         assert second.endswith("x '?'") and len(second) <= QUERY_CHARACTERS_MAX
+
+
+def test_a_session_of_an_old_sample_is_not_shown_as_waiting(story: Story) -> None:
+    """A client has asked for /limbo, then the commit has returned, and no commit is slow."""
+    story.wait(10)
+    (waiting,) = story.page()["transactions"]
+    assert waiting["state"] == "waiting"
+    story.sessions.clear()
+    story.look(story.now + SAMPLE_AGE_S_MAX / 2)
+    assert len(limbo_as_last_read(story.limbo, story.proxy.limbo_facts())["transactions"]) == 1
+    story.look(story.now + SAMPLE_AGE_S_MAX)
+    content = limbo_as_last_read(story.limbo, story.proxy.limbo_facts())
+    assert (content["transactions"], content["entries"], content["oldest_s"]) == ([], 0, None)
 
 
 def test_a_clock_that_steps_in_the_record_does_not_change_a_wait(story: Story) -> None:

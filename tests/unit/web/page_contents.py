@@ -65,6 +65,7 @@ def proxy_status(*members: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ],
         "window_bytes": 16 << 20,
         "backpressure": False,
+        "gate": {"state": "gated", "reason": None, "hangs": False, "exempt": None},
         "quorum_lost": None,
         "apply_problem": None,
         "archive": {"archiver": 2, "archived_lsn": "0/5000000", "lag_bytes": 0xA3C9F8, "problem": ""},

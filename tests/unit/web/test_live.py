@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+import safekeeper.web.history
 import safekeeper.web.live
+from safekeeper.web.history import History
 from safekeeper.web.live import LiveStream
 from tests.unit.event_loop import on_the_loop, until
 from tests.unit.web.page_contents import EVIL
@@ -157,3 +159,46 @@ def test_a_part_that_fails_is_named_and_the_others_are_sent(caplog: pytest.LogCa
     run()
     assert 0 < len(caplog.records) <= 3
     assert "no limbo for the page: unexpected ZeroDivisionError" in caplog.text
+
+
+def test_the_first_frame_has_what_was_before_and_a_sample_that_fails_is_a_gap(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(safekeeper.web.history, "INTERVAL_S", 0.005)
+
+    @on_the_loop
+    async def run() -> None:
+        positions = iter(range(1_000_000))
+
+        def status() -> dict[str, Any]:
+            lsn = f"0/{next(positions):X}"
+            disk = {"free_bytes": 7, "busy_s": 0}
+            return {"flush_lsn": lsn, "commit_lsn": lsn} | ({"disk": disk} if lsn != "0/1" else {})
+
+        history = History({"status": status}, "safekeeper")
+        await until(lambda: len(history.samples) >= 3)
+        assert [each["status"] for each in list(history.samples)[:2]] == [
+            {"flush_lsn": lsn, "commit_lsn": lsn, "disk": {"free_bytes": 7}} for lsn in ("0/0", "0/2")
+        ]
+        live = LiveStream({"status": status}, (), history)
+        reader = Reader()
+        live.join(reader)  # type: ignore[arg-type]
+        (name, samples), *others = events_of(reader.frames[0])
+        assert name == "history" and len(samples) >= 3 and samples[0]["limbo"] is None
+        assert [name for name, _ in others] == ["status", "tick"]
+        await until(lambda: len(reader.frames) > 1)
+        assert "history" not in [name for name, _ in events_of(reader.frames[1])]
+        live.leave(reader)  # type: ignore[arg-type]
+        assert len(caplog.records) == 1 and "no sample for the charts" in caplog.text
+
+    run()
+
+
+def test_the_history_is_ten_minutes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    @on_the_loop
+    async def run() -> None:
+        history = History({}, "proxy")
+        assert history.samples.maxlen == 120
+        assert safekeeper.web.history.INTERVAL_S * 120 == safekeeper.web.history.SPAN_S
+
+    run()

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from playwright.sync_api import Browser, Page, expect
 
+import safekeeper.web.history
 import safekeeper.web.live
 from safekeeper.base.settings import Address
 from safekeeper.net.http_server import HttpListener, QueryRoute, serve_http
@@ -56,7 +57,8 @@ class Site:
             return 200, {"events": self.events[int(query["since"]) :], "next": len(self.events)}
 
         routes = {"/status": status, "/events": QueryRoute(events)}
-        return await serve_http(with_page(routes, "proxy", {"limbo": lambda: self.limbo}), Address(HOST, 0))
+        parts = {"limbo": lambda: self.limbo}
+        return await serve_http(with_page(routes, "proxy", parts, keeps_history=True), Address(HOST, 0))
 
     def _run(self, coroutine: Any) -> Any:
         # Playwright's loop counts as running on the test's thread.
@@ -186,6 +188,43 @@ def test_the_headline_names_what_is_missing_and_is_announced(browser: Browser, s
         summary = page.locator("#picture svg").first.get_attribute("aria-label") or ""
         assert "safekeeper 3: disconnected, on disk 0/5A00000, lag 242 kB" in summary and REASON in summary
         assert page.title().startswith("Commits wait")
+
+
+def test_commits_that_do_not_wait_are_the_headline_and_what_may_come_is_a_detail(browser: Browser, site: Site) -> None:
+    with opened(browser, site.url) as page:
+        expect(page.locator("#headline")).to_have_text("Commits succeed.", timeout=DEADLINE_MS)
+        gate = {"state": "not gated", "reason": "the setting is ''", "hangs": False, "exempt": None}
+        members = member(1), member(2), member(3)
+        site.status = proxy_status(*members, gate=gate)
+        expect(page.locator("#headline")).to_have_text("Commits do not wait for the quorum.", timeout=DEADLINE_MS)
+        expect(page.locator("#now")).to_have_class("bad")
+        assert "the setting is ''." in page.locator("#details").inner_text()
+        site.status = proxy_status(*members, gate=gate | {"state": "gated with others", "hangs": True})
+        expect(page.locator("#headline")).to_have_text("Commits wait for another standby.", timeout=DEADLINE_MS)
+        site.status = proxy_status(*members, gate=gate | {"state": "gated with others", "exempt": "role a does not"})
+        expect(page.locator("#headline")).to_have_text("Commits succeed.", timeout=DEADLINE_MS)
+        expect(page.locator("#now")).to_have_class("warn")
+        assert "role a does not." in page.locator("#details").inner_text()
+
+
+def test_a_page_that_is_opened_later_shows_what_was_before(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safekeeper.web.history, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(safekeeper.web.live, "INTERVAL_S", 3600.0)
+    site = Site()
+    try:
+        wait_for(lambda: site.ticks > 50, "samples are taken without a reader", timeout_s=60)
+        with opened(browser, site.url) as page:
+            expect(page.locator("#charts canvas")).to_have_count(4, timeout=DEADLINE_MS)
+            rows = page.evaluate("import('/web/proxy.js').then(({ walSamples }) => walSamples.rows)")
+            assert len(rows[0]) >= 50 and rows[0] == sorted(rows[0])
+            assert rows[1][1:10] == [0] * 9, "the commit position has not advanced"
+            # It is sent at the beginning only.
+            page.click("#pause")
+            page.click("#pause")
+            count = "import('/web/proxy.js').then(({ walSamples }) => walSamples.rows[0].length)"
+            wait_for(lambda: page.evaluate(count) > len(rows[0]), "what was missed is there", timeout_s=60)
+    finally:
+        site.close()
 
 
 def test_what_is_missing_in_the_process_is_not_shown(browser: Browser, site: Site) -> None:
