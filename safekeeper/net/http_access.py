@@ -30,6 +30,9 @@ class Password(Protocol):
     def value(self) -> bytes:
         """Its bytes now."""
 
+    def reload(self) -> bool:
+        """Read it again; return whether it has changed. Raises ConfigurationError and keeps the old one."""
+
 
 class Verdict(Enum):
     """The answer to a request; each member's comment gives the reason."""
@@ -48,11 +51,13 @@ class HttpAccess(NamedTuple):
         hosts: the host names for which requests are accepted, besides IP addresses and localhost; in lower case.
         password: None: none is required.
         probes: the paths of pages whose status code is public.
+        public: the paths of pages that require no password.
     """
 
     hosts: frozenset[str] = frozenset()
     password: Password | None = None
     probes: Collection[str] = ()
+    public: Collection[str] = ()
 
     def judge(self, own_name: str, authority: str, headers: Iterable[tuple[bytes, bytes]], path: str) -> Verdict:
         """Decide how a request is answered.
@@ -68,7 +73,7 @@ class HttpAccess(NamedTuple):
             name = host_name(authority or found[b"host"].decode("latin-1"))
             if not (is_address(name) or name == "localhost" or name == own_name.lower() or name in self.hosts):
                 return Verdict.MISDIRECTED
-        if self.password is None:
+        if self.password is None or path in self.public:
             return Verdict.FULL
         given = _password(found.get(b"authorization", b""))
         if given is None:

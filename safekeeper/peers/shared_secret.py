@@ -15,11 +15,12 @@ from safekeeper.base.settings import SECRET_BYTES_MIN, Secret, secret_value
 
 
 class SharedSecret:
-    """The secret of one program.
+    """The secret of one program, or the password of its HTTP listener.
 
     Args:
         file: the file that contains it, or None.
         value: its value in the environment; required without a file.
+        what: its name in messages.
 
     Attributes:
         origin: where it is stored, for messages.
@@ -28,12 +29,13 @@ class SharedSecret:
         ConfigurationError: the file cannot be read, or contains no secret.
     """
 
-    def __init__(self, file: Path | None, value: Secret | None) -> None:
+    def __init__(self, file: Path | None, value: Secret | None = None, *, what: str = "shared secret") -> None:
         self._file = file
+        self._what = what
         self._secret = value
         self.origin = f"that in {file}" if file is not None else "that in the environment"
         if file is not None:
-            self._secret = _read(file)
+            self._secret = _read(file, what)
 
     @property
     def value(self) -> bytes:
@@ -49,7 +51,7 @@ class SharedSecret:
         """
         before = self._secret
         if self._file is not None:
-            self._secret = _read(self._file)
+            self._secret = _read(self._file, self._what)
         return before != self._secret
 
 
@@ -82,15 +84,15 @@ def read_shared_secret(file: Path | None, value: Secret | None, variable: str) -
     return SharedSecret(file, value) if file is not None or value is not None else None
 
 
-def _read(file: Path) -> Secret:
-    warn_if_shared(file, "shared secret")
+def _read(file: Path, what: str) -> Secret:
+    warn_if_shared(file, what)
     try:
         return secret_value(read_regular(file).decode())
     except OSError as error:
-        raise ConfigurationError(f"could not read the secret in {file}: {error.strerror or error}") from error
+        raise ConfigurationError(f"could not read the {what} in {file}: {error.strerror or error}") from error
     except ValueError:
         # Not chained: the decoder's error would contain the content.
         raise ConfigurationError(
-            f"the secret in {file} is not a text of at least {SECRET_BYTES_MIN} bytes: "
+            f"the {what} in {file} is not a text of at least {SECRET_BYTES_MIN} bytes: "
             "make one with openssl rand -hex 32"
         ) from None

@@ -4,14 +4,18 @@ The proxy imports this module, and none of what only a safekeeper has.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
 from safekeeper.base.errors import ConfigurationError
+from safekeeper.net.http_access import HttpAccess
 from safekeeper.net.tls import ClientTls, ServerTls
+from safekeeper.peers.shared_secret import SharedSecret
 
+# The pages of load balancers and service managers.
+PROBES = ("/healthz", "/readyz")
 _EXPIRES_SOON = timedelta(days=14)
 
 _log = logging.getLogger(__name__)
@@ -35,6 +39,29 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None = Non
         ConfigurationError: a file cannot be used.
     """
     return ServerTls(cert, key, client_ca) if cert is not None and key is not None else None
+
+
+def http_access(
+    hosts: frozenset[str], password_file: Path | None, probes: Collection[str] = PROBES, public: Collection[str] = ()
+) -> HttpAccess:
+    """Return the protection of an HTTP listener by its options.
+
+    Args:
+        probes, public: see HttpAccess.
+
+    Raises:
+        ConfigurationError: the file of the password cannot be used.
+    """
+    return HttpAccess(hosts, http_password(password_file), probes, public)
+
+
+def http_password(file: Path | None) -> SharedSecret | None:
+    """Return the password of an HTTP listener, None without a file.
+
+    Raises:
+        ConfigurationError: the file cannot be used.
+    """
+    return SharedSecret(file, what="password") if file is not None else None
 
 
 class Reloadable(Protocol):

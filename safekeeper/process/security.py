@@ -3,7 +3,7 @@
     listener      options that protect it                                    without any of them
     proposers     --secret-file, --tls-client-ca, --allow                    loopback only, with the local secret
     replication   --pg-users, --pg-client-ca, --pg-allow                     loopback only, with a local password
-    HTTP          --http-allow                                               the address of --http-listen
+    HTTP          --http-allow, --http-password-file                         the address of --http-listen
 
 A listener that has at least one of its protections listens on the configured address. A listener without any listens
 on loopback, whatever its address is set to, and logs that: a listener that is open to a network by mistake is worse
@@ -30,6 +30,7 @@ from safekeeper.peers.shared_secret import PeerSecret, read_shared_secret
 from safekeeper.process.config import SafekeeperConfig
 from safekeeper.process.credential_files import (
     Reloadable,
+    http_access,
     reload_files,
     require_pair,
     say_changes,
@@ -58,6 +59,7 @@ class Protection:
         secret: the secret of the proposer listener, None if it requires none. A local secret exists on disk.
         peers: the credentials for connections to other safekeepers, which require what this one requires.
         allow: the lists as of the last `reload`.
+        http_access: the host names and the password of HTTP, as of the last `reload`.
 
     Raises:
         ConfigurationError: a file cannot be used, or an option requires another one.
@@ -76,6 +78,7 @@ class Protection:
         self.proposers_tls = server_tls(config.tls_cert, config.tls_key, config.tls_client_ca)
         self.replication_tls = server_tls(config.tls_cert, config.tls_key, config.pg_client_ca)
         self.http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
+        self.http_access = http_access(config.http_hosts, config.http_password_file)
         self.users: KnownUsers | None = None
         if config.pg_users is not None:
             self.users = Users(config.pg_users)
@@ -131,7 +134,7 @@ class Protection:
         """Read every file again, take over the new lists of networks, and log the changes.
 
         Args:
-            new: the settings as they are written now. Only their lists of networks are used.
+            new: the settings as they are written now. Only their lists of networks and hosts are used.
         """
         files: dict[str, Reloadable | None] = {
             "the certificates of the proposer listener": self.proposers_tls,
@@ -140,9 +143,11 @@ class Protection:
             "the certificates of other safekeepers": self.peers.tls,
             "the users": self.users,
             "the shared secret": self.secret,
+            "the password of HTTP": self.http_access.password,
         }
         say_changes(reload_files(files), files)
         tell_validity(self.proposers_tls, self._config.tls_cert)
+        self.http_access = self.http_access._replace(hosts=new.http_hosts)
         self._take_networks(AllowLists(new.allow, new.pg_allow, new.http_allow))
 
     def _take_networks(self, wanted: AllowLists) -> None:

@@ -22,7 +22,6 @@ from safekeeper.base.lsn import format_lsn
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.base.worker import Worker
 from safekeeper.net.admission import Budget, Wish
-from safekeeper.net.http_access import HttpAccess
 from safekeeper.net.http_server import HTTP_BUDGET, HttpListener, Route, made_at_first_request, serve_http
 from safekeeper.net.listener import Listener
 from safekeeper.node.node import Node
@@ -183,7 +182,7 @@ class Service:
                 config.http_listen,
                 tls=protection.http_tls,
                 networks=protection.allow.http,
-                access=HttpAccess(config.http_hosts),
+                access=protection.http_access,
                 budget=budgets[HTTP],
             )
             listeners[HTTP] = http
@@ -309,7 +308,7 @@ class Service:
         self._protection.reload(new)
         allow = self._protection.allow
         listener.networks, http.networks = allow.proposers, allow.http
-        http.access = http.access._replace(hosts=new.http_hosts)
+        http.access = self._protection.http_access
         if pg_listener is not None:
             pg_listener.networks = allow.replication
 

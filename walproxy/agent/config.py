@@ -211,3 +211,6 @@ class AgentConfig(MembersConfig):
     http_tls: bool = http_tls_option()
     http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")
     http_hosts: frozenset[str] = http_hosts_option()
+    http_password_file: Path | None = file_option(
+        "File of the password for HTTP: basic authentication, with any user name; none is required by default"
+    )

@@ -19,7 +19,7 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.hangup import takes_hangup
 from safekeeper.base.lsn import Lsn, parse_lsn
 from safekeeper.base.settings import Address
-from walproxy.proxy.readiness import SERVING_STATES
+from walproxy.proxy.readiness import PROGRESS_PAGE, SERVING_STATES
 
 _log = logging.getLogger(__name__)
 
@@ -126,14 +126,16 @@ class ProxyProcess:
         await process.wait()
 
     async def progress(self) -> Progress:
-        """Return whether commits succeed, by its /status, and how far."""
+        """Return whether commits succeed, and how far, by a page that requires no password of HTTP."""
         if not self.is_running:
             return Progress()
         writer = None
         try:
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
                 reader, writer = await asyncio.open_connection(self._http.host, self._http.port)
-                writer.write(f"GET /status HTTP/1.1\r\nHost: {self._http}\r\nConnection: close\r\n\r\n".encode())
+                writer.write(
+                    f"GET {PROGRESS_PAGE} HTTP/1.1\r\nHost: {self._http}\r\nConnection: close\r\n\r\n".encode()
+                )
                 answer = await reader.read(_REPLY_BYTES_MAX)
                 while chunk := await reader.read(_REPLY_BYTES_MAX - len(answer)):
                     answer += chunk

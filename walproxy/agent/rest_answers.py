@@ -275,6 +275,10 @@ PAGES: dict[str, Page] = {
 }
 
 
+HEALTH_CHECKS = frozenset(PAGES) - {"/patroni", "/cluster", "/history", "/status"}
+"""The pages whose status code is what is asked for."""
+
+
 @functools.cache
 def _version() -> str:
     return importlib.metadata.version("walproxy")

@@ -16,14 +16,14 @@ from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.base.event_log import EventRecorder
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
-from safekeeper.net.http_access import HttpAccess
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
 from safekeeper.net.listener import Listener
-from safekeeper.process.credential_files import server_tls
+from safekeeper.process.credential_files import http_access, server_tls
 from safekeeper.process.open_files import listener_budgets
 from walproxy.agent.agent import Agent
 from walproxy.agent.config import AgentConfig
 from walproxy.agent.rest import agent_routes
+from walproxy.agent.rest_answers import HEALTH_CHECKS
 from walproxy.proxy.config import ENVIRONMENT_PREFIX
 from walproxy.proxy.credentials import read_peer_credentials, reload_credentials
 from walproxy.proxy.event_sender import LAST_EVENTS_TIMEOUT_S, EventSender
@@ -71,7 +71,7 @@ async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig
         config.http_listen,
         tls=http_tls,
         networks=config.http_allow,
-        access=HttpAccess(config.http_hosts),
+        access=http_access(config.http_hosts, config.http_password_file, HEALTH_CHECKS),
         budget=listener_budgets({"http": Wish(HTTP_BUDGET)})["http"],
     )
     listeners["http"] = http
@@ -79,7 +79,7 @@ async def _serve(one: Agent, config: AgentConfig, read: Callable[[], AgentConfig
     def reload() -> None:
         new = reload_settings(config, read)
         if new is not None:
-            reload_credentials(one.credentials, http_tls)
+            reload_credentials(one.credentials, http_tls, http.access.password)
             http.networks = new.http_allow
             http.access = http.access._replace(hosts=new.http_hosts)
 

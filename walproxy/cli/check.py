@@ -8,9 +8,9 @@ import click
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.cli.parameters import DURATION, SIZE, client_tls, proxy_options
+from walproxy.cli.parameters import DURATION, SIZE, client_access, proxy_options
 from walproxy.proxy.health_check import Level, Threshold, Thresholds, Verdict, judge
-from walproxy.proxy.status_client import NoAnswer, fetch_status
+from walproxy.proxy.status_client import NoAnswer, fetch_status, shown_url
 
 
 @click.command()
@@ -54,6 +54,7 @@ from walproxy.proxy.status_client import NoAnswer, fetch_status
 def check(
     url: str,
     tls_ca: Path | None,
+    http_password_file: Path | None,
     as_json: bool,
     wait_warning: float,
     wait_critical: float,
@@ -82,18 +83,20 @@ def check(
         lag_bytes=Threshold(lag_warning, lag_critical),
         archive_lag_bytes=Threshold(archive_lag_warning, archive_lag_critical),
     )
-    verdict = _ask(url, tls_ca, thresholds)
+    verdict = _ask(url, tls_ca, http_password_file, thresholds)
     click.echo(json.dumps(verdict.content()) if as_json else one_line(verdict.line()))
     raise SystemExit(verdict.level.value)
 
 
-def _ask(url: str, tls_ca: Path | None, thresholds: Thresholds) -> Verdict:
+def _ask(url: str, tls_ca: Path | None, http_password_file: Path | None, thresholds: Thresholds) -> Verdict:
     """Return the verdict on the proxy at `url`, or UNKNOWN with the reason."""
     try:
-        return judge(fetch_status(url, client_tls(tls_ca)), thresholds)
+        return judge(fetch_status(url, client_access(tls_ca, http_password_file)), thresholds)
     except NoAnswer as error:
         return Verdict(str(error), [(Level.CRITICAL, "")])
     except WalproxyError as error:
         return Verdict(str(error), [(Level.UNKNOWN, "")])
     except KeyError as missing:
-        return Verdict(f"{url} is a walproxy of another version: its /status lacks {missing}", [(Level.UNKNOWN, "")])
+        return Verdict(
+            f"{shown_url(url)} is a walproxy of another version: its /status lacks {missing}", [(Level.UNKNOWN, "")]
+        )

@@ -8,16 +8,16 @@ import click
 from rich.console import Console
 
 from safekeeper.base.errors import WalproxyError
-from walproxy.cli.parameters import client_tls, proxy_options
+from walproxy.cli.parameters import client_access, proxy_options
 from walproxy.proxy.levels import levels_of
 from walproxy.proxy.levels_table import level_line, render_levels
-from walproxy.proxy.status_client import fetch_status
+from walproxy.proxy.status_client import fetch_status, shown_url
 
 
 @click.command()
 @proxy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the levels as JSON.")
-def levels(url: str, tls_ca: Path | None, as_json: bool) -> None:
+def levels(url: str, tls_ca: Path | None, http_password_file: Path | None, as_json: bool) -> None:
     """Show what each level of synchronous_commit waits for now, and what would be lost.
 
     For each level: the expected time, from what the proxy has measured in the last minute, without the primary's own
@@ -30,9 +30,11 @@ def levels(url: str, tls_ca: Path | None, as_json: bool) -> None:
       walproxy levels
       walproxy levels --json | jq -r '.levels[] | select(.level == "on").p99_s'
     """
-    status = fetch_status(url, client_tls(tls_ca))
+    status = fetch_status(url, client_access(tls_ca, http_password_file))
     if "times" not in status:
-        raise WalproxyError(f"the proxy at {url} is of an older version, which measures no times: upgrade it")
+        raise WalproxyError(
+            f"the proxy at {shown_url(url)} is of an older version, which measures no times: upgrade it"
+        )
     rows = levels_of(status)
     console = Console()
     if as_json:

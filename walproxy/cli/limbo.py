@@ -1,6 +1,5 @@
 """`walproxy limbo`: the transactions that wait for a quorum, as a table, once or live."""
 
-import ssl
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,16 @@ import click
 
 from safekeeper.base.errors import WalproxyError
 from walproxy.cli import shown_page
-from walproxy.cli.parameters import client_tls
+from walproxy.cli.parameters import client_access
 from walproxy.limbo.table import render, summarise
-from walproxy.proxy.status_client import fetch_page
+from walproxy.proxy.status_client import Access, fetch_page, shown_url
 
 
 @click.command()
 @shown_page.page_options("/limbo")
-def limbo(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: float) -> None:
+def limbo(
+    url: str, tls_ca: Path | None, http_password_file: Path | None, as_json: bool, watch: bool, interval: float
+) -> None:
     """Show the transactions that wait for a quorum, and their sessions.
 
     \b
@@ -25,16 +26,16 @@ def limbo(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: f
       walproxy limbo --watch
       walproxy limbo --json | jq '.transactions[].session.query'
     """
-    fetch = partial(_fetch, url, client_tls(tls_ca))
+    fetch = partial(_fetch, url, client_access(tls_ca, http_password_file))
     if watch:
         shown_page.watch(fetch, render, summarise, as_json=as_json, interval_s=interval)
     else:
         shown_page.show(fetch, render, as_json=as_json)
 
 
-def _fetch(url: str, tls: ssl.SSLContext | None) -> dict[str, Any]:
+def _fetch(url: str, access: Access) -> dict[str, Any]:
     """Return the proxy's /limbo. Raises WalproxyError."""
-    content = fetch_page(url, "/limbo", tls)
+    content = fetch_page(url, "/limbo", access)
     if not isinstance(content.get("transactions"), list):
-        raise WalproxyError(f"{url.rstrip('/')}/limbo is not the limbo of a walproxy: correct --url")
+        raise WalproxyError(f"{shown_url(url)}/limbo is not the limbo of a walproxy: correct --url")
     return content

@@ -1,7 +1,6 @@
 """Options of several commands, and types of options: each parses a text, or raises an error with an example."""
 
 import re
-import ssl
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +13,9 @@ from safekeeper.base.lsn import parse_lsn
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import address, host_names, key_values, positive_size
 from safekeeper.net.tls import ClientTls
+from safekeeper.process.credential_files import http_password
 from walproxy.proxy.config import DEFAULT_HTTP
+from walproxy.proxy.status_client import Access
 from walproxy.recovery.plan import CURRENT, LATEST
 
 _CLUSTER_ID: Final = re.compile("[0-9a-f]{32}")
@@ -106,7 +107,14 @@ postgres_option = click.option(
 
 
 def proxy_options(command: _Command) -> _Command:
-    """Give a command the options `url` and `tls_ca`, with which it reads the HTTP pages of a proxy."""
+    """Give a command the options `url`, `tls_ca` and `http_password_file`: it reads the HTTP pages of a proxy."""
+    password = click.option(
+        "--http-password-file",
+        envvar="WALPROXY_HTTP_PASSWORD_FILE",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="File of the password for the proxy's HTTP listener. [WALPROXY_HTTP_PASSWORD_FILE]",
+    )
     tls_ca = click.option(
         "--tls-ca",
         envvar="WALPROXY_TLS_CA",
@@ -121,13 +129,15 @@ def proxy_options(command: _Command) -> _Command:
         show_default=True,
         help="URL of the proxy's HTTP listener. [WALPROXY_URL]",
     )
-    return url(tls_ca(command))
+    return url(tls_ca(password(command)))
 
 
-def client_tls(tls_ca: Path | None) -> ssl.SSLContext | None:
-    """Return the TLS context for an https URL; None: the CAs of this machine.
+def client_access(tls_ca: Path | None, http_password_file: Path | None) -> Access:
+    """Return what a command needs for a proxy's pages, by its options.
 
     Raises:
-        ConfigurationError: the file cannot be used.
+        ConfigurationError: a file cannot be used.
     """
-    return ClientTls(tls_ca).context if tls_ca is not None else None
+    password = http_password(http_password_file)
+    tls = ClientTls(tls_ca).context if tls_ca is not None else None
+    return Access(tls, password.value if password is not None else None)

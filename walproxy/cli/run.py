@@ -19,15 +19,15 @@ from safekeeper.base import logs, settings
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
-from safekeeper.net.http_access import HttpAccess
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
 from safekeeper.net.listener import Listener
-from safekeeper.process.credential_files import server_tls, tell_validity
+from safekeeper.process.credential_files import http_access, server_tls, tell_validity
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.web.page import with_page
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.credentials import read_credentials, reload_credentials
 from walproxy.proxy.proxy import Proxy
+from walproxy.proxy.readiness import PROGRESS_PAGE
 from walproxy.proxy.status_pages import limbo_as_seen, proxy_routes
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
         new = reload_settings(config, read)
         if new is not None:
             proxy.reconfigure(new)
-            reload_credentials(proxy.credentials, http_tls)
+            reload_credentials(proxy.credentials, http_tls, http.access.password)
             tell_validity(proxy.credentials.tls or http_tls, config.tls_cert)
             http.networks = new.http_allow
             http.access = http.access._replace(hosts=new.http_hosts)
@@ -97,7 +97,7 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
         config.http_listen,
         tls=http_tls,
         networks=config.http_allow,
-        access=HttpAccess(config.http_hosts),
+        access=http_access(config.http_hosts, config.http_password_file, public=(PROGRESS_PAGE,)),
         budget=listener_budgets({"http": Wish(HTTP_BUDGET)})["http"],
     )
     listeners["http"] = http

@@ -6,14 +6,16 @@ from pathlib import Path
 import click
 
 from walproxy.cli import shown_page
-from walproxy.cli.parameters import client_tls
+from walproxy.cli.parameters import client_access
 from walproxy.proxy.status_client import fetch_status
 from walproxy.proxy.status_table import render, summarise
 
 
 @click.command()
 @shown_page.page_options("/status")
-def status(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: float) -> None:
+def status(
+    url: str, tls_ca: Path | None, http_password_file: Path | None, as_json: bool, watch: bool, interval: float
+) -> None:
     """Show the state of the proxy, its safekeepers and standbys.
 
     \b
@@ -23,7 +25,7 @@ def status(url: str, tls_ca: Path | None, as_json: bool, watch: bool, interval: 
       walproxy status --json | jq .commit_lsn
       walproxy status --url https://10.0.0.9:7667 --tls-ca ca.pem
     """
-    fetch = partial(fetch_status, url, client_tls(tls_ca))
+    fetch = partial(fetch_status, url, client_access(tls_ca, http_password_file))
     if watch:
         shown_page.watch(fetch, partial(render, by_urgency=True), summarise, as_json=as_json, interval_s=interval)
     else:

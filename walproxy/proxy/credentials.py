@@ -42,11 +42,14 @@ def read_peer_credentials(config: ProxyConfig | MembersConfig) -> Credentials:
     return Credentials(tls, local_secret=local)
 
 
-def reload_credentials(credentials: Credentials, http_tls: ServerTls | None) -> None:
+def reload_credentials(
+    credentials: Credentials, http_tls: ServerTls | None, http_password: Reloadable | None = None
+) -> None:
     """Read the files again, for new connections, and log what has changed; on an error, log it and keep the old."""
     files: dict[str, Reloadable | None] = {
         "the certificates for safekeepers": credentials.tls,
         "the certificate of HTTP": http_tls,
         "the shared secret": credentials.secret or credentials.local_secret,
+        "the password of HTTP": http_password,
     }
     say_changes(reload_files(files), files)

@@ -1,53 +1,83 @@
 """Fetch the /status of a proxy over HTTP."""
 
+import base64
 import http.client
 import json
 import ssl
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.net.tls import describe_failure
 
 _TIMEOUT_S = 5.0
+_ADVICE = {
+    401: "the proxy requires its password: give --http-password-file, or http://any:PASSWORD@HOST:PORT as --url",
+    421: "it serves no host of this name: use its IP address in --url, or give the proxy --http-hosts",
+}
 _SHOWN = {"state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"}
+
+
+class Access(NamedTuple):
+    """What a client needs for a proxy's pages.
+
+    Attributes:
+        tls: for an https URL; None: the CAs of this machine.
+        password: of its --http-password-file, None without; one in the URL takes precedence.
+    """
+
+    tls: ssl.SSLContext | None = None
+    password: bytes | None = None
+
+
+NO_ACCESS = Access()
 
 
 class NoAnswer(WalproxyError):
     """There is no reply from the URL."""
 
 
-def fetch_status(url: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
+def fetch_status(url: str, access: Access = NO_ACCESS) -> dict[str, Any]:
     """Return the proxy's /status.
 
     Args:
-        tls: for an https URL; None: the CAs of this machine.
+        url: of the HTTP listener; it may have a password, as http://any:PASSWORD@HOST:PORT.
 
     Raises:
         NoAnswer: there is no reply.
         WalproxyError: the reply is not that of a proxy.
     """
-    content = fetch_page(url, "/status", tls)
+    content = fetch_page(url, "/status", access)
     if not isinstance(content.get("safekeepers"), list) or _SHOWN - content.keys():
         raise WalproxyError(
-            f"{url.rstrip('/')}/status is not the status of a walproxy: it may be a safekeeper's; correct --url"
+            f"{shown_url(url)}/status is not the status of a walproxy: it may be a safekeeper's; correct --url"
         )
     return content
 
 
-def fetch_page(url: str, path: str, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
+def fetch_page(url: str, path: str, access: Access = NO_ACCESS) -> dict[str, Any]:
     """Return the JSON object of a page of the proxy. See `fetch_status`."""
-    address = url.rstrip("/") + path
+    url, password = _without_password(url)
+    password = access.password if password is None else password
+    address = url + path
     if not address.startswith(("http://", "https://")):
         raise ConfigurationError(f"{url!r} is not a URL: write http://HOST:PORT")
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S, context=tls) as response:
+        request = urllib.request.Request(address)
+        if password is not None:
+            # Unredirected: no other host receives it.
+            credentials = base64.b64encode(b"walproxy:" + password).decode()
+            request.add_unredirected_header("Authorization", f"Basic {credentials}")
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=access.tls) as response:
             body = response.read()
     except (http.client.InvalidURL, ValueError, OverflowError) as error:
         raise ConfigurationError(f"{url!r} is not a URL: {error}; write http://HOST:PORT") from None
     except urllib.error.HTTPError as error:
         error.close()
+        if error.code in _ADVICE:
+            raise WalproxyError(f"{address} returned {error.code} {error.reason}: {_ADVICE[error.code]}") from None
         raise WalproxyError(
             f"{address} returned {error.code} {error.reason}: it is not a walproxy; correct --url"
         ) from None
@@ -69,3 +99,20 @@ def fetch_page(url: str, path: str, tls: ssl.SSLContext | None = None) -> dict[s
     if not isinstance(content, dict):
         raise WalproxyError(f"{address} is not the {path[1:]} of a walproxy: it may be a safekeeper's; correct --url")
     return content
+
+
+def shown_url(url: str) -> str:
+    """Return a URL for a message: without its password."""
+    return _without_password(url)[0]
+
+
+def _without_password(url: str) -> tuple[str, bytes | None]:
+    """Return a URL without a slash at the end, and without user and password; and the password, None without one."""
+    url = url.rstrip("/")
+    try:
+        parts = urlsplit(url)
+        user, at, host = parts.netloc.rpartition("@")
+    except ValueError:
+        return url, None
+    _, colon, password = user.partition(":")
+    return parts._replace(netloc=host).geturl() if at else url, unquote(password).encode() if colon else None

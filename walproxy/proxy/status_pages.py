@@ -4,6 +4,7 @@ GET /status    state, positions, safekeepers: JSON (walproxy/proxy/status.py)
 GET /limbo     the transactions that wait, with their sessions: JSON (walproxy/limbo/page.py)
 GET /metrics   the same as metrics, for Prometheus (walproxy/proxy/metrics.py)
 GET /events    what changed, and when: JSON (safekeeper/net/events_page.py)
+GET /progress  state and commit_lsn: JSON, for the agent; also without the password of HTTP
 GET /healthz   200 while the process runs; for a service manager that restarts it
 GET /readyz    200 if commits succeed through this proxy now, else 503 with the reason; a spare is not ready
 """
@@ -17,6 +18,7 @@ from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
 from walproxy.limbo.page import limbo_as_last_read, limbo_page
 from walproxy.proxy.proxy import Proxy
+from walproxy.proxy.readiness import PROGRESS_PAGE
 from walproxy.proxy.status import not_ready_reason, proxy_status
 
 
@@ -46,8 +48,13 @@ def proxy_routes(
         await proxy.limbo.refresh()
         return 200, limbo_page(proxy.limbo, proxy.limbo_facts())
 
+    def progress() -> Answer:
+        status = proxy_status(proxy, _now())
+        return 200, {name: status[name] for name in ("state", "commit_lsn")}
+
     return {
         "/limbo": SlowRoute(limbo),
+        PROGRESS_PAGE: progress,
         "/status": lambda: (200, proxy_status(proxy, _now())),
         # Not imported before: 25 ms of processor time and 3 MB, which the first commit would wait for.
         "/metrics": made_at_first_request(metrics),

@@ -1,7 +1,9 @@
 """Both programs as processes, with every protection: listeners, SIGHUP, users, HTTP over TLS, secrets in no output."""
 
 import asyncio
+import base64
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -16,11 +18,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 import walproxy.proxy.rebootstrap
-from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.errors import EXIT_CONFIGURATION, ConfigurationError, WalproxyError
 from safekeeper.base.settings import load
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.net.tls import ClientTls, ServerTls
@@ -33,6 +36,7 @@ from tests.unit.test_docs import DOCS, section
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.postgres.local_server import free_port
 from walproxy.proxy.config import ProxyConfig
+from walproxy.proxy.readiness import PROGRESS_PAGE
 
 SECRET = "0a5f36c1-the-shared-secret"
 OTHER_SECRET = "7b2e91d4-another-secret"
@@ -180,6 +184,82 @@ def test_http_is_for_the_networks_that_are_named_and_a_sighup_names_others(tmp_p
         process.signal(signal.SIGHUP)
         process.wait_for_line("changed: http_allow")
         assert process.get("/healthz") == (200, {"ok": True})
+
+
+def test_http_requires_the_password_in_the_file_and_a_sighup_reads_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.touch(mode=0o600)
+    file.write_text("the first password\n")
+    with SafekeeperProcess(tmp_path / "sk", "--http-password-file", str(file)) as process:
+
+        def fetched(path: str, password: str = "") -> tuple[int, bytes]:
+            connection = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=DEADLINE_S)
+            credentials = base64.b64encode(b"prometheus:" + password.encode()).decode()
+            connection.request("GET", path, headers={"Authorization": f"Basic {credentials}"} if password else {})
+            reply = connection.getresponse()
+            content = reply.read()
+            connection.close()
+            return reply.status, content
+
+        for path in ("/", "/status", "/metrics", "/events", "/live", "/nothing"):
+            assert fetched(path) == (401, b"401: Unauthorized")
+        process.wait_for_line("its request has no password (--http-password-file)")
+        assert (fetched("/healthz"), fetched("/readyz")) == ((200, b""), (503, b""))
+        assert fetched("/healthz", "another password")[0] == 401
+        process.wait_for_line("its password is wrong (--http-password-file)")
+        assert fetched("/metrics", "the first password")[0] == fetched("/status", "the first password")[0] == 200
+        file.write_text("the second password")
+        process.signal(signal.SIGHUP)
+        process.wait_for_line("changed: the password of HTTP")
+        assert (fetched("/status", "the first password")[0], fetched("/status", "the second password")[0]) == (401, 200)
+
+
+def test_walproxy_commands_send_the_password_of_a_file_or_of_the_url_and_show_it_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.touch(mode=0o600)
+    file.write_text("a password @ with /all?")
+    quoted = quote("a password @ with /all?", safe="")
+
+    def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        line = [sys.executable, "-m", "walproxy", command, "--json", *arguments]
+        return subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+    with proxy(tmp_path, "--http-password-file", str(file), members="1=127.0.0.1:1") as process:
+        until(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
+        place = f"127.0.0.1:{process.http_port}"
+        for command in ("status", "limbo"):
+            assert run(command, "--url", f"http://{place}", "--http-password-file", str(file)).returncode == 0
+            assert run(command, "--url", f"http://any:{quoted}@{place}/").returncode == 0
+            refused = run(command, "--url", f"http://{place}")
+            assert refused.returncode == 1 and "give --http-password-file" in refused.stderr
+            wrong = run(command, "--url", f"http://any:hunter2hunter2hunter2@{place}")
+            assert wrong.returncode == 1 and f"walproxy: http://{place}/{command} returned 401" in wrong.stderr
+            assert "hunter2" not in wrong.stderr
+        # Its agent asks so, without a password.
+        ready = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=DEADLINE_S)
+        ready.request("GET", PROGRESS_PAGE)
+        reply = ready.getresponse()
+        assert (reply.status, json.load(reply)) == (200, {"state": "connecting", "commit_lsn": "0/0"})
+        ready.close()
+        checked = json.loads(run("check", "--url", f"http://any:{quoted}@{place}").stdout)
+        assert checked["level"] != "UNKNOWN" and quoted not in str(checked)
+        assert quoted not in process.log_path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [("short", "the password in FILE is not a text of at least 16 bytes"), (None, "does not exist")],
+)
+def test_a_password_that_cannot_be_used_is_one_line(tmp_path: Path, content: str | None, part: str) -> None:
+    file = tmp_path / "password"
+    if content is not None:
+        file.touch(mode=0o600)
+        file.write_text(content)
+    command = [sys.executable, "-m", "safekeeper", "run", "--id", "1", "--data-dir", str(tmp_path / "sk")]
+    command += ["--http-password-file", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == EXIT_CONFIGURATION
+    assert part.replace("FILE", str(file)) in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
 
 
 def test_walproxy_status_over_tls_trusts_the_named_ca_only(tmp_path: Path, authority: Authority) -> None:

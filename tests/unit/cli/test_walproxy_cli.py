@@ -456,6 +456,7 @@ def test_limbo_in_a_terminal_of_80_columns_has_the_ids_and_the_begin_of_the_quer
         (200, b"[]", "is not the limbo of a walproxy"),
         (200, b"<html>", "did not return JSON"),
         (404, b"", "returned 404"),
+        (421, b"", "or give the proxy --http-hosts"),
     ],
 )
 def test_limbo_of_another_program_is_one_line(here: Here, code: int, body: bytes, part: str) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 import click
@@ -11,7 +12,7 @@ from safekeeper.base import logs
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
-from safekeeper.net.http_access import HttpAccess
+from safekeeper.process.credential_files import http_access
 from walproxy.cli.parameters import ADDRESS, DURATION, HOST_NAMES, NETWORKS, SIZE
 from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
 from walproxy.pipeline.cdc.publication import parse_table
@@ -121,6 +122,9 @@ _COPY_RANGE_MIN_BYTES: Final = 1 << 20
 @click.option(
     "--http-hosts", type=HOST_NAMES, default="", help="Host names of HTTP, besides IP addresses and localhost."
 )
+@click.option(
+    "--http-password-file", type=click.Path(path_type=Path), metavar="FILE", help="File of the password for HTTP."
+)
 @click.option("--verify", is_flag=True, help="Catch up, compare all rows with the source, and end.")
 @click.option("--repair", is_flag=True, help="As --verify, and copy tables that differ again.")
 def apply(
@@ -151,6 +155,7 @@ def apply(
     http_listen: Address | None,
     http_allow: Networks | None,
     http_hosts: frozenset[str],
+    http_password_file: Path | None,
     verify: bool,
     repair: bool,
 ) -> None:
@@ -206,7 +211,7 @@ def apply(
         max_retained,
         http_listen=http_listen,
         http_allow=http_allow,
-        http_access=HttpAccess(http_hosts),
+        http_access=http_access(http_hosts, http_password_file),
         mode=mode,
         arrays=arrays,
         on_schema_change=on_schema_change or None,

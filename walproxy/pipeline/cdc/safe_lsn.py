@@ -18,7 +18,7 @@ from typing import Final
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, one_line_errors, one_value
-from walproxy.proxy.status_client import fetch_status
+from walproxy.proxy.status_client import fetch_status, shown_url
 
 NO_QUORUM: Final = "none"
 _STANDBY: Final = "standby:"
@@ -96,8 +96,8 @@ class SafeLsn:
         status = fetch_status(url)
         if status["tli"] not in (None, tli):
             raise SourceUnavailable(
-                f"the proxy at {url} leads timeline {status['tli']}, the server is on timeline {tli}: name the primary "
-                "from which that proxy streams"
+                f"the proxy at {shown_url(url)} leads timeline {status['tli']}, the server is on timeline {tli}: name "
+                "the primary from which that proxy streams"
             )
         return parse_lsn(str(status["commit_lsn"]))
 
