@@ -40,7 +40,7 @@ import h11
 import msgspec
 
 from safekeeper.base.errors import ConfigurationError
-from safekeeper.base.logs import describe_bug
+from safekeeper.base.logs import RateLimit, describe_bug
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.admission import Admission, Budget
@@ -186,6 +186,7 @@ class HttpListener(Listener["HttpConnection"]):
     ) -> None:
         super().__init__(budget=budget, networks=networks)
         self.access = access
+        self._bugs = RateLimit(lines=10, interval_s=60)
         self._routes = routes
         self._tls = tls
         # By path: when it was rendered, and the answer; and the pages that are being made.
@@ -266,7 +267,7 @@ class HttpListener(Listener["HttpConnection"]):
                 answer = answer[0], Text(_PLAIN, b"")
             return self._keep(key, _encoded(request, answer))
         except Exception as bug:
-            return _no_answer(connection, bug)
+            return self._no_answer(connection, bug)
 
     def _refusal(
         self, connection: "HttpConnection", request: h11.Request, authority: str, verdict: Verdict
@@ -289,7 +290,7 @@ class HttpListener(Listener["HttpConnection"]):
         try:
             ready = _encoded(request, await page.answer())
         except Exception as bug:
-            return _no_answer(connection, bug)
+            return self._no_answer(connection, bug)
         return self._keep("" if request.method == b"OPTIONS" else path, ready)
 
     def _keep(self, key: str, ready: _ReadyAnswer) -> _ReadyAnswer:
@@ -297,6 +298,13 @@ class HttpListener(Listener["HttpConnection"]):
         if key and isinstance(ready[1], Text):
             self._kept[key] = self.now(), ready
         return ready
+
+    def _no_answer(self, connection: "HttpConnection", bug: Exception) -> tuple[HTTPStatus, Text, _Headers]:
+        """Log a bug, rate-limited, and return the answer instead of the page."""
+        more = self._bugs.admit()
+        if more is not None:
+            _log.error("no answer to an HTTP request from %s: %s%s", connection.peer, describe_bug(bug), more)
+        return HTTPStatus.INTERNAL_SERVER_ERROR, _reason(HTTPStatus.INTERNAL_SERVER_ERROR), ()
 
     def evict(self, connection: "HttpConnection", reason: str) -> None:
         """See Listener."""
@@ -624,12 +632,6 @@ def _encoded(request: h11.Request, answer: Answer) -> _ReadyAnswer:
         body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
         content = Text("application/json", body)
     return HTTPStatus(code), content, content.headers
-
-
-def _no_answer(connection: HttpConnection, bug: Exception) -> tuple[HTTPStatus, Text, _Headers]:
-    """Log a bug, and return the answer instead of the page."""
-    _log.error("no answer to an HTTP request from %s: %s", connection.peer, describe_bug(bug))
-    return HTTPStatus.INTERNAL_SERVER_ERROR, _reason(HTTPStatus.INTERNAL_SERVER_ERROR), ()
 
 
 def _reason(status: HTTPStatus) -> Text:
