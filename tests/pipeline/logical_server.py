@@ -12,7 +12,7 @@ from walproxy.pipeline.cdc.changes import Change
 from walproxy.pipeline.cdc.publication import create_publication, parse_table
 from walproxy.pipeline.cdc.reading import SlotReader
 from walproxy.pipeline.cdc.safe_lsn import NO_QUORUM, SafeLsn
-from walproxy.pipeline.cdc.server import connect
+from walproxy.pipeline.cdc.server import Connection, connect
 from walproxy.pipeline.cdc.slot import create_slot
 from walproxy.postgres.binaries import ServerBinaries
 from walproxy.postgres.local_server import LocalPostgres, find_servers
@@ -41,6 +41,13 @@ def logical_server(
         yield init_by_copying(server, cluster_template(server.binaries)).start()
 
 
+def client(conninfo: str) -> Connection:
+    """Return a session as the product has it, which may write, and in which tables need no schema."""
+    connection = connect(conninfo, writes=True)
+    connection.execute("SET search_path = public")
+    return connection
+
+
 class Source:
     """A database with a publication "my pub" and a slot of its own, whose name is that of the database."""
 
@@ -49,8 +56,8 @@ class Source:
         self.name = self.slot = f"source{next(_numbers)}"
         server.execute(f"CREATE DATABASE {self.name} {options}")
         self.conninfo = server.conninfo(dbname=self.name)
-        self.connection = connect(self.conninfo)
-        self.asking = connect(self.conninfo)
+        self.connection = client(self.conninfo)
+        self.asking = client(self.conninfo)
         self.publication = "my pub"
         self.begin_lsn = 0
 

@@ -21,7 +21,8 @@ from tests.pipeline.apply_fixtures import (
     rows_here,
     start_bench,
 )
-from tests.pipeline.logical_server import Source, wait_until
+from tests.pipeline.logical_server import Source, client, wait_until
+from walproxy.pipeline.cdc.apply import copying as copying_module
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, opened_job, run_apply
@@ -30,7 +31,7 @@ from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
-from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect
+from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable
 from walproxy.pipeline.cdc.slot import drop_slot, usable_slot
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
@@ -295,7 +296,7 @@ def test_a_server_that_is_away_is_waited_for_and_a_job_ends_when_it_is_asked_to(
             source.server.stop("fast")
             wait_until(lambda: job.done() or "retrying in" in caplog.text)
             source.server.start()
-            source.connection = connect(source.conninfo)
+            source.connection = client(source.conninfo)
             source.run("DELETE FROM t WHERE id < 100")
             end_lsn = source.end_lsn()
             wait_until(lambda: job.done() or usable_slot(source.connection, source.slot)[1] >= end_lsn)
@@ -357,3 +358,39 @@ def test_a_value_that_no_type_of_the_table_holds_can_be_kept_as_text(source: Sou
     run_apply(with_text, once=True)
     compare(source, options.location, "delta", *TABLES)
     refused(options, "was copied with other columns as text", ConfigurationError)
+
+
+OF_THE_SITE = {
+    "statement_timeout": "1s",
+    "lock_timeout": "1s",
+    "idle_in_transaction_session_timeout": "1s",
+    "idle_session_timeout": "1s",
+    "transaction_timeout": "1s",
+}
+
+
+def test_timeouts_that_a_site_sets_for_everybody_end_neither_a_copy_nor_a_step(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in OF_THE_SITE.items():
+        source.server.execute(f"ALTER ROLE postgres IN DATABASE {source.name} SET {name} = '{value}'")
+    delays = []
+
+    def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*words: Any, **named: Any) -> Any:
+            result = function(*words, **named)
+            [(waited,)] = source.server.execute("SELECT clock_timestamp() - statement_timestamp() FROM pg_sleep(1.5)")
+            delays.append(waited)
+            return result
+
+        return slow
+
+    # Each of these sessions is idle, or in its transaction, for longer than the site's limits.
+    monkeypatch.setattr(copying_module, "published_tables", slowly(copying_module.published_tables))
+    monkeypatch.setattr(job_module, "opened_job", slowly(job_module.opened_job))
+    options = options_of(source, tmp_path)
+    run_apply(options, once=True)
+    source.run("INSERT INTO t (id, v) VALUES (9001, 'later')")
+    run_apply(options, once=True)
+    assert delays
+    compare(source, options.location, "delta", *TABLES)

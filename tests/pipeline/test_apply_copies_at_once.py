@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of, rows_here
-from tests.pipeline.logical_server import Source, wait_until
+from tests.pipeline.logical_server import Source, client, wait_until
 from walproxy.pipeline.cdc.apply import copying, table_copy
 from walproxy.pipeline.cdc.apply.following import Position
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, TablesQuarantined, run_apply
@@ -23,7 +23,7 @@ from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import TableName
-from walproxy.pipeline.cdc.server import Connection, SourceUnavailable, connect
+from walproxy.pipeline.cdc.server import Connection, SourceUnavailable
 from walproxy.pipeline.choices import TABLE_FORMATS, FollowingMode, TableFormat
 
 SESSIONS = 3
@@ -284,7 +284,7 @@ def test_a_job_that_is_killed_again_and_again_in_its_first_copies(
     over = threading.Event()
 
     def write() -> None:
-        with closing(connect(empty.conninfo)) as connection:
+        with closing(client(empty.conninfo)) as connection:
             while not over.is_set():
                 name, number = random.choice(names), random.randrange(1, 300)
                 for statement in (

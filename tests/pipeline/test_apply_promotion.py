@@ -4,11 +4,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.pipeline.apply_fixtures import compare, options_of
-from tests.pipeline.logical_server import Source, logical_server, wait_until
+from tests.pipeline.logical_server import Source, client, logical_server, wait_until
 from tests.scratch import scratch_folder
 from walproxy.pipeline.cdc.apply.job import run_apply
 from walproxy.pipeline.cdc.apply.job_file import job_state, read_job
-from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import usable_slot
 
 
@@ -55,7 +54,7 @@ def test_a_job_goes_on_after_the_promotion_of_a_standby_that_has_its_slot(tmp_pa
 
             standby.execute("SELECT pg_promote()")
             source.server, source.conninfo = standby, standby.conninfo(dbname=source.name)
-            source.connection, source.asking = connect(source.conninfo), connect(source.conninfo)
+            source.connection, source.asking = client(source.conninfo), client(source.conninfo)
             job = read_job(job_state(options.location))
             assert job is not None and job.position_lsn >= usable_slot(source.connection, source.slot)[1]
             source.run("DELETE FROM t WHERE id = 2", "INSERT INTO t VALUES (0, 'promoted')")

@@ -16,14 +16,13 @@ from click.testing import CliRunner
 
 from safekeeper.base.settings import Address
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
-from tests.pipeline.logical_server import Source, wait_until
+from tests.pipeline.logical_server import Source, client, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.pipeline.cdc.apply import tables as tables_module
 from walproxy.pipeline.cdc.apply.job import TablesQuarantined, run_apply
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import parse_table
-from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import usable_slot
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.postgres.local_server import LocalPostgres
@@ -195,7 +194,7 @@ def test_a_copy_that_must_wait_for_transactions_does_not_keep_the_other_tables_w
     def names_transactions() -> bool:
         return "transactions" in (read_status(options.location).tables["public.bad"].reason or "")
 
-    with ThreadPoolExecutor(1) as pool, closing(connect(source.conninfo)) as other:
+    with ThreadPoolExecutor(1) as pool, closing(client(source.conninfo)) as other:
         other.execute("BEGIN")
         other.execute("SELECT pg_current_xact_id()")
         source.run("ALTER TABLE bad ALTER n TYPE numeric(12,2) USING n * 2")

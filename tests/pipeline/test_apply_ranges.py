@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from safekeeper.base.errors import ConfigurationError
 from tests.integration.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of, rows_here
-from tests.pipeline.logical_server import Source, logical_server, wait_until
+from tests.pipeline.logical_server import Source, client, logical_server, wait_until
 from tests.torture.majors import all_servers
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.pipeline.cdc.apply import range_copy
@@ -28,7 +28,7 @@ from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.status_files import metrics_text, read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import TableName
-from walproxy.pipeline.cdc.server import Connection, SourceUnavailable, connect
+from walproxy.pipeline.cdc.server import Connection, SourceUnavailable
 from walproxy.pipeline.cdc.slot import create_slot
 from walproxy.pipeline.cdc.slot_stream import Stopped
 from walproxy.pipeline.choices import TABLE_FORMATS, FollowingMode, TableFormat
@@ -434,7 +434,7 @@ class Writer:
     """Another session, which updates, moves, deletes and inserts rows."""
 
     def __init__(self, source: Source) -> None:
-        self._connection = connect(source.conninfo)
+        self._connection = client(source.conninfo)
 
     def write(self) -> None:
         number = random.randrange(1, 150_000)

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn, parse_lsn
-from tests.pipeline.logical_server import Source, logical_server, places, wait_until
+from tests.pipeline.logical_server import Source, client, logical_server, places, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.pipeline.cdc.column_types import arrow_type
 from walproxy.pipeline.cdc.messages import UNCHANGED
@@ -159,7 +159,7 @@ def test_ranges_cut_anywhere_have_each_transaction_once(source: Source) -> None:
 def test_transactions_in_pieces_are_the_same_as_whole_ones(source: Source) -> None:
     source.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     source.publish("t")
-    with connect(source.conninfo) as other:
+    with client(source.conninfo) as other:
         other.execute("BEGIN")
         other.execute("INSERT INTO t SELECT i, 'kept' FROM generate_series(1, 900) i")
         other.execute("SAVEPOINT a")
@@ -189,7 +189,7 @@ def test_a_record_that_is_not_flushed_holds_nobody_up(source: Source) -> None:
     source.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
     source.publish("t")
     source.run("INSERT INTO t VALUES (1)")
-    with connect(source.conninfo) as other:
+    with client(source.conninfo) as other:
         other.execute("BEGIN")
         other.execute("INSERT INTO t SELECT i, repeat('x', 2000) FROM generate_series(2, 1000) i")
         # All whole pages are flushed, and the record that goes on behind them is not.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
-from tests.pipeline.logical_server import Source, logical_server, wait_until
+from tests.pipeline.logical_server import Source, client, logical_server, wait_until
 from tests.primary_answer import answer_to
 from walproxy.pipeline.cdc import change_feed, slot_stream
 from walproxy.pipeline.cdc.apply import job as job_module
@@ -20,7 +20,7 @@ from walproxy.pipeline.cdc.apply.job_file import only_job
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn, flush_lsn
-from walproxy.pipeline.cdc.server import SourceRefused, SourceUnavailable, connect, patiently, server_major
+from walproxy.pipeline.cdc.server import SourceRefused, SourceUnavailable, patiently, server_major
 from walproxy.pipeline.cdc.slot import is_held_back, read_slot, usable_slot
 from walproxy.postgres.local_server import LocalPostgres, find_servers
 from walproxy.postgres.logical_replication import WAITING_READER, Item
@@ -171,7 +171,7 @@ def test_a_server_stops_though_not_everything_was_confirmed(source: Source, is_t
             source.server.start()
             source.connection.close()
             source.asking.close()
-            source.connection, source.asking = connect(source.conninfo), connect(source.conninfo)
+            source.connection, source.asking = client(source.conninfo), client(source.conninfo)
 
 
 def test_a_slot_that_is_invalidated_while_it_is_streamed_means_to_start_over(source: Source, tmp_path: Path) -> None:

@@ -22,10 +22,9 @@ from tests.pipeline.apply_fixtures import (
     make_churn,
     start_bench,
 )
-from tests.pipeline.logical_server import Source, logical_server, wait_until
+from tests.pipeline.logical_server import Source, client, logical_server, wait_until
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, run_apply
-from walproxy.pipeline.cdc.server import connect
 from walproxy.pipeline.cdc.slot import create_slot
 from walproxy.pipeline.choices import FOLLOWING_MODES, TABLE_FORMATS, FollowingMode, TableFormat
 from walproxy.pipeline.lake.location import LakeLocation
@@ -90,7 +89,7 @@ def lake(request: pytest.FixtureRequest, place: Place, tmp_path: Path) -> Lake:
 
 def change_tables(source: Source, stop: threading.Event) -> None:
     """Change columns now and then, one after the other."""
-    with closing(connect(source.conninfo)) as connection:
+    with closing(client(source.conninfo)) as connection:
         for statement in COLUMNS:
             if stop.wait(LOAD_S / 2 / len(COLUMNS)):
                 return
