@@ -5,7 +5,6 @@ Only the standard library is imported, so that a program that cannot be imported
 
 from collections.abc import Sequence
 
-from walproxy.proxy.health_check import Level
 from walproxy.recovery.server_mode import failure_code as code_for_postgresql
 
 
@@ -13,4 +12,8 @@ def failure_code(arguments: Sequence[str]) -> int | None:
     """Return the exit code of every failure of this command line, None if that depends on what fails."""
     if arguments[:1] == ["wal-fetch"]:
         return code_for_postgresql(arguments[1:])
-    return Level.UNKNOWN.value if arguments[:1] == ["check"] else None
+    if arguments[:1] != ["check"]:
+        return None
+    from walproxy.proxy.health_check import Level  # Not for a restore_command, which is started for each file.
+
+    return Level.UNKNOWN.value

@@ -69,8 +69,8 @@ def test_a_program_that_cannot_start_stops_the_recovery_and_does_not_end_it_earl
     broken.chmod(0o755)
     whole = configuration.read_text()
     command = walproxy_command(past.folder)
-    assert f"'{command} wal-fetch" in whole
-    configuration.write_text(whole.replace(f"'{command} wal-fetch", f"'{broken} wal-fetch"))
+    assert f"{command} wal-fetch" in whole
+    configuration.write_text(whole.replace(f"{command} wal-fetch", f"{broken} wal-fetch"))
     with LocalPostgres(past.server.binaries, target) as server:
         with pytest.raises(WalproxyError):
             server.start()

@@ -1,6 +1,7 @@
 """`walproxy wal-fetch`: what it delivers, from where, and which exit code PostgreSQL sees."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,8 +32,10 @@ from tests.integration.restore_fixtures import (
     story,
     up_to,
     walproxy,
+    walproxy_command,
 )
 from walproxy.postgres.local_server import LocalPostgres, LocalPostgresFailed, ServerBinaries
+from walproxy.recovery.prefetched import FOLDER
 from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, EXIT_STOPS_RECOVERY
 
 pytestmark = NEWEST
@@ -263,10 +266,19 @@ def test_recovery_stops_rather_than_ends_early_when_the_archive_is_down(past: Pa
         assert rows(again) == up_to(5)
 
 
-def test_segments_are_fetched_ahead_and_nothing_of_that_is_left(past: Past, place: Path) -> None:
+def test_segments_are_fetched_ahead_without_a_start_of_python_and_nothing_of_that_is_left(
+    past: Past, place: Path
+) -> None:
     target = place / "restored"
     restore(past, past.folder / "base", target, "--archive", place / "archive")
-    folder = target / "pg_wal" / ".walproxy-prefetch"
+    calls, program, command = place / "calls", place / "program", walproxy_command(past.folder)
+    calls.touch()
+    calls.chmod(0o666)
+    program.write_text(f'#!/bin/sh\necho "$2" >> {calls}\nexec {command} "$@"\n')
+    program.chmod(0o755)
+    configuration = target / "postgresql.auto.conf"
+    configuration.write_text(configuration.read_text().replace(f"{command} wal-fetch", f"{program} wal-fetch"))
+    folder = target / FOLDER
     with LocalPostgres(past.server.binaries, target) as server:
         server.start()
         wait_for(lambda: not (target / "recovery.signal").exists(), "recovery has ended", 60)
@@ -274,6 +286,9 @@ def test_segments_are_fetched_ahead_and_nothing_of_that_is_left(past: Past, plac
         wait_for(lambda: not folder.exists(), "the prefetcher has cleaned up")
     log = server.log_path.read_text()
     assert "ERROR walproxy" not in log
+    restored = set(re.findall('restored log file "([0-9A-F]{24})" from archive', log))
+    fetched_by_python = restored & set(calls.read_text().split())
+    assert fetched_by_python and restored - fetched_by_python
 
 
 def test_a_standby_streams_when_the_archive_has_no_more(past: Past, place: Path) -> None:

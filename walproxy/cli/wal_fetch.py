@@ -12,7 +12,7 @@ import click
 
 from safekeeper.base import settings
 from safekeeper.base.errors import ConfigurationError
-from walproxy.recovery.caller import Silence, is_recovering, sources_key, system_id_of
+from walproxy.recovery.caller import Silence, sources_key, system_id_of
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig
 from walproxy.recovery.prefetched import Prefetched
 from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, Mode, data_directory_of, mode_of
@@ -51,6 +51,8 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
     # As in a process without Python: PostgreSQL must see that the process was ended by a signal.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Those by which walproxy-wal-fetch recognizes the same command.
+    options = [word for word in sys.argv[2:] if word not in (name, str(target))]
     target = target.absolute()
     data_directory = data_directory_of(target)
     mode, system_id = mode_of(data_directory), system_id_of(data_directory)
@@ -71,10 +73,10 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
     if mode in (Mode.STANDBY, Mode.PROMOTING) and silence.is_recent():
         sys.exit(missing_code)
     prefetched = None
-    if system_id and loaded.prefetch and _SEGMENT.fullmatch(name) and is_recovering(data_directory):
-        prefetched = Prefetched(data_directory, wal_directory, system_id, loaded)
-        if prefetched.take(name, target):
-            _request_more(prefetched, loaded, name)
+    if system_id and loaded.prefetch and _SEGMENT.fullmatch(name) and mode in (Mode.STANDBY, Mode.RECOVERY):
+        prefetched = Prefetched(data_directory, system_id, loaded, options)
+        if prefetched.run and prefetched.take(name, target):
+            _request_more(prefetched, loaded, name, target, config)
             sys.exit(EXIT_DELIVERED)
 
     from safekeeper.base import logs
@@ -82,15 +84,17 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
 
     logs.configure(lambda: "walproxy wal-fetch", "info")
     code = fetch(name, target, loaded, system_id=system_id, mode=mode, wal_directory=wal_directory)
-    if code == EXIT_DELIVERED and prefetched is not None:
-        _request_more(prefetched, loaded, name)
+    if code == EXIT_DELIVERED and prefetched is not None and prefetched.run:
+        _request_more(prefetched, loaded, name, target, config)
     sys.exit(missing_code if code == EXIT_MISSING else code)
 
 
-def _request_more(prefetched: Prefetched, config: FetchConfig, name: str) -> None:
-    """Have the segments after `name`, which was delivered, fetched ahead."""
-    if not prefetched.request(name):
+def _request_more(
+    prefetched: Prefetched, config: FetchConfig, name: str, target: Path, settings_file: Path | None
+) -> None:
+    """Have the segments after `name`, which was delivered into `target`, fetched ahead."""
+    if not prefetched.report(name):
         from walproxy.recovery.prefetcher import start_prefetcher
 
         with contextlib.suppress(OSError):  # E.g. no memory for a process: the next call fetches by itself.
-            start_prefetcher(prefetched, config, name)
+            start_prefetcher(prefetched, config, name, target.stat().st_size, settings_file)

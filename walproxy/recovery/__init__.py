@@ -5,6 +5,7 @@ pages               the check of a file against its name
 fetcher             the best reply of several sources: the decisions of a restore_command
 server_mode         the mode of the server that runs a restore_command, and its exit codes
 caller              the same server: its system, whether it recovers, when the sources did not reply
+walproxy-wal-fetch  a shell script around a restore_command: moves a segment that was fetched ahead, without Python
 prefetched          segments that are fetched ahead: the quick part, in every call
 prefetcher          the same: the process that fetches
 record_times        the times of commits in WAL

@@ -1,4 +1,4 @@
-"""The PostgreSQL server that runs a restore_command: its system, whether it recovers, when sources did not reply.
+"""The PostgreSQL server that runs a restore_command: its system, which run of it recovers, when sources did not reply.
 
 Read from its data folder at each call; only small modules are imported.
 """
@@ -24,17 +24,18 @@ def system_id_of(data_directory: Path) -> int:
         return 0
 
 
-def is_recovering(data_directory: Path) -> bool:
-    """Return whether a server runs there that recovers from an archive and has not finished."""
+def recovering_run(data_directory: Path) -> str:
+    """Return which run of a server recovers there from an archive, as `PID START_TIME`; empty if none does."""
     if mode_of(data_directory) not in (Mode.STANDBY, Mode.RECOVERY):
-        return False
+        return ""
     try:
-        os.kill(int((data_directory / "postmaster.pid").read_text().split("\n")[0]), 0)
+        pid, _, started, *_ = (data_directory / "postmaster.pid").read_text().split("\n")
+        os.kill(int(pid), 0)
     except PermissionError:
-        return True
+        pass  # It runs, as another user.
     except (OSError, ValueError):
-        return False
-    return True
+        return ""
+    return f"{pid.strip()} {started.strip()}"
 
 
 def sources_key(system_id: int, config: FetchConfig) -> str:

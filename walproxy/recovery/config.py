@@ -4,7 +4,7 @@ Only small modules are imported: a restore_command is a new process for each fil
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,21 +128,34 @@ def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list
     Raises:
         ConfigurationError: one cannot be used, or none is configured.
     """
-    import logging
-
-    from safekeeper.base.errors import ConfigurationError
-    from safekeeper.base.lsn import format_lsn
-    from walproxy.wal_sources.archive import ArchiveSource
-    from walproxy.wal_sources.folder import FolderSource, choose_uncommitted
-    from walproxy.wal_sources.safekeeper import safekeeper_sources
-
+    # What is not configured is not imported: psycopg alone takes longer than all the rest of a restore_command.
     sources: list[SegmentSource] = []
     if config.archive is not None:
+        from walproxy.wal_sources.archive import ArchiveSource
+
         patience: dict[str, Any] = {"timeout_s": _SHORT_TIMEOUT_S, "retries": 0} if is_asked_again else {}
         sources.append(ArchiveSource(config.archive, config.archive_options, **patience))
     if config.safekeepers is not None:
+        from walproxy.wal_sources.safekeeper import safekeeper_sources
+
         patience = {"timeout_s": _SHORT_TIMEOUT_S} if is_asked_again else {}
         sources += safekeeper_sources(config.safekeepers, **patience)
+    if config.data_dir:
+        sources += _folder_sources(config)
+    if not sources:
+        from safekeeper.base.errors import ConfigurationError
+
+        raise ConfigurationError("no source of WAL: set --archive, --safekeepers or --data-dir")
+    return sources
+
+
+def _folder_sources(config: SourceConfig) -> "Sequence[SegmentSource]":
+    """Return the data folders as sources."""
+    import logging
+
+    from safekeeper.base.lsn import format_lsn
+    from walproxy.wal_sources.folder import FolderSource, choose_uncommitted
+
     found = [FolderSource(directory) for directory in config.data_dir]
     if config.uncommitted and (donor := choose_uncommitted(found)) is not None:
         logging.getLogger(__name__).warning(
@@ -152,10 +165,7 @@ def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list
             format_lsn(donor.commit_lsn),
             format_lsn(donor.flush_lsn),
         )
-    sources += found
-    if not sources:
-        raise ConfigurationError("no source of WAL: set --archive, --safekeepers or --data-dir")
-    return sources
+    return found
 
 
 def as_toml(config: SourceConfig) -> str:

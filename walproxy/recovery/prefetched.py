@@ -1,79 +1,143 @@
 """Segments that were fetched before PostgreSQL requests them: the part that runs in every restore_command.
 
-    pg_wal/.walproxy-prefetch/lock             held by the one prefetcher of this data folder
-    pg_wal/.walproxy-prefetch/KEY/NAME         a whole segment, checked and on disk: delivered by a rename
-    pg_wal/.walproxy-prefetch/KEY/NAME.begun   it is being fetched pg_wal/.walproxy-prefetch/KEY/requests     a pipe:
-    the name of the segment that was delivered last, for the prefetcher
+    base/pgsql_tmp/pgsql_tmp.walproxy/
+      owner        the prefetcher, and for which run of the server, which options and sources it fetches
+      lock         held by the one prefetcher of this data folder
+      NAME         a whole segment, checked and on disk: delivered by a rename
+      NAME.begun   it is being fetched
+      delivered    the name of a segment that was delivered, but not from here
 
-KEY is made of the system id in pg_control and of the sources, so files of another recovery are never used.
-A call that is served from here takes less than 0.1 s, most of it Python's start; so only small modules are imported.
+These are regular files, and the folder has a name of PostgreSQL's temporary files: it removes them when it starts, and
+pg_rewind, pg_basebackup and other backups skip them, also those of a prefetcher that was killed.
+
+`owner` has three lines, so files of another run of the server, or from other sources, are never used:
+
+    PID                          of the prefetcher
+    PID START_TIME OPTION...     the lines 1 and 3 of postmaster.pid, and the options of the restore_command
+    KEY                          of the system id in pg_control, and of the sources
+
+The shell script walproxy-wal-fetch beside this file does what `take` does, by the first two lines, without Python.
 """
 
+import contextlib
+import errno
+import fcntl
 import os
+import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from walproxy.recovery.caller import sources_key
+from safekeeper.base.lsn import Lsn, parse_segment_name, segment_name
+from walproxy.recovery.caller import recovering_run, sources_key
 from walproxy.recovery.config import FetchConfig
 
-FOLDER = ".walproxy-prefetch"
-REQUESTS = "requests"
+FOLDER = Path("base", "pgsql_tmp", "pgsql_tmp.walproxy")
+OWNER = "owner"
 LOCK = "lock"
+DELIVERED = "delivered"
 BEGUN_SUFFIX = ".begun"
-_WAIT_S = 20.0
+_AHEAD_BYTES_MAX = 1 << 30
+_WAIT_S = 10.0
 _POLL_S = 0.005
 
 
 class Prefetched:
-    """The segments that were fetched ahead for one data folder from certain sources.
+    """The segments that were fetched ahead for one run of a server from certain sources.
 
     Attributes:
-        folder: pg_wal/.walproxy-prefetch/KEY, which need not exist.
+        folder: it need not exist, and may be that of another run.
+        run: which run of the server recovers, empty if none does.
+        options: the words of the restore_command after %p.
+        count: the number of segments to fetch ahead.
+        owner: the second and the third line of the folder's `owner`.
 
     Args:
         data_directory: the data folder of the PostgreSQL that recovers.
-        wal_directory: its pg_wal.
         system_id: the system id in its pg_control.
     """
 
-    def __init__(self, data_directory: Path, wal_directory: Path, system_id: int, config: FetchConfig) -> None:
+    def __init__(self, data_directory: Path, system_id: int, config: FetchConfig, options: Sequence[str]) -> None:
         self.data_directory = data_directory
-        self.folder = wal_directory / FOLDER / sources_key(system_id, config)
+        self.folder = data_directory / FOLDER
+        self.run = recovering_run(data_directory)
+        self.options = tuple(options)
+        self.count = config.prefetch
+        self.owner = f"{' '.join((self.run, *options))}\n{sources_key(system_id, config)}\n"
 
     def take(self, name: str, target: Path) -> bool:
-        """Rename the segment `name` to `target`, if it was or is being fetched; return whether it was."""
+        """Move the segment `name` to `target`, if it was or is being fetched; return whether it was."""
+        if not self.is_ours():
+            return False
         if self._move(name, target):
             return True
         begun = self.folder / (name + BEGUN_SUFFIX)
         deadline = time.monotonic() + _WAIT_S
-        while begun.exists() and time.monotonic() < deadline and self._is_listened_to():
+        while begun.exists() and time.monotonic() < deadline and self._has_prefetcher():
             time.sleep(_POLL_S)  # Only the name of the file shows that it is complete.
         return self._move(name, target)
 
-    def request(self, name: str) -> bool:
-        """Send the prefetcher the `name` that was delivered; return False if there is no prefetcher."""
+    def report(self, name: str) -> bool:
+        """Let the prefetcher know which segment was delivered; return False if there is no prefetcher."""
+        if not self.is_ours() or not self._has_prefetcher():
+            return False
+        temporary = self.folder / f"{DELIVERED}.{os.getpid()}"
         try:
-            pipe = os.open(self.folder / REQUESTS, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return False  # No pipe, or no process reads it.
-        try:
-            os.write(pipe, f"{name}\n".encode())
+            temporary.write_text(name)
+            temporary.replace(self.folder / DELIVERED)
         except OSError:
             return False
-        finally:
-            os.close(pipe)
         return True
+
+    def segments_after(self, name: str, segment_size: int) -> dict[str, Lsn]:
+        """Return the names and positions of the segments to fetch when `name` was delivered."""
+        parsed = parse_segment_name(name, segment_size)
+        if parsed is None:
+            return {}
+        tli, lsn = parsed
+        count = min(self.count, max(1, _AHEAD_BYTES_MAX // segment_size))
+        positions = [lsn + index * segment_size for index in range(1, count + 1)]
+        return {segment_name(tli, each, segment_size): each for each in positions}
 
     def _move(self, name: str, target: Path) -> bool:
+        path = self.folder / name
         try:
-            (self.folder / name).replace(target)
-        except OSError:
-            return False
+            path.replace(target)
+        except OSError as error:
+            return error.errno == errno.EXDEV and _copied(path, target)  # pg_wal may be a link to another disk.
         return True
 
-    def _is_listened_to(self) -> bool:
+    def is_ours(self) -> bool:
+        """Return whether the folder is that of this run, with these options and sources."""
         try:
-            os.close(os.open(self.folder / REQUESTS, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            _, _, owner = (self.folder / OWNER).read_bytes().partition(b"\n")
         except OSError:
             return False
-        return True
+        return owner == os.fsencode(self.owner)
+
+    def _has_prefetcher(self) -> bool:
+        try:
+            lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+
+def _copied(path: Path, target: Path) -> bool:
+    """Copy a file to another disk; `target` has all of it or is not changed. Return False if that is not possible."""
+    temporary = target.with_name(f"{target.name}.walproxy")
+    try:
+        shutil.copyfile(path, temporary)
+        temporary.replace(target)
+        path.unlink()
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return False
+    return True

@@ -215,7 +215,8 @@ def restore_command() -> str:
     A program that cannot start, e.g. after an upgrade of Python, ends with a code that would end the recovery early, or
     with one that would stop a promotion in the middle. The shell around it handles both.
     """
-    fetch = f"{_walproxy()} wal-fetch %f %p --config {SETTINGS_FILE} --missing-code {MISSING_CODE}"
+    script = _quoted(str(Path(__file__).with_name("walproxy-wal-fetch")))
+    fetch = f"/bin/sh {script} {_walproxy()} wal-fetch %f %p --config {SETTINGS_FILE} --missing-code {MISSING_CODE}"
     return (
         f"{fetch} || {{ [ $? -eq {MISSING_CODE} ] || [ ! -e recovery.signal ] || exit {EXIT_STOPS_RECOVERY}; "
         f"exit {EXIT_MISSING}; }}"
@@ -238,7 +239,11 @@ def _walproxy() -> str:
         words = [str(program)]
     else:
         words = [sys.executable, "-P", "-m", "walproxy"]
-    return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    return shlex.quote(word).replace("%", "%%")
 
 
 def warn_of_unreachable(owner: Owner, config: SourceConfig) -> list[str]:

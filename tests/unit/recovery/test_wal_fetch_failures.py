@@ -35,12 +35,12 @@ def test_an_installation_that_cannot_be_imported_stops_a_recovery_and_no_promoti
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(f"import sys\nsys.modules[{module!r}] = None\n")
     environment = {**os.environ, "PYTHONPATH": str(broken)}
-    answer = wal_fetch(data_directory, NAME, "pg_wal/RECOVERYXLOG", env=environment)
+    words = (NAME, "pg_wal/RECOVERYXLOG", "--archive", str(tmp_path))
+    answer = wal_fetch(data_directory, *words, env=environment)
     assert answer.returncode == EXIT_STOPS_RECOVERY, answer.stderr
     assert answer.stderr.count("\n") == 1 and module in answer.stderr
     (data_directory / "recovery.signal").unlink()
-    answer = wal_fetch(data_directory, NAME, "pg_wal/RECOVERYXLOG", env=environment)
-    assert answer.returncode == EXIT_MISSING, answer.stderr
+    assert wal_fetch(data_directory, *words, env=environment).returncode == EXIT_MISSING
 
 
 def test_a_log_on_a_full_disk_does_not_end_a_recovery(data_directory: Path) -> None:
