@@ -1,7 +1,7 @@
 """A failover refuses a standby whose promotion would fail, or end early, before it seals anything."""
 
 from safekeeper.base.lsn import format_lsn
-from tests.integration.cluster_fixtures import Commit, Gated, wait_for
+from tests.integration.cluster_fixtures import Commit, Gated, said, wait_for
 from tests.integration.conftest import EVERY, NEWEST, NewGated
 from tests.integration.test_failover import is_promoted, kill_primary, place, report, run
 from walproxy.lab.cluster.local_standby import current_lsn, received_lsn, replay_lsn
@@ -76,6 +76,7 @@ def test_a_standby_with_a_recovery_target_is_not_promoted(new_gated: NewGated) -
     heir.start()
     Commit(cluster.postgres).wait()
     wait_for(lambda: is_paused(heir), "replay is paused")
+    wait_for(lambda: said(cluster.proxy, "standbys")[0]["stalled_s"], "the status shows it", 60.0)
     before = floors(cluster)
     kill_primary(cluster)
     refused = run(cluster, "failover", "--json")

@@ -46,7 +46,7 @@ def test_every_metric_that_is_watched_is_there(file: str, tmp_path: Path, proxy:
     status = proxy_status(proxy, 1.0)
     status["safekeepers"][0] |= {"lag_bytes": 0}
     status["gate"] = {"state": "gated", "hangs": False}
-    status["standbys"] = [{"name": "standby1", "connected": True, "apply_lag_bytes": 0}]
+    status["standbys"] = [{"name": "standby1", "connected": True, "apply_lag_bytes": 0, "stalled_s": None}]
     said = set(numbers(ProxyCollector(lambda: status, lambda: "", proxy.measured)))
     with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
         house.run(house.slots.create("s1", 0, connection=0))
@@ -80,7 +80,7 @@ def test_every_metric_and_its_labels_are_described_and_no_others(tmp_path: Path,
         safekeeper.certificates = {"http": tls}
         there = house.call(lambda: metrics(safekeeper)) | metrics(ProcessCollector(registry=None))
         status = proxy_status(proxy, 1.0) | {"members": [1], "gate": {"state": "gated", "hangs": False}}
-        status["standbys"] = [{"name": "standby1", "connected": True, "apply_lag_bytes": 0}]
+        status["standbys"] = [{"name": "standby1", "connected": True, "apply_lag_bytes": 0, "stalled_s": None}]
         status["safekeepers"][0] |= {"lag_bytes": 0}
         of_proxy = ProxyCollector(lambda: status, lambda: "", proxy.measured)
         of_proxy.listeners["http"] = house.listener

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+# A conflict with a query may last for max_standby_streaming_delay, by default 30 s.
+STALLED_WARNING_S = 60.0
+
 
 class Level(IntEnum):
     """The severity; the value is the exit code."""
@@ -138,6 +141,7 @@ def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     if status["apply_problem"]:
         verdict.problems.append((Level.WARNING, f"remote_apply is blocked: {status['apply_problem']}"))
     _judge_sql(status, verdict)
+    _judge_standbys(status, verdict)
     hosts = status["primary"]["hosts"]
     refused = [each for each in hosts if each["state"] == "refused"]
     verdict.problems += [(Level.WARNING, f"primary {each['host']} is refused: {each['problem']}") for each in refused]
@@ -159,6 +163,17 @@ def _judge_gate(gate: Mapping[str, Any] | None, verdict: Verdict) -> None:
         verdict.problems.append((Level.WARNING, f"commits may return without the quorum: {reason}"))
     if gate["exempt"]:
         verdict.problems.append((Level.WARNING, gate["exempt"]))
+
+
+def _judge_standbys(status: Mapping[str, Any], verdict: Verdict) -> None:
+    """Add the standbys that do not replay the WAL that they have."""
+    for each in status["standbys"]:
+        if each["stalled_s"] is not None and each["stalled_s"] >= STALLED_WARNING_S:
+            problem = (
+                f"standby {each['name']} has replayed nothing for {each['stalled_s']:.0f} s although it has WAL: a "
+                "failover may not be able to promote it; its log states why"
+            )
+            verdict.problems.append((Level.WARNING, problem))
 
 
 def _judge_sql(status: Mapping[str, Any], verdict: Verdict) -> None:

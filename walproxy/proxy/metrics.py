@@ -159,11 +159,15 @@ def _of_safekeepers(safekeepers: list[dict[str, Any]]) -> Iterator[Metric]:
 def _of_standbys(standbys: list[dict[str, Any]]) -> Iterator[Metric]:
     connected = _labelled("standby_connected", "1 if it streams from a safekeeper", "standby")
     lag = _labelled("standby_apply_lag_bytes", "Bytes of WAL that it has not replayed; absent if unknown", "standby")
+    stalled = _labelled(
+        "standby_stalled_seconds", "How long it has WAL and has replayed nothing; 0 if it replays", "standby"
+    )
     for each in standbys:
+        stalled.add_metric([each["name"]], each["stalled_s"] or 0)
         connected.add_metric([each["name"]], each["connected"])
         if each["apply_lag_bytes"] is not None:
             lag.add_metric([each["name"]], each["apply_lag_bytes"])
-    yield from (connected, lag)
+    yield from (connected, lag, stalled)
 
 
 def _of_times(measured: Measurements) -> Iterator[Metric]:

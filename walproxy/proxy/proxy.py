@@ -69,6 +69,7 @@ from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.proxy.primary_watch import PrimaryWatch
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
 from walproxy.proxy.readiness import SERVING_STATES, Readiness
+from walproxy.proxy.replay_watch import ReplayWatch
 from walproxy.proxy.safekeeper_link import SafekeeperLink
 from walproxy.proxy.sql_watch import SqlWatch
 from walproxy.proxy.state_events import StateEvents, look_at
@@ -104,6 +105,7 @@ class Proxy:
         state: the public name of the state, as of the last tick.
         state_since: the event loop's time of the last change of it.
         readiness: whether commits succeed, for /readyz.
+        replay_watch: which standbys receive WAL and do not replay it.
         quorum_watch: since when there is no quorum; None before `run`.
         primary_watch: whether commits wait for this proxy, and how many sessions do; None before `run`.
         sql_watch: whether SQL on the primary is possible; None before `run`.
@@ -153,6 +155,7 @@ class Proxy:
         self.state_since = 0.0
         self.readiness = Readiness()
         self.quorum_watch: QuorumWatch | None = None
+        self.replay_watch = ReplayWatch()
         self.primary_watch: PrimaryWatch | None = None
         self.sql_watch: SqlWatch | None = None
         self.measured = Measurements()
@@ -330,6 +333,7 @@ class Proxy:
     def _watch_state(self) -> None:
         now = self._loop.time()
         view = self.view(now)
+        self.replay_watch.observe(view.standbys, now)
         connected = [i for i, link in self.links.items() if link.is_up]
         self._times.permit_samples(now, connected, is_apply_timed=bool(view.apply_rule))
         state = self.public_state(view)

@@ -14,6 +14,7 @@ from walproxy.proposer.standbys import StandbyRow
 from walproxy.proposer.view import ProposerView, TermView
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.readiness import SERVING_STATES
+from walproxy.proxy.replay_watch import ReplayWatch
 
 # Each word that `safekeeper_state` returns.
 SAFEKEEPER_STATES = (
@@ -82,7 +83,7 @@ def proxy_status(proxy: Proxy, now: float) -> dict[str, Any]:
         "apply_rule": view.apply_rule,
         "apply_problem": view.lacking or None,
         "archive": archive_status(led),
-        "standbys": [_standby_status(row, needed_lsn) for row in view.standbys],
+        "standbys": [_standby_status(row, needed_lsn, proxy.replay_watch, now) for row in view.standbys],
         "primary": {
             "connected": primary is not None,
             "streams": proxy.feed.streams,
@@ -218,7 +219,8 @@ def promotable_lsn(led: TermView | None) -> Lsn | None:
     return led.commit_lsn if led.streaming else led.received_lsn
 
 
-def _standby_status(row: StandbyRow, needed_lsn: Lsn | None) -> dict[str, Any]:
+def _standby_status(row: StandbyRow, needed_lsn: Lsn | None, watch: ReplayWatch, now: float) -> dict[str, Any]:
+    stalled_s = watch.stalled_s(row.standby.name, now)
     standby = row.standby
     wanted_lsn = needed_lsn if standby.flush_lsn else None  # Unknown, too, for a standby that has not reported yet.
     lag_bytes = max(0, wanted_lsn - standby.flush_lsn) if wanted_lsn is not None else None
@@ -233,6 +235,7 @@ def _standby_status(row: StandbyRow, needed_lsn: Lsn | None) -> dict[str, Any]:
         "designated": row.designated,
         "has_everything": lag_bytes == 0 if lag_bytes is not None else None,
         "connected": row.connected,
+        "stalled_s": round(stalled_s, 1) if stalled_s is not None else None,
     }
 
 

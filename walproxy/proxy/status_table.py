@@ -188,6 +188,8 @@ def _archive(archive: dict[str, Any] | None) -> list[Text]:
 
 def _completeness(standby: dict[str, Any]) -> Text:
     """Return how much WAL would be lost if this standby were promoted now."""
+    if standby["stalled_s"] is not None:
+        return Text(f"has replayed nothing for {format_seconds(standby['stalled_s'])}", style="red")
     if standby["has_everything"] is None:
         return Text("unknown", style="yellow")
     if standby["apply_lsn"] == "0/0":

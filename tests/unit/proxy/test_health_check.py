@@ -115,3 +115,11 @@ def test_sql_that_is_not_possible_is_a_warning_of_a_spare_too(proxy: Proxy, spar
 
 def test_a_spare_is_fine(proxy: Proxy) -> None:
     assert judge(serving(proxy, spare=True, state="electing"), Thresholds()).level is Level.OK
+
+
+def test_a_standby_that_has_wal_and_does_not_replay_it_is_a_warning_after_a_minute(proxy: Proxy) -> None:
+    status = serving(proxy)
+    for stalled_s, level in ((None, Level.OK), (59.9, Level.OK), (60.0, Level.WARNING)):
+        status["standbys"][0]["stalled_s"] = stalled_s
+        assert judge(status, Thresholds()).level is level
+    assert "standby a has replayed nothing for 60 s although it has WAL" in judge(status, Thresholds()).line()

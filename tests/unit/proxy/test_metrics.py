@@ -47,8 +47,8 @@ def test_positions_members_and_standbys_are_told_in_bytes(proxy: Proxy) -> None:
     status |= {"received_lsn": "1/10", "commit_lsn": "1/8", "spare": True, "apply_problem": "standby2 is gone"}
     status["safekeepers"][1] |= {"state": "streaming", "lag_bytes": 8}
     status["standbys"] = [
-        {"name": "standby1", "connected": True, "apply_lag_bytes": 24},
-        {"name": "standby2", "connected": False, "apply_lag_bytes": None},
+        {"name": "standby1", "connected": True, "apply_lag_bytes": 24, "stalled_s": 12.0},
+        {"name": "standby2", "connected": False, "apply_lag_bytes": None, "stalled_s": None},
     ]
     found = numbers(ProxyCollector(lambda: status, lambda: "", proxy.measured))
     assert found["walproxy_received_lsn_bytes"] - found["walproxy_commit_lsn_bytes"] == 8
@@ -57,6 +57,7 @@ def test_positions_members_and_standbys_are_told_in_bytes(proxy: Proxy) -> None:
     assert (found["walproxy_safekeeper_streaming[2]"], found["walproxy_safekeeper_lag_bytes[2]"]) == (1, 8)
     assert (found["walproxy_standby_connected[standby1]"], found["walproxy_standby_connected[standby2]"]) == (1, 0)
     assert found["walproxy_standby_apply_lag_bytes[standby1]"] == 24
+    assert found["walproxy_standby_stalled_seconds[standby1]"] == 12
     assert "walproxy_standby_apply_lag_bytes[standby2]" not in found
 
 

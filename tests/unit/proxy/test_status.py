@@ -317,6 +317,20 @@ def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900, re
     return leadership
 
 
+def test_a_standby_that_does_not_replay_is_not_shown_as_fit(proxy: Proxy) -> None:
+    a_term_with_standbys(proxy)
+    for now in (1.0, 20.0):
+        proxy.replay_watch.observe(proxy.view(now).standbys, now)
+    status = proxy_status(proxy, 20.0)
+    assert {each["name"]: each["stalled_s"] for each in status["standbys"]} == {
+        "a": 19.0,
+        "b": 19.0,
+        "pg_receivewal": None,
+        "new": None,
+    }
+    assert any("has replayed nothing for 19 s" in line for line in shown(status))
+
+
 def standby_rows(proxy: Proxy, now: float) -> dict[str, tuple[object, ...]]:
     return {
         row["name"]: (row["has_everything"], row["lag_bytes"], row["apply_lag_bytes"])
@@ -335,7 +349,7 @@ def test_a_standby_has_everything_if_all_that_was_acknowledged_is_on_its_disk(pr
     (first, *_) = proxy_status(proxy, 1.5)["standbys"]
     assert tuple(first) == (
         *("name", "safekeeper", "write_lsn", "flush_lsn", "apply_lsn", "lag_bytes", "apply_lag_bytes", "designated"),
-        *("has_everything", "connected"),
+        *("has_everything", "connected", "stalled_s"),
     )
     assert (first["safekeeper"], first["apply_lsn"], first["designated"], first["connected"]) == (
         1,

@@ -32,6 +32,7 @@ def standby(name: str, safekeeper: int) -> dict[str, Any]:
         "apply_lsn": "0/5A3C000",
         "lag_bytes": 0,
         "apply_lag_bytes": 0x9F8,
+        "stalled_s": None,
         "designated": True,
         "has_everything": True,
         "connected": True,
