@@ -141,14 +141,15 @@ class Stand(LocalCluster):
 def end_of(process: LocalProcess, timeout_s: float = 20.0) -> tuple[int, str]:
     """Wait for the end of a process; return its exit code and the only line of its log that says why.
 
-    A safekeeper that counts as missing and a lost quorum are errors of their own, and may have been told before.
+    A safekeeper that counts as missing, a lost quorum and WAL at risk are errors of their own, and may be told before.
     """
+    told_before = ("counts as missing", "no quorum for", "is at risk")
     code = process.wait(timeout_s)
     lines = process.log_path.read_text().splitlines()
     assert not any("Traceback" in line or "unexpected" in line for line in lines), lines
     errors = [line for line in lines if " ERROR " in line or line.startswith(("walproxy: ", "safekeeper: "))]
     assert errors and errors[-1] == lines[-1], lines
-    (reason,) = [line for line in errors if "counts as missing" not in line and "no quorum for" not in line]
+    (reason,) = [line for line in errors if not any(each in line for each in told_before)]
     return code, reason
 
 

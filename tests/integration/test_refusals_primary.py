@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 
 import psycopg
+import pytest
 
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
 from tests.integration.conftest import EVERY, NEWEST, NewStand
@@ -170,20 +171,49 @@ def test_an_invalidated_slot_ends_the_proxy_with_the_way_out(new_stand: NewStand
     wal_status = stand.postgres.execute("SELECT wal_status FROM pg_replication_slots")
     assert wal_status == [("lost",)]
     before = {key: value for key, value in stand.untouched()[1].items() if key not in ("term", "promised")}
-    code, line = end_of(stand.proxy_for("again"))
+    again = stand.proxy_for("again")
+    code, line = end_of(again)
     assert code == EXIT_PRIMARY_REFUSED
     assert "rebootstrap" in line
+    # Before 18 an invalidated slot can be streamed from, and only the missing WAL shows.
+    is_replaced = 'slot "walproxy" is replaced, because PostgreSQL has invalidated it' in log_of(again)
+    assert is_replaced == (stand.postgres.binaries.major >= 18)
     # A term was won to find out: a promise, and nothing else.
     assert {key: value for key, value in stand.untouched()[1].items() if key not in ("term", "promised")} == before
     # The way out: without the slot, a new cluster.
     options = ("--primary", stand.postgres.conninfo(), "--safekeepers", stand.safekeepers_option, "--yes")
-    answer = run_walproxy("rebootstrap", *options)
-    assert answer.returncode == EXIT_CONFIGURATION
-    assert "pg_drop_replication_slot('walproxy')" in only_line(answer.stderr)
-    stand.postgres.execute("SELECT pg_drop_replication_slot('walproxy')")
+    if not is_replaced:
+        answer = run_walproxy("rebootstrap", *options)
+        assert answer.returncode == EXIT_CONFIGURATION
+        assert "pg_drop_replication_slot('walproxy')" in only_line(answer.stderr)
+        stand.postgres.execute("SELECT pg_drop_replication_slot('walproxy')")
     assert run_walproxy("rebootstrap", *options).returncode == 0
     stand.proxies[0] = stand.proxy_for("new-cluster")
     stand.wait_for_state("streaming")
     stand.gate_commits()
     stand.commit(2)
     stand.verify()
+
+
+@NEWEST
+def test_a_slot_that_was_idle_for_too_long_is_replaced_while_the_primary_has_all_wal(new_stand: NewStand) -> None:
+    stand = new_stand(safekeeper_count=1).serve()
+    if stand.postgres.binaries.major < 18:
+        pytest.skip("PostgreSQL invalidates no idle slots before 18")
+    stand.commit()
+    assert stand.proxy.stop() == 0
+    stand.postgres.configure({"idle_replication_slot_timeout": "1s"})
+    stand.postgres.reload()
+
+    def is_lost() -> bool:
+        stand.postgres.execute("CHECKPOINT")
+        return bool(stand.postgres.execute("SELECT wal_status FROM pg_replication_slots") == [("lost",)])
+
+    wait_for(is_lost, "the slot is invalidated", 60.0)
+    stand.proxies[0] = stand.proxy_for("again")
+    stand.wait_for_state("streaming")
+    stand.commit(2)
+    stand.verify()
+    log = log_of(stand.proxy)
+    assert 'slot "walproxy" is replaced, because PostgreSQL has invalidated it' in log
+    assert "idle_replication_slot_timeout is 1s: PostgreSQL invalidates slot" in log

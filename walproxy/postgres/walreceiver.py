@@ -205,6 +205,22 @@ class ReplicationConnection(CommandConnection):
             raise
         return True
 
+    async def drop_slot(self, name: str) -> None:
+        """Drop the slot `name`; one that is missing is fine.
+
+        Raises:
+            PrimaryProblem: it is in use, or cannot be dropped.
+        """
+        try:
+            await self._command(f'DROP_REPLICATION_SLOT "{name}"', f'drop slot "{name}"')
+        except PrimaryProblem as problem:
+            if problem.kind is not ProblemKind.SLOT_MISSING:
+                raise
+
+    async def idle_slot_timeout(self) -> str:
+        """Return idle_replication_slot_timeout, "0" for none and where it does not exist."""
+        return await self._show("idle_replication_slot_timeout") if self._pgconn.server_version >= 180000 else "0"
+
     async def start_replication(self, slot: str | None, begin_lsn: Lsn, tli: int) -> None:
         """Ask for the WAL of `tli` from `begin_lsn` on; `stream` then takes it.
 

@@ -274,6 +274,7 @@ class PrimaryFeed:
         self._slot_is_due = not has_slot
         self._slot_check_at = asyncio.get_running_loop().time() + SLOT_CHECK_INTERVAL_S
         self._new_slot_lsn = 0
+        await self._log_idle_slot_timeout(connection)
         if has_slot:
             await self._log_older_slot(connection, identity)
         if self._slot_is_due and self._owner.may_make_slot():
@@ -304,6 +305,34 @@ class PrimaryFeed:
             slot,
             since,
         )
+
+    async def _replace_slot(self, connection: ReplicationConnection, reason: str) -> None:
+        """Replace a slot that PostgreSQL has invalidated. It retains no WAL, so nothing is lost with it.
+
+        Whether the primary still has the WAL that the quorum needs is found by the stream, as at each start.
+        """
+        slot = self._config.slot
+        logger.warning(
+            'slot "%s" is replaced, because PostgreSQL has invalidated it (%s): the primary may have removed WAL since',
+            slot,
+            reason,
+        )
+        await connection.drop_slot(slot)
+        self._slot_is_due = True
+        await self._make_slot(connection)
+
+    async def _log_idle_slot_timeout(self, connection: ReplicationConnection) -> None:
+        """Log that PostgreSQL invalidates the slot when no proxy has used it for a while."""
+        timeout = await connection.idle_slot_timeout()
+        host, key = self.rota.current.host, "idle_replication_slot_timeout"
+        if timeout != "0" and (host, key) not in self._warned:
+            self._warned.add((host, key))
+            logger.warning(
+                'idle_replication_slot_timeout is %s: PostgreSQL invalidates slot "%s" after that time without a '
+                "proxy, and then removes WAL that the quorum lacks; set it to 0",
+                timeout,
+                self._config.slot,
+            )
 
     def _check_new_slot(self, needed_lsn: Lsn) -> None:
         """Log an ERROR if the slot that was just created retains less WAL than the quorum needs."""
@@ -491,11 +520,17 @@ class PrimaryFeed:
         host, slot = self.rota.current.host, self._config.slot
         holder = SlotHolder(host.conninfo, slot, self._config.connect_timeout_s)
         pause_s = PAUSE_MIN_S
+        is_replaced = False
         while True:
             try:
                 await connection.start_replication(slot, begin_lsn, tli)
                 return
             except PrimaryProblem as problem:
+                if problem.kind is ProblemKind.SLOT_INVALIDATED and not is_replaced:
+                    is_replaced = True
+                    await self._replace_slot(connection, problem.message)
+                    self._check_new_slot(begin_lsn)
+                    continue
                 if problem.kind is not ProblemKind.SLOT_IN_USE:
                     raise
                 reason = str(problem)
