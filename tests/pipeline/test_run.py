@@ -154,6 +154,35 @@ def next_event(started: "subprocess.Popen[str]") -> dict[str, Any]:
     return event
 
 
+SLOW_START = """
+import os, sys, time
+if "python_streaming_source_runner" in " ".join(sys.orig_argv):
+    try:
+        os.mkdir(os.environ["STARTED"])
+    except FileExistsError:
+        pass
+    else:
+        time.sleep(15)
+"""
+
+
+def test_a_run_goes_on_after_a_process_of_spark_that_started_too_late(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SLOW_START)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    with process(folder, tmp_path / "tables", "--tables", "records", "--once") as started:
+        events = [json.loads(line) for line in started.communicate()[0].splitlines()]
+    assert started.returncode == 0
+    assert "did not start within 10 s" in events[0]["reason"]
+    assert (events[0]["event"], events[-1]["event"]) == ("waiting", "finished")
+    assert (tmp_path / "started").is_dir()
+    assert rows_of(tmp_path / "tables", "records") == rows(decoded_rows(folder, "records"))
+
+
 @pytest.mark.nightly
 def test_a_run_that_is_killed_loses_and_doubles_nothing_and_one_that_is_stopped_ends_well(
     folder: str, wal: WalBuilder, tmp_path: Path

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_demo import DEMO, processes_with
-from walproxy.lab.demo.stage import TAKEOVER_S_MAX
 from walproxy.lab.demo.steps import STEPS
 
 pytestmark = pytest.mark.on_disk
@@ -27,7 +26,6 @@ def test_every_step_of_the_demo_holds(folder: Path) -> None:
         assert re.search(rf"^ *{number}\. {re.escape(step.title)} +held +\S", answer.stdout, re.MULTILINE), step.title
     takeovers = [float(seconds) for seconds in re.findall(r"held .* (\d+\.\d+) s after the kill", answer.stdout)]
     assert len(takeovers) == 3
-    assert max(takeovers[:2]) < TAKEOVER_S_MAX
     assert re.search(r"promoted \d+\.\d+ s after it, the first commit on TLI 2 came", answer.stdout)
     assert re.search(r"one on the old primary waits; it is refused: the quorum's log left timeline 1", answer.stdout)
     assert re.search(r"left are safekeeper \d, the base backup, and the archive, which lacks the last", answer.stdout)

@@ -16,14 +16,20 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException, 
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.logs import one_line
+from walproxy.postgres.patience import load_text
 
 _OURS: Final = re.compile(r"^(?:\W*)((?:safekeeper|walproxy)(?:\.\w+)+)\.([A-Z]\w*): (.*)$", re.MULTILINE)
 _ANYONES: Final = re.compile(r"^\s*((?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt): .*)$", re.MULTILINE)
+_WORKER_LATE: Final = re.compile(r"Python worker (?:failed )?to connect back")
 _LENGTH_MAX: Final = 300
 
 
 class SparkFailed(WalproxyError):
     """Spark did not start, or a job of it failed in a way that is not of our making."""
+
+
+class WorkerLate(SparkFailed):
+    """A Python process of Spark did not connect within 10 s, for which Spark has no setting: it may be retried."""
 
 
 @contextlib.contextmanager
@@ -52,6 +58,8 @@ def error_of(error: Exception) -> WalproxyError:
         made = _made(module, name, message)
         if made is not None:
             return made
+    if _WORKER_LATE.search(text):
+        return WorkerLate(f"a Python process of Spark did not start within 10 s: the machine is busy ({load_text()})")
     line = _first_line(text)
     if isinstance(error, AnalysisException | ParseException) and not isinstance(error, StreamingQueryException):
         return ConfigurationError(line)

@@ -307,6 +307,8 @@ def _settings(app_name: str, master: str, memory: str, folder: Path, java_option
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.local.dir": str(folder),
+        # Of a Python process that has started; 15 s by itself. Where Spark has no setting: `WorkerLate`.
+        "spark.python.authenticate.socketTimeout": "10m",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",

@@ -28,6 +28,7 @@ import psycopg
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.postgres.binaries import ServerBinaries, ServerUser, find_servers, reachable_binaries, server_user
+from walproxy.postgres.patience import TimeLimit, slowdown
 from walproxy.postgres.process_table import descendants, wait_until_ended
 
 __all__ = ["LocalPostgres", "LocalPostgresFailed", "ServerBinaries", "find_servers"]
@@ -170,13 +171,13 @@ class LocalPostgres:
         """
         if self.is_running:
             raise LocalPostgresFailed(f"the server of {self.data_directory} runs already, with pid {self.pid}")
-        deadline = time.monotonic() + timeout_s
+        limit = TimeLimit(timeout_s)
         for attempt in range(_PORT_ATTEMPTS):
             if self._choose_port:
                 self.port = free_port()
             log_begin = self.log_path.stat().st_size if self.log_path.exists() else 0
             self._spawn()
-            if self._wait_until_ready(deadline):
+            if self._wait_until_ready(limit):
                 self._choose_port = False
                 return self
             log = self.log_path.read_bytes()[log_begin:].decode(errors="replace")
@@ -196,7 +197,7 @@ class LocalPostgres:
             return
         process.send_signal(_STOP_SIGNALS[mode])
         try:
-            process.wait(timeout_s)
+            process.wait(timeout_s * slowdown())
         except subprocess.TimeoutExpired:
             raise self._failed(f"PostgreSQL has not stopped ({mode}) within {timeout_s:g} s") from None
         self._process = None
@@ -354,10 +355,10 @@ class LocalPostgres:
             "dynamic_shared_memory_type": "mmap",
         }
 
-    def _wait_until_ready(self, deadline: float) -> bool:
+    def _wait_until_ready(self, limit: TimeLimit) -> bool:
         """Return whether the server got ready; if it did not, no process of it is left."""
         pid_file = self.data_directory / "postmaster.pid"
-        while time.monotonic() < deadline:
+        while not limit.is_over:
             if not self.is_running:
                 self._process = None
                 return False

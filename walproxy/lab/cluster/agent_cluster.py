@@ -18,6 +18,7 @@ from walproxy.agent.server_look import ServerState
 from walproxy.lab.cluster.local_cluster import SAFEKEEPER, LocalProcess, LocalProcessFailed
 from walproxy.lab.cluster.reader_passfile import reader_passfile
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries, free_port
+from walproxy.postgres.patience import TimeLimit
 
 _POLL_S = 0.02
 _SETTINGS = {
@@ -214,11 +215,11 @@ class AgentCluster:
         Raises:
             LocalProcessFailed: it does not hold within `timeout_s`.
         """
-        deadline = time.monotonic() + timeout_s
+        limit = TimeLimit(timeout_s)
         while not condition():
-            if time.monotonic() > deadline:
+            if limit.is_over:
                 logs = "; ".join(f"{host.name}: {host.agent.log_tail(4)}" for host in self.hosts.values())
-                raise LocalProcessFailed(f"condition not met within {timeout_s:g} s: {what}; logs: {logs}")
+                raise LocalProcessFailed(f"condition not met within {limit.passed_s:.0f} s: {what}; logs: {logs}")
             time.sleep(_POLL_S)
 
     def states(self) -> Mapping[str, ServerState]:

@@ -31,6 +31,7 @@ from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.lab.cluster.local_standby import make_standby
 from walproxy.lab.cluster.reader_passfile import reader_passfile
 from walproxy.postgres.local_server import LocalPostgres, end_with_parent, free_port
+from walproxy.postgres.patience import TimeLimit, slowdown
 
 SAFEKEEPER = ("-m", "safekeeper", "run")
 _POLL_S = 0.02
@@ -141,7 +142,7 @@ class LocalProcess:
         """
         assert self._process is not None  # start was called
         try:
-            return self._process.wait(timeout_s)
+            return self._process.wait(timeout_s * slowdown())
         except subprocess.TimeoutExpired:
             raise LocalProcessFailed(f"{self.name} is still running after {timeout_s:g} s: {self.log_tail()}") from None
 
@@ -391,11 +392,13 @@ class LocalCluster:
         Raises:
             LocalProcessFailed: it does not hold within `timeout_s`.
         """
-        deadline = time.monotonic() + timeout_s
+        limit = TimeLimit(timeout_s)
         while not condition():
-            if time.monotonic() > deadline:
+            if limit.is_over:
                 about = process or self.proxy
-                raise LocalProcessFailed(f"condition not met within {timeout_s:g} s: {what}; log: {about.log_tail()}")
+                raise LocalProcessFailed(
+                    f"condition not met within {limit.passed_s:.0f} s: {what}; log: {about.log_tail()}"
+                )
             time.sleep(_POLL_S)
 
     def commit_lsn(self) -> Lsn:

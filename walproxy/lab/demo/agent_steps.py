@@ -4,9 +4,10 @@ import itertools
 import time
 
 from walproxy.lab.cluster.agent_cluster import AgentCluster
-from walproxy.lab.demo.stage import CATCH_UP_S_MAX, Stage, Step
+from walproxy.lab.demo.stage import Stage, Step
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.transactions import SingleStatement
+from walproxy.postgres.patience import slowdown
 
 _CLIENTS = 4
 _START_S_MAX = 60.0
@@ -26,13 +27,13 @@ def _primary_dies(stage: Stage) -> str:
             lambda _: SingleStatement("INSERT INTO seen VALUES ($1)", next(numbers)),
         )
         with clients:
-            clients.wait_for_commit(time.monotonic())
+            clients.wait_for_commit(time.monotonic(), _FAILOVER_S_MAX * slowdown())
             old.kill9()
-            clients.wait_for_commit(time.monotonic(), _FAILOVER_S_MAX)
-            new = cluster.wait_for_leader(timeout_s=CATCH_UP_S_MAX)
+            clients.wait_for_commit(time.monotonic(), _FAILOVER_S_MAX * slowdown())
+            new = cluster.wait_for_leader(timeout_s=_START_S_MAX)
             old.agent.start()
             cluster.wait_until(lambda: cluster.is_standby(old.name), f"{old.name} is a standby", _FAILOVER_S_MAX)
-            clients.wait_for_commit(time.monotonic())
+            clients.wait_for_commit(time.monotonic(), _FAILOVER_S_MAX * slowdown())
         acknowledged = {each.transaction.arguments[0] for each in clients.history.acknowledged}
         there = {number for (number,) in new.postgres.execute("SELECT n FROM seen")}
         lost = len(acknowledged - there)

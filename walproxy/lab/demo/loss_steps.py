@@ -13,12 +13,13 @@ from pathlib import Path
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.lab.demo.books import compare_books
-from walproxy.lab.demo.stage import CATCH_UP_S_MAX, RESUME_S_MAX, SHORT_WATCH_S, Stage, Step
+from walproxy.lab.demo.stage import SHORT_WATCH_S, Stage, Step, StepUnfinished
 from walproxy.postgres.binaries import server_user
 from walproxy.postgres.local_server import LocalPostgres
 from walproxy.proxy.status_table import format_bytes
 
 _PARTIAL_INTERVAL_S = 2
+_RECOVERY_S_MAX = 300.0
 _KEEP = "--wal-keep"
 _KEEP_ALL, _KEEP_LITTLE = "16GiB", "1MiB"
 _REACH = re.compile(r"^WAL: without a hole up to (\S+)", re.MULTILINE)
@@ -48,7 +49,7 @@ def _take_base_backup(stage: Stage) -> str:
     cluster.postgres.back_up(_backup_folder(stage))
     seconds = time.monotonic() - began_at
     target_lsn = stage.backed_up_lsn = cluster.commit_lsn()
-    stage.wait_until(lambda: cluster.archived_lsn() >= target_lsn, "the archive has that WAL", CATCH_UP_S_MAX)
+    stage.wait_until(lambda: cluster.archived_lsn() >= target_lsn, "the archive has that WAL")
     return f"pg_basebackup took {seconds:.1f} s under load; the archive has the WAL up to {format_lsn(target_lsn)}"
 
 
@@ -67,7 +68,6 @@ def _remove_old_wal(stage: Stage) -> str:
     stage.wait_until(
         lambda: min(stage.safekeeper_lsns("wal_begin_lsn").values()) > stage.backed_up_lsn,
         "each safekeeper has removed WAL that the base backup needs",
-        CATCH_UP_S_MAX,
     )
     after = [_size_of(stage.wal_folder(i)) for i in cluster.safekeepers]
     return (
@@ -83,7 +83,7 @@ def _lose_everything(stage: Stage) -> str:
     for proxy in cluster.proxies:
         proxy.kill9()
     stage.stop_load()
-    flush_lsns = stage.safekeeper_lsns("flush_lsn")
+    flush_lsns = stage.all_safekeeper_lsns("flush_lsn")
     # Every acknowledged commit is on two of them, so on the one with the longest log.
     stage.survivor = max(flush_lsns, key=lambda i: flush_lsns[i])
     archived_lsn = cluster.archived_lsn()
@@ -120,10 +120,8 @@ def _restore(stage: Stage) -> str:
     )
     cluster.former_primaries.append(cluster.postgres)
     cluster.postgres = restored
-    restored.start(CATCH_UP_S_MAX)
-    stage.wait_until(
-        lambda: restored.execute("SELECT pg_is_in_recovery()") == [(False,)], "recovery has ended", CATCH_UP_S_MAX
-    )
+    restored.start(_RECOVERY_S_MAX)
+    stage.wait_until(lambda: restored.execute("SELECT pg_is_in_recovery()") == [(False,)], "recovery has ended")
     seconds = time.monotonic() - began_at
     reach = _REACH.search(output)
     up_to = f" up to {reach[1]}" if reach is not None else ""
@@ -134,14 +132,12 @@ def _begin_again(stage: Stage) -> str:
     cluster = stage.cluster
     for safekeeper in cluster.safekeepers.values():
         safekeeper.start()
-    stage.wait_until(
-        lambda: all(process.status() for process in cluster.safekeepers.values()), "safekeepers answer", RESUME_S_MAX
-    )
+    stage.wait_until(lambda: all(process.status() for process in cluster.safekeepers.values()), "safekeepers answer")
     options = ("--primary", cluster.postgres.conninfo(), "--safekeepers", cluster.safekeepers_option)
     output = stage.command("rebootstrap", "--yes", *options)
     begins = _NEW_CLUSTER.search(output)
-    stage.require(begins is not None, f"walproxy rebootstrap did not name the new cluster: {one_line(output)}")
-    assert begins is not None  # required above
+    if begins is None:
+        raise StepUnfinished(f"walproxy rebootstrap did not name the new cluster: {one_line(output)}")
     stage.command("archive", "adopt", "--cluster-id", begins[1], "--archive", archive_folder(cluster.directory))
     _start_proxies(stage)
     [(flush_lsn, stage.old_transfers)] = cluster.postgres.execute(
@@ -150,11 +146,11 @@ def _begin_again(stage: Stage) -> str:
     stage.new_log_lsn = parse_lsn(flush_lsn)
     began_at = time.monotonic()
     stage.start_load()
-    stage.seconds_to_new_commit(began_at, began_at, RESUME_S_MAX)
+    stage.seconds_to_new_commit(began_at, began_at)
     stage.observe(SHORT_WATCH_S)
     stage.stop_load()
     target_lsn = cluster.commit_lsn()
-    stage.wait_until(lambda: cluster.archived_lsn() >= target_lsn, "the archive continues, too", CATCH_UP_S_MAX)
+    stage.wait_until(lambda: cluster.archived_lsn() >= target_lsn, "the archive continues, too")
     return f"commits and the archive continue; now {compare_books(stage)}"
 
 
@@ -165,7 +161,7 @@ def _start_proxies(stage: Stage) -> None:
     cluster.start_proxy(serving)
     cluster.wait_for_state("streaming", proxy=serving)
     cluster.start_proxy(spare)
-    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the other proxy is a spare", RESUME_S_MAX)
+    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the other proxy is a spare")
 
 
 def _backup_folder(stage: Stage) -> Path:

@@ -1,7 +1,6 @@
 """The demo's chapter of the standby: fed by safekeepers, promoted when the primary is lost, followed by the proxy."""
 
 import time
-from typing import Any
 
 import psycopg
 from psycopg import pq
@@ -9,14 +8,12 @@ from psycopg import pq
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.lab.cluster.local_standby import received_lsn, replay_lsn
-from walproxy.lab.demo.stage import CATCH_UP_S_MAX, RESUME_S_MAX, SHORT_WATCH_S, Stage, Step, leading_proxy
+from walproxy.lab.demo.stage import SHORT_WATCH_S, Stage, Step, leading_proxy, serving_proxy
 from walproxy.postgres.local_server import LocalPostgres
 
 STANDBY = "standby"
 # The proxies know that remote_apply waits for the standby, also before there is one.
 PROXY_OPTIONS = ("--apply-standbys", STANDBY)
-
-_PROMOTION_S_MAX = 20.0
 
 
 def _add_standby(stage: Stage) -> str:
@@ -24,9 +21,9 @@ def _add_standby(stage: Stage) -> str:
     began_at = time.monotonic()
     standby = cluster.add_standby(STANDBY)
     target_lsn = cluster.commit_lsn()
-    stage.wait_until(lambda: replay_lsn(standby) >= target_lsn, "the standby has caught up", CATCH_UP_S_MAX)
+    stage.wait_until(lambda: replay_lsn(standby) >= target_lsn, "the standby has caught up")
     seconds = time.monotonic() - began_at
-    stage.wait_until(lambda: _applied_lsn(stage) >= target_lsn, "the proxy has its replay position", RESUME_S_MAX)
+    stage.wait_until(lambda: _applied_lsn(stage) >= target_lsn, "the proxy has its replay position")
     cluster.postgres.execute("CREATE TABLE note (line text)")
     committed_ms = _commit_applied(cluster.postgres, "INSERT INTO note VALUES ('hello')")
     seen = standby.execute("SELECT line FROM note")
@@ -40,16 +37,16 @@ def _add_standby(stage: Stage) -> str:
 
 def _kill_its_safekeeper(stage: Stage) -> str:
     standby = stage.cluster.standbys[STANDBY]
+    stage.wait_until(lambda: _feeding_safekeeper(stage, standby) is not None, "the standby streams")
     fed_by = _feeding_safekeeper(stage, standby)
-    stage.require(fed_by is not None, "the standby does not stream")
-    assert fed_by is not None  # required above
+    assert fed_by is not None  # nothing has disconnected it
     stage.kill_safekeeper(fed_by)
     target_lsn = stage.dead_since_lsn[fed_by]
 
     def goes_on() -> bool:
         return _feeding_safekeeper(stage, standby) not in (fed_by, None) and replay_lsn(standby) > target_lsn
 
-    seconds = stage.wait_until(goes_on, "the standby streams from another safekeeper", CATCH_UP_S_MAX)
+    seconds = stage.wait_until(goes_on, "the standby streams from another safekeeper")
     now_fed_by = _feeding_safekeeper(stage, standby)
     stage.cluster.safekeepers[fed_by].start()
     return f"safekeeper {fed_by} was killed; from safekeeper {now_fed_by} it replays what is new after {seconds:.2f} s"
@@ -74,15 +71,13 @@ def _promote(stage: Stage) -> str:
     cluster.postgres.kill9()
     for process in hung:
         process.resume()
-    stage.wait_until(
-        lambda: _has_all_that_is_committed(stage, standby), "the standby has all committed WAL", CATCH_UP_S_MAX
-    )
+    stage.wait_until(lambda: _has_all_that_is_committed(stage, standby), "the standby has all committed WAL")
     cluster.promote(STANDBY)
     promoted = time.monotonic()
     for proxy in spares:
         cluster.start_proxy(proxy)
-    seconds = stage.seconds_to_new_commit(before, promoted, _PROMOTION_S_MAX)
-    status = _serving_status(stage)
+    seconds = stage.seconds_to_new_commit(before, promoted)
+    status = serving_proxy(stage)[1]
     stage.require(status["tli"] == 2, f"the proxy streams TLI {status['tli']}, not 2")
     stage.observe(SHORT_WATCH_S)
     return (
@@ -104,12 +99,12 @@ def _bring_back_old_primary(stage: Stage) -> str:
         killed = time.monotonic()
         for proxy in cluster.proxies:
             cluster.start_proxy(proxy)
-        seconds = stage.seconds_to_new_commit(killed, killed, CATCH_UP_S_MAX)
-        stage.wait_until(lambda: _refusal(stage, old) is not None, "a proxy refuses the old primary", RESUME_S_MAX)
+        seconds = stage.seconds_to_new_commit(killed, killed)
+        stage.wait_until(lambda: _refusal(stage, old) is not None, "a proxy refuses the old primary")
         stage.observe(SHORT_WATCH_S)
         client.consume_input()
         stage.require(client.is_busy() == 1, "a commit on the old primary was answered")
-        status = _serving_status(stage)
+        status = serving_proxy(stage)[1]
         stage.require(status["tli"] == 2, f"the proxy streams TLI {status['tli']}, not 2")
         return (
             f"commits go on after {seconds:.2f} s, one on the old primary waits; it is refused: {_refusal(stage, old)}"
@@ -152,13 +147,6 @@ def _has_all_that_is_committed(stage: Stage, standby: LocalPostgres) -> bool:
     statuses = [safekeeper.status() for safekeeper in stage.cluster.safekeepers.values()]
     nobody_has_more = all(status is not None and parse_lsn(status["flush_lsn"]) <= commit_lsn for status in statuses)
     return commit_lsn == end_lsn and nobody_has_more and received_lsn(standby) >= commit_lsn
-
-
-def _serving_status(stage: Stage) -> dict[str, Any]:
-    leading = leading_proxy(stage.cluster)
-    stage.require(leading is not None and leading[1]["state"] == "streaming", "no proxy streams")
-    assert leading is not None  # required above
-    return leading[1]
 
 
 def _refusal(stage: Stage, server: LocalPostgres) -> str | None:

@@ -14,20 +14,19 @@ from walproxy.lab.demo.books import compare_books
 from walproxy.lab.demo.loss_steps import LOSS_STEPS, TAKE_BASE_BACKUP
 from walproxy.lab.demo.pipeline_steps import PIPELINE_STEPS
 from walproxy.lab.demo.stage import (
-    CATCH_UP_S_MAX,
-    RESUME_S_MAX,
     SHORT_WATCH_S,
-    TAKEOVER_S_MAX,
     Stage,
     Step,
-    leading_proxy,
+    serving_proxy,
 )
 from walproxy.lab.demo.standby_steps import PROXY_OPTIONS, STANDBY_STEPS
 from walproxy.lab.wal_compare import compare_wal, count_records
 from walproxy.proxy.status_table import format_bytes
 
-_SHUTDOWN_S_MAX = 10.0
+_SHUTDOWN_S_MAX = 60.0
 _WATCH_S = 2.0
+_TAKEOVER_S_USUAL = 3.0
+_PAUSE_S_USUAL = 1.0
 _LOST = 3
 
 
@@ -37,12 +36,10 @@ def _start(stage: Stage) -> str:
     cluster.postgres.init(wal_segment_mib=1)
     cluster.start()
     cluster.postgres.execute(CREATE)
-    status = cluster.safekeepers[1].status()
-    stage.require(status is not None, "safekeeper 1 does not answer")
-    assert status is not None  # required above
-    stage.segment_size = status["segment_size"]
+    stage.wait_until(lambda: bool((cluster.safekeepers[1].status() or {}).get("segment_size")), "safekeeper 1 replies")
+    stage.segment_size = (cluster.safekeepers[1].status() or {})["segment_size"]
     stage.start_load()
-    stage.wait_until(lambda: bool(stage.history.acknowledged), "a transfer was acknowledged", RESUME_S_MAX)
+    stage.wait_until(lambda: bool(stage.history.acknowledged), "a transfer was acknowledged")
     begin, end = stage.observe(_WATCH_S)
     rate = stage.history.acknowledged_between(begin, end) / (end - begin)
     return (
@@ -53,12 +50,15 @@ def _start(stage: Stage) -> str:
 
 def _kill_one_safekeeper(stage: Stage) -> str:
     stage.kill_safekeeper(1)
-    begin, end = stage.observe(_WATCH_S)
+    begin, _ = stage.observe(_WATCH_S)
+    stage.wait_until(lambda: stage.history.first_begun_since(begin) is not None, "a commit succeeds with two of three")
+    end = time.monotonic()
     committed = stage.history.acknowledged_between(begin, end)
     pause_s = stage.history.longest_pause_s(begin, end)
-    stage.require(stage.history.first_begun_since(begin) is not None, "no commit went through with two of three")
-    stage.require(pause_s < SHORT_WATCH_S, f"commits paused for {pause_s:.2f} s although two of three are a quorum")
-    return f"{committed:,} commits in {end - begin:.1f} s went on; the longest pause was {pause_s * 1000:.0f} ms"
+    return (
+        f"{committed:,} commits in {end - begin:.1f} s went on; the longest pause was {pause_s * 1000:.0f} ms "
+        f"({stage.usual(pause_s, _PAUSE_S_USUAL)})"
+    )
 
 
 def _kill_second_safekeeper(stage: Stage) -> str:
@@ -80,7 +80,7 @@ def _kill_second_safekeeper(stage: Stage) -> str:
 def _start_one_safekeeper(stage: Stage) -> str:
     waited_from = time.monotonic()
     stage.cluster.safekeepers[2].start()
-    seconds = stage.seconds_to_new_commit(waited_from, waited_from, RESUME_S_MAX)
+    seconds = stage.seconds_to_new_commit(waited_from, waited_from)
     return f"commits resumed by themselves; the first new one {seconds:.2f} s after the start"
 
 
@@ -89,7 +89,7 @@ def _start_other_safekeeper(stage: Stage) -> str:
     missed_bytes = target_lsn - stage.dead_since_lsn[1]
     stage.cluster.safekeepers[1].start()
     seconds = stage.wait_until(
-        lambda: stage.safekeeper_lsns("flush_lsn")[1] >= target_lsn, "safekeeper 1 has caught up", CATCH_UP_S_MAX
+        lambda: stage.safekeeper_lsns("flush_lsn")[1] >= target_lsn, "safekeeper 1 has caught up"
     )
     return f"it was fed the {format_bytes(missed_bytes)} that it had missed within {seconds:.2f} s, under load"
 
@@ -100,13 +100,15 @@ def _replace_lost_disk(stage: Stage) -> str:
     stage.kill_safekeeper(_LOST)
     shutil.rmtree(cluster.safekeeper_directory(_LOST))
     cluster.safekeepers[_LOST].start()
-    stage.wait_until(lambda: cluster.safekeepers[_LOST].status() is not None, "it answers", RESUME_S_MAX)
+    stage.wait_until(lambda: cluster.safekeepers[_LOST].status() is not None, "it answers")
     printed = stage.command("members", "replace", str(_LOST), "--safekeepers", cluster.safekeepers_option)
     end = time.monotonic()
     pause_s = stage.history.longest_pause_s(begin, end)
-    stage.require(pause_s < SHORT_WATCH_S, f"commits paused for {pause_s:.2f} s although two of three are a quorum")
     members = printed.splitlines()[-1]
-    return f"{members} after {end - begin:.1f} s; the longest pause of commits was {pause_s * 1000:.0f} ms"
+    return (
+        f"{members} after {end - begin:.1f} s; the longest pause of commits was {pause_s * 1000:.0f} ms "
+        f"({stage.usual(pause_s, _PAUSE_S_USUAL)})"
+    )
 
 
 def _restart_proxy(stage: Stage) -> str:
@@ -115,9 +117,9 @@ def _restart_proxy(stage: Stage) -> str:
     proxy.kill9()
     killed = time.monotonic()
     stage.cluster.start_proxy(proxy)
-    seconds = stage.seconds_to_new_commit(before, killed, TAKEOVER_S_MAX)
+    seconds = stage.seconds_to_new_commit(before, killed)
     stage.observe(SHORT_WATCH_S)
-    return f"the first new commit {seconds:.2f} s after the kill (less than {TAKEOVER_S_MAX:g} s)"
+    return f"the first new commit {seconds:.2f} s after the kill ({stage.usual(seconds, _TAKEOVER_S_USUAL)})"
 
 
 def _take_over(stage: Stage) -> str:
@@ -125,20 +127,19 @@ def _take_over(stage: Stage) -> str:
     spare = cluster.make_proxy("walproxy-spare", *PROXY_OPTIONS)
     cluster.proxies.append(spare)
     cluster.start_proxy(spare)
-    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the second proxy is a spare", RESUME_S_MAX)
-    leading = leading_proxy(cluster)
-    stage.require(leading is not None and leading[0] is cluster.proxy, "the first proxy no longer serves")
+    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the second proxy is a spare")
+    serving = serving_proxy(stage)[0]
+    other = next(proxy for proxy in cluster.proxies if proxy is not serving)
     before = time.monotonic()
-    cluster.proxy.kill9()
+    serving.kill9()
     killed = time.monotonic()
-    seconds = stage.seconds_to_new_commit(before, killed, TAKEOVER_S_MAX)
-    term = (spare.status() or {}).get("term")
-    cluster.start_proxy(cluster.proxy)
-    stage.wait_until(
-        lambda: (cluster.proxy.status() or {}).get("spare") is True, "the old proxy is the spare now", RESUME_S_MAX
-    )
+    seconds = stage.seconds_to_new_commit(before, killed)
+    term = (other.status() or {}).get("term")
+    cluster.start_proxy(serving)
+    stage.wait_until(lambda: (serving.status() or {}).get("spare") is True, "the old proxy is the spare now")
     return (
-        f"the first commit through the spare (term {term}) {seconds:.2f} s after the kill; the old one is the spare now"
+        f"the first commit through the spare (term {term}) {seconds:.2f} s after the kill "
+        f"({stage.usual(seconds, _TAKEOVER_S_USUAL)}); the old one is the spare now"
     )
 
 
@@ -148,7 +149,7 @@ def _crash_postgres(stage: Stage) -> str:
     stage.cluster.postgres.kill9()
     killed = time.monotonic()
     stage.cluster.postgres.start()
-    seconds = stage.seconds_to_new_commit(before, killed, CATCH_UP_S_MAX)
+    seconds = stage.seconds_to_new_commit(before, killed)
     stage.observe(SHORT_WATCH_S)
     lost = len(stage.history.in_doubt) - doubtful
     return f"the first new commit {seconds:.2f} s after the kill, recovery included; {lost} clients were left in doubt"
@@ -164,11 +165,10 @@ def _shut_down(stage: Stage) -> str:
     stage.cluster.postgres.stop("fast", _SHUTDOWN_S_MAX)
     end = time.monotonic()
     # The quorum has the last record, the shutdown's checkpoint; the third safekeeper gets it a moment later.
-    stage.end_lsn = max(stage.safekeeper_lsns("flush_lsn").values())
+    stage.end_lsn = max(stage.all_safekeeper_lsns("flush_lsn").values())
     stage.wait_until(
         lambda: min(stage.safekeeper_lsns("flush_lsn").values()) >= stage.end_lsn,
         f"all safekeepers have the WAL up to {format_lsn(stage.end_lsn)}",
-        CATCH_UP_S_MAX,
     )
     return f"a fast shutdown took {end - begin:.2f} s; all safekeepers end at {format_lsn(stage.end_lsn)}"
 

@@ -19,11 +19,12 @@ from safekeeper.base.logs import one_line
 from walproxy.lab.cluster.local_cluster import LocalCluster
 from walproxy.lab.demo.left_running import commands_to_look
 from walproxy.lab.demo.loss_steps import safekeeper_options
-from walproxy.lab.demo.stage import Stage, Step
+from walproxy.lab.demo.stage import Stage, Step, StepFailed
 from walproxy.lab.demo.standby_steps import PROXY_OPTIONS, STANDBY
 from walproxy.lab.demo.steps import STEPS
 from walproxy.lab.demo.view import View
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
+from walproxy.postgres.patience import BUSY_SLOWDOWN, load_text, slowdown
 
 # Everything that is compared at the end must still be in pg_wal; the demo writes a few hundred MiB at most.
 _SETTINGS = {
@@ -41,11 +42,13 @@ class Outcome:
     Attributes:
         seen: what each step that held saw.
         failure: why the step after those did not hold, empty if all held.
+        verdict: one word for a failure: `FAILED`, or `TOO SLOW` where a busy machine is enough to explain it.
         duration_s: of all steps together.
     """
 
     seen: list[str] = field(default_factory=list)
     failure: str = ""
+    verdict: str = ""
     duration_s: float = 0.0
 
     @property
@@ -88,7 +91,7 @@ def tell(
         console.print(summary(outcome, steps, stage))
         if outcome.failure:
             files_stay = True
-            console.print(f"Step {outcome.failed_step} FAILED: {outcome.failure}", style="bold red")
+            console.print(f"Step {outcome.failed_step} {outcome.verdict}: {outcome.failure}", style="bold red")
             console.print(f"Logs and data are in {directory}")
         else:
             console.print(f"All {len(outcome.seen)} steps held, in {outcome.duration_s:.0f} s.", style="bold green")
@@ -108,18 +111,29 @@ def play(stage: Stage, steps: Sequence[Step], console: Console) -> Outcome:
     outcome = Outcome()
     begin = time.monotonic()
     with View(console, stage.cluster, stage.history) as view:
+        stage.notify = lambda line: view.print_line(Text(f"    {line}", style="yellow"))
         for number, step in enumerate(steps, 1):
             view.print_line(Text(f"{number:2}. {step.title}", style="bold"))
             try:
                 seen = step.act(stage)
             except (WalproxyError, psycopg.Error) as error:
-                outcome.failure = one_line(str(error))
-                view.print_line(Text(f"    FAILED: {outcome.failure}", style="bold red"))
+                outcome.verdict, outcome.failure = _judged(error)
+                view.print_line(Text(f"    {outcome.verdict}: {outcome.failure}", style="bold red"))
                 break
             outcome.seen.append(seen)
             view.print_line(Text(f"    {seen}", style="green"))
     outcome.duration_s = time.monotonic() - begin
     return outcome
+
+
+def _judged(error: Exception) -> tuple[str, str]:
+    """Return the verdict on a step that an error has ended, and the reason."""
+    reason = one_line(str(error))
+    if isinstance(error, StepFailed):
+        return "FAILED", f"a guarantee does not hold: {reason}"
+    if slowdown() >= BUSY_SLOWDOWN:
+        return "TOO SLOW", f"this machine is too busy ({load_text()}), which shows nothing of the guarantee: {reason}"
+    return "FAILED", reason
 
 
 def summary(outcome: Outcome, steps: Sequence[Step], stage: Stage) -> Table:
@@ -131,7 +145,7 @@ def summary(outcome: Outcome, steps: Sequence[Step], stage: Stage) -> Table:
         if number <= len(outcome.seen):
             result, seen = Text("held", style="green"), outcome.seen[number - 1]
         elif number == outcome.failed_step:
-            result, seen = Text("FAILED", style="bold red"), outcome.failure
+            result, seen = Text(outcome.verdict, style="bold red"), outcome.failure
         else:
             result, seen = Text("not run"), ""
         table.add_row(f"{number:2}. {step.title}", result, Text(seen))

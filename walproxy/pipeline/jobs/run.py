@@ -48,7 +48,7 @@ from walproxy.pipeline.schemas import arrow_schema, optional_columns, spark_ddl
 from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import PIECES, SourceOptions
 from walproxy.pipeline.source.tasks import input_of
-from walproxy.pipeline.spark_errors import SparkFailed, spark_errors
+from walproxy.pipeline.spark_errors import SparkFailed, WorkerLate, spark_errors
 from walproxy.pipeline.spark_session import check_java, spark_session
 from walproxy.wal_sources.source import LogPath, SourceUnavailable
 
@@ -56,6 +56,8 @@ _log = logging.getLogger(__name__)
 _WAIT_S: Final = 0.2
 _RETRY_S_MIN: Final = 1.0
 _RETRY_S_MAX: Final = 30.0
+# How often a run that ends is begun again on a machine that is too slow for Spark's limit.
+_LATE_MAX: Final = 20
 _SILENCE_S: Final = 10.0
 
 
@@ -119,7 +121,7 @@ class BatchDone(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """The input does not answer; the request is repeated.
+    """The input does not answer, or a process of Spark did not start in time; it is repeated.
 
     Attributes:
         reason: one line.
@@ -272,8 +274,8 @@ class _Job:
             table.close()
 
     def work(self, spark: SparkSession) -> None:
-        """Run the stream, and begin it again when the input did not answer for a while."""
-        retry_s = _RETRY_S_MIN
+        """Run the stream, and begin it again when the input did not answer for a while, or Spark was too slow."""
+        retry_s, late = _RETRY_S_MIN, 0
         while not self._stop.is_set():
             before_lsn = self.lsn
             try:
@@ -282,6 +284,11 @@ class _Job:
                 return
             except (SourceUnavailable, ArchiveUnavailable) as error:
                 if self.config.once:
+                    raise
+                self._report(Waiting(str(error)))
+            except WorkerLate as error:
+                late += 1
+                if self.config.once and late == _LATE_MAX:
                     raise
                 self._report(Waiting(str(error)))
             retry_s = _RETRY_S_MIN if self.lsn > before_lsn else min(2 * retry_s, _RETRY_S_MAX)
