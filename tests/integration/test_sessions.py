@@ -8,10 +8,13 @@ import psycopg
 import pytest
 
 from tests.integration.conftest import EVERY, NEWEST, NewCluster
+from walproxy.postgres import command_connection
 from walproxy.postgres.bounded_sql import bounded_connection
 from walproxy.postgres.local_server import LocalPostgres
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.postgres.sessions import SESSIONS_MAX, SqlSession, SqlSessions, one_session, open_blocking
+from walproxy.postgres.sql_walsender import urgent_sql
+from walproxy.postgres.walreceiver import ReplicationConnection
 
 # What a site sets for everybody, each of which ended or changed something of ours.
 OF_THE_SITE = {
@@ -176,3 +179,33 @@ async def test_an_emptied_pool_connects_again(new_cluster: NewCluster) -> None:
             assert await backend_of(session) == first
         async with sessions.session("look") as session:
             assert await backend_of(session) != first
+
+
+@EVERY
+async def test_timeouts_of_a_site_end_no_connection_for_replication(new_cluster: NewCluster) -> None:
+    server = new_cluster()
+    of_the_site = ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"]
+    of_the_site += [name for name, major in SINCE.items() if server.binaries.major >= major]
+    server.execute("CREATE ROLE replicator SUPERUSER LOGIN REPLICATION")
+    for name in of_the_site:
+        server.execute(f"ALTER ROLE replicator SET {name} = '100ms'")
+        server.execute(f"ALTER SYSTEM SET {name} = '500ms'")
+    server.reload()
+    spare = await ReplicationConnection.connect(server.conninfo(user="replicator"))
+    try:
+        identity = await spare.identify()
+        async with urgent_sql(server.conninfo(user="replicator"), "wait", 10.0) as value:
+            await value("SELECT 1 FROM pg_sleep(1)")
+        assert (await spare.identify()).system_id == identity.system_id
+    finally:
+        spare.close()
+
+
+@NEWEST
+async def test_a_server_without_a_limit_for_idle_sessions_is_connected_without_it(
+    new_cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_connection, "_IDLE_TIMEOUT", "no_such_timeout")
+    connection = await ReplicationConnection.connect(new_cluster().conninfo())
+    assert (await connection.identify()).fsync
+    connection.close()

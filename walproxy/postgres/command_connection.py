@@ -23,6 +23,8 @@ from walproxy.postgres.waiting import wait_on_loop
 
 _Answer = TypeVar("_Answer")
 
+_IDLE_TIMEOUT = "idle_session_timeout"
+
 
 def replication_conninfo(
     conninfo: str, application_name: str, settings: Mapping[str, str] | None = None, *, runs_sql: bool = False
@@ -50,6 +52,17 @@ def replication_conninfo(
         del fixed["dbname"]
         fixed["replication"] = "database"
     return make_conninfo("", **{**TCP_DEFAULTS, **given, **fixed})
+
+
+async def _connected(text: str, text_without_idle_timeout: str, timeout_s: float) -> psycopg.AsyncConnection:
+    """Connect, with the second string to a server that does not have the setting (13)."""
+    limit_s = math.ceil(timeout_s)
+    try:
+        return await psycopg.AsyncConnection.connect(text, autocommit=True, connect_timeout=limit_s)
+    except psycopg.Error as error:
+        if _IDLE_TIMEOUT not in str(error):
+            raise
+    return await psycopg.AsyncConnection.connect(text_without_idle_timeout, autocommit=True, connect_timeout=limit_s)
 
 
 class CommandConnection:
@@ -88,12 +101,14 @@ class CommandConnection:
             ConfigurationError: the connection string cannot be read.
             PrimaryProblem: no connection.
         """
-        text = replication_conninfo(conninfo, application_name, settings, runs_sql=runs_sql)
+        # A spare's connection is idle, and a site may limit that for everybody.
+        text, without = (
+            replication_conninfo(conninfo, application_name, {**(settings or {}), **more}, runs_sql=runs_sql)
+            for more in ({_IDLE_TIMEOUT: "0"}, {})
+        )
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await psycopg.AsyncConnection.connect(
-                    text, autocommit=True, connect_timeout=math.ceil(timeout_s)
-                )
+                connection = await _connected(text, without, timeout_s)
         except TimeoutError:
             raise problem_of_connect(f"timeout: no answer within {timeout_s:g} s") from None
         except psycopg.Error as error:

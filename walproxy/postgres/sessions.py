@@ -55,7 +55,7 @@ TCP_DEFAULTS: Final = {
     "keepalives_count": "5",
     "tcp_user_timeout": "20000",
 }
-_SETTINGS: Final = {
+SETTINGS: Final = {
     "search_path": "pg_catalog,pg_temp",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -371,7 +371,7 @@ def session_conninfo(
         ConfigurationError: libpq cannot read it.
     """
     given = parse_conninfo(sql_conninfo(conninfo))
-    ours = {**_SETTINGS, "statement_timeout": str(math.ceil(statement_timeout_s * 1000)), **(settings or {})}
+    ours = {**SETTINGS, "statement_timeout": str(math.ceil(statement_timeout_s * 1000)), **(settings or {})}
     if not writes:
         ours["default_transaction_read_only"] = "on"
     defaults = {**TCP_DEFAULTS, "connect_timeout": str(math.ceil(connect_timeout_s))}

@@ -14,7 +14,10 @@ import psycopg
 
 from walproxy.postgres.command_connection import CommandConnection
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_error
-from walproxy.postgres.sessions import one_session, sql_conninfo
+from walproxy.postgres.sessions import SETTINGS, STATEMENT_TIMEOUT_S, later_settings, one_session, sql_conninfo
+
+# A limit that a site sets for everybody must not end a takeover; ours is above each wait for an answer.
+_SETTINGS = {**SETTINGS, "statement_timeout": f"{STATEMENT_TIMEOUT_S:.0f}s"}
 
 Value: TypeAlias = Callable[[str], Awaitable[str | None]]
 """Executes a statement, and returns the only value of its only row, as text."""
@@ -34,7 +37,7 @@ async def urgent_sql(conninfo: str, doing: str, timeout_s: float) -> AsyncIterat
     async with AsyncExitStack() as stack:
         try:
             connection = await _SqlWalsender.connect(
-                sql_conninfo(conninfo), timeout_s=timeout_s, settings={"search_path": "pg_catalog"}, runs_sql=True
+                sql_conninfo(conninfo), timeout_s=timeout_s, settings=_SETTINGS, runs_sql=True
             )
         except PrimaryProblem as problem:
             if problem.kind is not ProblemKind.NO_FREE_WALSENDER:
@@ -42,6 +45,7 @@ async def urgent_sql(conninfo: str, doing: str, timeout_s: float) -> AsyncIterat
             session = await _session(stack, conninfo, doing, timeout_s, problem)
         else:
             stack.callback(connection.close)
+            await connection.complete_settings()
             yield lambda sql: connection.value(sql, doing)
             return
 
@@ -69,6 +73,12 @@ async def _session(
 
 class _SqlWalsender(CommandConnection):
     """A connection with `replication=database`."""
+
+    async def complete_settings(self) -> None:
+        """Set those that older servers do not have."""
+        statement = later_settings(self._pgconn.server_version)
+        if statement is not None:
+            await self._row(statement.decode(), "set up the session")
 
     async def value(self, sql: str, doing: str) -> str | None:
         """Return the only value of the only row."""
