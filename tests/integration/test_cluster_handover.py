@@ -1,5 +1,7 @@
 """Proxies that follow one another: spares, deposed ones, and orderly stops."""
 
+import psycopg
+
 from tests.integration.cluster_fixtures import Commit, Gated, cpu_seconds, said, wait_for
 from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 from walproxy.lab.cluster.local_cluster import LocalProcess
@@ -101,3 +103,19 @@ def test_stopped_safekeepers_exit_well_and_come_back_with_all_they_had(cluster: 
             load.wait_for_commits(20)
             safekeeper.start()
             assert cluster.commit_lsn_of_all() > flush_lsn
+
+
+@NEWEST
+def test_proxy_that_starts_beside_a_cluster_waits_until_its_role_may_log_in(cluster: Gated) -> None:
+    with cluster.load() as load, psycopg.connect(cluster.postgres.conninfo(), autocommit=True) as session:
+        session.execute("SET synchronous_commit = local")
+        assert cluster.proxy.stop() == 0
+        session.execute("ALTER ROLE postgres NOLOGIN")
+        cluster.proxy.start()
+        try:
+            wait_for(lambda: "no primary: " in cluster.proxy.log_tail(), "the proxy reports why it has no primary")
+            wait_for(lambda: "log in" in (said(cluster.proxy, "primary") or {}).get("problem", ""), "status says it")
+        finally:
+            session.execute("ALTER ROLE postgres LOGIN")
+        load.wait_for_commits()
+        assert cluster.proxy.pid is not None

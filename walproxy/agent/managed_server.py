@@ -138,7 +138,7 @@ class ManagedServer:
             return replace(self._without_sql(ServerState.HANGS, pid, begun, str(error)), hangs_s=timeout_s)
         except PrimaryProblem as error:
             state = ServerState.REFUSES
-            if status == _STOPPING or "shutting down" in error.message:
+            if _STOPPING in (status, self._status()):
                 state = ServerState.STOPPING
             elif error.kind is ProblemKind.STARTING or status in ("", "starting"):
                 state = ServerState.STARTING

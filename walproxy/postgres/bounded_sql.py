@@ -16,7 +16,8 @@ from psycopg.conninfo import make_conninfo
 
 from walproxy.postgres.problems import ServerHangs, problem_of_connect, problem_of_error
 from walproxy.postgres.replication_protocol import Conversation, ServerRefused, Wait, run_command
-from walproxy.postgres.sessions import later_settings, session_conninfo, start_session
+from walproxy.postgres.sessions import later_settings, session_conninfo
+from walproxy.postgres.verbose_connect import end_verbose, start_verbose
 from walproxy.postgres.waiting import wait_blocking
 
 APPLICATION_NAME = "walproxy agent"
@@ -53,7 +54,7 @@ class BoundedConnection:
         text = session_conninfo(conninfo, application_name, writes=writes, statement_timeout_s=timeout_s + 1)
         if replication:
             text = make_conninfo(text, replication="true")
-        connection = cls(start_session(text), whose, timeout_s - (time.monotonic() - began_at))
+        connection = cls(start_verbose(text), whose, timeout_s - (time.monotonic() - began_at))
         try:
             connection._connect()
             statement = None if replication else later_settings(connection._pgconn.server_version)
@@ -153,6 +154,7 @@ def _connected(pgconn: pq.abc.PGconn) -> Conversation[list[pq.abc.PGresult]]:
         yield wanted
         status = pgconn.connect_poll()
         if status == pq.PollingStatus.OK:
+            end_verbose(pgconn)
             return []
         if status == pq.PollingStatus.FAILED:
             raise psycopg.OperationalError(pgconn.get_error_message())

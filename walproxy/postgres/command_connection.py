@@ -19,6 +19,7 @@ from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.problems import problem_of_connect, problem_of_error
 from walproxy.postgres.replication_protocol import Conversation, ServerRefused, read_row, run_command, show
 from walproxy.postgres.sessions import TCP_DEFAULTS, with_settings
+from walproxy.postgres.verbose_connect import VerboseConnection
 from walproxy.postgres.waiting import wait_on_loop
 
 _Answer = TypeVar("_Answer")
@@ -54,15 +55,15 @@ def replication_conninfo(
     return make_conninfo("", **{**TCP_DEFAULTS, **given, **fixed})
 
 
-async def _connected(text: str, text_without_idle_timeout: str, timeout_s: float) -> psycopg.AsyncConnection:
+async def _connected(text: str, text_without_idle_timeout: str, timeout_s: float) -> VerboseConnection:
     """Connect, with the second string to a server that does not have the setting (13)."""
     limit_s = math.ceil(timeout_s)
     try:
-        return await psycopg.AsyncConnection.connect(text, autocommit=True, connect_timeout=limit_s)
+        return await VerboseConnection.connect(text, autocommit=True, connect_timeout=limit_s)
     except psycopg.Error as error:
         if _IDLE_TIMEOUT not in str(error):
             raise
-    return await psycopg.AsyncConnection.connect(text_without_idle_timeout, autocommit=True, connect_timeout=limit_s)
+    return await VerboseConnection.connect(text_without_idle_timeout, autocommit=True, connect_timeout=limit_s)
 
 
 class CommandConnection:

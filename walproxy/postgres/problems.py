@@ -4,8 +4,8 @@ Every failure of a connection to PostgreSQL becomes one `PrimaryProblem`. Its ki
 pass by themselves or with a command in PostgreSQL, and the proxy waits; some need another configuration of the
 proxy or of the server (exit code 3); some mean that this server's WAL must not be trusted (S10, exit code 4).
 
-The kind comes from the SQLSTATE. While a connection is being made libpq does not report it, so there the text must
-do; a server whose messages are not in English is then waited for where an English one is refused. Pure.
+The kind comes from the SQLSTATE, and from names such as max_wal_senders: PostgreSQL's messages can be in any language.
+Only what libpq itself reports is recognised by its text. Pure.
 """
 
 import re
@@ -31,6 +31,7 @@ class ProblemKind(Enum):
     SLOT_MISSING = ("slot_missing", True, EXIT_UNEXPECTED)  # dropped meanwhile; it is created again at the next connect
     SLOT_IN_USE = ("slot_in_use", True, EXIT_UNEXPECTED)  # by another proxy, perhaps a deposed one
     OTHER = ("other", True, EXIT_UNEXPECTED)  # something that this list does not foresee
+    NOT_POSTGRES = ("not_postgres", False, EXIT_CONFIGURATION)  # a pooler
     WRONG_CONNINFO = ("wrong_conninfo", False, EXIT_CONFIGURATION)
     NO_LOGIN = ("no_login", False, EXIT_CONFIGURATION)  # password, role, pg_hba.conf or TLS
     NO_REPLICATION_RIGHT = ("no_replication_right", False, EXIT_CONFIGURATION)
@@ -72,29 +73,41 @@ class PrimaryProblem(WalproxyError):
         self.exit_code = kind.exit_code
 
 
-# What the text of a failed connection means: the first pattern that is found decides. The advice follows the text.
-_CONNECT_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
+# What a failed connection means, by its SQLSTATE and by names in its text, which no language translates: the first rule
+# that fits decides. The advice follows the text.
+_CONNECT_RULES: tuple[tuple[str, str, ProblemKind, str], ...] = (
     (
-        r"max_wal_senders.*\(currently 0\)",
+        r"53300",
+        r"max_wal_senders.*\D0\)",
         ProblemKind.NO_REPLICATION,
         "set wal_level = replica and max_wal_senders = 10, and restart PostgreSQL",
     ),
-    (r"max_wal_senders", ProblemKind.NO_FREE_WALSENDER, "raise max_wal_senders or end a walsender"),
+    (r"53300", r"max_wal_senders", ProblemKind.NO_FREE_WALSENDER, "raise max_wal_senders or end a walsender"),
+    (r"53300", r"", ProblemKind.NO_FREE_WALSENDER, "raise max_connections"),
+    # A verbose message ends with the function of the server that has sent it.
+    (r"42501", r"CheckMyDatabase", ProblemKind.NO_LOGIN, "GRANT CONNECT ON DATABASE ... TO the role"),
+    (r"42501", r"", ProblemKind.NO_REPLICATION_RIGHT, "ALTER ROLE ... REPLICATION"),
     (
-        r"superuser or replication role|permission denied to start WAL sender",
-        ProblemKind.NO_REPLICATION_RIGHT,
-        "ALTER ROLE ... REPLICATION",
-    ),
-    (r"no pg_hba\.conf entry|pg_hba\.conf rejects", ProblemKind.NO_LOGIN, ""),  # the line to add: `_hba_advice`
-    (
-        r"database .* does not exist",
+        r"3D000",
+        r"",
         ProblemKind.WRONG_CONNINFO,
         "name an existing one: dbname=... in the connection string; without it, it is postgres",
     ),
-    (r"permission denied for database", ProblemKind.NO_LOGIN, "GRANT CONNECT ON DATABASE ... TO the role"),
+    (r"28000", r"pg_hba\.conf", ProblemKind.NO_LOGIN, ""),  # the line to add: `_hba_advice`
+    (r"28...", r"", ProblemKind.NO_LOGIN, "check user and password (.pgpass, PGPASSWORD) and pg_hba.conf"),
+    (r"57P03", r"", ProblemKind.STARTING, "waiting for it"),
+    # A program that is between speaks English only.
     (
-        r"authentication failed|no password supplied|role .* does not exist|not permitted to log in"
-        r"|authentication method|SCRAM",
+        r"08P01",
+        r"unsupported startup parameter",
+        ProblemKind.NOT_POSTGRES,
+        "pgbouncer, or another pooler, listens there: --primary must name PostgreSQL's own port",
+    ),
+)
+# The same for failures that libpq itself reports: in English, as this process sets no locale for messages.
+_LIBPQ_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
+    (
+        r"no password supplied|authentication method|SCRAM",
         ProblemKind.NO_LOGIN,
         "check user and password (.pgpass, PGPASSWORD) and pg_hba.conf",
     ),
@@ -109,14 +122,7 @@ _CONNECT_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
         ProblemKind.WRONG_CONNINFO,
         "correct the connection string",
     ),
-    (
-        r"system is (starting up|shutting down|in recovery mode)|not yet accepting connections"
-        r"|not accepting connections|consistent recovery state",
-        ProblemKind.STARTING,
-        "waiting for it",
-    ),
     (r"session is read-only|hot standby mode", ProblemKind.IN_RECOVERY, "promote it, or connect to the primary"),
-    (r"too many clients|remaining connection slots", ProblemKind.NO_FREE_WALSENDER, "raise max_connections"),
     (
         r"Connection refused|No such file or directory|could not translate host name|[Nn]ame or service not known"
         r"|timeout|timed out|No route to host|unreachable|failed to resolve host",
@@ -154,6 +160,8 @@ _NOT_READY_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
     ),
     (r"cannot use a logical|physical replication|logical", ProblemKind.WRONG_SLOT, "name another slot"),
 )
+# The severity, in the server's language, and the SQLSTATE, as libpq writes them.
+_SQLSTATE = re.compile(r"\S+:  ([0-9A-Z]{5}): ")
 _SLOTS_SHOWN_MAX = 5
 _HBA_REFUSAL = re.compile(
     r'for (replication connection from )?host "(?P<host>[^"]+)", user "(?P<user>[^"]+)"'
@@ -167,18 +175,27 @@ def one_line(text: str) -> str:
     """Return the essence of a message of libpq or PostgreSQL: the first line, without hints, severity and full stop."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
     line = next((line for line in lines if not line.startswith(("DETAIL:", "HINT:"))), "no reason given")
-    line = re.sub(r"\b(FATAL|ERROR):\s+", "", line)
+    line = re.sub(r"\b(FATAL|ERROR):\s+(?=\S)(?![0-9A-Z]{5}: )", "", line)
     return line.rstrip(".")
 
 
 def problem_of_connect(text: str) -> PrimaryProblem:
-    """Return what the text of a failed connection means."""
+    """Return what the text of a failed connection means; of a verbose one (verbose_connect.py), as it has SQLSTATEs."""
     line = one_line(text)
-    for pattern, kind, advice in _CONNECT_RULES:
-        if re.search(pattern, line):
-            plain = f"cannot connect to PostgreSQL: {line}"
-            return PrimaryProblem(kind, f"{plain}; {advice or _hba_advice(line)}", plain=plain)
-    return PrimaryProblem(ProblemKind.OTHER, f"cannot connect to PostgreSQL: {line}")
+    refused = _SQLSTATE.search(line)
+    if refused is None:
+        plain = f"cannot connect to PostgreSQL: {line}"
+        for pattern, kind, advice in _LIBPQ_RULES:
+            if re.search(pattern, line):
+                return PrimaryProblem(kind, f"{plain}; {advice}", plain=plain)
+        return PrimaryProblem(ProblemKind.OTHER, plain)
+    sqlstate = refused[1]
+    line = _SQLSTATE.sub("", line, count=1)
+    plain = f"cannot connect to PostgreSQL: {line}"
+    for state, pattern, kind, advice in _CONNECT_RULES:
+        if re.fullmatch(state, sqlstate) and re.search(pattern, text):
+            return PrimaryProblem(kind, f"{plain}; {advice or _hba_advice(line)}", sqlstate, plain)
+    return PrimaryProblem(ProblemKind.OTHER, plain, sqlstate)
 
 
 def _hba_advice(line: str) -> str:

@@ -38,6 +38,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.postgres.problems import PrimaryProblem, problem_of_connect, problem_of_error
+from walproxy.postgres.verbose_connect import VerboseConnection
 
 APPLICATION_NAME = "walproxy sql"
 SESSIONS_MAX = 2
@@ -71,7 +72,7 @@ for _name in ("psycopg", "psycopg.pool"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 
-class SqlSession(psycopg.AsyncConnection[TupleRow]):
+class SqlSession(VerboseConnection):
     """A configured session in autocommit mode. A wait that is given up drops it, and takes no time."""
 
     @classmethod
@@ -325,15 +326,6 @@ def open_blocking(
         session.close()
         raise
     return session
-
-
-def start_session(text: str) -> pq.abc.PGconn:
-    """Begin to connect with libpq's functions that do not wait; `later_settings` is the first statement.
-
-    Args:
-        text: of `session_conninfo`.
-    """
-    return pq.PGconn.connect_start(text.encode())
 
 
 def drop(pgconn: pq.abc.PGconn) -> None:

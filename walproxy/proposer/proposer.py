@@ -926,6 +926,12 @@ class Proposer:
         """Whether a member of a cluster has greeted, or a term was requested."""
         return bool(self.term) or any(p.greeting is not None and p.greeting.membership for p in self.peers.values())
 
+    @property
+    def is_first_start(self) -> bool:
+        """Whether all safekeepers have greeted, and none belongs to a cluster."""
+        greetings = [peer.greeting for peer in self.peers.values()]
+        return all(greeting is not None and greeting.membership is None for greeting in greetings)
+
     def committed_lsns(self) -> tuple[Lsn, Lsn]:
         """Return commit_lsn and truncate_lsn of the term that is led, 0 for what is unknown.
 

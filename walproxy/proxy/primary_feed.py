@@ -46,6 +46,8 @@ PAUSE_MAX_S = 2.0
 # One of several hosts may be promoted at any moment, and its commits wait for the proxy.
 PAUSE_MAX_OF_SEVERAL_S = 0.5
 IDLE_CHECK_S = 1.0
+# How long members of a cluster are waited for before a login that is refused counts as that of a first start.
+GREETINGS_WAIT_S = 5.0
 # It also limits for how long WAL stays unsent that a walsender of PostgreSQL 16 or newer has overlooked: it looks for
 # new WAL, and only then registers for wake-ups. Without a quorum nothing else wakes it. On two busy cores that happened
 # in 5 of 380 bursts of four commits (0.4 to 0.8 s), and with PostgreSQL 15 in none of 380.
@@ -88,6 +90,9 @@ class FeedOwner(Protocol):
 
     def may_make_slot(self) -> bool:
         """Return whether a cluster is known, so that a missing slot does not mean a first start."""
+
+    def is_first_start(self) -> bool:
+        """Return whether all safekeepers have replied, and none belongs to a cluster."""
 
     def quorum_end_lsn(self) -> Lsn:
         """Return the known end of the quorum's WAL, 0 if it has none."""
@@ -145,6 +150,7 @@ class PrimaryFeed:
         self._warned: set[tuple[PrimaryHost, str]] = set()
         self._problem_logs: defaultdict[PrimaryHost, LogOnce] = defaultdict(LogOnce)
         self._segment_size = 0
+        self._began_at = 0.0
         self._was_connected = False
         self._slot_is_due = False
         self._slot_check_at = 0.0
@@ -219,6 +225,7 @@ class PrimaryFeed:
     async def run(self) -> None:
         """Keep a connection open until cancelled or failed."""
         loop = asyncio.get_running_loop()
+        self._began_at = loop.time()
         status_task = asyncio.create_task(self._repeat_status())
         try:
             while True:
@@ -256,10 +263,21 @@ class PrimaryFeed:
         self._retry_now.set()
 
     def _is_final(self, problem: PrimaryProblem) -> bool:
-        """Return whether retrying is of no use. After one successful login, the proxy waits for the next one."""
+        """Return whether retrying is of no use.
+
+        What a person can correct in the server, as a password that has expired, is waited for if it has worked before:
+        in this process, or because members of a cluster are found, which takes a moment.
+        """
         if problem.retry:
             return False
-        return not self._was_connected or problem.exit_code == EXIT_PRIMARY_REFUSED
+        if problem.exit_code == EXIT_PRIMARY_REFUSED:
+            return True
+        if self._was_connected:
+            return False
+        if problem.kind is ProblemKind.WRONG_CONNINFO or self._owner.is_first_start():
+            return True
+        waited_s = asyncio.get_running_loop().time() - self._began_at
+        return not self._owner.may_make_slot() and waited_s > GREETINGS_WAIT_S
 
     async def _connect(self) -> None:
         self._drop_requests()

@@ -574,6 +574,10 @@ class Proxy:
         """Return whether a cluster is known."""
         return self.proposer.knows_a_cluster
 
+    def is_first_start(self) -> bool:
+        """Return whether all safekeepers have replied, and none belongs to a cluster."""
+        return self.proposer.is_first_start
+
     def quorum_end_lsn(self) -> Lsn:
         """Return commit_lsn while a term is led, else the highest flush_lsn that a safekeeper has reported."""
         return self.proposer.quorum_end_lsn

@@ -4,8 +4,10 @@ import pytest
 
 from walproxy.postgres.problems import ProblemKind, problem_of_connect
 
-NO_ENTRY = 'connection failed: connection to server at "10.0.0.9", port 5432 failed: FATAL:  no pg_hba.conf entry for '
-REJECTS = "connection failed: FATAL:  pg_hba.conf rejects connection for "
+NO_ENTRY = (
+    'connection failed: connection to server at "10.0.0.9", port 5432 failed: FATAL:  28000: no pg_hba.conf entry for '
+)
+REJECTS = "connection failed: FATAL:  28000: pg_hba.conf rejects connection for "
 
 
 @pytest.mark.parametrize(
@@ -40,5 +42,5 @@ def test_the_missing_line_of_pg_hba_conf_is_named(text: str, line: str) -> None:
 
 
 def test_a_database_that_does_not_exist_is_an_error_of_the_connection_string() -> None:
-    problem = problem_of_connect('connection failed: FATAL:  database "shop" does not exist')
+    problem = problem_of_connect('connection failed: FATAL:  3D000: database "shop" does not exist')
     assert (problem.kind, "dbname=" in problem.message) == (ProblemKind.WRONG_CONNINFO, True)

@@ -10,17 +10,21 @@ from walproxy.postgres.sessions import later_settings, session_conninfo, with_se
 
 # What connects besides: replication, safekeepers as servers, and clients of clusters that the lab and commands make.
 OTHERS = {
+    "walproxy.postgres.verbose_connect": "the function that those below connect by",
     "walproxy.postgres.command_connection": "replication commands",
+    "walproxy.postgres.bounded_sql": "a server that may hang, with the settings of `session_conninfo`",
     "walproxy.wal_sources.wal_fetch_client": "a safekeeper's WAL",
     "walproxy.postgres.local_server": "a server of ours, for its users: the lab, tests, a restored page",
 }
 CONNECTS = {"connect", "connect_start"}
-LIBRARIES = {"psycopg", "AsyncConnection", "Connection", "PGconn", "asyncpg"}
+LIBRARIES = {"psycopg", "AsyncConnection", "VerboseConnection", "Connection", "PGconn", "asyncpg"}
 
 
 def connects(module: str) -> bool:
     """Whether a module calls a function of a driver that connects."""
     for node in ast.walk(ast.parse(MODULES[module].read_text(), str(MODULES[module].relative_to(ROOT)))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "start_verbose":
+            return True
         if isinstance(node, ast.Attribute) and node.attr in CONNECTS:
             of = node.value
             name = of.id if isinstance(of, ast.Name) else of.attr if isinstance(of, ast.Attribute) else ""

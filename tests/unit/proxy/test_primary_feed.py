@@ -171,11 +171,15 @@ class Owner:
         self.removed: list[str] = []
         self.knows_a_cluster = True
         self.quorum_lsn = 0
+        self.starts_first = False
         self.when_checked: Callable[[], None] | None = None
         self.when_removed: Callable[[], None] | None = None
 
     def may_make_slot(self) -> bool:
         return self.knows_a_cluster
+
+    def is_first_start(self) -> bool:
+        return self.starts_first
 
     def quorum_end_lsn(self) -> int:
         return self.quorum_lsn
@@ -259,7 +263,8 @@ async def test_what_may_pass_is_waited_for_and_told_once(house: House, caplog: p
 
 
 @on_the_loop
-async def test_a_configuration_that_cannot_work_ends_it_at_the_start_only(house: House) -> None:
+async def test_a_configuration_that_cannot_work_ends_it_at_the_first_start_only(house: House) -> None:
+    house.owner.starts_first = True
     house.primary.failures["connect"] = [problem(ProblemKind.NO_LOGIN)]
     async with house.running():
         await until(lambda: bool(house.owner.failures))
@@ -271,6 +276,24 @@ async def test_a_configuration_that_cannot_work_ends_it_at_the_start_only(house:
         connection.end(problem(ProblemKind.ENDED))
         await until(lambda: len(house.owner.identities) == 2)
     assert house.owner.lost == ["ended", "no_login"] and house.owner.failures == []
+
+
+@on_the_loop
+async def test_a_login_that_no_longer_succeeds_is_waited_for_at_the_start_beside_a_cluster(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.primary.failures["connect"] = [problem(ProblemKind.NO_LOGIN, "the password has expired") for _ in range(3)]
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+    assert house.owner.failures == []
+    assert caplog.text.count("no primary: the password has expired") == 1
+
+
+@on_the_loop
+async def test_a_connection_string_that_cannot_be_used_ends_it_beside_a_cluster_too(house: House) -> None:
+    house.primary.failures["connect"] = [problem(ProblemKind.WRONG_CONNINFO)]
+    async with house.running():
+        await until(lambda: bool(house.owner.failures))
 
 
 @on_the_loop
