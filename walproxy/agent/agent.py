@@ -21,7 +21,7 @@ import msgspec
 from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, WalproxyError
-from safekeeper.base.logs import describe_bug, log_event
+from safekeeper.base.logs import CHANGES_A_MINUTE, ProblemLog, RateLimits, describe_bug, log_event
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import address as parse_address
 from safekeeper.net.safekeeper_connection import Credentials
@@ -139,7 +139,10 @@ class Agent:
         self._problem = ""
         self._order_done = ""
         self._order_result = ""
-        self._waits_for = ""
+        # A reason that comes and goes each second is a few lines a minute, as is a step that fails again and again.
+        self._waits_for = ProblemLog(_log)
+        self._failures = ProblemLog(_log)
+        self._lines = RateLimits(CHANGES_A_MINUTE, 60.0)
         self._is_failing_over = False
         self._is_settling = False  # It was promoted, and the safekeepers have not heard its proxy yet.
         self._last_leader = ""
@@ -237,7 +240,7 @@ class Agent:
             leader = view.leader()
             if leader is not None and leader.name != self._last_leader:
                 self._last_leader = leader.name
-                _log.info("%s leads, on timeline %d", leader.name, leader.tli)
+                self._say(f"{leader.name} leads, on timeline {leader.tli}")
             self._changed.set()
             ended_at = time.monotonic()
             next_at = began_at + interval_s
@@ -253,7 +256,7 @@ class Agent:
             self._look_now.clear()
             look, commits = await asyncio.gather(asyncio.to_thread(self.server.look, timeout_s), self._proxy_commits())
             if look.state != self.look.state or look.tli != self.look.tli:
-                _log.info("PostgreSQL is %s", describe(look))
+                self._say(f"PostgreSQL is {describe(look)}")
             self.look, self.commits, self._looked_at = look, commits and look.state is ServerState.PRIMARY, began_at
             self._changed.set()
             is_new = look.state is ServerState.PRIMARY and began_at - self._look_needed_at < LOOK_SOON_FOR_S
@@ -309,10 +312,10 @@ class Agent:
                 self._step = asyncio.create_task(self._take(step))
 
     def _wait_for(self, reason: str) -> None:
-        if reason != self._waits_for:
-            self._waits_for = reason
-            if reason:
-                _log.info("waiting: %s", reason)
+        if reason:
+            self._waits_for.note(reason, "waiting: %s", reason, level=logging.INFO)
+        else:
+            self._waits_for.over()
 
     # ------------------------------------------------------------------ beside the steps
 
@@ -420,7 +423,7 @@ class Agent:
             priority=config.priority,
             dead_after_s=config.dead_after,
             is_failing_over=self._is_failing_over or self._is_settling,
-            doing=(self._doing or self._waits_for)[:200],
+            doing=(self._doing or self._waits_for.text)[:200],
             problem=(self._problem or look.problem)[:300],
             order_done=self._order_done,
             order_result=self._order_result[:300],
@@ -455,7 +458,7 @@ class Agent:
                 case AllowWrites():
                     await self._allow_writes()
                 case Stop(reason):
-                    _log.warning("stopping PostgreSQL: %s", reason)
+                    self._say(f"stopping PostgreSQL: {reason}", level=logging.WARNING)
                     await self._proxy.kill()
                     await asyncio.to_thread(self._stop_by_force)
                 case Kill(reason):
@@ -477,6 +480,7 @@ class Agent:
                 case Wait():
                     pass
             self._problem = ""
+            self._failures.over()
         except (WalproxyError, OSError) as error:
             self._decider.failed(time.monotonic())
             self._failed(str(error))
@@ -492,9 +496,14 @@ class Agent:
         self._look_now.set()
 
     def _failed(self, problem: str) -> None:
-        if problem != self._problem:
-            _log.error("%s", problem)
+        self._failures.note(problem, "%s", problem, level=logging.ERROR)
         self._problem = problem
+
+    def _say(self, line: str, *, level: int = logging.INFO) -> None:
+        """Log a line that each attempt repeats."""
+        addition = self._lines.admit(line)
+        if addition is not None:
+            _log.log(level, "%s%s", line, addition)
 
     def _done(self, order: Order, result: str) -> None:
         self._decider.orders_done.add(order.id)
@@ -504,7 +513,7 @@ class Agent:
         try:
             await self._views.change_settings(change, timeout_s=_SETTINGS_TIMEOUT_S)
         except WalproxyError as error:
-            _log.warning("the shared settings were not changed: %s", error)
+            self._say(f"the shared settings were not changed: {error}", level=logging.WARNING)
 
     def _common_settings(self) -> dict[str, str]:
         return {"synchronous_standby_names": f'"{self.config.application_name}"'}
@@ -534,7 +543,7 @@ class Agent:
 
     async def _start_primary(self) -> None:
         self._doing = "starting PostgreSQL as the primary"
-        _log.info(self._doing)
+        self._say(self._doing)
 
         def start() -> None:
             agent_settings.write(self.config.pgdata, {**self._common_settings(), _READ_ONLY: "on"})
@@ -546,7 +555,7 @@ class Agent:
 
     async def _start_standby(self) -> None:
         self._doing = "starting PostgreSQL as a standby"
-        _log.info(self._doing)
+        self._say(self._doing)
 
         def start() -> None:
             self._make_standby()

@@ -8,6 +8,7 @@ import asyncio
 import logging
 
 from safekeeper.base.errors import WalproxyError
+from safekeeper.base.logs import ProblemLog
 from walproxy.agent.errors import LeaseUnavailable
 from walproxy.agent.lease import Lease
 
@@ -31,7 +32,7 @@ class LeaseGuard:
         self._name = name
         self._wait_s = wait_s
         self._lock = asyncio.Lock()
-        self._problem = ""
+        self._problem = ProblemLog(_log)
 
     def probe(self) -> None:
         """Check that the store can be used (blocking). One that does not reply is logged.
@@ -74,6 +75,7 @@ class LeaseGuard:
                     problem = "" if held else "another agent holds the lease"
         except WalproxyError as error:
             problem = str(error)
-        if problem and problem != self._problem:
-            _log.warning("the lease is not extended: %s", problem)
-        self._problem = problem
+        if problem:
+            self._problem.note(problem, "the lease is not extended: %s", problem)
+        else:
+            self._problem.over()

@@ -17,6 +17,7 @@ import msgspec
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.hangup import takes_hangup
+from safekeeper.base.logs import CHANGES_A_MINUTE, ProblemLog, RateLimit
 from safekeeper.base.lsn import Lsn, parse_lsn
 from safekeeper.base.settings import Address
 from walproxy.proxy.readiness import PROGRESS_PAGE, SERVING_STATES
@@ -63,6 +64,8 @@ class ProxyProcess:
         self._start_at = 0.0
         self._pause_s = _RESTART_PAUSE_MIN_S
         self.problem = ""
+        self._ends = ProblemLog(_log)
+        self._starts = RateLimit(CHANGES_A_MINUTE, 60.0)
 
     @property
     def is_running(self) -> bool:
@@ -80,14 +83,16 @@ class ProxyProcess:
             self._pause_s = _RESTART_PAUSE_MIN_S if works else min(2 * self._pause_s, _RESTART_PAUSE_MAX_S)
             self._start_at = now + self._pause_s
             self.problem = f"walproxy run has ended with exit code {ended.returncode}: see its log lines"
-            _log.warning("%s; starting it again in %.2f s", self.problem, self._pause_s)
+            self._ends.note(self.problem, "%s; starting it again in %.2f s", self.problem, self._pause_s)
         if now < self._start_at:
             return
         self._process = await asyncio.create_subprocess_exec(
             *self._words, stdin=asyncio.subprocess.DEVNULL, env=dict(os.environ), start_new_session=True
         )
         self._started_at = now
-        _log.info("started walproxy run, process %d", self._process.pid)
+        addition = self._starts.admit()
+        if addition is not None:
+            _log.info("started walproxy run, process %d%s", self._process.pid, addition)
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End it with SIGTERM, which lets the quorum acknowledge what it has received; after the timeout kill it."""

@@ -139,7 +139,8 @@ class Failover:
         """Look at the safekeepers and the servers.
 
         Raises:
-            ConfigurationError: no safekeeper replies, or none is a member.
+            WalproxyError: no safekeeper replies.
+            ConfigurationError: none is a member.
             FailoverRefused: no member replies, or the log is empty.
         """
         return await self._world.survey()

@@ -84,7 +84,8 @@ class RealWorld:
         """Look at all safekeepers and servers, once.
 
         Raises:
-            ConfigurationError: no safekeeper replies, or none is a member.
+            WalproxyError: no safekeeper replies.
+            ConfigurationError: none is a member.
             FailoverRefused: no member replies, or the log is empty.
         """
         fleet = await self._new_fleet()

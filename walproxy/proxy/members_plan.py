@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.membership import Identity, Member, Membership, QuorumSizes, quorum_problem
 from safekeeper.consensus.messages import AcceptorGreeting
@@ -76,6 +76,7 @@ def present_cluster(sight: Sight) -> Cluster:
     """Return the newest cluster and membership that a safekeeper has.
 
     Raises:
+        WalproxyError: none replies.
         ConfigurationError: none has one.
     """
     found: Cluster | None = None
@@ -87,7 +88,7 @@ def present_cluster(sight: Sight) -> Cluster:
     if found is None:
         problems = describe_problems(sight)
         if all(seen.greeting is None for seen in sight.values()):
-            raise ConfigurationError(f"no safekeeper replies: {problems}")
+            raise WalproxyError(f"no safekeeper replies: {problems}")
         raise ConfigurationError(
             f"no safekeeper has a membership: start walproxy run first{f' ({problems})' if problems else ''}"
         )

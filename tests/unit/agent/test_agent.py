@@ -1,6 +1,9 @@
 """What an agent remembers of its own failover."""
 
+import logging
 from pathlib import Path
+
+import pytest
 
 from safekeeper.base import settings
 from safekeeper.net.safekeeper_connection import Credentials
@@ -38,3 +41,19 @@ def test_a_promotion_that_another_failover_has_sealed_off_is_over(tmp_path: Path
     ours.commits = True
     ours._note_resumption(3.0)
     assert ours._recording is None
+
+
+def test_an_outage_whose_reason_changes_each_second_is_a_few_lines_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = agent(tmp_path)
+    with caplog.at_level(logging.INFO):
+        for second in range(60):
+            # Safekeepers that reply and do not, and a server that does not start.
+            ours._wait_for(f"safekeeper {second % 3} at sk:5454 cannot be reached")
+            ours._wait_for("")
+            ours._say("starting PostgreSQL as a standby")
+            ours._failed("PostgreSQL did not start" if second % 2 else "PostgreSQL has not started within 30 s")
+    # 6 a minute of each of the three kinds.
+    assert 3 <= len(caplog.records) <= 18, [record.getMessage() for record in caplog.records]
+    assert caplog.records[0].getMessage() == "waiting: safekeeper 0 at sk:5454 cannot be reached"

@@ -119,10 +119,6 @@ def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "w
         (("failover",), "--safekeepers is missing"),
         (("failover", "--safekeepers", MEMBERS), "--primary is missing"),
         (("switchover", "--to", "db2", "--primary", NOBODY), "--safekeepers is missing"),
-        (("failover", "--primary", "port=many", "--safekeepers", MEMBERS), "no safekeeper replies"),
-        (("failover", "--dry-run", "--primary", NOBODY, "--safekeepers", MEMBERS), "no safekeeper replies"),
-        (("failover", "--cancel", "--primary", NOBODY, "--safekeepers", MEMBERS), "no safekeeper replies"),
-        (("switchover", "--to", "db2", "--primary", NOBODY, "--safekeepers", MEMBERS), "no safekeeper replies"),
         (
             ("failover", "--primary", "host=a,b port=1,2,3", "--safekeepers", MEMBERS),
             "the servers' connection string is wrong: 3 values of port for 2 hosts",
@@ -146,6 +142,28 @@ def test_a_wrong_connection_string_is_one_error_and_exit_code_3(conninfo: str) -
     lines = result.stderr.splitlines()
     # Some are found before anything starts, some by libpq when it connects.
     assert [line for line in lines if " ERROR " in line or line.startswith("walproxy: ")] == lines[-1:]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("members", "list"),
+        ("members", "replace", "1"),
+        ("cluster", "show"),
+        ("cluster", "pause"),
+        ("cluster", "switchover", "--to", "x", "--yes"),
+        ("events",),
+        ("failover", "--primary", "port=many"),
+        ("failover", "--dry-run", "--primary", NOBODY),
+        ("failover", "--cancel", "--primary", NOBODY),
+        ("switchover", "--to", "db2", "--primary", NOBODY),
+        ("ready-to-promote", "--conninfo", NOBODY),
+    ],
+)
+def test_no_reply_of_any_safekeeper_is_exit_code_1_of_every_command(here: Here, command: tuple[str, ...]) -> None:
+    result = here(*command, "--safekeepers", MEMBERS)
+    assert result.returncode == EXIT_UNEXPECTED, result.stderr
+    assert "safekeeper 1 at 127.0.0.1:1 cannot be reached" in one_line(result)
 
 
 @pytest.mark.parametrize(

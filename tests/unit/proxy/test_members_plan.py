@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorGreeting
@@ -152,7 +152,7 @@ def test_the_newest_membership_that_a_safekeeper_has_is_the_present_one() -> Non
     assert present_cluster(found) == Cluster(CLUSTER, newer)
     with pytest.raises(ConfigurationError, match=r"no safekeeper has a membership: .* \(safekeeper 2 is silent\)"):
         present_cluster(sight(greeting(ONE, None), s2="safekeeper 2 is silent"))
-    with pytest.raises(ConfigurationError, match=r"no safekeeper replies: safekeeper 1 is silent; safekeeper 2 is too"):
+    with pytest.raises(WalproxyError, match=r"no safekeeper replies: safekeeper 1 is silent; safekeeper 2 is too"):
         present_cluster(sight(s1="safekeeper 1 is silent", s2="safekeeper 2 is too"))
 
 
