@@ -364,15 +364,19 @@ def session_conninfo(
     """
     given = parse_conninfo(sql_conninfo(conninfo))
     ours = {**SETTINGS, "statement_timeout": str(math.ceil(statement_timeout_s * 1000)), **(settings or {})}
+    wanted: dict[str, str] = {}
     if not writes:
         ours["default_transaction_read_only"] = "on"
+        # libpq would take the session's own setting for that of a server that permits no writes.
+        if (given.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")) == "read-write":
+            wanted["target_session_attrs"] = "primary"
     defaults = {**TCP_DEFAULTS, "connect_timeout": str(math.ceil(connect_timeout_s))}
     fixed = {
         "application_name": application_name,
         "client_encoding": "UTF8",
         "options": with_settings(given.get("options"), ours),
     }
-    return make_conninfo("", **{**defaults, **given, **fixed})
+    return make_conninfo("", **{**defaults, **given, **wanted, **fixed})
 
 
 def with_settings(options: str | None, settings: Mapping[str, str]) -> str:

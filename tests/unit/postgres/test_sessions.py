@@ -72,3 +72,14 @@ def test_a_setting_with_a_space_is_one_word() -> None:
 def test_settings_that_a_server_does_not_have_are_left_out(server_version: int, settings: list[str]) -> None:
     statement = (later_settings(server_version) or b"").decode()
     assert [name for name in ("idle_session_timeout", "transaction_timeout") if name in statement] == settings
+
+
+def test_a_read_only_session_is_not_taken_for_a_server_that_permits_no_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libpq looks at default_transaction_read_only for read-write, and at pg_is_in_recovery() for primary."""
+    wanted = "target_session_attrs"
+    text = "host=a,b target_session_attrs=read-write"
+    assert conninfo_to_dict(session_conninfo(text, "x"))[wanted] == "primary"
+    assert conninfo_to_dict(session_conninfo(text, "x", writes=True))[wanted] == "read-write"
+    assert wanted not in conninfo_to_dict(session_conninfo("host=a", "x"))
+    monkeypatch.setenv("PGTARGETSESSIONATTRS", "read-write")
+    assert conninfo_to_dict(session_conninfo("host=a", "x"))[wanted] == "primary"
