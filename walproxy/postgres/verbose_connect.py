@@ -5,6 +5,7 @@ does not wrap that function of libpq, so it is called by ctypes, as psycopg's do
 describes: in the libpq that psycopg itself is linked with. Once the connection is made, it is verbose no longer.
 
     connection = await VerboseConnection.connect(...)    # as psycopg.AsyncConnection
+    pgconn = connect_blocking(text)                      # libpq's own
     FATAL:  28P01: password authentication failed for user "walproxy"
 """
 
@@ -40,6 +41,26 @@ class VerboseConnection(psycopg.AsyncConnection[TupleRow]):
     @classmethod
     def _connect_gen(cls, conninfo: str = "") -> Generator[tuple[int, Wait], Ready | int, Self]:
         return cls((yield from _connected(conninfo)))
+
+
+class _BlockingConnection(psycopg.Connection[TupleRow]):
+    """Makes a connection of libpq, which is closed on its own."""
+
+    @classmethod
+    def _connect_gen(cls, conninfo: str = "") -> Generator[tuple[int, Wait], Ready | int, Self]:
+        return cls((yield from _connected(conninfo)))
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass  # its class warns of a connection that is not closed
+
+
+def connect_blocking(text: str) -> pq.abc.PGconn:
+    """Connect in autocommit mode, to each address for at most connect_timeout. The caller closes it with `finish`.
+
+    Raises:
+        psycopg.Error: if a server refuses the login, the text has the SQLSTATE.
+    """
+    return _BlockingConnection.connect(text, autocommit=True).pgconn
 
 
 def _connected(text: str) -> Generator[tuple[int, Wait], Ready | int, pq.abc.PGconn]:

@@ -33,6 +33,7 @@ from walproxy.postgres.replication_protocol import (
     show,
     start_replication,
 )
+from walproxy.postgres.verbose_connect import connect_blocking
 from walproxy.postgres.waiting import wait_blocking, wait_until_ready
 from walproxy.wal_sources.source import LogPath, Origin, SourceUnavailable, WalMissing
 
@@ -88,13 +89,11 @@ class WalFetchClient:
         Raises:
             SourceUnavailable: there is none to be had.
         """
-        connection = pq.PGconn.connect(self._conninfo.encode())
-        if connection.status != pq.ConnStatus.OK:
-            problem = problem_of_connect(connection.get_error_message())
-            connection.finish()
-            raise SourceUnavailable(f"{self.name}: {problem.message}{self._advice}")
-        connection.nonblocking = 1
-        return connection
+        try:
+            return connect_blocking(self._conninfo)
+        except psycopg.Error as error:
+            problem = problem_of_connect(str(error))
+            raise SourceUnavailable(f"{self.name}: {problem.message}{self._advice}") from None
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[pq.abc.PGconn]:

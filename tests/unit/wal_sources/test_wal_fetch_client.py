@@ -45,15 +45,18 @@ client.recv(1)  # until it has gone
 
 
 @contextmanager
-def answering(*commands: bytes) -> Iterator[WalFetchClient]:
-    """A server that lets one client in, and gives these answers to what it sends; it hangs up behind an empty one."""
-    answers = [authentication_ok() + ready_for_query(), *commands]
+def answering(*commands: bytes, refused: bytes = b"", timeout_s: float = 30) -> Iterator[WalFetchClient]:
+    """A server that lets one client in, and gives these answers to what it sends; it hangs up behind an empty one.
+
+    `refused`: its answer to the login instead.
+    """
+    answers = [refused or authentication_ok() + ready_for_query(), *commands]
     command = [sys.executable, "-c", SERVER, *(each.hex() for each in answers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         conninfo = f"host=127.0.0.1 port={int(process.stdout.readline())} user=x sslmode=disable gssencmode=disable"
         try:
-            yield WalFetchClient("it", conninfo, whose="its", application_name="test", timeout_s=30)
+            yield WalFetchClient("it", conninfo, whose="its", application_name="test", timeout_s=timeout_s)
         finally:
             process.kill()
 
@@ -78,6 +81,29 @@ def test_only_what_is_said_of_the_position_means_that_the_wal_is_not_there(
         server.connected() as connection,
     ):
         list(server.stream(connection, 1, BEGIN_LSN, BEGIN_LSN + 1))
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "advice"),
+    [
+        ("28P01", "Passwort-Authentifizierung fehlgeschlagen", "check user and password (.pgpass, PGPASSWORD)"),
+        ("53300", "tut mir leid, schon zu viele Clients", "raise max_connections"),
+    ],
+)
+def test_a_refused_login_has_its_advice_in_any_language(code: str, text: str, advice: str) -> None:
+    refusal = error_response("FATAL", code, text)
+    with answering(refused=refusal) as server, pytest.raises(SourceUnavailable) as refused:
+        server.connect()
+    assert f"{text}; {advice}" in str(refused.value)
+
+
+def test_a_server_that_never_completes_the_login_is_left_in_time() -> None:
+    # The end of the test shows that the client has left: the server waits for that.
+    with (
+        answering(refused=authentication_ok(), timeout_s=2) as server,
+        pytest.raises(SourceUnavailable, match=r"it: cannot connect to PostgreSQL: .*time"),
+    ):
+        server.connect()
 
 
 NEXT_TIMELINE = (
