@@ -336,8 +336,8 @@ class PrimaryFeed:
             reason,
         )
         await connection.drop_slot(slot)
-        self._slot_is_due = True
-        await self._make_slot(connection)
+        await connection.ensure_slot(slot)
+        self._new_slot_lsn = await connection.slot_restart_lsn(slot) or 0
 
     async def _log_idle_slot_timeout(self, connection: ReplicationConnection) -> None:
         """Log that PostgreSQL invalidates the slot when no proxy has used it for a while."""

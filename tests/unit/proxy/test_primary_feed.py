@@ -58,6 +58,7 @@ class FakePrimary:
         self.tried: list[str] = []
         self.has_slot = False
         self.slot_lsn: int | None = BEGIN_LSN
+        self.idle_slot_timeout = "0"
         self.facts = FACTS
 
     @property
@@ -107,6 +108,12 @@ class FakeConnection:
         self.slots.append(name)
         self._primary.has_slot = True
         return True
+
+    async def drop_slot(self, name: str) -> None:
+        self.slots.append(f"dropped {name}")
+
+    async def idle_slot_timeout(self) -> str:
+        return self._primary.idle_slot_timeout
 
     async def identify(self) -> PrimaryFacts:
         if self.closed:
@@ -373,6 +380,31 @@ async def test_a_holder_that_was_ended_makes_way(
         connection = await house.stream()
     assert connection.started == [("walproxy", BEGIN_LSN, 1)]
     assert "ended walsender 4711" in caplog.text and house.owner.lost == []
+
+
+@on_the_loop
+async def test_a_slot_that_was_invalidated_is_replaced_once_on_the_same_connection(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_INVALIDATED)]
+    house.primary.idle_slot_timeout = "1min"
+    async with house.running():
+        connection = await house.stream()
+        assert connection.started == [("walproxy", BEGIN_LSN, 1)] and connection.slots[-2:] == [
+            "dropped walproxy",
+            "walproxy",
+        ]
+        assert 'slot "walproxy" is replaced' in caplog.text and house.owner.failures == []
+        assert 'idle_replication_slot_timeout is 1min: PostgreSQL invalidates slot "walproxy"' in caplog.text
+
+
+@on_the_loop
+async def test_a_slot_that_is_invalidated_again_at_once_is_not_replaced_again(house: House) -> None:
+    house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_INVALIDATED) for _ in range(2)]
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        house.feed.start(StartReplication(BEGIN_LSN, 1, BEGIN_LSN, 1))
+        await until(lambda: bool(house.owner.failures))
 
 
 @on_the_loop
