@@ -657,7 +657,7 @@ def test_check_answers_as_monitoring_plugins_do(here: Here) -> None:
         "safekeepers": members,
     }
     well |= {"not_ready_s": None, "quorum_lost": None, "archive": None, "apply_problem": None, "primary": {"hosts": []}}
-    well |= {"gate": None}
+    well |= {"gate": None, "standbys": []}
     with answering(200, json.dumps(well).encode()) as url:
         result = here("check", "--url", url)
         assert (result.returncode, result.stdout.count("\n"), result.stderr) == (0, 1, "")
