@@ -87,7 +87,7 @@ class BoundedConnection:
         try:
             results = self._wait(run_command(self._pgconn, sql))
         except ServerRefused as error:
-            raise problem_of_error(doing, error.sqlstate, error.message) from None
+            raise problem_of_error(doing, error.sqlstate, error.message, error.routine) from None
         except psycopg.Error as error:
             raise problem_of_error(doing, None, str(error)) from None
         return [

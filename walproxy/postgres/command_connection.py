@@ -151,7 +151,7 @@ class CommandConnection:
             reason = f"PostgreSQL gave no answer within {self._timeout_s:g} s"
             raise problem_of_error(timeout_doing, None, reason) from None
         except ServerRefused as refusal:
-            raise problem_of_error(doing, refusal.sqlstate, refusal.message) from None
+            raise problem_of_error(doing, refusal.sqlstate, refusal.message, refusal.routine) from None
         except psycopg.Error as error:
             self._broken = str(error)
             raise problem_of_error(doing, None, self._broken) from None

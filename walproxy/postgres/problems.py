@@ -4,8 +4,8 @@ Every failure of a connection to PostgreSQL becomes one `PrimaryProblem`. Its ki
 pass by themselves or with a command in PostgreSQL, and the proxy waits; some need another configuration of the
 proxy or of the server (exit code 3); some mean that this server's WAL must not be trusted (S10, exit code 4).
 
-The kind comes from the SQLSTATE, and from names such as max_wal_senders: PostgreSQL's messages can be in any language.
-Only what libpq itself reports is recognised by its text. Pure.
+The kind comes from the SQLSTATE, the server's function that refused, and names such as max_wal_senders: PostgreSQL's
+messages can be in any language. Only what libpq itself reports is recognised by its text. Pure.
 """
 
 import re
@@ -146,20 +146,20 @@ _SQLSTATE_RULES: dict[str, tuple[ProblemKind, str]] = {
     "0A000": (ProblemKind.WRONG_SLOT, "name another slot, or drop this one"),
     "58P01": (ProblemKind.WAL_REMOVED, "see walproxy rebootstrap --help"),
 }
-# 55000, object_not_in_prerequisite_state, has many meanings.
-_NOT_READY_RULES: tuple[tuple[str, ProblemKind, str], ...] = (
-    (
-        r"can no longer (get changes|access)|invalidated|has been removed",
-        ProblemKind.SLOT_INVALIDATED,
-        "drop the slot, and see walproxy rebootstrap --help",
-    ),
-    (
-        r"wal_level|max_replication_slots|max_wal_senders",
+_WRONG_POSITION = (ProblemKind.WRONG_POSITION, "this is not the primary that wrote the safekeepers' WAL")
+_INVALIDATED = (ProblemKind.SLOT_INVALIDATED, "drop the slot, and see walproxy rebootstrap --help")
+# 55000, object_not_in_prerequisite_state, and XX000, an error without a code of its own, have many meanings: the
+# function of the server that refused decides.
+_ROUTINE_RULES: dict[tuple[str, str], tuple[ProblemKind, str]] = {
+    ("XX000", "StartReplication"): _WRONG_POSITION,
+    ("XX000", "tliSwitchPoint"): _WRONG_POSITION,
+    ("55000", "StartReplication"): (ProblemKind.WRONG_SLOT, "name another slot"),
+    ("55000", "ReplicationSlotAcquire"): _INVALIDATED,
+    ("55000", "CheckSlotRequirements"): (
         ProblemKind.NO_REPLICATION,
         "set wal_level = replica and max_replication_slots = 10, and restart PostgreSQL",
     ),
-    (r"cannot use a logical|physical replication|logical", ProblemKind.WRONG_SLOT, "name another slot"),
-)
+}
 # The severity, in the server's language, and the SQLSTATE, as libpq writes them.
 _SQLSTATE = re.compile(r"\S+:  ([0-9A-Z]{5}): ")
 _SLOTS_SHOWN_MAX = 5
@@ -167,8 +167,6 @@ _HBA_REFUSAL = re.compile(
     r'for (replication connection from )?host "(?P<host>[^"]+)", user "(?P<user>[^"]+)"'
     r'(, database "(?P<database>[^"]+)")?'
 )
-_LOGICAL_SLOT = re.compile(r"logical replication slot|logical decoding", re.IGNORECASE)
-_AHEAD = re.compile(r"is ahead of the WAL flush position|is not in this server's history")
 
 
 def one_line(text: str) -> str:
@@ -217,27 +215,22 @@ def _hba_word(name: str) -> str:
     return name if is_plain else f'"{name}"'
 
 
-def problem_of_error(doing: str, sqlstate: str | None, text: str) -> PrimaryProblem:
+def problem_of_error(doing: str, sqlstate: str | None, text: str, routine: str | None = None) -> PrimaryProblem:
     """Return what an error of PostgreSQL to a command means.
 
     Args:
         doing: what was tried, to follow "cannot", e.g. 'use slot "walproxy"'.
         sqlstate: its code; None if the connection broke.
         text: its message.
+        routine: the function of the server that refused, if it sent one.
     """
     line = one_line(text)
     if sqlstate is None:
         return PrimaryProblem(
             ProblemKind.LOST, f"cannot {doing}: {line}; reconnecting", plain=f"cannot {doing}: {line}"
         )
-    kind, advice = _SQLSTATE_RULES.get(sqlstate, (ProblemKind.OTHER, ""))
-    if sqlstate == "55000":
-        for pattern, not_ready_kind, not_ready_advice in _NOT_READY_RULES:
-            if re.search(pattern, line):
-                kind, advice = not_ready_kind, not_ready_advice
-                break
-    elif _AHEAD.search(line):
-        kind, advice = ProblemKind.WRONG_POSITION, "this is not the primary that wrote the safekeepers' WAL"
+    by_code = _SQLSTATE_RULES.get(sqlstate, (ProblemKind.OTHER, ""))
+    kind, advice = _ROUTINE_RULES.get((sqlstate, routine or ""), by_code)
     plain = f"cannot {doing}: {line}"
     return PrimaryProblem(kind, plain + (f"; {advice}" if advice else ""), sqlstate, plain)
 

@@ -62,13 +62,15 @@ class ServerRefused(WalproxyError):
         sqlstate: its code; None if it has none.
         message: as libpq writes it, several lines.
         is_fatal: the server ends the connection with it.
+        routine: the function of the server that refused; no language translates it. None if it sent none.
     """
 
-    def __init__(self, sqlstate: str | None, message: str, is_fatal: bool) -> None:
+    def __init__(self, sqlstate: str | None, message: str, is_fatal: bool, routine: str | None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
         self.message = message
         self.is_fatal = is_fatal
+        self.routine = routine
 
 
 class TimelineEnd(NamedTuple):
@@ -277,7 +279,8 @@ def _next_result(pgconn: pq.abc.PGconn) -> Conversation[pq.abc.PGresult | None]:
 
 def _refusal(result: pq.abc.PGresult) -> ServerRefused:
     is_fatal = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) != b"ERROR"
-    return ServerRefused(sqlstate_of(result), result.get_error_message(), is_fatal)
+    routine = _field(result, pq.DiagnosticField.SOURCE_FUNCTION)
+    return ServerRefused(sqlstate_of(result), result.get_error_message(), is_fatal, routine)
 
 
 def texts(result: pq.abc.PGresult) -> list[str | None]:
@@ -288,5 +291,9 @@ def texts(result: pq.abc.PGresult) -> list[str | None]:
 
 def sqlstate_of(result: pq.abc.PGresult) -> str | None:
     """Return the code of an error, None if libpq made the error itself."""
-    field = result.error_field(pq.DiagnosticField.SQLSTATE)
-    return None if field is None else field.decode()
+    return _field(result, pq.DiagnosticField.SQLSTATE)
+
+
+def _field(result: pq.abc.PGresult, name: pq.DiagnosticField) -> str | None:
+    field = result.error_field(name)
+    return None if field is None else field.decode(errors="replace")

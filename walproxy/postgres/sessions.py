@@ -409,6 +409,6 @@ async def _problems(doing: str, timeout_s: float) -> AsyncIterator[None]:
     except PrimaryProblem:
         raise
     except psycopg.Error as error:
-        raise problem_of_error(doing, error.sqlstate, str(error)) from None
+        raise problem_of_error(doing, error.sqlstate, str(error), error.diag.source_function) from None
     except TimeoutError:
         raise problem_of_error(doing, None, f"no answer within {timeout_s:g} s") from None

@@ -53,7 +53,7 @@ async def urgent_sql(conninfo: str, doing: str, timeout_s: float) -> AsyncIterat
             try:
                 row = await (await session.execute(sql.encode())).fetchone()
             except psycopg.Error as error:
-                raise problem_of_error(doing, error.sqlstate, str(error)) from None
+                raise problem_of_error(doing, error.sqlstate, str(error), error.diag.source_function) from None
             assert row is not None  # by the contract of `Value`
             return str(row[0]) if row[0] is not None else None
 

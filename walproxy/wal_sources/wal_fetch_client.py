@@ -181,7 +181,7 @@ class WalFetchClient:
         except TimeoutError:
             raise self._no_answer() from None
         except ServerRefused as refusal:
-            problem = problem_of_error(command, refusal.sqlstate, refusal.message)
+            problem = problem_of_error(command, refusal.sqlstate, refusal.message, refusal.routine)
             # A server that ends the connection with this code has failed; that is no reply about the position.
             is_lack = refusal.sqlstate == _NO_SUCH_FILE or (
                 refusal.sqlstate == _WRONG_POSITION and not refusal.is_fatal

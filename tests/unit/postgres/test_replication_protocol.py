@@ -41,6 +41,7 @@ class Result:
         self._fields = {
             pq.DiagnosticField.SQLSTATE: sqlstate,
             pq.DiagnosticField.SEVERITY_NONLOCALIZED: severity,
+            pq.DiagnosticField.SOURCE_FUNCTION: b"StartReplication" if sqlstate is not None else None,
         }
 
     def get_value(self, _: int, column: int) -> bytes | None:
@@ -134,7 +135,8 @@ def test_an_error_is_raised_once_the_answer_is_complete(behind: Exception | None
     libpq = ScriptedLibpq(refused(b"58P01"), behind)
     with pytest.raises(ServerRefused, match="it is so") as caught:
         have(lambda pgconn: run_command(pgconn, "X"), libpq)
-    assert (caught.value.sqlstate, caught.value.is_fatal) == ("58P01", False)
+    assert (caught.value.sqlstate, caught.value.routine) == ("58P01", "StartReplication")
+    assert not caught.value.is_fatal
     assert libpq._answers in ([], [BREAK])
 
 
