@@ -1,12 +1,21 @@
-"""SIGTERM and SIGINT of the pipeline's commands, in processes of their own."""
+"""SIGTERM, SIGINT and SIGHUP of the pipeline's commands."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+
+from safekeeper.process.credential_files import http_access
+from walproxy.cli.pipeline_work import apply
+from walproxy.cli.pipeline_work.apply import ApplyOptions
 
 DEADLINE_S = 30.0
 IN_WAIT = """
@@ -69,3 +78,28 @@ def test_a_second_signal_ends_a_process_whose_main_thread_is_in_a_library() -> N
 def test_afterwards_a_signal_does_what_it_did_before() -> None:
     with program(RESTORED) as process:
         assert process.wait(DEADLINE_S) == -signal.SIGTERM
+
+
+def test_hangup_of_a_job_reads_the_password_of_http_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "http.password"
+    file.write_text("the first password")
+    file.chmod(0o600)
+    access = http_access(frozenset(), file)
+    assert access.password is not None and access.password.value == b"the first password"
+
+    def run(options: ApplyOptions, **_: object) -> None:
+        file.write_text("the second password")
+        os.kill(os.getpid(), signal.SIGHUP)
+        deadline = time.monotonic() + DEADLINE_S
+        while options.http_access.password.value != b"the second password":
+            assert time.monotonic() < deadline, "the password is still the first one"
+            time.sleep(0.01)
+
+    # A job ignores the signal from its start on.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(apply, "run_apply", run)
+        apply.apply_until_signal(cast(ApplyOptions, SimpleNamespace(http_access=access)), once=False)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

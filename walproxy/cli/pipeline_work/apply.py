@@ -2,9 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from rich.console import Console
 
+from safekeeper.process.credential_files import Reloadable, reload_files, say_changes
 from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
 from walproxy.cli.progress import PartsBar
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, no_report, run_apply
@@ -16,8 +18,10 @@ __all__ = ["ApplyOptions", "LakeLocation", "apply_until_signal", "copy_bar", "ve
 
 
 def apply_until_signal(options: ApplyOptions, *, once: bool) -> None:
-    """Follow the source, up to now if `once`, else until SIGTERM or SIGINT."""
-    with stopped_by_signals() as stop, copy_bar(Console(stderr=True)) as on_copy:
+    """Follow the source, up to now if `once`, else until SIGTERM or SIGINT; SIGHUP reads the password of HTTP again."""
+    password = options.http_access.password
+    reload = partial(_reload, password) if password is not None and not once else None
+    with stopped_by_signals(reload) as stop, copy_bar(Console(stderr=True)) as on_copy:
         run_apply(options, once=once, stop=stop, on_copy=on_copy)
 
 
@@ -25,6 +29,11 @@ def verify_once(options: ApplyOptions, *, repair: bool) -> None:
     """Follow up to now and compare all rows with the source; copy tables again that differ if `repair`."""
     with stopped_by_signals() as stop, copy_bar(Console(stderr=True)) as on_copy:
         run_verify(options, repair=repair, stop=stop, on_copy=on_copy)
+
+
+def _reload(password: Reloadable) -> None:
+    files = {"the password of HTTP": password}
+    say_changes(reload_files(files), files)
 
 
 @contextlib.contextmanager
