@@ -2,8 +2,8 @@
 
 A service manager may send SIGHUP directly after the start, which by default ends a process. Imports take 0.2 s, the
 recovery of the WAL takes longer. So a daemon blocks the signal before it imports anything else, and `take_signals`
-(safekeeper/base/signals.py) releases it. A job ignores the signal, as do the
-processes that it starts, unless it has a password of HTTP to read again.
+(safekeeper/base/signals.py) releases it. A job ignores the signal, as do the processes that it starts; once it runs, it
+may have a password of HTTP to read again.
 
 Before that, for about 20 ms after exec, the interpreter starts, and the signal ends it: a sender waits for
 `takes_hangup`, a service manager for READY=1. This module imports nothing slow.
