@@ -305,12 +305,11 @@ def text(written: Any) -> str:
 
 def slot_name(written: Any) -> str:
     """Parse the name of a replication slot."""
-    name = text(written)
-    if _SLOT_NAME.fullmatch(name) is None:
+    if not isinstance(written, str) or _SLOT_NAME.fullmatch(written) is None:
         raise ValueError(
-            f"{name!r} cannot be a slot's name: use lower-case letters, digits and underscores, at most 63"
+            f"{written!r} cannot be a slot's name: use lower-case letters, digits and underscores, at most 63"
         )
-    return name
+    return written
 
 
 def application_name(written: Any) -> str:
