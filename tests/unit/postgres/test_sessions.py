@@ -17,13 +17,14 @@ OTHERS = {
     "walproxy.postgres.local_server": "a server of ours, for its users: the lab, tests, a restored page",
 }
 CONNECTS = {"connect", "connect_start"}
+OURS = {"start_verbose", "connect_blocking"}
 LIBRARIES = {"psycopg", "AsyncConnection", "VerboseConnection", "Connection", "PGconn", "asyncpg"}
 
 
 def connects(module: str) -> bool:
     """Whether a module calls a function of a driver that connects."""
     for node in ast.walk(ast.parse(MODULES[module].read_text(), str(MODULES[module].relative_to(ROOT)))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "start_verbose":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in OURS:
             return True
         if isinstance(node, ast.Attribute) and node.attr in CONNECTS:
             of = node.value
