@@ -1,6 +1,7 @@
 """Our SQL sessions on real servers: their settings, a pool's sessions, and failures that come at once or on time."""
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -8,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.integration.conftest import EVERY, NEWEST, NewCluster
+from walproxy.limbo.sessions import read_waiting_sessions
 from walproxy.postgres import command_connection
 from walproxy.postgres.bounded_sql import bounded_connection
 from walproxy.postgres.local_server import LocalPostgres
@@ -153,6 +155,24 @@ async def test_connections_that_are_used_up_leave_the_session_that_a_pool_has(ne
 
 
 @NEWEST
+async def test_the_limbo_reads_sessions_by_the_pool_of_the_proxy(new_cluster: NewCluster) -> None:
+    server = new_cluster(max_connections="10", superuser_reserved_connections="0")
+    conninfo = server.conninfo()
+    async with SqlSessions(conninfo, "pooled") as sessions:
+        assert await read_waiting_sessions(conninfo, sessions, timeout_s=10) == []
+        with contextlib.ExitStack() as stack:
+            with pytest.raises(psycopg.OperationalError, match="too many clients"):
+                while True:
+                    stack.enter_context(psycopg.connect(conninfo))
+            assert await read_waiting_sessions(conninfo, sessions, timeout_s=10) == []
+            # The pool is that of another primary.
+            with pytest.raises(PrimaryProblem) as refused:
+                await read_waiting_sessions(
+                    server.conninfo(user="postgres", dbname="template1"), sessions, timeout_s=10
+                )
+            assert refused.value.kind is ProblemKind.NO_FREE_WALSENDER
+
+
 async def test_a_backend_that_hangs_holds_nobody_beyond_the_limit(new_cluster: NewCluster) -> None:
     server = new_cluster()
     async with SqlSessions(server.conninfo(), "pooled") as sessions:

@@ -26,11 +26,12 @@ from walproxy.limbo.sessions import READ_ONLY, end_waits, is_fenced, read_waitin
 from walproxy.limbo.transactions import ABORT, Entry, TransactionQueue, first_page_to_read
 from walproxy.limbo.waits import Session, Wait
 from walproxy.postgres.problems import PrimaryProblem
+from walproxy.postgres.sessions import SqlSessions
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 0.25
-# With commits that wait, each look is a connection to PostgreSQL.
+# With commits that wait, each look is a query to PostgreSQL.
 SLOW_LOOK_INTERVAL_S: Final = 1.0
 SQL_TIMEOUT_S: Final = 2.0
 # After that, a session of the sample has perhaps committed long ago.
@@ -67,6 +68,8 @@ class Limbo:
         policy: CommitPolicy,
         slow_commit_s: float,
         clock: Callable[[], float] | None = None,
+        *,
+        pool: Callable[[], SqlSessions | None] = lambda: None,
     ) -> None:
         self.queue = TransactionQueue()
         self.arrivals = Arrivals()
@@ -80,6 +83,7 @@ class Limbo:
         self.seen_since: dict[int, float] = {}
         self._proxy = proxy
         self._clock = clock
+        self._pool = pool
         self._segment_size = self._major = self._tli = 0
         self._next_page_lsn: Lsn | None = None  # to read from if no record begins where the WAL in memory does
         self._next_look_at = 0.0
@@ -198,7 +202,7 @@ class Limbo:
             return
         sampled_at = self.now()
         try:
-            sessions = await read_waiting_sessions(conninfo, timeout_s=SQL_TIMEOUT_S)
+            sessions = await read_waiting_sessions(conninfo, self._pool(), timeout_s=SQL_TIMEOUT_S)
         except PrimaryProblem as problem:
             self._forget_sample(problem.message)
             return

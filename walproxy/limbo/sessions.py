@@ -1,8 +1,8 @@
 """The sessions that wait for synchronous replication, as pg_stat_activity shows them; ends their waits; the fence.
 
-Each call is one short connection, as in walproxy/postgres/sql.py: at most one at a time, none while nothing waits and
-no client asks, so a server with few connections loses none to a pool. A role without pg_read_all_stats (which
-pg_monitor has) sees no other sessions; then the WAL alone is shown.
+The sessions that wait are read every second while commits hang: over the pool that the proxy has for its primary, so
+also while clients use all connections. The other calls are rare, and are one short connection each. A role without
+pg_read_all_stats (which pg_monitor has) sees no other sessions; then the WAL alone is shown.
 
 A session in COMMIT PREPARED has no transaction id of its own: it is found by the name in its query. PREPARE TRANSACTION
 and COMMIT wait before the transaction id is given up.
@@ -18,7 +18,7 @@ from psycopg.adapt import Loader
 
 from walproxy.limbo.waits import Session
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
-from walproxy.postgres.sessions import one_session
+from walproxy.postgres.sessions import SqlSessions, one_session
 
 _WAITING: Final = """
 SELECT a.pid, coalesce(a.backend_xid, p.transaction)::text, coalesce(a.usename, '')::text,
@@ -44,13 +44,21 @@ class _AnyText(Loader):
         return bytes(data).decode(errors="replace")
 
 
-async def read_waiting_sessions(conninfo: str, *, timeout_s: float) -> list[Session]:
+async def read_waiting_sessions(conninfo: str, pool: SqlSessions | None = None, *, timeout_s: float) -> list[Session]:
     """Return the sessions that wait for synchronous replication.
+
+    Args:
+        pool: what lends a session, if it is for `conninfo`; otherwise one is opened.
 
     Raises:
         PrimaryProblem: no connection, no answer, or a role that may not see other sessions.
     """
-    async with one_session(conninfo, "read the sessions that wait", timeout_s) as connection:
+    doing = "read the sessions that wait"
+    if pool is not None and pool.conninfo == conninfo:
+        session = pool.session(doing, timeout_s)
+    else:
+        session = one_session(conninfo, doing, timeout_s)
+    async with session as connection:
         cursor = await connection.execute("SELECT current_user, pg_has_role('pg_read_all_stats', 'USAGE')")
         row = await cursor.fetchone()
         assert row is not None  # a query without FROM has one row

@@ -80,6 +80,10 @@ class PrimaryWatch:
         finally:
             await self._forget(None)
 
+    def pool(self) -> SqlSessions | None:
+        """Return the sessions with the watched primary; None for a spare and without a primary."""
+        return self._sessions
+
     def gate(self) -> Gate | None:
         """Return whether commits wait for this proxy; None for a spare, without a primary, and before a result."""
         if self._sessions is None:

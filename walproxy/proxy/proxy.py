@@ -36,6 +36,7 @@ from walproxy.limbo.facts import Facts, Positions
 from walproxy.limbo.limbo import KEPT_BYTES, Limbo
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
+from walproxy.postgres.sessions import SqlSessions
 from walproxy.proposer.actions import (
     Action,
     Dial,
@@ -161,7 +162,7 @@ class Proxy:
         self.measured = Measurements()
         self._times = self.measured.commits  # Looked up once: the hot path uses it.
         policy = CommitPolicy(config.commit_timeout, config.on_commit_timeout)
-        self.limbo = Limbo(self, policy, config.slow_commit)
+        self.limbo = Limbo(self, policy, config.slow_commit, pool=self._sql_pool)
         self.limbo.shows_literals = config.show_literals
         self._note_arrival = self.limbo.arrivals.note
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
@@ -474,6 +475,9 @@ class Proxy:
     def served_conninfo(self) -> str | None:
         """Return the connection string of the primary for SQL, None without a primary, and for a spare."""
         return self.sql_conninfo() if not self.proposer.candidacy.is_spare else None
+
+    def _sql_pool(self) -> SqlSessions | None:
+        return self.primary_watch.pool() if self.primary_watch is not None else None
 
     def gate(self) -> Gate | None:
         """Return whether commits wait for this proxy, None if nothing is known."""

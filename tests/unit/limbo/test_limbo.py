@@ -61,7 +61,7 @@ class Story:
         for name in ("read_waiting_sessions", "end_waits", "set_fence", "is_fenced"):
             monkeypatch.setattr(shell, name, getattr(self, f"_{name}"))
 
-    async def _read_waiting_sessions(self, conninfo: str, *, timeout_s: float) -> list[Session]:
+    async def _read_waiting_sessions(self, conninfo: str, pool: object, *, timeout_s: float) -> list[Session]:
         self.samples += 1
         if self.problem:
             raise PrimaryProblem(ProblemKind.OTHER, self.problem)
