@@ -101,17 +101,20 @@ class ChangedSettings:
 
 
 class PausedReplay:
-    """Pauses the replay of a standby."""
+    """Pauses the replay of a standby.
+
+    Its session stays open: replay may have paused while it held the lock of blocked logins, and no other could begin.
+    """
 
     def __init__(self, conninfo: str) -> None:
-        self._conninfo = conninfo
-        with _connect(conninfo) as session:
-            session.execute("SELECT pg_catalog.pg_wal_replay_pause()")
+        self._session = _connect(conninfo)
+        self._session.execute("SELECT pg_catalog.pg_wal_replay_pause()")
 
     def end(self) -> None:
         """See Hindrance."""
-        with _reconnect(self._conninfo) as session:
-            session.execute("SELECT pg_catalog.pg_wal_replay_resume()")
+        # A standby that was restarted has lost the session, and the pause with it.
+        with self._session, contextlib.suppress(psycopg.OperationalError):
+            self._session.execute("SELECT pg_catalog.pg_wal_replay_resume()")
 
 
 class HostileHttp:

@@ -181,7 +181,9 @@ def _plan_outsiders(chance: Random, targets: Targets) -> list[PlannedFault]:
     planned = [(HOSTILE_HTTP, daemon) for daemon in daemons]
     if not daemons or chance.random() < 0.7:
         planned.append((_choose(chance, _BY_OUTSIDERS), POSTGRES))
-    planned += [(REPLAY_PAUSED, standby) for standby in targets.standbys if chance.random() < 0.3]
+    if (LOGINS_BLOCKED, POSTGRES) not in planned:
+        # A standby replays the lock of blocked logins, and then has no session for the nemesis either.
+        planned += [(REPLAY_PAUSED, standby) for standby in targets.standbys if chance.random() < 0.3]
     return [
         PlannedFault(kind, victim, chance.uniform(0.0, _BEGINS_WITHIN_S), chance.uniform(*_OUTSIDERS_LAST_S))
         for kind, victim in planned

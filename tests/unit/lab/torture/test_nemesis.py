@@ -7,7 +7,7 @@ import pytest
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import format_lsn
-from walproxy.lab.testing.hindrances import GATE_REMOVED, HINDRANCES, HOSTILE_HTTP, LOGINS_BLOCKED
+from walproxy.lab.testing.hindrances import GATE_REMOVED, HINDRANCES, HOSTILE_HTTP, LOGINS_BLOCKED, REPLAY_PAUSED
 from walproxy.lab.torture.nemesis import PROGRESS_WITHIN_S, Nemesis
 from walproxy.lab.torture.plan import (
     CUT_OFF,
@@ -162,6 +162,7 @@ def test_commits_are_let_through_without_a_quorum_only_while_nothing_but_outside
         kinds = {fault.kind for fault in bout.faults}
         if bout.kind == OUTSIDERS:
             assert kinds and kinds <= set(HINDRANCES)
+            assert not {LOGINS_BLOCKED, REPLAY_PAUSED} <= kinds, "a standby replays the lock"
         else:
             assert GATE_REMOVED not in kinds
 
