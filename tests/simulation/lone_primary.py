@@ -99,7 +99,10 @@ class LonePrimary(LoneShell):
     def _compare(self) -> None:
         """The bytes before the beginning of the COPY are compared, or cannot be."""
         copy = self._copy
-        if copy is None or not self._chance(self._compares_soon):
+        if copy is None:
+            self._tick()
+        elif not self._chance(self._compares_soon):
+            self._event("primary_slot_in_use", self._now_s)
             self._tick()
         elif self._chance(self._recycles):
             self._copy = None

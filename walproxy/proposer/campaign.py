@@ -243,6 +243,11 @@ class Campaign:
             self.verification.on_primary_checked(page_crcs)
             self._follow_verification()
 
+    def slot_in_use(self, now: float) -> None:
+        """Handle a primary that waits for its slot: another term would find the slot in use, too (4.8)."""
+        if self.phase is Phase.VERIFYING:
+            self._round_began_at = now
+
     def segment_removed(self) -> None:
         """Handle a primary that has recycled the segment to compare (S10)."""
         if self.verification is not None:

@@ -275,6 +275,12 @@ class Proposer:
             self._follow_campaign(self.campaign, now)
         return self._take()
 
+    def primary_slot_in_use(self, now: float) -> list[Action]:
+        """Handle a primary that replies, and cannot stream only because another walsender holds the slot (4.8)."""
+        if self.campaign is not None:
+            self.campaign.slot_in_use(now)
+        return self._take()
+
     def primary_lost(self, now: float) -> list[Action]:
         """Handle the end of the connection to the primary."""
         self._part_from_primary()

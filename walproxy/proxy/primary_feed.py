@@ -73,6 +73,9 @@ class FeedOwner(Protocol):
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: PageChecksums) -> None:
         """Handle the checksums of the bytes to compare; these bytes themselves are not passed on."""
 
+    def slot_in_use(self) -> None:
+        """Handle a primary that cannot stream yet, because another walsender holds the slot."""
+
     def segment_removed(self, reason: str) -> None:
         """Handle a primary that no longer has the requested WAL."""
 
@@ -532,8 +535,7 @@ class PrimaryFeed:
     async def _start_replication(self, connection: ReplicationConnection, begin_lsn: Lsn, tli: int) -> None:
         """Start; end the walsender that holds the slot: it serves a proxy that this term has deposed.
 
-        While that is not possible, wait for the slot on this connection: if it was closed, a term that is not led yet
-        would be given up, and the next one would find the slot in use again.
+        While that is not possible, wait for the slot on this connection: the next term would find it in use again.
         """
         host, slot = self.rota.current.host, self._config.slot
         holder = SlotHolder(host.conninfo, slot, self._config.connect_timeout_s)
@@ -567,6 +569,7 @@ class PrimaryFeed:
                     logger.warning('ended walsender %d, which held slot "%s" for a deposed proxy', pid, slot)
                     continue
             self.rota.current.problem = reason
+            self._owner.slot_in_use()
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 

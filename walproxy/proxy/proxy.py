@@ -536,6 +536,10 @@ class Proxy:
         # Again: how far the flush position may be reported depends on the digest.
         self._execute([self.status])
 
+    def slot_in_use(self) -> None:
+        """Handle a primary that cannot stream yet, because another walsender holds the slot."""
+        self._handle(self.proposer.primary_slot_in_use(self._loop.time()))
+
     def segment_removed(self, reason: str) -> None:
         """Handle a primary that has recycled the WAL to compare."""
         logger.warning("%s", reason)

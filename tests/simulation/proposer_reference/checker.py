@@ -30,6 +30,7 @@ EVENTS = (
     "message",
     "primary_identified",
     "primary_segment_removed",
+    "primary_slot_in_use",
     "primary_lost",
     "primary_checked",
     "primary_refused",

@@ -8,6 +8,7 @@ from tests.simulation.proposer_reference.ballots import fits_log
 from tests.simulation.proposer_reference.leading import Leading
 from tests.simulation.proposer_reference.term import ReferenceTerm
 from walproxy.proposer.actions import SendAppend, StopReplication
+from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import PrimaryIdentity
 
 # What a run may take otherwise (bends.py).
@@ -85,6 +86,11 @@ class PrimaryEvents(Leading):
         elif self.campaign is not None:
             self.campaign.segment_removed()
             self._follow_campaign(now)
+
+    def primary_slot_in_use(self, now: float) -> None:
+        """4.8."""
+        if self.campaign is not None and self.campaign.phase is Phase.VERIFYING:
+            self.campaign.round_began_at = now
 
     def primary_lost(self, now: float) -> None:
         """7.6: nothing is reported to the next one before it was checked."""

@@ -69,6 +69,7 @@ _NOW = {
     "message": 2,
     "primary_identified": 1,
     "primary_segment_removed": 0,
+    "primary_slot_in_use": 0,
     "primary_lost": 0,
     "primary_checked": 3,
     "primary_refused": 1,

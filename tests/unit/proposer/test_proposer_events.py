@@ -305,6 +305,22 @@ def test_a_check_of_much_wal_has_more_time() -> None:
     assert table.proposer.phase is Phase.GATHERING
 
 
+def test_while_the_slot_is_in_use_the_check_does_not_time_out() -> None:
+    table = verifying()
+    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    assert table.did(StartReplication)
+    for _ in range(10):
+        for safekeeper_id in (1, 2, 3):
+            table.proposer.peers[safekeeper_id].waiting_since = None
+        table.ticks(table.proposer.timing.verify_timeout_s - 0.1)
+        table.event(table.proposer.primary_slot_in_use(table.now))
+    assert table.proposer.phase is Phase.VERIFYING
+    table.ticks(table.proposer.timing.verify_timeout_s + 1)
+    assert table.proposer.phase is Phase.GATHERING
+    table.event(table.proposer.primary_slot_in_use(table.now))
+    assert table.proposer.phase is Phase.GATHERING, "the reply was sent before the attempt ended"
+
+
 # The check of the primary.
 
 

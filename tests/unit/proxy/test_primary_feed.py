@@ -176,6 +176,7 @@ class Owner:
         self.received: list[tuple[int, bytes]] = []
         self.checked: list[tuple[int, int]] = []
         self.removed: list[str] = []
+        self.waits_for_slot = 0
         self.knows_a_cluster = True
         self.quorum_lsn = 0
         self.starts_first = False
@@ -201,6 +202,9 @@ class Owner:
         self.checked.append((begin_lsn, end_lsn))
         if self.when_checked is not None:
             self.when_checked()
+
+    def slot_in_use(self) -> None:
+        self.waits_for_slot += 1
 
     def segment_removed(self, reason: str) -> None:
         self.removed.append(reason)
@@ -366,7 +370,7 @@ async def test_a_slot_that_cannot_be_freed_is_waited_for_on_the_same_connection_
         assert house.feed.problem == ""
     (connection,) = house.primary.connections
     assert connection.started == [("walproxy", BEGIN_LSN, 1)]
-    assert house.owner.lost == [] and house.owner.failures == []
+    assert house.owner.lost == [] and house.owner.failures == [] and house.owner.waits_for_slot == 3
     assert caplog.text.count(f"no WAL yet: {expected}") == 1
 
 
