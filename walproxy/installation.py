@@ -1,6 +1,5 @@
 """How this installation gets the packages of an extra."""
 
-import importlib.metadata
 import json
 import shlex
 from urllib.parse import unquote, urlsplit
@@ -15,6 +14,8 @@ def pip_install(extra: str) -> str:
 
 def _folder() -> str:
     """Return the folder of which pip has made this installation (PEP 610); empty if it is from an index."""
+    import importlib.metadata  # 20 ms, which every call of wal-fetch would need.
+
     try:
         record = importlib.metadata.distribution(_PACKAGE).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

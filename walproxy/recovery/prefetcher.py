@@ -182,6 +182,8 @@ class Prefetcher:
                 path.unlink(missing_ok=True)
         if self._end_lsn is not None and self._end_lsn <= min(names.values(), default=0):
             self._end_lsn = None  # PostgreSQL requests it itself now; it may exist meanwhile.
+            # If it does not, recovery ends, and PostgreSQL requests the last one again.
+            names[self._delivered] = (parse_segment_name(self._delivered, self._segment_size) or (0, 0))[1]
         for name, lsn in names.items():
             if self._end_lsn is not None and lsn >= self._end_lsn:
                 break

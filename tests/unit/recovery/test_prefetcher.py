@@ -108,6 +108,9 @@ def test_a_recovery_gets_its_segments_from_ahead(data_directory: Path, archive: 
             there = {path.name for path in ahead.folder.iterdir() if len(path.name) == 24}
             assert there <= {name_of(number + 1), name_of(number + 2), name_of(number + 3)}
         assert not ahead.take(name_of(9), target)
+        # PostgreSQL requests the last one again when recovery ends.
+        wait_for(lambda: ahead.take(name_of(8), target), "the last segment is there again")
+        assert target.read_bytes() == wal.read(8 * MIB, 9 * MIB)
     finally:
         (data_directory / "recovery.signal").unlink()
         process.join(DEADLINE_S)
@@ -277,6 +280,14 @@ def test_the_script_moves_a_segment_without_a_start_of_python(
     assert script(name) == "moved"
     assert script.target.read_bytes() == b"whole"
     assert script(name) == called(name)
+
+
+def test_the_script_knows_that_the_first_timeline_has_no_history(script: Script) -> None:
+    with pytest.raises(AssertionError, match="1 == 42"):
+        script("00000001.history")
+    options = (*OPTIONS, "--missing-code", "7")
+    assert script("00000001.history", *options) == called("00000001.history", *options)
+    assert script("00000002.history") == called("00000002.history")
 
 
 def test_the_script_leaves_the_files_of_an_earlier_run_of_the_server(
