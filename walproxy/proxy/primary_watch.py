@@ -165,7 +165,8 @@ class PrimaryWatch:
                 level=logging.ERROR if self._has_gated else logging.WARNING,
                 event="gate-lost" if self._has_gated else "",
             )
-        elif gate.hangs:
+            return
+        if gate.hangs:
             self._gate_log.note(
                 gate.reason,
                 "commits wait for another standby: %s",
@@ -177,4 +178,5 @@ class PrimaryWatch:
             self._gate_log.note(gate.reason, "commits may return without the quorum: %s", gate.reason)
         else:
             self._gate_log.over("commits wait for the quorum again", event="gate-back" if self._has_gated else "")
-            self._has_gated = True
+        # Also if others are needed, too, or can replace this proxy.
+        self._has_gated = True

@@ -138,6 +138,22 @@ async def test_commits_that_hang_may_pass_or_are_exempt_are_logged_each_in_its_w
     assert line.startswith("INFO all commits wait again")
 
 
+@pytest.mark.parametrize("before", ["walproxy, b", "FIRST 2 (walproxy, b)"])
+@on_the_loop
+async def test_commits_that_waited_and_could_wait_for_others_too_are_an_error_when_they_no_longer_wait(
+    watched: Watched, before: str
+) -> None:
+    watched.has(replace(GATED, standby_names=before))
+    await watched.after(0)
+    assert watched.state is GateState.WITH_OTHERS
+    watched.has(replace(GATED, standby_names=""))
+    (line,) = await watched.after(CHECK_INTERVAL_S)
+    assert line.startswith("ERROR commits do not wait for the quorum: ") and watched.events() == ["gate-lost"]
+    watched.has()
+    assert await watched.after(CHECK_INTERVAL_S) == ["INFO commits wait for the quorum again"]
+    assert watched.events() == ["gate-back"]
+
+
 @on_the_loop
 async def test_a_result_that_grows_old_is_unknown_and_a_role_that_may_not_connect_is_asked_rarely(
     watched: Watched,
