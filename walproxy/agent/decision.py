@@ -415,6 +415,8 @@ class Decider:
         # The one that an order names is the first. Sorting keeps the order of the others.
         ranked = sorted((report.name for report in self._ranked(view)), key=lambda name: name != wanted)
         if self.own.name not in ranked:
+            if look.problem:
+                return Wait(f"the leader is lost; this server cannot be promoted: {look.problem}")
             return Wait("the leader is lost; this agent's first report is under way")
         if self._lost_since is None:
             self._lost_since = now

@@ -41,6 +41,8 @@ SYSTEM = 7
 PRIMARY = ServerLook(ServerState.PRIMARY, pid=1, system_id=SYSTEM, tli=1, written_lsn=1000, is_read_only=False)
 STANDBY = ServerLook(ServerState.STANDBY, pid=1, system_id=SYSTEM, tli=1, received_lsn=900, replayed_lsn=900)
 
+PAUSED = replace(STANDBY, problem="the standby has a recovery target, recovery_target_lsn = 0/5000")
+
 
 def control(state: str) -> ControlData:
     return ControlData(SYSTEM, state, 800, 1, 0, 0, 16 << 20, can_be_rewound=True)
@@ -285,6 +287,7 @@ def test_failed_attempt_leaves_the_next_one_to_others() -> None:
         (STANDBY, view(report("pg2"), heard_s=9.0), {"may_lead": False}, "no-failover"),
         (replace(STANDBY, system_id=8), view(report("pg2", system_id=8), heard_s=9.0), {}, "another system"),
         (STANDBY, view(heard_s=9.0), {}, "first report"),
+        (PAUSED, view(report("pg2", problem=PAUSED.problem), heard_s=9.0), {}, f"cannot be promoted: {PAUSED.problem}"),
         (STANDBY, view(report("pg2", address="db9:5432"), heard_s=9.0), {}, "at db9:5432, has the name pg2, too"),
         (STANDBY, view(report("pg2"), heard_s=9.0, log_tli=0), {}, "no WAL"),
     ],
