@@ -166,11 +166,11 @@ def _judge_gate(gate: Mapping[str, Any] | None, verdict: Verdict) -> None:
 
 
 def _judge_standbys(status: Mapping[str, Any], verdict: Verdict) -> None:
-    """Add the standbys that do not replay the WAL that they have."""
+    """Add the standbys that receive WAL and do not replay it."""
     for each in status["standbys"]:
         if each["stalled_s"] is not None and each["stalled_s"] >= STALLED_WARNING_S:
             problem = (
-                f"standby {each['name']} has replayed nothing for {each['stalled_s']:.0f} s although it has WAL: a "
+                f"standby {each['name']} has replayed nothing for {each['stalled_s']:.0f} s although it receives WAL: a "
                 "failover may not be able to promote it; its log states why"
             )
             verdict.problems.append((Level.WARNING, problem))

@@ -160,7 +160,7 @@ def _of_standbys(standbys: list[dict[str, Any]]) -> Iterator[Metric]:
     connected = _labelled("standby_connected", "1 if it streams from a safekeeper", "standby")
     lag = _labelled("standby_apply_lag_bytes", "Bytes of WAL that it has not replayed; absent if unknown", "standby")
     stalled = _labelled(
-        "standby_stalled_seconds", "How long it has WAL and has replayed nothing; 0 if it replays", "standby"
+        "standby_stalled_seconds", "How long it receives WAL and has replayed nothing; 0 if it replays", "standby"
     )
     for each in standbys:
         stalled.add_metric([each["name"]], each["stalled_s"] or 0)

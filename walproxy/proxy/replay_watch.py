@@ -2,7 +2,8 @@
 
 Such a standby has every acknowledged commit, and is still unfit for a failover until somebody acts: it shows old data,
 and cannot be promoted while its settings are lower than its WAL needs (walproxy/postgres/replay_state.py). Positions
-alone show it: its replay position stays the same for a while, below its flush position. Pure.
+alone show it: its replay position stays the same for a while, below its flush position, and its flush position advances
+meanwhile. If it does not advance, as when the primary has died, the rest may be an incomplete record. Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,9 @@ STALLED_S = 10.0
 class _Seen(NamedTuple):
     apply_lsn: Lsn
     waits: bool  # It has WAL that it has not replayed.
+    flush_lsn: Lsn  # when that was first seen
     since: float
+    is_more: bool = False  # It has received more WAL since, so what it has is not only an incomplete record.
 
 
 class ReplayWatch:
@@ -35,12 +38,14 @@ class ReplayWatch:
             before = self._seen.get(standby.name)
             waits = row.connected and 0 < standby.apply_lsn < standby.flush_lsn
             if before is None or (before.apply_lsn, before.waits) != (standby.apply_lsn, waits):
-                before = _Seen(standby.apply_lsn, waits, now)
+                before = _Seen(standby.apply_lsn, waits, standby.flush_lsn, now)
+            elif standby.flush_lsn > before.flush_lsn:
+                before = before._replace(is_more=True)
             seen[standby.name] = before
         self._seen = seen
 
     def stalled_s(self, name: str, now: float) -> float | None:
-        """Return for how long a standby has replayed nothing although it has WAL; None if it replays."""
+        """Return for how long a standby has replayed nothing although it receives WAL; None if it replays."""
         seen = self._seen.get(name)
-        stalled_s = now - seen.since if seen is not None and seen.waits else 0.0
+        stalled_s = now - seen.since if seen is not None and seen.waits and seen.is_more else 0.0
         return stalled_s if stalled_s >= STALLED_S else None

@@ -162,7 +162,7 @@ def _standbys(content: dict[str, Any]) -> list[FittedTable | Text]:
                 each["name"],
                 f"{each['safekeeper']}" if each["connected"] else f"{each['safekeeper']}, gone",
                 format_bytes(each["apply_lag_bytes"]),
-                _completeness(each),
+                _fitness(each),
             )
         shown.append(table)
     if content.get("apply_rule"):
@@ -186,10 +186,17 @@ def _archive(archive: dict[str, Any] | None) -> list[Text]:
     return [Text(f"{who}, up to {archive['archived_lsn']}, lag {format_bytes(archive['lag_bytes'])}")]
 
 
+def _fitness(standby: dict[str, Any]) -> Text:
+    """Return how much WAL would be lost if this standby were promoted now, and whether its replay stands still."""
+    completeness = _completeness(standby)
+    if standby["stalled_s"] is None:
+        return completeness
+    stalled = f"has replayed nothing for {format_seconds(standby['stalled_s'])}"
+    return Text(f"{completeness.plain}; {stalled}", style="red")
+
+
 def _completeness(standby: dict[str, Any]) -> Text:
     """Return how much WAL would be lost if this standby were promoted now."""
-    if standby["stalled_s"] is not None:
-        return Text(f"has replayed nothing for {format_seconds(standby['stalled_s'])}", style="red")
     if standby["has_everything"] is None:
         return Text("unknown", style="yellow")
     if standby["apply_lsn"] == "0/0":

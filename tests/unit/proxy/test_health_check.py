@@ -122,4 +122,4 @@ def test_a_standby_that_has_wal_and_does_not_replay_it_is_a_warning_after_a_minu
     for stalled_s, level in ((None, Level.OK), (59.9, Level.OK), (60.0, Level.WARNING)):
         status["standbys"][0]["stalled_s"] = stalled_s
         assert judge(status, Thresholds()).level is level
-    assert "standby a has replayed nothing for 60 s although it has WAL" in judge(status, Thresholds()).line()
+    assert "standby a has replayed nothing for 60 s although it receives WAL" in judge(status, Thresholds()).line()

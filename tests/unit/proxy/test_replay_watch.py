@@ -20,8 +20,16 @@ def stalled_s(*rows: StandbyRow) -> float | None:
 
 def test_replay_that_stands_still_below_the_flush_position_is_noticed() -> None:
     assert stalled_s(row(900)) is None
-    assert stalled_s(row(900), row(900)) == STALLED_S
+    assert stalled_s(row(900), row(900, 1001)) == STALLED_S
     assert stalled_s(row(900), row(900, 2000), row(900, 3000)) == 2 * STALLED_S
+    assert stalled_s(row(900), row(900, 2000), row(900, 2000)) == 2 * STALLED_S
+
+
+def test_an_incomplete_last_record_is_not_a_stalled_replay() -> None:
+    """The primary has died: no standby replays the record, and none receives the rest of it."""
+    assert stalled_s(row(900), row(900)) is None
+    assert stalled_s(row(800), row(900), row(900), row(900)) is None
+    assert stalled_s(row(900, 900), row(900), row(900)) is None
 
 
 def test_a_standby_that_moves_has_replayed_all_is_gone_or_does_not_replay_is_not_stalled() -> None:

@@ -318,9 +318,11 @@ def a_term_with_standbys(proxy: Proxy, rule: str = "", commit_lsn: int = 900, re
 
 
 def test_a_standby_that_does_not_replay_is_not_shown_as_fit(proxy: Proxy) -> None:
-    a_term_with_standbys(proxy)
-    for now in (1.0, 20.0):
-        proxy.replay_watch.observe(proxy.view(now).standbys, now)
+    leadership = a_term_with_standbys(proxy)
+    proxy.replay_watch.observe(proxy.view(1.0).standbys, 1.0)
+    archiver = Standby("pg_receivewal", 950, 950, 0)
+    leadership.on_standby_feedback(1, (Standby("a", 950, 950, 850), Standby("b", 950, 750, 600), archiver))
+    proxy.replay_watch.observe(proxy.view(20.0).standbys, 20.0)
     status = proxy_status(proxy, 20.0)
     assert {each["name"]: each["stalled_s"] for each in status["standbys"]} == {
         "a": 19.0,
@@ -328,7 +330,11 @@ def test_a_standby_that_does_not_replay_is_not_shown_as_fit(proxy: Proxy) -> Non
         "pg_receivewal": None,
         "new": None,
     }
-    assert any("has replayed nothing for 19 s" in line for line in shown(status))
+    status["standbys"][0]["has_everything"] = True
+    status["standbys"][1] |= {"has_everything": False, "lag_bytes": 150}
+    lines = shown(status)
+    assert any("has every acknowledged commit; has replayed nothing for 19 s" in line for line in lines)
+    assert any("lacks 150 bytes; has replayed nothing for 19 s" in line for line in lines)
 
 
 def standby_rows(proxy: Proxy, now: float) -> dict[str, tuple[object, ...]]:
