@@ -1,6 +1,7 @@
 """End the walsender that holds the proxy's slot: the winner of a term takes it over from a deposed proxy."""
 
 import asyncio
+import re
 
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.postgres.sql_walsender import Value, urgent_sql
@@ -18,7 +19,8 @@ class SlotHolder:
         timeout_s: for connecting, for each statement, and for the end of the walsender.
 
     Attributes:
-        is_another: by now another walsender holds the slot. It was begun by the winner of a later term, and is spared.
+        is_another: by now another walsender holds the slot. It was begun by the winner of a later term, and is not
+            ended.
     """
 
     def __init__(self, conninfo: str, slot: str, timeout_s: float) -> None:
@@ -27,6 +29,19 @@ class SlotHolder:
         self.timeout_s = timeout_s
         self.is_another = False
         self._pid: str | None = None
+
+    def refused(self, text: str) -> None:
+        """Take the pid of the walsender from the first refusal to stream: by the first look, another may have the slot.
+
+        Args:
+            text: `... slot "walproxy": replication slot "walproxy" is active for PID 4711`, in any language.
+        """
+        if self._pid is not None:
+            return
+        refusal = text.partition(f'slot "{self.slot}": ')[2]
+        numbers = re.findall("[0-9]+", re.sub(rf"(?<![a-z0-9_]){self.slot}(?![a-z0-9_])", "", refusal))
+        if len(numbers) == 1:
+            self._pid = numbers[0]
 
     async def end(self) -> int | None:
         """End the walsender and wait until the slot is free; return its pid, None if the slot is free already.

@@ -548,12 +548,13 @@ class PrimaryFeed:
             except PrimaryProblem as problem:
                 if problem.kind is ProblemKind.SLOT_INVALIDATED and not is_replaced:
                     is_replaced = True
-                    await self._replace_slot(connection, problem.message)
+                    await self._replace_slot(connection, problem.plain)
                     self._check_new_slot(begin_lsn)
                     continue
                 if problem.kind is not ProblemKind.SLOT_IN_USE:
                     raise
                 reason = str(problem)
+                holder.refused(problem.plain)
             try:
                 pid = await holder.end()
             except PrimaryProblem as problem:

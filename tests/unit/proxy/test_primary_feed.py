@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 
 import pytest
 
+import walproxy.postgres.slot_holder
 import walproxy.proxy.primary_feed
 from safekeeper.base.errors import RemoteProtocolError, WalproxyError
 from tests.unit.event_loop import on_the_loop, until
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.postgres.page_checksums import PageChecksums
-from walproxy.postgres.problems import PrimaryProblem, ProblemKind
+from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_error
 from walproxy.postgres.replication import PrimaryFacts
 from walproxy.postgres.replication_protocol import TimelineEnd
 from walproxy.postgres.slot_holder import SlotHolder
+from walproxy.postgres.sql_walsender import Value
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import PrimaryIdentity
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
@@ -349,6 +351,36 @@ def holder(monkeypatch: pytest.MonkeyPatch) -> type[FakeHolder]:
     return FakeHolder
 
 
+REFUSAL = problem_of_error(
+    'stream TLI 1 from 0/300000 with slot "walproxy"', "55006", 'replication slot "walproxy" is active for PID 4711'
+)
+
+
+@on_the_loop
+async def test_the_walsender_of_a_later_winner_is_not_ended_if_it_has_the_slot_at_the_first_look(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The login took so long that another proxy has won, ended the walsender that was in the way, and streams."""
+    statements: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def sql(conninfo: str, doing: str, timeout_s: float) -> AsyncIterator[Value]:
+        async def value(statement: str) -> str | None:
+            statements.append(statement)
+            return "4712"
+
+        yield value
+
+    monkeypatch.setattr(walproxy.postgres.slot_holder, "urgent_sql", sql)
+    house.primary.failures["start_replication"] = [REFUSAL]
+    async with house.running():
+        await until(lambda: bool(house.owner.identities))
+        house.feed.start(StartReplication(BEGIN_LSN, 1, BEGIN_LSN, 1))
+        await until(lambda: bool(house.owner.lost))
+    assert house.owner.lost == [TAKEN.message]
+    assert not any("pg_terminate_backend" in statement for statement in statements)
+
+
 @pytest.mark.parametrize(
     ("obstacle", "expected"),
     [
@@ -390,7 +422,10 @@ async def test_a_holder_that_was_ended_makes_way(
 async def test_a_slot_that_was_invalidated_is_replaced_once_on_the_same_connection(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_INVALIDATED)]
+    advice = "drop the slot, and see walproxy rebootstrap --help"
+    house.primary.failures["start_replication"] = [
+        PrimaryProblem(ProblemKind.SLOT_INVALIDATED, f"can no longer be used; {advice}", plain="can no longer be used")
+    ]
     house.primary.idle_slot_timeout = "1min"
     async with house.running():
         connection = await house.stream()
@@ -399,6 +434,7 @@ async def test_a_slot_that_was_invalidated_is_replaced_once_on_the_same_connecti
             "walproxy",
         ]
         assert 'slot "walproxy" is replaced' in caplog.text and house.owner.failures == []
+        assert "(can no longer be used)" in caplog.text and advice not in caplog.text
         assert 'idle_replication_slot_timeout is 1min: PostgreSQL invalidates slot "walproxy"' in caplog.text
 
 
