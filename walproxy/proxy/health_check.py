@@ -170,8 +170,8 @@ def _judge_standbys(status: Mapping[str, Any], verdict: Verdict) -> None:
     for each in status["standbys"]:
         if each["stalled_s"] is not None and each["stalled_s"] >= STALLED_WARNING_S:
             problem = (
-                f"standby {each['name']} has replayed nothing for {each['stalled_s']:.0f} s although it receives WAL: a "
-                "failover may not be able to promote it; its log states why"
+                f"standby {each['name']} has replayed nothing for {each['stalled_s']:.0f} s although it receives WAL: "
+                "a failover may not be able to promote it; its log states why"
             )
             verdict.problems.append((Level.WARNING, problem))
 
