@@ -6,8 +6,6 @@ WAL streams without any of this, so a role that may connect to no database still
 
 from dataclasses import dataclass
 
-import psycopg
-
 from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.postgres.sessions import one_session
 
@@ -20,8 +18,6 @@ class SlotState:
     Source: https://www.postgresql.org/docs/current/view-pg-replication-slots.html
     """
 
-    slot_type: str
-    active_pid: int | None
     restart_lsn: Lsn | None
     wal_status: str | None
 
@@ -43,16 +39,11 @@ async def read_slot(conninfo: str, name: str, *, timeout_s: float = 10.0) -> Slo
         PrimaryProblem: no connection or no answer.
     """
     async with one_session(conninfo, f'look at slot "{name}"', timeout_s) as connection:
-        return await _read_slot(connection, name)
-
-
-async def _read_slot(connection: psycopg.AsyncConnection, name: str) -> SlotState | None:
-    cursor = await connection.execute(
-        "SELECT slot_type, active_pid, restart_lsn::text, wal_status FROM pg_replication_slots WHERE slot_name = %s",
-        (name,),
-    )
-    row = await cursor.fetchone()
+        cursor = await connection.execute(
+            "SELECT restart_lsn::text, wal_status FROM pg_replication_slots WHERE slot_name = %s", (name,)
+        )
+        row = await cursor.fetchone()
     if row is None:
         return None
-    slot_type, active_pid, restart_lsn, wal_status = row
-    return SlotState(slot_type, active_pid, parse_lsn(restart_lsn) if restart_lsn else None, wal_status)
+    restart_lsn, wal_status = row
+    return SlotState(parse_lsn(restart_lsn) if restart_lsn else None, wal_status)
