@@ -41,6 +41,11 @@ async def backend_of(session: SqlSession) -> int:
     return int(row[0])
 
 
+async def use(sessions: SqlSessions) -> int:
+    async with sessions.session("look") as session:
+        return await backend_of(session)
+
+
 @EVERY
 async def test_no_setting_that_a_site_makes_for_everybody_reaches_our_sessions(new_cluster: NewCluster) -> None:
     server = new_cluster()
@@ -145,9 +150,14 @@ async def test_connections_that_are_used_up_leave_the_session_that_a_pool_has(ne
                 clients.append(psycopg.connect(server.conninfo()))
         async with sessions.session("look") as session:
             assert await backend_of(session) == first
+            # A session that is lent may be returned until then.
             with pytest.raises(PrimaryProblem, match="too many clients"):
-                async with sessions.session("look"):
+                async with sessions.session("look", 1.0):
                     pass
+            waiting = asyncio.create_task(use(sessions))
+            done, _ = await asyncio.wait([waiting], timeout=0.5)
+            assert not done
+        assert await waiting == first
         async with sessions.session("look") as session:
             assert await backend_of(session) == first
         for client in clients:
@@ -190,12 +200,12 @@ async def test_a_backend_that_hangs_holds_nobody_beyond_the_limit(new_cluster: N
 
 
 @NEWEST
-async def test_an_emptied_pool_connects_again(new_cluster: NewCluster) -> None:
+async def test_a_closed_pool_connects_again(new_cluster: NewCluster) -> None:
     server = new_cluster()
     async with SqlSessions(server.conninfo(), "pooled") as sessions:
         async with sessions.session("look") as session:
             first = await backend_of(session)
-            await sessions.empty()
+            await sessions.close()
             assert await backend_of(session) == first
         async with sessions.session("look") as session:
             assert await backend_of(session) != first

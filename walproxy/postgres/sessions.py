@@ -14,8 +14,8 @@ and roles. Settings that older servers do not have follow in the first statement
 Source: https://www.postgresql.org/docs/current/config-setting.html#CONFIG-SETTING-SHELL
 
 `SqlSessions` is what a daemon has for each server: up to two sessions, opened when they are needed, checked before use,
-closed when unused. `one_session` and `blocking_session` are for a command. `walproxy.postgres.bounded_sql` is for a
-server that may hang.
+closed when unused. `one_session` and `open_blocking` are for a command. `walproxy.postgres.bounded_sql` is for a server
+that may hang.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ import math
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -101,18 +102,22 @@ class SqlSession(VerboseConnection):
 
 
 class _PooledSession(SqlSession):
-    """One of a pool, which connects in a task of its own: a failure reaches those that wait by `failed`."""
+    """One of a pool, which connects in a task of its own."""
 
     @classmethod
-    async def connect(cls, conninfo: str = "", *, failed: Any = None, **kwargs: Any) -> Self:
-        if failed is None:
+    async def connect(cls, conninfo: str = "", *, logins: Any = None, **kwargs: Any) -> Self:
+        if logins is None:
             return await super().connect(conninfo, **kwargs)
+        if not logins.wanted:
+            raise psycopg.OperationalError("no use waits for a session")
         began_at = time.monotonic()
         try:
-            return await cls.open(conninfo)
+            session = await cls.open(conninfo)
         except psycopg.Error as error:
-            failed(began_at, error)
+            logins.failed(_Failure(began_at, str(error)))
             raise
+        logins.opened.add(session)
+        return session
 
 
 @dataclass(frozen=True)
@@ -123,25 +128,61 @@ class _Failure:
     reason: str
 
 
+class _Logins:
+    """What a pool keeps to itself: the failures to open a session, and whether one is open.
+
+    Attributes:
+        opened: the sessions that were opened; those that are closed may remain.
+    """
+
+    def __init__(self) -> None:
+        self.opened: weakref.WeakSet[_PooledSession] = weakref.WeakSet()
+        self._waiting: set[asyncio.Future[_Failure]] = set()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a use waits: the pool would try again after a failure, and replace a session that is dropped."""
+        return any(not each.done() for each in self._waiting)
+
+    @property
+    def has_session(self) -> bool:
+        """Whether a session is open: lent, or on its way to the next use."""
+        return any(not each.closed for each in self.opened)
+
+    @contextmanager
+    def failure(self) -> "Iterator[asyncio.Future[_Failure]]":
+        """Yield the next failure to open a session."""
+        future: asyncio.Future[_Failure] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            yield future
+        finally:
+            self._waiting.discard(future)
+
+    def failed(self, failure: _Failure) -> None:
+        """Handle a failure to open a session."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(failure)
+
+
 class SqlSessions:
-    """The sessions with one server. Nothing is opened before the first use.
+    """The sessions with one server, which are read-only. Nothing is opened before the first use.
 
     `close` must be called before the event loop ends: the pool's tasks do not always end when they are cancelled.
 
     Args:
         conninfo: of one server, as the operator has written it.
-        writes: they may write; otherwise they are read-only, which permits functions for administration.
 
     Attributes:
         conninfo: the same.
     """
 
-    def __init__(self, conninfo: str, application_name: str = APPLICATION_NAME, *, writes: bool = False) -> None:
+    def __init__(self, conninfo: str, application_name: str = APPLICATION_NAME) -> None:
         self.conninfo = conninfo
         self._application_name = application_name
-        self._writes = writes
         self._pool: AsyncConnectionPool[_PooledSession] | None = None
-        self._waiting: set[asyncio.Future[_Failure]] = set()
+        self._logins = _Logins()
 
     async def __aenter__(self) -> Self:
         return self
@@ -161,47 +202,51 @@ class SqlSessions:
             PrimaryProblem: no connection, an error of PostgreSQL, or no answer in time.
             ConfigurationError: the connection string is wrong.
         """
-        async with _problems(doing, timeout_s):
-            pool = await self._open_pool()
-            session = await self._take(pool, timeout_s)
+        refusals: list[str] = []
+        async with _problems(doing, timeout_s, refusals):
+            pool, logins = await self._open_pool()
+            session = await self._take(pool, logins, timeout_s, refusals)
+            refusals.clear()
             try:
                 yield session
             finally:
                 await pool.putconn(session)
 
-    async def empty(self) -> None:
-        """Close the sessions: the server is another one now. A session in use is closed after its use."""
+    async def close(self) -> None:
+        """Close the sessions; a session in use is closed after its use. Closing twice is fine."""
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close(_CLOSE_S)
 
-    async def close(self) -> None:
-        """Close the sessions. Closing twice is fine."""
-        await self.empty()
+    async def _open_pool(self) -> tuple[AsyncConnectionPool[_PooledSession], _Logins]:
+        if self._pool is not None:
+            return self._pool, self._logins
+        text = session_conninfo(self.conninfo, self._application_name)
+        logins = self._logins = _Logins()
+        pool = self._pool = AsyncConnectionPool(
+            text,
+            connection_class=_PooledSession,
+            kwargs={"logins": logins},
+            min_size=0,
+            max_size=SESSIONS_MAX,
+            open=False,
+            check=AsyncConnectionPool.check_connection,
+            max_idle=IDLE_S_MAX,
+            max_lifetime=math.inf,  # One that is closed while clients use all connections cannot be replaced.
+            reconnect_timeout=0.0,  # The next use tries again.
+            num_workers=1,
+        )
+        await pool.open()
+        return pool, logins
 
-    async def _open_pool(self) -> AsyncConnectionPool[_PooledSession]:
-        if self._pool is None:
-            text = session_conninfo(self.conninfo, self._application_name, writes=self._writes)
-            self._pool = AsyncConnectionPool(
-                text,
-                connection_class=_PooledSession,
-                kwargs={"failed": self._failed},
-                min_size=0,
-                max_size=SESSIONS_MAX,
-                open=False,
-                check=AsyncConnectionPool.check_connection,
-                max_idle=IDLE_S_MAX,
-                reconnect_timeout=0.0,  # The next use tries again.
-                num_workers=1,
-            )
-            await self._pool.open()
-        return self._pool
-
-    async def _take(self, pool: AsyncConnectionPool[_PooledSession], timeout_s: float) -> _PooledSession:
+    async def _take(
+        self, pool: AsyncConnectionPool[_PooledSession], logins: _Logins, timeout_s: float, refusals: list[str]
+    ) -> _PooledSession:
         """Return a session of the pool, or raise why there is none."""
         began_at = time.monotonic()
         while True:
-            result = await self._session_or_failure(pool, began_at + timeout_s - time.monotonic())
+            remaining_s = began_at + timeout_s - time.monotonic()
+            result = await self._session_or_failure(pool, logins, remaining_s, began_at, refusals)
             if isinstance(result, _PooledSession):
                 return result
             # A failure to connect that began before says nothing of the server as it is now.
@@ -209,35 +254,43 @@ class SqlSessions:
                 raise problem_of_connect(result.reason)
 
     async def _session_or_failure(
-        self, pool: AsyncConnectionPool[_PooledSession], timeout_s: float
-    ) -> "_PooledSession | _Failure":
-        """Wait for a session of the pool, or for the failure to make one, which the pool keeps to itself."""
-        failure: asyncio.Future[_Failure] = asyncio.get_running_loop().create_future()
+        self,
+        pool: AsyncConnectionPool[_PooledSession],
+        logins: _Logins,
+        timeout_s: float,
+        began_at: float,
+        refusals: list[str],
+    ) -> _PooledSession | _Failure:
+        """Wait for a session of the pool, or for the failure to open one while none is open.
+
+        A session that is open serves this use when it is returned. Meanwhile `refusals` gets the failures.
+        """
         getting = asyncio.ensure_future(pool.getconn(timeout_s))
-        waited: set[asyncio.Future[Any]] = {getting, failure}
-        self._waiting.add(failure)
         is_taken = False
         try:
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not getting.done():
-                return failure.result()
-            session, is_taken = await getting, True
-            return session
-        except (PoolTimeout, PoolClosed) as error:
-            reason = "timeout: no answer" if isinstance(error, PoolTimeout) else "the server is another one now"
-            raise problem_of_connect(reason) from None
+            while True:
+                with logins.failure() as failing:
+                    waited: set[asyncio.Future[Any]] = {getting, failing}
+                    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    session, is_taken = getting.result(), True
+                    return session
+                failure = failing.result()
+                if failure.began_at < began_at or not logins.has_session:
+                    return failure
+                refusals.append(failure.reason)
+        except PoolTimeout:
+            raise problem_of_connect(refusals[-1] if refusals else "timeout: no answer") from None
+        except PoolClosed:
+            raise problem_of_connect("the server is another one now") from None
         finally:
-            self._waiting.discard(failure)
             if not is_taken:
                 getting.cancel()
-                # A session that comes in the same moment goes back.
-                with contextlib.suppress(asyncio.CancelledError, psycopg.Error):
-                    await pool.putconn(await getting)
-
-    def _failed(self, began_at: float, error: psycopg.Error) -> None:
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(_Failure(began_at, str(error)))
+                # This raises only a cancellation of this use.
+                await asyncio.wait([getting])
+                if not getting.cancelled() and getting.exception() is None:
+                    # It came in the same moment.
+                    await pool.putconn(getting.result())
 
 
 @asynccontextmanager
@@ -264,26 +317,6 @@ async def one_session(
             raise problem_of_connect(str(error)) from None
         async with session:
             yield session
-
-
-@contextmanager
-def blocking_session(
-    conninfo: str,
-    *,
-    application_name: str,
-    writes: bool = False,
-    statement_timeout_s: float = STATEMENT_TIMEOUT_S,
-    connect_timeout_s: float = _CONNECT_TIMEOUT_S,
-) -> Iterator["psycopg.Connection[TupleRow]"]:
-    """Open one session for the block, in autocommit mode, that blocks. Arguments as for `open_blocking`."""
-    with open_blocking(
-        conninfo,
-        application_name=application_name,
-        writes=writes,
-        statement_timeout_s=statement_timeout_s,
-        connect_timeout_s=connect_timeout_s,
-    ) as session:
-        yield session
 
 
 def open_blocking(
@@ -401,8 +434,12 @@ def later_settings(server_version: int) -> bytes | None:
 
 
 @asynccontextmanager
-async def _problems(doing: str, timeout_s: float) -> AsyncIterator[None]:
-    """Limit the time of the block, and turn what fails in it into a PrimaryProblem."""
+async def _problems(doing: str, timeout_s: float, refusals: Sequence[str] = ()) -> AsyncIterator[None]:
+    """Limit the time of the block, and turn what fails in it into a PrimaryProblem.
+
+    Args:
+        refusals: why there is no session at that time, the last reason last.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -411,4 +448,6 @@ async def _problems(doing: str, timeout_s: float) -> AsyncIterator[None]:
     except psycopg.Error as error:
         raise problem_of_error(doing, error.sqlstate, str(error), error.diag.source_function) from None
     except TimeoutError:
+        if refusals:
+            raise problem_of_connect(refusals[-1]) from None
         raise problem_of_error(doing, None, f"no answer within {timeout_s:g} s") from None
