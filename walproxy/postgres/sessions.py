@@ -401,7 +401,9 @@ def session_conninfo(
     if not writes:
         ours["default_transaction_read_only"] = "on"
         # libpq would take the session's own setting for that of a server that permits no writes.
-        if (given.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")) == "read-write":
+        asked = given.get("target_session_attrs")
+        has_service = "service" in given or "PGSERVICE" in os.environ  # Which may have it; only libpq can read it.
+        if (asked or os.environ.get("PGTARGETSESSIONATTRS")) == "read-write" or (has_service and asked is None):
             wanted["target_session_attrs"] = "primary"
     defaults = {**TCP_DEFAULTS, "connect_timeout": str(math.ceil(connect_timeout_s))}
     fixed = {

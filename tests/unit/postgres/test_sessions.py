@@ -84,3 +84,14 @@ def test_a_read_only_session_is_not_taken_for_a_server_that_permits_no_writes(mo
     assert wanted not in conninfo_to_dict(session_conninfo("host=a", "x"))
     monkeypatch.setenv("PGTARGETSESSIONATTRS", "read-write")
     assert conninfo_to_dict(session_conninfo("host=a", "x"))[wanted] == "primary"
+
+
+def test_a_service_may_want_a_server_that_permits_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only libpq can read it, and a value of the connection string is above it."""
+    wanted = "target_session_attrs"
+    assert conninfo_to_dict(session_conninfo("service=db", "x"))[wanted] == "primary"
+    assert conninfo_to_dict(session_conninfo("service=db target_session_attrs=any", "x"))[wanted] == "any"
+    assert wanted not in conninfo_to_dict(session_conninfo("service=db", "x", writes=True))
+    assert wanted not in conninfo_to_dict(session_conninfo("host=a", "x"))
+    monkeypatch.setenv("PGSERVICE", "db")
+    assert conninfo_to_dict(session_conninfo("host=a", "x"))[wanted] == "primary"
