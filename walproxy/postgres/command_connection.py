@@ -25,6 +25,7 @@ from walproxy.postgres.waiting import wait_on_loop
 _Answer = TypeVar("_Answer")
 
 _IDLE_TIMEOUT = "idle_session_timeout"
+_IDLE_TIMEOUT_SINCE = 140000
 
 
 def replication_conninfo(
@@ -89,6 +90,7 @@ class CommandConnection:
         timeout_s: float = 10.0,
         settings: Mapping[str, str] | None = None,
         runs_sql: bool = False,
+        server_version: int | None = None,
     ) -> Self:
         """Connect to the primary.
 
@@ -97,6 +99,8 @@ class CommandConnection:
             application_name: what synchronous_standby_names calls us.
             timeout_s: for connecting, and later for the answer to each command.
             settings, runs_sql: see `replication_conninfo`.
+            server_version: the server's, as in PGconn.server_version, if it is known: saves an older one a refused
+                login.
 
         Raises:
             ConfigurationError: the connection string cannot be read.
@@ -107,6 +111,8 @@ class CommandConnection:
             replication_conninfo(conninfo, application_name, {**(settings or {}), **more}, runs_sql=runs_sql)
             for more in ({_IDLE_TIMEOUT: "0"}, {})
         )
+        if server_version is not None and server_version < _IDLE_TIMEOUT_SINCE:
+            text = without
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await _connected(text, without, timeout_s)

@@ -24,12 +24,15 @@ Value: TypeAlias = Callable[[str], Awaitable[str | None]]
 
 
 @asynccontextmanager
-async def urgent_sql(conninfo: str, doing: str, timeout_s: float) -> AsyncIterator[Value]:
+async def urgent_sql(
+    conninfo: str, doing: str, timeout_s: float, *, server_version: int | None = None
+) -> AsyncIterator[Value]:
     """Yield a function that executes SQL in the database of sessions, each statement in a transaction of its own.
 
     Args:
         doing: what it is for, to follow "cannot" in an error.
         timeout_s: for connecting, and for each statement; for all of it if no walsender is free.
+        server_version: see `CommandConnection.connect`.
 
     Raises:
         PrimaryProblem: no connection of either kind, or a statement has failed.
@@ -37,7 +40,11 @@ async def urgent_sql(conninfo: str, doing: str, timeout_s: float) -> AsyncIterat
     async with AsyncExitStack() as stack:
         try:
             connection = await _SqlWalsender.connect(
-                sql_conninfo(conninfo), timeout_s=timeout_s, settings=_SETTINGS, runs_sql=True
+                sql_conninfo(conninfo),
+                timeout_s=timeout_s,
+                settings=_SETTINGS,
+                runs_sql=True,
+                server_version=server_version,
             )
         except PrimaryProblem as problem:
             if problem.kind is not ProblemKind.NO_FREE_WALSENDER:

@@ -107,7 +107,8 @@ class ReplicationConnection(CommandConnection):
         if server_version >= 140000:
             in_recovery = await self._show("in_hot_standby") == "on"
         else:
-            async with urgent_sql(self._conninfo, "ask whether PostgreSQL is a standby", self._timeout_s) as value:
+            doing = "ask whether PostgreSQL is a standby"
+            async with urgent_sql(self._conninfo, doing, self._timeout_s, server_version=server_version) as value:
                 in_recovery = await value("SELECT pg_is_in_recovery()::text") == "true"
         return PrimaryFacts(
             system_id=system_id,
