@@ -44,7 +44,7 @@ def test_every_choice_is_bent_by_some_seeds_and_none_by_some() -> None:
 
 def test_what_was_added_later_is_drawn_by_some_seeds() -> None:
     profiles = [drawn(seed) for seed in SEEDS]
-    for name in ("both_changes", "archive_ids", "strangers"):
+    for name in ("other_spellings", "both_changes", "archive_ids", "strangers"):
         assert len(SEEDS) // 4 < sum(getattr(profile, name) > 0 for profile in profiles) < len(SEEDS) * 3 // 4, name
     assert any(profile.weights.get("fail_disk") == FAILING_DISKS for profile in profiles)
 
