@@ -42,7 +42,6 @@ from safekeeper.consensus.messages import (
     DIGEST_RANGE_BYTES_MAX,
     HEARTBEAT_TIMEOUT_S,
     PROTOCOL_VERSION,
-    PROTOCOL_VERSION_MIN,
     AcceptorGreeting,
     AgentExchange,
     AppendRequest,
@@ -122,7 +121,7 @@ class Acceptor(AcceptorLog):
         self._sequence = 0
         self._told_write_lsn: Lsn = 0
         self._told_sequence = 0
-        self._versions: dict[int, int] = {}  # of the connections that have greeted
+        self._greeted: set[int] = set()
         self.pull: PullWal | None = None
         self._pulled_from_lsn = LSN_MAX  # Where the first pull of this adoption began.
         self._checked = control
@@ -170,7 +169,7 @@ class Acceptor(AcceptorLog):
                 yield from self.start()
             if isinstance(message, ProposerGreeting):
                 yield from self._greeting(connection, message)
-            elif connection not in self._versions:
+            elif connection not in self._greeted:
                 raise RemoteProtocolError(f"{type(message).__name__} before the greeting")
             else:
                 yield from self._handlers[type(message)](connection, message, now)
@@ -188,7 +187,7 @@ class Acceptor(AcceptorLog):
 
     def disconnected(self, connection: int) -> None:
         """Forget a closed connection; if it was the leader's, the leader no longer counts as alive."""
-        self._versions.pop(connection, None)
+        self._greeted.discard(connection)
         if connection == self.leader_connection:
             self._forget_leader()
 
@@ -344,7 +343,7 @@ class Acceptor(AcceptorLog):
 
     def _greeting(self, connection: int, message: ProposerGreeting) -> Effects:
         control = self.control
-        if not PROTOCOL_VERSION_MIN <= message.protocol_version <= PROTOCOL_VERSION:
+        if message.protocol_version != PROTOCOL_VERSION:
             upgraded = "the proxy" if message.protocol_version < PROTOCOL_VERSION else "this safekeeper"
             reason = (
                 f"the proxy has protocol version {message.protocol_version}, this safekeeper has {PROTOCOL_VERSION}: "
@@ -364,14 +363,13 @@ class Acceptor(AcceptorLog):
                 reason = f"the WAL here has {name} {ours}, the primary has {theirs}: it is another PostgreSQL server"
                 yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
                 return
-        self._versions[connection] = message.protocol_version
+        self._greeted.add(connection)
         yield from self._tell_folders(connection)
         term, log_tli, floor = self.log_end
-        knows_seals = message.protocol_version >= PROTOCOL_VERSION
         yield Send(
             connection,
             AcceptorGreeting(
-                protocol_version=message.protocol_version,
+                protocol_version=PROTOCOL_VERSION,
                 safekeeper_id=control.safekeeper_id,
                 incarnation=control.incarnation,
                 cluster_id=control.cluster_id,
@@ -386,8 +384,8 @@ class Acceptor(AcceptorLog):
                 commit_lsn=self.commit_lsn,
                 truncate_lsn=self.truncate_lsn,
                 replaced=_told_of(control.replaced),
-                log_tli=log_tli if knows_seals else 0,
-                floor=floor if knows_seals else 0,
+                log_tli=log_tli,
+                floor=floor,
             ),
         )
 
@@ -473,27 +471,13 @@ class Acceptor(AcceptorLog):
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
         control = self.control
-        own = control.membership
-        # A proposer of protocol version 4 names the generation alone.
-        asked = message.membership or own
-        if own is None or asked is None or not asked.is_voter(control.safekeeper_id, control.incarnation):
+        own, asked = control.membership, message.membership
+        if own is None or not asked.is_voter(control.safekeeper_id, control.incarnation):
             reason = f"incarnation {control.incarnation[:8]} is not a member of this cluster: it does not vote"
             yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER, reason)
             return
-        if message.membership is None and own.author:
-            # It would count safekeeper ids, and not know which of two memberships of one generation is meant.
-            reason = (
-                f"a proxy of protocol version {PROTOCOL_VERSION} has led: one of version {PROTOCOL_VERSION_MIN} is no "
-                "longer elected; upgrade it"
-            )
-            yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
-            return
-        if message.membership is None:
-            is_fit = message.generation == own.generation
-        else:
-            # A higher one is not stored: it decides this vote only (S8).
-            is_fit = message.cluster_id == control.cluster_id and asked.key >= own.key
-        if not is_fit:
+        # A higher one is not stored: it decides this vote only (S8).
+        if message.cluster_id != control.cluster_id or asked.key < own.key:
             yield from self._refuse_generation(connection, message.generation)
             return
         promised = self.control.promised
@@ -651,25 +635,22 @@ class Acceptor(AcceptorLog):
     def _relay_change(self, connection: int, message: ChangeMembers, now: float) -> Effects:
         """Relay a command's change of the members to the leader: the acceptor decides nothing about it."""
         leader_connection = self.leader_connection
-        if leader_connection is None or self._versions[leader_connection] < PROTOCOL_VERSION:
-            reason = (
-                f"safekeeper {self.control.safekeeper_id} follows no proxy that can change the members: "
-                "start walproxy run, or upgrade it"
-            )
+        if leader_connection is None:
+            reason = f"safekeeper {self.control.safekeeper_id} follows no proxy: start walproxy run"
             yield from self._refuse(connection, RefusalCode.NO_LEADER, reason)
         else:
             yield Send(leader_connection, msgspec.structs.replace(message, request_id=connection))
 
     def _relay_answer(self, connection: int, message: MembersAnswer, now: float) -> Effects:
         """Relay the leader's answer to the command that is still connected."""
-        if connection == self.leader_connection and message.request_id in self._versions:
+        if connection == self.leader_connection and message.request_id in self._greeted:
             yield Send(message.request_id, msgspec.structs.replace(message, request_id=0))
 
     # ------------------------------------------------------------------ data folders (S8e)
 
     def _tell_folders(self, connection: int) -> Effects:
         """Tell a proposer what is known of the members' data folders, before the answer that it decides by."""
-        if self.control.membership is not None and self._versions[connection] >= PROTOCOL_VERSION:
+        if self.control.membership is not None:
             yield Send(connection, FolderStates(self.control.cluster_id, (self.folder_state, *self._folders())))
 
     def _learn_folders(self, connection: int, message: FolderStates, now: float) -> Effects:

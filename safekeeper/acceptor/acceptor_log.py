@@ -76,8 +76,7 @@ class AcceptorLog:
             flush_lsn = min(flush_lsn, control.truncate_to)
         self.write_lsn = self.flush_lsn = flush_lsn
         self.commit_lsn = control.commit_lsn
-        # An earlier release counted it without regard to the position that is known to be committed here.
-        self.truncate_lsn = min(control.truncate_lsn, control.commit_lsn)
+        self.truncate_lsn = control.truncate_lsn
         self.archived_lsn = control.archived_lsn
         self.archive_id = control.archive_id
         self.folders = {state.identity: state for state in control.folders}
@@ -102,7 +101,7 @@ class AcceptorLog:
         control = self.control
         history, forgotten_term = bound_history(control.history, control.forgotten_term, control.commit_lsn)
         if history != control.history:
-            # An earlier release let it grow until it did not fit into a vote.
+            # More is committed than when it was adopted.
             yield from self._persist(history=history, forgotten_term=forgotten_term)
         if self.flush_lsn:
             # The next byte may belong to another timeline than the last one: its segment must have that name.
@@ -442,7 +441,6 @@ class AcceptorLog:
             **cluster_fields(message),
             promised=control.promised,
             starts=control.starts,
-            format_version=control.format_version,
             set_aside=True,
             set_aside_as=f"undone-{control.cluster_id}",
             restore_from=control.replaced_wal,
@@ -457,7 +455,7 @@ class AcceptorLog:
         control = self.control
         if control.set_aside:
             self.write_lsn = self.flush_lsn = 0
-            yield SetWalAside(control.set_aside_as or control.cluster_id)
+            yield SetWalAside(control.set_aside_as)
             yield from self._persist(set_aside=False, set_aside_as="")
         if control.restore_from:
             restored_lsn = yield RestoreWal(control.restore_from)

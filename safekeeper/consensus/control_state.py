@@ -19,8 +19,6 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.term_history import TermHistory
 
 FORMAT_VERSION = 3
-# Fields that an older version lacks have their defaults.
-FORMAT_VERSION_MIN = 1
 # A frame has 64 bits for a term.
 TERM_MAX = (1 << 64) - 1
 
@@ -52,7 +50,6 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     """The durable state of an acceptor.
 
     Attributes:
-        format_version: the version of this structure.
         safekeeper_id: the id that the operator gave; never changes in a data folder.
         incarnation: random id of the data folder, 32 hexadecimal digits (S8).
         cluster_id: the cluster whose WAL this is; empty before the bootstrap.
@@ -69,7 +66,7 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
         base_lsn: set while the log's new beginning is not yet on disk (S6): all WAL is removed, the log begins here.
         wal_begin_lsn: the first retained byte, 0 if none: it must exist (S8), and WAL below it may be removed.
         set_aside: the old WAL is being moved away by a rebootstrap, or by the undo of one.
-        set_aside_as: the name to move it to, empty for the cluster's id.
+        set_aside_as: the name to move it to.
         replaced: the state before a rebootstrap, which an undo restores; None if there was none.
         replaced_wal: the name to which the WAL of `replaced` was moved, empty if there is none.
         restore_from: the WAL with this name is being moved back by an undo.
@@ -83,7 +80,6 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
 
     safekeeper_id: int
     incarnation: str
-    format_version: int = FORMAT_VERSION
     cluster_id: str = ""
     system_id: int = 0
     segment_size: int = 0

@@ -45,8 +45,6 @@ from safekeeper.consensus.term_history import TermHistory
 from safekeeper.waldecode.records import LogTail
 
 PROTOCOL_VERSION = 5
-# A safekeeper also serves proxies of this version: safekeepers are upgraded first.
-PROTOCOL_VERSION_MIN = 4
 DIGEST_PAGE_SIZE = 8192
 # A proposer counts as live for so long after its last Elected or append (protocol step 2).
 HEARTBEAT_TIMEOUT_S = 1.0
@@ -99,8 +97,7 @@ class AcceptorGreeting(msgspec.Struct, frozen=True, tag="acceptor_greeting", omi
     """The acceptor's identity and state. Decides only the next term's number (step 1); `replaced` is for an undo.
 
     Attributes:
-        log_tli: the timeline of its log's last byte, 0 without a byte. Absent if 0, as the floor is: both always
-            for a proposer of protocol version 4, which does not know them.
+        log_tli: the timeline of its log's last byte, 0 without a byte.
         floor: the highest timeline that a failover has sealed, as far as its log tells (step 13).
     """
 
@@ -174,19 +171,18 @@ class PreVoteResponse(msgspec.Struct, frozen=True, tag="pre_vote_response"):
     live_proposer_id: str = ""
 
 
-class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request", omit_defaults=True):
+class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
     """Promise to follow no candidate of a lower term.
 
     Attributes:
         generation: of the membership whose quorum decides.
-        cluster_id, membership: that cluster and membership, as the candidate knows them. A proposer of protocol version
-            4 does not send them; without them the message is encoded as that of version 4.
+        cluster_id, membership: that cluster and membership, as the candidate knows them.
     """
 
     leader_id: LeaderId
     generation: int
-    cluster_id: str = ""
-    membership: Membership | None = None
+    cluster_id: str
+    membership: Membership
 
 
 class VoteResponse(msgspec.Struct, frozen=True, tag="vote_response"):

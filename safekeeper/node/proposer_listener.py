@@ -30,7 +30,6 @@ from safekeeper.base.networks import Networks
 from safekeeper.consensus.control_state import NOBODY
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
-    PROTOCOL_VERSION_MIN,
     AcceptorMessage,
     AppendRequest,
     AppendResponse,
@@ -254,7 +253,7 @@ class Connection(asyncio.BufferedProtocol):
     def _is_valid_greeting(self, message: ProposerMessage) -> bool:
         return (
             isinstance(message, ProposerGreeting)
-            and PROTOCOL_VERSION_MIN <= message.protocol_version <= PROTOCOL_VERSION
+            and message.protocol_version == PROTOCOL_VERSION
             and message.safekeeper_id == self._node.acceptor.control.safekeeper_id
         )
 

@@ -4,11 +4,10 @@
 
     magic (8) | format version (4) | payload length (4) | payload, MessagePack | CRC-32C of all before (4)
 
-All numbers are little-endian. A control file of the previous format is read as it is; the next `store`, which is at the
-start of the safekeeper, writes the present format, and only then do older releases refuse it. The file is never changed
-in place: `store` writes a temporary one, syncs it, renames it and syncs the folder, so that any crash leaves the old
-state or the new one. Here the state is one msgspec structure; the consensus defines its meaning. A vote, an adoption or
-a membership may be sent to others only after `store` has returned (S2).
+All numbers are little-endian. The file is never changed in place: `store` writes a temporary one, syncs it, renames it
+and syncs the folder, so that any crash leaves the old state or the new one. Here the state is one msgspec structure;
+the consensus defines its meaning. A vote, an adoption or a membership may be sent to others only after `store` has
+returned (S2).
 
 Only one process uses the folder: `DataDirectoryLock` refuses a second one.
 """
@@ -25,7 +24,7 @@ import msgspec
 
 from safekeeper.base.errors import ConfigurationError, ResourceShortage, StorageFailed
 from safekeeper.base.regular_files import open_descriptor
-from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN
+from safekeeper.consensus.control_state import FORMAT_VERSION
 from safekeeper.storage.filesystem import FileSystem, is_shortage, read_whole, replace_durably
 
 CONTROL_FILE_NAME = "control"
@@ -44,8 +43,7 @@ class StateFile:
         magic: the file's first 8 bytes.
         what: the file's name in messages, e.g. "control file".
         what_to_do: the instruction to the operator if the file is damaged.
-        version: the format version that is written.
-        version_min: the oldest format version that is read.
+        version: the format version; a file of another one is refused.
     """
 
     def __init__(
@@ -57,7 +55,6 @@ class StateFile:
         what: str,
         what_to_do: str,
         version: int = 1,
-        version_min: int = 1,
     ) -> None:
         self._fs = fs
         self.path = path
@@ -65,7 +62,6 @@ class StateFile:
         self._what = what
         self._what_to_do = what_to_do
         self._version = version
-        self._version_min = version_min
         self._failure: str | None = None
 
     def load(self, state_type: type[State]) -> State | None:
@@ -113,10 +109,10 @@ class StateFile:
         # The checksum is checked before the version, so that damage is not reported as another version.
         if google_crc32c.value(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
             raise StorageFailed(f"{self.path} is damaged, its checksum is wrong: {self._what_to_do}")
-        if not self._version_min <= version <= self._version:
+        if version != self._version:
             raise StorageFailed(
-                f"{self.path} has format version {version}, this release reads versions {self._version_min} to"
-                f" {self._version}: use the release that wrote it, or a newer one"
+                f"{self.path} has format version {version}, this release reads version {self._version}: use the "
+                "release that wrote it"
             )
         if length != len(content) - _HEADER.size - _CRC.size:
             raise StorageFailed(
@@ -136,7 +132,6 @@ class ControlFile(StateFile):
             what="control file",
             what_to_do="do not edit it; replace the disk and start with an empty data folder",
             version=FORMAT_VERSION,
-            version_min=FORMAT_VERSION_MIN,
         )
 
 

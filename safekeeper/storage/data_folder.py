@@ -12,7 +12,6 @@ the acceptor's slow effects. It blocks, so a running node calls it in the disk's
 so the node uses the storage only when no effect is under way.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from safekeeper.base.errors import (
     StorageFull,
 )
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState
+from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.membership import check_quorum_sizes
 from safekeeper.consensus.messages import AgentSettingsVersion
 from safekeeper.consensus.term_history import tli_at
@@ -63,8 +62,6 @@ WAL_FOLDER = "wal"
 AGENTS_FILE_NAME = "agents"
 # The file that identifies a folder as PGDATA.
 POSTGRESQL_MARK = "PG_VERSION"
-
-_log = logging.getLogger(__name__)
 
 
 class KeptSettings(msgspec.Struct, frozen=True):
@@ -293,14 +290,6 @@ class DataFolder:
                     "move the folder away and start with an empty one, which walproxy members replace makes a member"
                 )
             control = ControlState(safekeeper_id=safekeeper_id, incarnation=new_incarnation)
-        if not FORMAT_VERSION_MIN <= control.format_version <= FORMAT_VERSION:
-            raise ConfigurationError(
-                f"{self.directory} has format {control.format_version}, this release reads {FORMAT_VERSION_MIN} to "
-                f"{FORMAT_VERSION}: run the release that wrote it, or a newer one"
-            )
-        if control.format_version < FORMAT_VERSION:
-            _log.info("%s has format %d: rewriting it as %d", self.directory, control.format_version, FORMAT_VERSION)
-            control = msgspec.structs.replace(control, format_version=FORMAT_VERSION)
         if control.membership is not None:
             try:
                 check_quorum_sizes(control.membership)

@@ -1,12 +1,10 @@
 """From the version before this one to this one: service by service, under load, as docs/guide/operations.md says.
 
-The version before is the newest commit of the protocol version before, if safekeepers still serve that; else the newest
-commit whose sources are others than those of the work tree. Its image is this one's with these sources in the place of
-its own: what the two have in common, interpreter and libraries, comes with it.
+The version before is the newest commit whose sources are others than those of the work tree. Its image is this one's
+with these sources in the place of its own: what the two have in common, interpreter and libraries, comes with it.
 In a clone without history the version before is this one again, and the test says so.
 """
 
-import re
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.consensus.messages import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
+from safekeeper.consensus.messages import PROTOCOL_VERSION
 from tests.e2e.commits import assert_books_hold, commit, transfers
 from tests.e2e.conftest import leave_out
 from tests.e2e.deployment import PASSWORD, PROXIES, REPOSITORY, SAFEKEEPERS, Deployment, docker, wait_until
@@ -22,7 +20,6 @@ from walproxy.lab.demo import bank
 from walproxy.lab.unpacking import unpack
 
 SOURCES = ("safekeeper", "walproxy")
-MESSAGES = "safekeeper/consensus/messages.py"
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -33,11 +30,6 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def commit_before() -> str | None:
     """The commit to upgrade from, None if there is none here."""
-    if PROTOCOL_VERSION_MIN < PROTOCOL_VERSION:
-        for each in git("rev-list", "--max-count=100", "HEAD", "--", MESSAGES).stdout.split():
-            found = re.search(r"^PROTOCOL_VERSION = (\d+)$", git("show", f"{each}:{MESSAGES}").stdout, re.MULTILINE)
-            if found is not None and int(found[1]) == PROTOCOL_VERSION - 1:
-                return each
     for each in git("rev-list", "--max-count=100", "HEAD", "--", *SOURCES).stdout.split():
         if git("diff", "--quiet", each, "--", *SOURCES).returncode == 1:
             return each
@@ -98,8 +90,7 @@ def test_every_service_is_upgraded_in_turn_under_load_and_no_commit_is_lost(
         leader = deployment.leader()
         assert leader is not None
         spare = next(proxy for proxy in PROXIES if proxy != leader)
-        if version_in(image_before) >= PROTOCOL_VERSION_MIN:
-            # A safekeeper serves proxies of the version before; a proxy does not use safekeepers of that version.
+        if version_in(image_before) == PROTOCOL_VERSION:
             for service in SAFEKEEPERS:
                 deployment.compose(*upgrade, service)
                 deployment.wait_until_whole()

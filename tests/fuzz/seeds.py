@@ -73,10 +73,9 @@ _FOLDER = FolderState(1, "a", 3, 7, 300)
 _SETTINGS = AgentSettingsVersion(3, "0123456789abcdef" * 2, b'{"is_paused":true}')
 _EVENT = Event("5f2a81c0-9", 1795000000000, "term-won", "walproxy", "term 7", {"term": 7, "s": 1.5, "run": "run7"})
 _FROM_PROPOSERS = (
-    ProposerGreeting(4, "run7", 5, 9, _SIZE),
+    ProposerGreeting(5, "run7", 5, 9, _SIZE),
     Bootstrap("cluster", 5, _SIZE, 170002, _MEMBERS, True),
     PreVoteRequest("run7", False),
-    VoteRequest(_NODE, 3),
     VoteRequest(_NODE, 3, "cluster", _MEMBERS),
     Reconfigure(_NODE, _MEMBERS),
     Reconfigure(_NODE, Membership(4, _MEMBERS.members, _MEMBERS.members[:2], 7, QuorumSizes("N-N/3", "(N+2)/2"))),

@@ -19,7 +19,6 @@ from walproxy.pipeline.decoder.decode import Decoded, Workspace, decode
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.wal_input import Buffer
-from walproxy.pipeline.schemas import optional_columns
 
 VIEWS: Final = ("records", "blocks", "transactions")
 _SHOWN: Final = 3
@@ -185,7 +184,7 @@ def block_differences(rows: Rows, dump: Dump) -> list[str]:
         columns[name] = (rows.column("blocks", name), theirs[:, 1 + index])
     found = _differences(columns, lsns)
     nested = pc.list_flatten(rows.tables["records"].column("blocks"))
-    for name in (name for name in blocks.column_names[5:] if name not in optional_columns("blocks")):
+    for name in (field.name for field in nested.type):
         if not pc.struct_field(nested, name).equals(blocks.column(name)):
             found.append(f"records.blocks.{name} is not blocks.{name}")
     records = rows.tables["records"].filter(pc.greater(pc.list_value_length(rows.tables["records"]["blocks"]), 0))

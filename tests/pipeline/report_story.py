@@ -170,8 +170,8 @@ def views_of(night: Night) -> dict[str, list[Record]]:
     }
 
 
-def in_the_former_layout(views: dict[str, list[Record]]) -> dict[str, list[Record]]:
-    """Return the views for the tables that an earlier version wrote: block references in `records` only."""
+def without_a_table_of_blocks(views: dict[str, list[Record]]) -> dict[str, list[Record]]:
+    """Return the views for tables that have the block references in `records` only."""
     return {name: rows for name, rows in views.items() if name != "blocks"}
 
 

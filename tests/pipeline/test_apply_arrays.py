@@ -1,7 +1,6 @@
 """Arrays in tables that follow a real server: lists, or text, and nothing is lost of values that are no lists."""
 
 import itertools
-import json
 import logging
 from collections.abc import Sequence
 from contextlib import closing
@@ -228,27 +227,13 @@ def test_a_value_that_is_no_list_becomes_null_on_demand(source: Source, tmp_path
     assert values(options, "numbers") == {"1": None, "2": None, "3": [8]}
 
 
-def as_written_before(options: ApplyOptions) -> None:
-    """Make the job's file one of the version that had no lists."""
-    folder = options.location.folder
-    assert folder is not None
-    path = folder / "_walproxy_apply" / "job.json"
-    job = json.loads(path.read_bytes())
-    assert job["version"] == (2 if options.mode == "mirror" else 3)
-    del job["arrays"]
-    for known in job["tables"].values():
-        del known["lists"]
-    path.write_text(json.dumps(job))
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_tables_of_an_older_version_keep_text_until_they_are_told_otherwise(
+def test_tables_with_text_keep_it_until_they_are_told_otherwise(
     source: Source, tmp_path: Path, mode: FollowingMode, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = options_of(source, tmp_path, mode=mode, arrays="text")
     source.run(*STORY)
     run_apply(options, once=True)
-    as_written_before(options)
     caplog.set_level(logging.INFO, "walproxy")
     options = options._replace(arrays=None)
     source.run(*CHANGES)

@@ -232,8 +232,6 @@ def test_another_mode_is_refused_with_the_way_out(source: Source, tmp_path: Path
         assert "\n" not in str(no.value)
     # Without the job's file the tables themselves show it.
     job_file = tmp_path / "lake" / "_walproxy_apply" / "job.json"
-    content = job_file.read_text()
-    assert '"version": 4' in content  # With arrays as text it is 3.
     job_file.unlink()
     with pytest.raises(WalproxyError, match=r"t was made with --mode append, not mirror: name another folder"):
         run_apply(options._replace(mode="mirror"), once=True)

@@ -1,4 +1,4 @@
-"""Where the block references of records are: in a table of their own, or in `records` as earlier versions wrote it."""
+"""Where the block references of records are: in a table of their own, or in `records` if that was made without it."""
 
 from pathlib import Path
 
@@ -52,29 +52,23 @@ def test_a_new_folder_has_them_in_a_table_of_their_own(source: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_a_table_of_an_earlier_version_keeps_its_columns(
+def test_a_table_with_the_references_keeps_them_beside_the_other_table(
     source: str, tmp_path: Path, table_format: TableFormat
 ) -> None:
     wal_input = open_input(source)
     path = wal_input.log_path()
     first, *_ = plan_pieces(path, wal_input.extents(path), None, None)
     decoded = decode_piece(wal_input, path, first)
-    former = {"records": arrow_schema("records"), "blocks": arrow_schema("blocks", FORMER_BLOCKS)}
-    for name, schema in former.items():
+    schemas = {name: arrow_schema(name) for name in ("records", "blocks")}
+    for name, schema in schemas.items():
         with open_table(tmp_path, name, table_format, schema) as table:
             batch = view_batch(name, decoded, Piece(first.begin_lsn, first.end_lsn), schema.names)
             table.commit("walproxy-7", first.end_lsn, [table.new_file().write([batch])])
     run_segments(config(source, tmp_path, "records", "blocks"))
-    for name, schema in former.items():
+    for name, schema in schemas.items():
         with open_table(tmp_path, name, create=False) as table:
             assert table.schema.names == schema.names
-            assert (
-                table.to_arrow().sort_by("lsn").to_pylist()
-                == decoded_rows(source, name).select(schema.names).to_pylist()
-            )
-
-
-FORMER_BLOCKS = without(frozenset({"is_first", "wal_bytes"}), "blocks")
+            assert table.to_arrow().sort_by("lsn").to_pylist() == decoded_rows(source, name).to_pylist()
 
 
 def test_the_view_blocks_is_the_table_that_the_decoder_writes(source: str, tmp_path: Path) -> None:

@@ -480,7 +480,7 @@ def test_nothing_is_safe_while_a_walproxy_is_known_and_away(source: Source) -> N
 
 def test_the_proxy_itself_can_say_what_is_safe(source: Source) -> None:
     lsn = source.end_lsn() - 8
-    words = ("state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn")
+    words = ("state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "times")
     status = {**dict.fromkeys(words), "commit_lsn": format_lsn(lsn), "safekeepers": []}
 
     class Handler(http.server.BaseHTTPRequestHandler):

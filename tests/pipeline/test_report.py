@@ -35,9 +35,9 @@ from tests.pipeline.report_story import (
     PAUSE,
     Night,
     Record,
-    in_the_former_layout,
     make_night,
     views_of,
+    without_a_table_of_blocks,
     write_tables,
 )
 from walproxy.cli.pipeline_commands.report import report as report_command
@@ -215,8 +215,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def test_tables_of_an_earlier_version_give_the_same_report(stage: Stage, tmp_path: Path) -> None:
-    write_tables(tmp_path, in_the_former_layout(stage.views))
+def test_records_with_the_block_references_give_the_same_report(stage: Stage, tmp_path: Path) -> None:
+    write_tables(tmp_path, without_a_table_of_blocks(stage.views))
     report = make_report(look_for_tables(FolderTables(tmp_path)), RelationNames(snapshot()))
     report = msgspec.structs.replace(report, made_at=stage.report.made_at)
     found, expected = (dict(leaves(msgspec.to_builtins(each))) for each in (report, stage.report))

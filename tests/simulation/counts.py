@@ -47,7 +47,7 @@ FAULT_KINDS = (
     "freeze_primary",
     "stop_command",
     "shorten_list",
-    "start_other_release",
+    "start_other_version",
     "copy_folder",
 )
 REACHED = (
@@ -120,10 +120,8 @@ REACHED = (
     "peers that did not read",
     "connections that paused writing",
     "members dialled that are not listed",
-    "proxies of other releases refused",
-    "terms won by the release before",
+    "proxies of other versions refused",
     "copied folders noticed",
-    "folders begun by older releases",
     "runs of real safekeepers",
     "events compared with the reference",
     "proposers' events compared",

@@ -89,7 +89,7 @@ class ComparedAsPair(Acceptor):
         if message.leader_id.term == promised.term and message.leader_id.proposer_id > promised.proposer_id:
             lower = LeaderId(promised.term - 1, promised.proposer_id)
             self.control = msgspec.structs.replace(self.control, promised=lower)
-            if own is not None and message.membership is not None and own.author == promised.term:
+            if own is not None and own.author == promised.term:
                 asked = msgspec.structs.replace(message.membership, author=own.author)
                 message = msgspec.structs.replace(message, membership=asked)
         yield from super()._vote(connection, message, now)
@@ -241,7 +241,7 @@ class JoinsUnwiped(Acceptor):
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
         own, asked = self.control.membership, message.membership
-        if own is not None and asked is not None and asked.generation > own.generation:
+        if own is not None and asked.generation > own.generation:
             self.control = msgspec.structs.replace(self.control, cluster_id=message.cluster_id, membership=asked)
         yield from super()._vote(connection, message, now)
 
@@ -685,7 +685,7 @@ class AcceptsOlderMemberships(Acceptor):
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
         own, asked = self.control.membership, message.membership
-        if own is not None and asked is not None and asked.key < own.key:
+        if own is not None and asked.key < own.key:
             asked = msgspec.structs.replace(asked, author=own.author, generation=own.generation)
             message = msgspec.structs.replace(message, membership=asked)
         yield from super()._vote(connection, message, now)

@@ -22,7 +22,6 @@ from safekeeper.consensus.membership import check_quorum_sizes
 SLOT_BYTES = 4096
 _SLOT = struct.Struct("<8sQQQII")
 _HEADER = struct.Struct("<8sII")
-_OLDEST_VERSION = 1
 # What is right does not raise: an error is its class.
 Error = type[Exception]
 
@@ -59,14 +58,13 @@ def start_of(control_file: bytes | None, wal_files: Mapping[str, bytes], safekee
     control = control_of(control_file)
     if not isinstance(control, ControlState):
         return control
-    if not _OLDEST_VERSION <= control.format_version <= FORMAT_VERSION or control.safekeeper_id != safekeeper_id:
+    if control.safekeeper_id != safekeeper_id:
         return ConfigurationError
     if control.membership is not None:
         try:
             check_quorum_sizes(control.membership)
         except RemoteProtocolError:
             return ConfigurationError
-    control = msgspec.structs.replace(control, format_version=FORMAT_VERSION)
     if not control.segment_size or control.set_aside or control.restore_from:
         return Start(control, None)
     log = log_of(wal_files, control.segment_size, control.wal_begin_lsn)
@@ -90,7 +88,7 @@ def control_of(content: bytes) -> ControlState | Error:
     magic, version, length = _HEADER.unpack_from(content)
     payload, crc = content[_HEADER.size : -4], int.from_bytes(content[-4:], "little")
     is_whole = magic == b"SAFEKEEP" and google_crc32c.value(content[:-4]) == crc and length == len(payload)
-    if not is_whole or not _OLDEST_VERSION <= version <= FORMAT_VERSION:
+    if not is_whole or version != FORMAT_VERSION:
         return StorageFailed
     try:
         return msgspec.msgpack.decode(payload, type=ControlState)

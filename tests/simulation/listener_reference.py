@@ -14,7 +14,6 @@ from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
-    PROTOCOL_VERSION_MIN,
     AcceptorMessage,
     AppendRequest,
     ProposerGreeting,
@@ -245,7 +244,7 @@ class ListenerReference(NodeReference):
     def _is_valid_greeting(self, message: Any) -> bool:
         return (
             isinstance(message, ProposerGreeting)
-            and message.protocol_version in range(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION + 1)
+            and message.protocol_version == PROTOCOL_VERSION
             and message.safekeeper_id == self.acceptor.control.safekeeper_id
         )
 

@@ -35,7 +35,7 @@ class LoneElections(DrawnMessages):
         number = self._connect()
         is_well = well or self._chance(0.9)
         message = ProposerGreeting(
-            self.rng.choice((5, 5, 5, 4) if is_well else (3, 5, 6)),
+            self.rng.choice((5, 5, 5, 5) if is_well else (4, 5, 6)),
             self.rng.choice(RUNS),
             SAFEKEEPER_ID if is_well else self.rng.choice((SAFEKEEPER_ID, 2)),
             self.rng.choice((None, SYSTEM_ID) if is_well else (SYSTEM_ID, 78)),
@@ -58,11 +58,8 @@ class LoneElections(DrawnMessages):
             leader_id = promised
         own = self._acceptor.control.membership
         asked = own if own is not None and self._chance(0.8) else self._membership(self.rng.choice((0, promised.term)))
-        if self._chance(0.15):
-            message = VoteRequest(leader_id, asked.generation)
-        else:
-            message = VoteRequest(leader_id, asked.generation, self._cluster(), asked)
-        self._send(message, self._connection(0.2))
+        cluster_id = self._acceptor.control.cluster_id if self._chance(0.15) else self._cluster()
+        self._send(VoteRequest(leader_id, asked.generation, cluster_id, asked), self._connection(0.2))
 
     def _elected(self) -> None:
         promised = self._acceptor.control.promised

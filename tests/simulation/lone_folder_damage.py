@@ -164,7 +164,7 @@ class Damage:
         changes: dict[str, object] = self._rng.choice(
             (
                 {"safekeeper_id": control.safekeeper_id + 1},
-                {"format_version": self._rng.choice((0, 1, FORMAT_VERSION - 1, FORMAT_VERSION + 1))},
+                {"starts": self._rng.choice((0, 1, 7, 1 << 40))},
                 {"commit_lsn": lsn},
                 {"commit_lsn": lsn, "base_lsn": control.wal_begin_lsn},
                 {"wal_begin_lsn": max(0, control.wal_begin_lsn - control.segment_size)},

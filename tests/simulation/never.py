@@ -50,7 +50,6 @@ _BEGUN = "a cluster's id, its membership and its segment size are written at onc
 _PEER = "refuses a message that no peer of the simulator sends: unit tests of the module"
 _WRITTEN = "refuses what no operator of the simulator writes: unit tests of the module"
 _SIZES = "takes more than a run has: all 64-bit terms, a MiB of history files, 32 members"
-_RELEASE = "written by another release than those whose folders the simulator begins: unit tests of the module"
 _DAMAGE = "files that were damaged, added or taken away behind the safekeeper's back: unit tests of the module"
 _LOST = "durable WAL is lost, which the virtual disks never do: in a real shell the run then fails (NoHole)"
 _SECTOR = "a slot is in one sector, which the virtual disks write as a whole: unit tests of the module"
@@ -73,7 +72,6 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     },
     _BEFORE: {
         f"{_ACCEPTOR}/acceptor.py": {
-            "Acceptor._vote": ("asked is None is true",),
             "Acceptor._end_pull": ("pull is not None is false",),
         },
         f"{_ACCEPTOR}/acceptor_log.py": {
@@ -199,13 +197,10 @@ _CONDITIONS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "collect_tli_histories": ("room < 0 is true", "kept is"),
         },
     },
-    _RELEASE: {
-        f"{_ACCEPTOR}/acceptor_log.py": {"AcceptorLog._finish_adoption": ("control.set_aside_as is false",)},
+    _DAMAGE: {
         f"{_STORAGE}/data_folder.py": {
             "DataFolder._load": ("except RemoteProtocolError",),
         },
-    },
-    _DAMAGE: {
         f"{_STORAGE}/control_file.py": {
             "StateFile.load": ("except msgspec.DecodeError",),
             "StateFile._checked_payload": ("length != len(content) - _HEADER.size - _CRC.size is true",),

@@ -1,4 +1,4 @@
-"""Mistakes and upgrades of operators, as faults: lists that differ, copied data folders, proxies of other releases.
+"""Mistakes of operators, as faults: lists that differ, copied data folders, proxies of other protocol versions.
 
 Changes of members and sizes, rebootstraps, restored and exchanged folders, and failovers are in faults.py.
 """
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.safekeeper import SimSafekeeper
     from tests.simulation.world import World
 
-# The release before, twice as often as one that is too old, and one that is too new.
-_VERSIONS = (PROTOCOL_VERSION - 1, PROTOCOL_VERSION - 1, PROTOCOL_VERSION - 2, PROTOCOL_VERSION + 1)
+_OTHER_VERSIONS = (PROTOCOL_VERSION - 2, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, PROTOCOL_VERSION + 2)
 
 
 class OperatorFaults:
@@ -40,10 +39,10 @@ class OperatorFaults:
             listed = frozenset(i for i in world.safekeepers if self.rng.random() < 0.6)
             self._restart_with(proxy, listed or frozenset({self._safekeeper().id}), PROTOCOL_VERSION)
 
-    def start_other_release(self) -> None:
-        """Start a proxy of another release in the place of one, and later that one again."""
+    def start_other_version(self) -> None:
+        """Start a proxy of another protocol version in the place of one, and later that one again."""
         if self.world.checker.won:
-            self._restart_with(self._proxy(), None, self.rng.choice(_VERSIONS))
+            self._restart_with(self._proxy(), None, self.rng.choice(_OTHER_VERSIONS))
 
     def _restart_with(self, proxy: "SimProxy", listed: frozenset[int] | None, version: int) -> None:
         proxy.stop()

@@ -36,8 +36,6 @@ class Profile:
         late_words: probability that what a proxy had sent to a safekeeper when it ended arrives seconds later.
         torn_by_page: probability that a power cut tears writes at borders of 4-KiB pages instead of 512-byte sectors.
         minority: probability that commits must go through again while a minority is still out of reach.
-        upgrades: probability that an older release has run before: half of the real safekeepers have folders that it
-            has begun, and the first proxy is of the release before until it has won a term.
         other_spellings: probability that the operator writes quorum sizes and the rule for remote_apply with
             parentheses, products and quotes, for the same meaning.
         both_changes: probability that a change of the members changes the sizes of their quorums, too.
@@ -70,7 +68,6 @@ class Profile:
     late_words: float = 0.3
     torn_by_page: float = 0.5
     minority: float = 0.2
-    upgrades: float = 0.0
     other_spellings: float = 0.0
     both_changes: float = 0.0
     archive_ids: float = 0.0
@@ -140,7 +137,7 @@ SWARM = Profile(
                 "freeze_primary",
                 "stop_command",
                 "shorten_list",
-                "start_other_release",
+                "start_other_version",
                 "copy_folder",
             ),
             1,

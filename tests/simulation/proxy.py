@@ -17,12 +17,12 @@ from safekeeper.consensus.messages import (
     AppendRequest,
     ArchiveAssignment,
     Elected,
+    ProposerGreeting,
     ProposerMessage,
     Reconfigure,
     Refusal,
     RefusalCode,
 )
-from tests.simulation import other_release
 from tests.simulation.disk import page_crcs
 from tests.simulation.network import TO_SAFEKEEPER, Connection
 from tests.simulation.proposer_reference.checker import watched_proposer
@@ -190,7 +190,7 @@ class SimProxy:
         return tuple(sorted(self.world.safekeepers if self.listed is None else self.listed))
 
     def correct(self) -> None:
-        """Be of the present release, and list all safekeepers, from the next start on."""
+        """Be of the present version, and list all safekeepers, from the next start on."""
         self.listed, self.version = None, PROTOCOL_VERSION
 
     @property
@@ -399,18 +399,8 @@ class SimProxy:
         connection = self._connections.get(safekeeper_id)
         if connection is None:
             return
-        if self.version != PROTOCOL_VERSION:
-            try:
-                translated = other_release.outgoing(message, self.version)
-            except other_release.TermWon:
-                self.world.counts.count("terms won by the release before")
-                self.stop()
-                self.correct()
-                self.world.proxy_finished(self)
-                return
-            if translated is None:
-                return
-            message = translated
+        if isinstance(message, ProposerGreeting):
+            message = msgspec.structs.replace(message, protocol_version=self.version)
         if isinstance(message, (AppendRequest, Elected)):
             self._truth.on_commit_said(self, message.leader_id, message.commit_lsn)
             self.told_commit_lsn[safekeeper_id] = message.commit_lsn
@@ -437,10 +427,8 @@ class SimProxy:
         safekeeper_id = connection.safekeeper.id
         if self.proposer is not None and self._connections.get(safekeeper_id) is connection:
             self.world.note(self.name, "gets", message, connection.number)
-            if self.version != PROTOCOL_VERSION:
-                message = other_release.incoming(message, self.version)
-                is_refused = isinstance(message, Refusal) and message.code is RefusalCode.VERSION
-                self.world.counts.count("proxies of other releases refused", int(is_refused))
+            if isinstance(message, Refusal) and message.code is RefusalCode.VERSION:
+                self.world.counts.count("proxies of other versions refused")
             self._step(self.proposer.message(safekeeper_id, message, self.clock.now))
 
     def disconnected(self, connection: Connection) -> None:

@@ -13,7 +13,7 @@ from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import DiskLost, StorageFailed, StorageFull
 from safekeeper.base.lsn import Lsn
-from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, LeaderId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     PullWal,
 )
@@ -25,7 +25,6 @@ from safekeeper.peers.codec import encode
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.disk import ModelDisk
 from tests.simulation.network import TO_PROXY, Connection
-from tests.simulation.other_release import OlderControlState, begin_older_folder
 from tests.simulation.real_puller import REPLACED_IN_PULLS, RealPuller
 from tests.simulation.shell_checks import ObservedFolder, ObservedShell
 from tests.simulation.shell_disk import DIRECTORY, ShellDisk
@@ -52,8 +51,6 @@ GREETING_TIMEOUT_S = 1.0
 IDLE_TIMEOUT_S = 5.0
 # Half of the processes flush on the loop's thread from the start on, until the disk is slow.
 QUICK = 0.5
-# In a run that begins with an upgrade so many have folders of an older release.
-OLDER_FOLDERS = 0.5
 # So many times when it is to write down its positions it ends instead, as by SIGTERM.
 DRAINS = 0.02
 # So many pull WAL with the product's own code.
@@ -133,8 +130,6 @@ class RealSafekeeper(ObservedShell):
 
     def _boot(self) -> None:
         disk = self.disk
-        if self.life == 1 and self.world.is_upgraded and self.chance.random() < OLDER_FOLDERS:
-            self._begin_older_folder()
         disk.on_persist = self._persisted
         if disk.control is not disk.reported and disk.control is not None:
             # A power cut has kept a state whose store had not returned.
@@ -166,15 +161,6 @@ class RealSafekeeper(ObservedShell):
         node.failed.add_done_callback(self._node_failed)
         self._listener._watch_again()
         self.is_serving = True
-
-    def _begin_older_folder(self) -> None:
-        """Let an older release have been started on the folder."""
-        version = self.chance.randint(FORMAT_VERSION_MIN, FORMAT_VERSION - 1)
-        state = OlderControlState(self.id, self.world.incarnation_of(self), version)
-        begin_older_folder(self.disk.fs, DIRECTORY, state)
-        self.disk.reported = self.disk.control
-        self.folders += 1
-        self.world.counts.count("folders begun by older releases")
 
     def _node_failed(self, failed: Any) -> None:
         error = failed.exception()

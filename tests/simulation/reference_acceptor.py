@@ -64,7 +64,6 @@ from tests.simulation.reference_histories import (
 )
 from tests.simulation.reference_log import Effects, Wal
 from tests.simulation.reference_reads import Reads
-from tests.simulation.reference_state import VERSION
 
 # The parts of the acceptor that are not compared. The checker counts the effects of the first two.
 NOT_MODELLED = {
@@ -111,7 +110,7 @@ class ReferenceAcceptor(Elections, Reads):
                 yield from self.start()  # A5: before that it reports nothing.
             if isinstance(message, ProposerGreeting):
                 yield from self._greeting(connection, message)
-            elif connection not in self.versions:
+            elif connection not in self.greeted:
                 raise ProtocolBroken("M2: a message before the greeting")
             else:
                 yield from self._steps[type(message)](connection, message, now)
@@ -125,7 +124,7 @@ class ReferenceAcceptor(Elections, Reads):
 
     def disconnected(self, connection: int) -> None:
         """A connection is closed (A4, 2.2)."""
-        self.versions.pop(connection, None)
+        self.greeted.discard(connection)
         if connection == self.leader_connection:
             self._follow_nobody()
 
@@ -209,14 +208,14 @@ class ReferenceAcceptor(Elections, Reads):
     def _change_members(self, connection: int, message: ChangeMembers, now: float) -> Effects:
         """10.10."""
         relay = self.leader_connection
-        if relay is not None and self.versions.get(relay) == VERSION:
+        if relay is not None:
             yield Send(relay, msgspec.structs.replace(message, request_id=connection))
         else:
             yield from self._refuse(connection, RefusalCode.NO_LEADER)
 
     def _members_answer(self, connection: int, message: MembersAnswer, now: float) -> Effects:
         """10.10."""
-        if connection == self.leader_connection and message.request_id in self.versions:
+        if connection == self.leader_connection and message.request_id in self.greeted:
             yield Send(message.request_id, msgspec.structs.replace(message, request_id=0))
 
     def _folder_states(self, connection: int, message: FolderStates, now: float) -> Effects:

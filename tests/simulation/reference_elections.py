@@ -33,7 +33,7 @@ from tests.simulation.reference_histories import (
     tli_of_byte,
 )
 from tests.simulation.reference_log import Effects
-from tests.simulation.reference_state import VERSION, VERSION_BEFORE, AcceptorState
+from tests.simulation.reference_state import VERSION, AcceptorState
 
 # Waits: a proposer counts as live after its last message.
 LIVE_S = 1.0
@@ -43,22 +43,22 @@ class Elections(AcceptorState):
     """How an acceptor gets a cluster, and a leader."""
 
     def _greeting(self, connection: int, message: ProposerGreeting) -> Effects:
-        control, version = self.control, message.protocol_version
+        control = self.control
         facts = ((message.system_id, control.system_id), (message.segment_size, control.segment_size))
-        if version not in (VERSION, VERSION_BEFORE):
+        if message.protocol_version != VERSION:
             yield from self._refuse(connection, RefusalCode.VERSION, close=True)
         elif message.safekeeper_id != control.safekeeper_id:
             yield from self._refuse(connection, RefusalCode.WRONG_ID, close=True)
         elif any(theirs is not None and own != 0 and theirs != own for theirs, own in facts):
             yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, close=True)
         else:
-            self.versions[connection] = version
+            self.greeted.add(connection)
             yield from self._send_folders(connection)
             term, tli, floor = self.log_end
             yield Send(
                 connection,
                 AcceptorGreeting(
-                    protocol_version=version,
+                    protocol_version=VERSION,
                     safekeeper_id=control.safekeeper_id,
                     incarnation=control.incarnation,
                     cluster_id=control.cluster_id,
@@ -73,8 +73,8 @@ class Elections(AcceptorState):
                     commit_lsn=self.commit_lsn,
                     truncate_lsn=self.truncate_lsn,
                     replaced=_replaced(control.replaced),
-                    log_tli=tli if version == VERSION else 0,
-                    floor=floor if version == VERSION else 0,
+                    log_tli=tli,
+                    floor=floor,
                 ),
             )
 
@@ -145,17 +145,10 @@ class Elections(AcceptorState):
         """3.2 to 3.5."""
         control, own, theirs = self.control, self.control.membership, message.membership
         folder = control.safekeeper_id, control.incarnation
-        if own is None or folder not in folders_of(theirs if theirs is not None else own):
+        if own is None or folder not in folders_of(theirs):
             yield from self._refuse(connection, RefusalCode.NOT_A_MEMBER)
             return
-        if theirs is None and own.author != 0:
-            yield from self._refuse(connection, RefusalCode.VERSION, close=True)
-            return
-        if theirs is None:
-            is_fit = message.generation == own.generation
-        else:
-            is_fit = message.cluster_id == control.cluster_id and key(theirs) >= key(own)
-        if not is_fit:
+        if message.cluster_id != control.cluster_id or key(theirs) < key(own):
             yield from self._refuse(connection, RefusalCode.GENERATION, close=True)
             return
         is_promised = message.leader_id == control.promised

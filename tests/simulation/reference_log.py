@@ -90,7 +90,7 @@ class ReferenceLog:
         self.entries_max = entries_max
         self.written_end = self.durable_end = wal_end_lsn
         self.commit_lsn = control.commit_lsn
-        self.truncate_lsn = min(control.truncate_lsn, control.commit_lsn)
+        self.truncate_lsn = control.truncate_lsn
         self.archived_lsn, self.archive_id = control.archived_lsn, control.archive_id
         self.folders = control.folders
         self.leader_commit_lsn = 0
@@ -237,7 +237,7 @@ class ReferenceLog:
         """A5: finish what was interrupted, each note cleared when its work is done."""
         control = self.control
         if control.set_aside:
-            yield SetWalAside(control.set_aside_as or control.cluster_id)
+            yield SetWalAside(control.set_aside_as)
             self.written_end = self.durable_end = 0
             yield from self.persist(set_aside=False, set_aside_as="")
         if control.restore_from:
@@ -474,7 +474,6 @@ class ReferenceLog:
             **_identity(message),
             promised=control.promised,
             starts=control.starts,
-            format_version=control.format_version,
             set_aside=True,
             set_aside_as=f"undone-{control.cluster_id}",
             restore_from=control.replaced_wal,

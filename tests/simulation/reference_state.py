@@ -23,7 +23,7 @@ from tests.simulation.reference_histories import (
 )
 from tests.simulation.reference_log import Effects, ReferenceLog, Wal
 
-VERSION, VERSION_BEFORE = 5, 4
+VERSION = 5
 
 
 class AcceptorState(ReferenceLog):
@@ -37,7 +37,7 @@ class AcceptorState(ReferenceLog):
         pull, pulled_from_lsn: the pull that is under way; where the first one of this adoption began (6.8).
         archiver, has_archive, archive_progress: step 9.
         may_trim, has_cut_to_make: 9.5: whether `Elected` came last, or room is needed; a term that gives up WAL waits.
-        versions: the protocol versions of the connections that have greeted.
+        greeted: the connections that have greeted.
     """
 
     def __init__(self, control: ControlState, wal_end_lsn: int, wal: Wal, entries_max: int) -> None:
@@ -56,7 +56,7 @@ class AcceptorState(ReferenceLog):
         self.has_cut_to_make = False
         self.has_readers = False
         self.standbys: tuple[Standby, ...] = ()
-        self.versions: dict[int, int] = {}
+        self.greeted: set[int] = set()
 
     @property
     def leader(self) -> LeaderId | None:
@@ -131,7 +131,7 @@ class AcceptorState(ReferenceLog):
 
     def _send_folders(self, connection: int) -> Effects:
         """11.2."""
-        if self.control.membership is not None and self.versions[connection] == VERSION:
+        if self.control.membership is not None:
             yield Send(connection, FolderStates(self.control.cluster_id, (self.folder_state, *self.folders)))
 
     def _report_archive(self) -> Effects:

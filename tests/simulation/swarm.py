@@ -56,7 +56,7 @@ _BENDS: dict[str, tuple[float, ...]] = {
     "trim_segments": (1.0, 2.0),
 }
 # What was added later is drawn from a source of its own, so that a seed draws all else as before.
-_LATER_RATES = ("other_spellings", "both_changes", "archive_ids", "strangers")
+_LATER_RATES = ("both_changes", "archive_ids", "strangers")
 _LATER_BENDS: dict[str, tuple[float, ...]] = {"digest_bytes": (8192.0, 16384.0), "refused_wait_s": (3.0, 6.0)}
 
 

@@ -18,7 +18,6 @@ _UNINTERESTING = frozenset(
         "cluster_id",
         "code",
         "error",
-        "format_version",
         "incarnation",
         "level",
         "protocol_version",

@@ -102,7 +102,6 @@ class World:
         has_addresses: whether proxies know where safekeepers listen, so that members pull WAL from each other.
         rng: the source of chance for all that has none of its own.
         bend_chance: that of choices which are bent.
-        is_upgraded: whether an older release has run before this one.
         current: the primary that the operator believes to be the right one.
         standbys: the standbys that stream from safekeepers, whether or not they do at the moment.
         directs: those that stream from the primary.
@@ -149,7 +148,6 @@ class World:
         self.profile = profile
         self.timing = profile.bends.timing(TIMING)
         self.bend_chance = random.Random(f"{seed} bends")
-        self.is_upgraded = self.is_bent(profile.upgrades)
         self.has_addresses = random.Random(f"{seed} addresses").random() < profile.pulls
         tails = random.Random(f"{seed} tails")
         self.tail_after_s = 0.5 * tails.random() if tails.random() < profile.tails else None
@@ -206,8 +204,6 @@ class World:
         """Start another proxy."""
         kind = RealProxy if self.has_real_proxies else SimProxy
         proxy = kind(self, f"P{len(self.proxies) + 1}", primary or self.current, takeover)
-        if self.is_upgraded and not self.proxies and not self.has_real_proxies:
-            proxy.version = PROTOCOL_VERSION - 1
         self.proxies.append(proxy)
         self._added.append(proxy)
         proxy.start()

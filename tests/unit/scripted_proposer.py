@@ -126,7 +126,9 @@ class ScriptedProposer:
 
     def be_voted_for(self, term: int) -> VoteResponse:
         self.leader_id = LeaderId(term, self.run)
-        self.send(VoteRequest(self.leader_id, self.generation))
+        membership = self.greeting.membership or self.membership
+        assert membership is not None
+        self.send(VoteRequest(self.leader_id, self.generation, self.greeting.cluster_id or self.cluster_id, membership))
         return self.receive(VoteResponse)
 
     def be_elected(self, vote: VoteResponse, commit_lsn: int = 0) -> AppendResponse:

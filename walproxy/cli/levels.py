@@ -7,11 +7,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from safekeeper.base.errors import WalproxyError
 from walproxy.cli.parameters import client_access, proxy_options
 from walproxy.proxy.levels import levels_of
 from walproxy.proxy.levels_table import level_line, render_levels
-from walproxy.proxy.status_client import fetch_status, shown_url
+from walproxy.proxy.status_client import fetch_status
 
 
 @click.command()
@@ -31,10 +30,6 @@ def levels(url: str, tls_ca: Path | None, http_password_file: Path | None, as_js
       walproxy levels --json | jq -r '.levels[] | select(.level == "on").p99_s'
     """
     status = fetch_status(url, client_access(tls_ca, http_password_file))
-    if "times" not in status:
-        raise WalproxyError(
-            f"the proxy at {shown_url(url)} is of an older version, which measures no times: upgrade it"
-        )
     rows = levels_of(status)
     console = Console()
     if as_json:

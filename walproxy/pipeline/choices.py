@@ -5,12 +5,6 @@ from typing import Final, Literal, TypeAlias, get_args
 TableFormat: TypeAlias = Literal["delta", "iceberg"]
 TABLE_FORMATS: Final[tuple[TableFormat, ...]] = get_args(TableFormat)
 
-FORMER_FORMAT: Final = "parquet"
-NO_FORMER_FORMAT: Final = (
-    "tables no longer have the format parquet: leave it out for delta, or name iceberg; the files of both are Parquet, "
-    "and `walproxy pipeline query SQL --tables DIR --parquet FILE` writes rows of a table into one plain file"
-)
-
 FollowingMode: TypeAlias = Literal["mirror", "append", "soft-delete"]
 FOLLOWING_MODES: Final[tuple[FollowingMode, ...]] = get_args(FollowingMode)
 

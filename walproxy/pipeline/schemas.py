@@ -314,17 +314,10 @@ COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
 
 VIEWS: Final = tuple(COLUMNS)
 
-OPTIONAL_COLUMNS: Final[dict[str, frozenset[str]]] = {
-    "records": frozenset({"blocks"}),
-    "blocks": frozenset({"is_first", "wal_bytes"}),
-}
-"""Columns that a table of the view may lack: `records` if a table `blocks` has its block references, `blocks` if an
-earlier version made it. A table keeps the columns that it was made with."""
-
 
 def optional_columns(view: str) -> frozenset[str]:
-    """Return the columns that a table of the view may lack."""
-    return OPTIONAL_COLUMNS.get(view, frozenset())
+    """Return the columns that a table of the view may lack: `records` if a table `blocks` has its block references."""
+    return frozenset({"blocks"}) if view == "records" else frozenset()
 
 
 def columns_of(view: str, names: Sequence[str] | None = None) -> tuple[Column, ...]:

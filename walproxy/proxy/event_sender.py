@@ -1,9 +1,8 @@
 """Sends the events of a proxy or an agent to the safekeepers, which keep them (protocol step 15).
 
 A task apart from the links: each batch goes over a connection of its own, which greets, sends and is closed, so that
-nothing that fails here disturbs the consensus. A safekeeper that is not connected, or does not accept
-events because it is of an older release, is tried again later, with a growing pause; what has left the recorder's
-memory meanwhile is not sent to it.
+nothing that fails here disturbs the consensus. A safekeeper that is not connected, or does not accept events, is tried
+again later, with a growing pause; what has left the recorder's memory meanwhile is not sent to it.
 """
 
 import asyncio

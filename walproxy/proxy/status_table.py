@@ -30,8 +30,6 @@ _STANDBYS: Final = (
     Column("apply lag", leaves=2, is_right=True),
     Column("if promoted now", fit=Fit.WRAP),
 )
-# Of a proxy of an older version.
-_NO_TIMES: dict[str, Any] = {"quorum": {"p50_s": None, "p99_s": None}, "members": {}}
 _GATE_WORDS = {"not gated": "NOT GATED", "unknown": "gate unknown"}
 _GATE_STYLE = {"gated": "green", "gated with others": "yellow", "not gated": "red", "unknown": "yellow"}
 _STATE_STYLE = {
@@ -64,7 +62,7 @@ def render(content: dict[str, Any], *, by_urgency: bool = False) -> Group:
     table = FittedTable(_SAFEKEEPERS)
     problems = []
     missing = {each["id"] for each in (content.get("quorum_lost") or {}).get("missing", ())}
-    times = content.get("times") or _NO_TIMES
+    times = content["times"]
     safekeepers = content["safekeepers"]
     for each in slowest_first(safekeepers, times) if by_urgency else safekeepers:
         answered_s = each["last_response_s"]
@@ -251,10 +249,7 @@ def summarise(content: dict[str, Any]) -> str:
         f"{each['id']}:{each['state']}:{format_bytes(each['lag_bytes']).replace(' ', '')}"
         for each in content["safekeepers"]
     )
-    p50, p99 = (
-        format_seconds((content.get("times") or _NO_TIMES)["quorum"][name]).replace(" ", "")
-        for name in ("p50_s", "p99_s")
-    )
+    p50, p99 = (format_seconds(content["times"]["quorum"][name]).replace(" ", "") for name in ("p50_s", "p99_s"))
     gate = f" gate={content['gate']['state'].replace(' ', '_')}" if content.get("gate") else ""
     line = (
         f"{content['state']}{gate} term={content['term']} commit={content['commit_lsn']} p50={p50} p99={p99} {members}"

@@ -27,10 +27,9 @@ from safekeeper.consensus.messages import (
     ReadRequest,
     RefusalCode,
     StandbyFeedback,
-    VoteRequest,
 )
 from safekeeper.consensus.term_history import HistoryEntry
-from tests.unit.acceptor.test_acceptor import BASE, P1, P2, SEGMENT, Bench, elected, following
+from tests.unit.acceptor.test_acceptor import BASE, P1, P2, SEGMENT, Bench, asks, elected, following
 
 SIZE = 5 * SEGMENT
 END = BASE + SIZE
@@ -291,25 +290,25 @@ def test_it_is_dropped_as_well_once_the_new_one_was_committed_in_an_earlier_term
 
 def test_room_for_an_adoption_is_not_made_of_what_is_to_be_cut() -> None:
     bench = archived()
-    assert bench.tell(VoteRequest(P2, 1)).granted
+    assert bench.tell(asks(P2)).granted
     bench.full = Persist
     message = elected(P2, (1, BASE, 1), (2, BASE + SEGMENT, 2, True), base_lsn=BASE, settled_lsn=BASE + SEGMENT)
     assert bench.tell(message).code is RefusalCode.STORAGE_FULL
     # The next proxy asks for a vote, for which there is no room either.
-    assert bench.tell(VoteRequest(P3, 1)).code is RefusalCode.STORAGE_FULL
+    assert bench.tell(asks(P3)).code is RefusalCode.STORAGE_FULL
     bench.full = None
     assert bench.run(bench.acceptor.trim(ALL)) == []
 
 
 def test_nothing_is_removed_between_a_vote_and_the_next_term() -> None:
     bench = archived()
-    assert bench.tell(VoteRequest(P2, 1)).granted
+    assert bench.tell(asks(P2)).granted
     assert bench.run(bench.acceptor.trim(ALL)) == []
     bench.tell(elected(P2, (1, BASE, 1), (2, END, 1)))
     bench.append(END, leader_id=P2, commit_lsn=END, truncate_lsn=END)
     bench.tell(ArchiveAssignment(P2, 2, END))
     # The leader's own request may come late, on a connection that was slow.
-    assert bench.tell(VoteRequest(P2, 1)).granted
+    assert bench.tell(asks(P2)).granted
     assert TrimWal(BASE + 3 * SEGMENT) in bench.run(bench.acceptor.trim(ALL))
 
 
@@ -321,14 +320,14 @@ def test_nothing_is_removed_between_a_start_and_the_next_term_unless_there_is_no
     assert restarted.run(restarted.acceptor.trim(ALL)) == []
     restarted.greet()
     restarted.full = Persist
-    assert restarted.tell(VoteRequest(P2, 1)).code is RefusalCode.STORAGE_FULL
+    assert restarted.tell(asks(P2)).code is RefusalCode.STORAGE_FULL
     restarted.full = None
     assert TrimWal(BASE + 3 * SEGMENT) in restarted.run(restarted.acceptor.trim(ALL))
 
 
 def test_a_lack_of_descriptors_does_not_let_wal_be_removed_before_the_next_term() -> None:
     bench = archived()
-    assert bench.tell(VoteRequest(P2, 1)).granted
+    assert bench.tell(asks(P2)).granted
     bench.full, bench.lacks = DigestWal, ResourceShortage("too many open files")
     assert bench.tell(DigestRequest(P2, 1, BASE, BASE + 100)).code is RefusalCode.STORAGE_FULL
     bench.full = None

@@ -8,16 +8,16 @@ import pytest
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.messages import AppendRequest, VoteRequest
+from safekeeper.consensus.messages import AppendRequest
 from safekeeper.consensus.term_history import HistoryEntry
-from tests.unit.acceptor.test_acceptor import BASE, P1, P2, Bench, elected, member
+from tests.unit.acceptor.test_acceptor import BASE, P1, P2, Bench, asks, elected, member
 
 
 def following() -> Bench:
     """Return a member that follows P1, has promised it, and has committed 40 of its 100 bytes."""
     bench = member()
     bench.greet()
-    bench.tell(VoteRequest(P1, 1))
+    bench.tell(asks(P1))
     bench.tell(elected(P1, (1, BASE, 1)))
     bench.append(BASE, b"x" * 100)
     bench.flush()
@@ -61,13 +61,6 @@ def _connection_without_a_leader(acceptor: Acceptor) -> None:
 
 def _deposed_leader(acceptor: Acceptor) -> None:
     acceptor.leader = P2
-
-
-def test_a_control_file_of_an_earlier_release_may_have_truncate_lsn_above_commit_lsn() -> None:
-    control = following().acceptor.control
-    acceptor = Acceptor(msgspec.structs.replace(control, commit_lsn=BASE + 10, truncate_lsn=BASE + 30), BASE + 100)
-    acceptor.check()
-    assert (acceptor.commit_lsn, acceptor.truncate_lsn) == (BASE + 10, BASE + 10)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +134,7 @@ def test_the_first_check_compares_positions_with_those_on_disk(harm: Callable[[A
 def test_positions_may_go_back_with_the_log_that_replaces_theirs() -> None:
     bench = following()
     bench.greet(2)
-    bench.tell(VoteRequest(P2, 1), 2)
+    bench.tell(asks(P2), 2)
     bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 2)), 2)
     assert (bench.acceptor.commit_lsn, bench.acceptor.truncate_lsn) == (BASE + 40, 0)
 

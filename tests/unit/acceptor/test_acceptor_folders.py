@@ -11,7 +11,6 @@ from safekeeper.base.errors import StorageFull
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState, successor_of
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION_MIN,
     FolderIsOlder,
     FolderStates,
     Reconfigure,
@@ -78,13 +77,9 @@ def test_a_start_that_the_disk_has_no_room_to_count_is_not_claimed_before_it_is_
         assert bench.control.starts == bench.acceptor.folder_state.starts == control.starts + 1
 
 
-def test_an_empty_folder_and_a_proxy_of_the_version_before_are_told_nothing_of_folders() -> None:
+def test_nothing_is_told_of_folders_before_there_is_a_cluster() -> None:
     bench = Bench()
     bench.greet()
-    assert bench.folder_states is None
-    bench = following(100)
-    bench.folder_states = None
-    bench.greet(2, protocol_version=PROTOCOL_VERSION_MIN)
     assert bench.folder_states is None
 
 

@@ -67,6 +67,10 @@ ALWAYS_QUICK_S = -1e6
 _Message = TypeVar("_Message")
 
 
+def asks(leader_id: LeaderId, membership: Membership = MEMBERSHIP) -> VoteRequest:
+    return VoteRequest(leader_id, membership.generation, CLUSTER, membership)
+
+
 class Bench:
     """A node, and what it said. Plays the proposer on one connection."""
 
@@ -115,7 +119,7 @@ class Bench:
 
     async def vote(self, term: int, connection: int = CONNECTION) -> VoteResponse:
         self.term = term
-        return await self.ask(VoteRequest(LeaderId(term, "run"), 1), VoteResponse, connection)
+        return await self.ask(asks(LeaderId(term, "run")), VoteResponse, connection)
 
     def elected(self, history: tuple[HistoryEntry, ...], commit_lsn: int = 0) -> Elected:
         leader_id = LeaderId(self.term, "run")
@@ -239,7 +243,7 @@ async def test_a_vote_waits_for_the_flush_under_way_and_reports_all_of_it(tmp_pa
         sk.fs.hold()
         sk.append(b"x" * 100)
         end_lsn = sk.append(b"y" * 100)
-        sk.says(VoteRequest(LeaderId(2, "other"), 1))
+        sk.says(asks(LeaderId(2, "other")))
         assert not sk.node.ready
         said = len(sk.said)
         await asyncio.sleep(0)
@@ -309,7 +313,7 @@ async def test_a_connection_lost_during_an_effect_is_handled_after_it(tmp_path: 
         await sk.lead()
         sk.fs.hold()
         sk.append(b"x")
-        sk.says(VoteRequest(LeaderId(1, "run"), 1))
+        sk.says(asks(LeaderId(1, "run")))
         sk.node.disconnected(CONNECTION)
         assert sk.node.acceptor.leader is not None
         sk.fs.release()
@@ -321,7 +325,7 @@ async def test_a_connection_lost_during_an_effect_is_handled_after_it(tmp_path: 
 async def test_a_message_before_the_greeting_closes_its_connection_only(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
-        sk.says(VoteRequest(LeaderId(9, "stranger"), 1), connection=2)
+        sk.says(asks(LeaderId(9, "stranger")), connection=2)
         assert [(number, broken) for number, _, broken in sk.closed] == [(2, True)]
         await sk.append_durably(b"goes on")
 
@@ -419,7 +423,7 @@ async def test_a_failed_sync_of_the_control_file_ends_the_node_before_the_vote_i
         await sk.lead()
         said = len(sk.said)
         sk.fs.failing = True
-        sk.says(VoteRequest(LeaderId(2, "other"), 1))
+        sk.says(asks(LeaderId(2, "other")))
         assert isinstance(await failure(sk.node), StorageFailed)
         assert len(sk.said) == said
 
@@ -504,7 +508,7 @@ async def test_space_that_returns_is_noticed_without_a_single_append(tmp_path: P
         sk.fs.full = True
         await sk.append_durably(bytes(SEGMENT_SIZE))
         sk.append(b"x")
-        sk.says(VoteRequest(LeaderId(2, "other"), 1))
+        sk.says(asks(LeaderId(2, "other")))
         await until(lambda: set(sk.node.disk_space.lacking) == {WAL, CONTROL_FILE})
         sk.fs.full = False
         sk.node.checkpoint()
@@ -586,7 +590,7 @@ async def test_an_undo_moves_the_old_wal_back_and_keeps_what_was_written_since(t
         assert [file.name for file in undone.iterdir()] == ["000000010000000000000009"]
     async with bench(folder) as sk:
         await sk.greet()
-        vote = await sk.ask(VoteRequest(LeaderId(2, "run"), 3), VoteResponse)
+        vote = await sk.ask(asks(LeaderId(2, "run"), Membership(3, MEMBERSHIP.members)), VoteResponse)
         assert vote.granted and vote.flush_lsn == end_lsn
 
 
@@ -775,7 +779,7 @@ async def test_votes_and_refusals_are_counted_by_their_kind(tmp_path: Path) -> N
         await sk.lead(term=2)
         answers = sk.node.answers
         assert (answers.granted, answers.refused, sum(answers.refusals.values())) == (1, 0, 0)
-        await sk.ask(VoteRequest(LeaderId(1, "older"), 1), VoteResponse)
+        await sk.ask(asks(LeaderId(1, "older")), VoteResponse)
         sk.term = 1
         sk.append(b"x")
         await until(lambda: any(isinstance(message, Refusal) for _, message in sk.said))

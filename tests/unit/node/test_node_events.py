@@ -27,7 +27,6 @@ from safekeeper.consensus.messages import (
     RefusalCode,
     Standby,
     StandbyFeedback,
-    VoteRequest,
     VoteResponse,
 )
 from safekeeper.node import node as node_module
@@ -45,6 +44,7 @@ from tests.unit.node.test_node import (
     SEGMENT_SIZE,
     Bench,
     LogReaders,
+    asks,
     bench,
     failure,
     four_segments,
@@ -114,7 +114,7 @@ async def test_while_a_flush_runs_in_the_thread_none_is_made_on_the_loop(tmp_pat
 async def test_a_flush_that_an_effect_has_included_is_not_counted_again(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         begin_lsn = await flushing(sk)
-        sk.says(VoteRequest(LeaderId(2, "other"), 1))
+        sk.says(asks(LeaderId(2, "other")))
         counted = sk.node.flush_times.count
         sk.fs.release()
         await until(lambda: sk.node.ready)
@@ -496,7 +496,7 @@ async def test_an_effect_that_ends_after_the_node_has_failed_leads_to_no_answer(
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
         sk.fs.hold()
-        sk.says(VoteRequest(LeaderId(2, "other"), 1))
+        sk.says(asks(LeaderId(2, "other")))
         said = len(sk.said)
         sk.node._prepared(Preparation(lambda: None), None, StorageFailed("gone"))
         assert sk.node.failed.done()
@@ -617,7 +617,7 @@ async def test_an_effect_without_a_free_descriptor_is_refused_after_some_attempt
             raise ResourceShortage("Too many open files")
 
         monkeypatch.setattr(sk.node.folder, "perform", short)
-        sk.says(VoteRequest(LeaderId(2, "other"), 1))
+        sk.says(asks(LeaderId(2, "other")))
         await until(lambda: sk.refusal() is not None)
         refusal = sk.refusal()
         assert refusal is not None and refusal.code is RefusalCode.STORAGE_FULL

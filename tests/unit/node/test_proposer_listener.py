@@ -19,7 +19,6 @@ from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
-    PROTOCOL_VERSION_MIN,
     AcceptorGreeting,
     AcceptorMessage,
     AppendRequest,
@@ -73,6 +72,8 @@ class Client:
         self.reader = reader
         self.writer = writer
         self.received: list[AcceptorMessage] = []
+        self.cluster_id = ""
+        self.membership = Membership(1, (Member(1, "a"),))
         self._decoder: FrameDecoder[AcceptorMessage] = FrameDecoder(ACCEPTOR_DIALECT)
 
     def send(self, *messages: ProposerMessage) -> None:
@@ -99,13 +100,18 @@ class Client:
         assert isinstance(greeting, AcceptorGreeting)
         return greeting
 
+    def asks(self, leader_id: LeaderId) -> VoteRequest:
+        """Return a request for a vote in the cluster that it has led."""
+        return VoteRequest(leader_id, 1, self.cluster_id, self.membership)
+
     async def lead(self) -> None:
         greeting = await self.greet()
         members = (Member(1, greeting.incarnation),)
         membership, cluster = Membership(1, members), bootstrap_cluster_id(5, members)
+        self.membership, self.cluster_id = membership, cluster
         self.send(Bootstrap(cluster, 5, SEGMENT_SIZE, 150018, membership))
         assert isinstance(await self.receive(), Bootstrapped)
-        self.send(VoteRequest(LEADER, 1))
+        self.send(self.asks(LEADER))
         assert isinstance(await self.receive(), VoteResponse)
         history = (HistoryEntry(1, BASE_LSN, 1),)
         self.send(Elected(LEADER, cluster, 5, SEGMENT_SIZE, 150018, membership, history, (), BASE_LSN, 0))
@@ -287,7 +293,7 @@ async def test_what_arrives_while_the_node_waits_for_the_disk_is_handled_afterwa
         await client.lead()
         await other.greet()
         there.fs.hold()
-        client.send(VoteRequest(LeaderId(2, "run1"), 1), PreVoteRequest("run1"), VoteRequest(LeaderId(3, "run1"), 1))
+        client.send(client.asks(LeaderId(2, "run1")), PreVoteRequest("run1"), client.asks(LeaderId(3, "run1")))
         await until(lambda: not there.node.ready)
         other.send(PreVoteRequest("run2"))
         await until(lambda: len(there.listener.waiting) == 2)
@@ -316,10 +322,10 @@ async def test_what_arrives_although_the_connection_is_not_read_is_handled_after
         client = await there.leader_with_wal()
         connection = there.connection()
         there.fs.hold()
-        deliver(connection, VoteRequest(LeaderId(2, "run1"), 1))
+        deliver(connection, client.asks(LeaderId(2, "run1")))
         assert not there.node.ready
         deliver(connection, PreVoteRequest("run1"))
-        deliver(connection, VoteRequest(LeaderId(3, "run1"), 1))
+        deliver(connection, client.asks(LeaderId(3, "run1")))
         there.fs.release()
         answers = [await client.receive() for _ in range(3)]
         assert [type(answer) for answer in answers] == [VoteResponse, PreVoteResponse, VoteResponse]
@@ -362,7 +368,7 @@ async def test_what_arrives_after_a_refused_message_is_ignored(tmp_path: Path) -
 async def test_each_leader_gets_answers_with_its_own_term(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
         client = await there.leader_with_wal()
-        client.send(VoteRequest(LeaderId(2, "run1"), 1))
+        client.send(client.asks(LeaderId(2, "run1")))
         vote = await client.receive()
         assert isinstance(vote, VoteResponse)
         control = there.node.acceptor.control
@@ -477,7 +483,7 @@ async def test_a_connection_whose_messages_wait_for_the_node_is_not_silent(tmp_p
         await client.lead()
         connection = there.connection()
         there.fs.hold()
-        client.send(VoteRequest(LeaderId(2, "run1"), 1), PreVoteRequest("run1"))
+        client.send(client.asks(LeaderId(2, "run1")), PreVoteRequest("run1"))
         await until(lambda: bool(there.listener.waiting))
         connection.heard_at = there.listener.now() - 31
         there.listener.watch()
@@ -620,7 +626,7 @@ async def test_a_proxy_is_known_by_its_secret_while_the_disk_is_busy(tmp_path: P
         leader = await there.client()
         await leader.lead()
         there.fs.hold()
-        leader.send(VoteRequest(LeaderId(2, "run2"), 1), append(BASE_LSN, b"x"))
+        leader.send(leader.asks(LeaderId(2, "run2")), append(BASE_LSN, b"x"))
         await until(lambda: not there.node.ready)
         late = await there.client()
         late.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
@@ -633,9 +639,8 @@ async def test_a_proxy_is_known_by_its_secret_while_the_disk_is_busy(tmp_path: P
     ("version", "safekeeper_id", "is_known"),
     [
         (PROTOCOL_VERSION, 1, True),
-        (PROTOCOL_VERSION_MIN, 1, True),
         (PROTOCOL_VERSION, 2, False),
-        (PROTOCOL_VERSION_MIN - 1, 1, False),
+        (PROTOCOL_VERSION - 1, 1, False),
         (PROTOCOL_VERSION + 1, 1, False),
     ],
 )
@@ -647,7 +652,7 @@ async def test_while_the_disk_is_busy_a_proxy_is_known_by_a_greeting_that_fits(
         leader = await there.client()
         await leader.lead()
         there.fs.hold()
-        leader.send(VoteRequest(LeaderId(2, "run2"), 1))
+        leader.send(leader.asks(LeaderId(2, "run2")))
         await until(lambda: not there.node.ready)
         late = await there.client()
         late.send(ProposerGreeting(version, "run1", safekeeper_id))
@@ -666,7 +671,7 @@ async def test_while_the_disk_is_busy_nothing_but_a_greeting_makes_a_proxy_known
         leader = await there.client()
         await leader.lead()
         there.fs.hold()
-        leader.send(VoteRequest(LeaderId(2, "run2"), 1))
+        leader.send(leader.asks(LeaderId(2, "run2")))
         await until(lambda: not there.node.ready)
         late = await there.client()
         late.send(PreVoteRequest("run1"))
@@ -753,7 +758,7 @@ async def test_nothing_reaches_the_node_before_the_secret_is_proved(tmp_path: Pa
         if hello_first:
             client.writer.write(encode_authentication(Hello(bytes(32))))
             await client.reader.readexactly(8 + 41)
-        client.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1), VoteRequest(LEADER, 1))
+        client.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1), client.asks(LEADER))
         async with asyncio.timeout(DEADLINE_S):
             assert await client.reader.read() == encode_authentication(Refused(Reason.SECRET_NEEDED))
         assert there.node.acceptor.control.promised.term == 0
@@ -771,7 +776,7 @@ async def test_what_waits_for_the_node_stays_encrypted_and_comes_in_order_afterw
         client = await there.client(ClientTls(authority.ca).context)
         await client.lead()
         there.fs.hold()
-        votes = VoteRequest(LeaderId(2, "run1"), 1), VoteRequest(LeaderId(3, "run1"), 1)
+        votes = client.asks(LeaderId(2, "run1")), client.asks(LeaderId(3, "run1"))
         client.send(votes[0], *(PreVoteRequest("run1") for _ in range(count)), votes[1])
         await until(lambda: bool(there.listener.waiting))
         there.fs.release()

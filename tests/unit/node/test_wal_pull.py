@@ -26,7 +26,6 @@ from safekeeper.consensus.messages import (
     ReadResponse,
     Refusal,
     RefusalCode,
-    VoteRequest,
     VoteResponse,
 )
 from safekeeper.net.safekeeper_connection import Credentials
@@ -244,7 +243,7 @@ async def test_a_read_during_which_another_leader_was_promised_is_refused(tmp_pa
         leader, member = await with_a_member(there)
 
         async def vote() -> None:
-            leader.send(VoteRequest(LeaderId(2, "run2"), 1))
+            leader.send(leader.asks(LeaderId(2, "run2")))
             assert isinstance(await leader.receive(), VoteResponse)
 
         await after_held_read(there, vote, member)

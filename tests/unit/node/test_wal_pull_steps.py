@@ -25,7 +25,6 @@ from safekeeper.consensus.messages import (
     PullSource,
     PullWal,
     ReadResponse,
-    VoteRequest,
 )
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.node import wal_pull
@@ -346,7 +345,7 @@ async def test_a_vote_for_another_candidate_ends_the_pull(tmp_path: Path, monkey
         await until(lambda: len(other.requests) == 2)
         other.answer(other.requests[0])
         await until(lambda: here.node.acceptor.write_lsn == BASE_LSN + BLOCK_BYTES)
-        here.leader.send(VoteRequest(LeaderId(2, "run2"), 1))
+        here.leader.send(here.leader.asks(LeaderId(2, "run2")))
         await until(lambda: here.node.acceptor.control.promised.term == 2 and other.open_count == 0)
         assert here.puller.describe() is None and here.node.acceptor.write_lsn == BASE_LSN + BLOCK_BYTES
 

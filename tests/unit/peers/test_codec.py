@@ -127,7 +127,7 @@ proposer_messages = st.one_of(
     st.builds(ProposerGreeting, positive, words, positive, st.none() | positive, st.none() | segment_sizes),
     st.builds(Bootstrap, words, positive, segment_sizes, positive, memberships(), st.booleans()),
     st.builds(PreVoteRequest, words, st.booleans()),
-    st.builds(VoteRequest, leader_ids, positive, words, st.none() | memberships()),
+    st.builds(VoteRequest, leader_ids, positive, words, memberships()),
     st.builds(Reconfigure, leader_ids, memberships()),
     st.builds(
         Elected,
@@ -766,13 +766,3 @@ def test_a_membership_that_is_not_understood_is_refused(membership: Membership, 
     forged = msgspec.to_builtins(good) | {"membership": msgspec.to_builtins(membership)}
     with pytest.raises(RemoteProtocolError, match=problem):
         FrameDecoder(PROPOSER_DIALECT).feed(control(forged))
-
-
-def test_the_vote_request_of_protocol_version_4_is_understood() -> None:
-    body = b"\x83\xa4type\xacvote_request\xa9leader_id\x92\x07\xa4run7\xaageneration\x03"
-    frame = bytes.fromhex("5057010100000000")[:4] + len(body).to_bytes(4, "little") + body
-    assert b"".join(map(bytes, encode(VoteRequest(LeaderId(7, "run7"), 3)))) == frame
-    decoder: FrameDecoder[ProposerMessage] = FrameDecoder(PROPOSER_DIALECT)
-    decoder.room[: len(frame)] = frame
-    decoder.buffer_updated(len(frame))
-    assert decoder.next_message() == VoteRequest(LeaderId(7, "run7"), 3)

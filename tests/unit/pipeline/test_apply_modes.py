@@ -74,9 +74,9 @@ def target_in(source: Source, mode: FollowingMode) -> tuple[Target, ModeTable]:
     table = ModeTable(source, mode)
     columns = {name: Column(number, oid, -1) for number, (name, oid) in enumerate(source.columns, 1)}
     fingerprint = Fingerprint(source.oid, [], 0, {}, {}, columns, {})
-    known = KnownTable(source.key, is_full=source.identity == "f" and not source.key)
+    known = KnownTable(source.key, fingerprint, is_full=source.identity == "f" and not source.key)
     following = cast(FollowingTable, table)
-    return Target(following, known, fingerprint, arrow_type, Position(0, 0), mode), table
+    return Target(following, known, arrow_type, Position(0, 0), mode), table
 
 
 def softly(source: Source) -> tuple[Target, Table]:

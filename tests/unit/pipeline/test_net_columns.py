@@ -102,7 +102,7 @@ def target_of(source: Source, **known: Any) -> tuple[Target, Table]:
     columns = {name: Column(number, oid, -1) for number, (name, oid) in enumerate(source.columns, 1)}
     fingerprint = Fingerprint(source.oid, [], 0, {}, {}, columns, {})
     following = cast(FollowingTable, table)
-    return Target(following, KnownTable(source.key, **known), fingerprint, arrow_type, Position(0, 0)), table
+    return Target(following, KnownTable(source.key, fingerprint, **known), arrow_type, Position(0, 0)), table
 
 
 MadeOf = Callable[[Source], tuple[Target, Table]]

@@ -42,7 +42,6 @@ def test_a_checkpoint_without_an_id_is_told(tmp_path: Path, content: str | None)
         ({"table": "records"}, False, "needs the option 'path'"),
         ({**PLACE, "mode": "x"}, False, "pgtable has no option 'mode': it has path, table"),
         ({**PLACE, "tableFormat": "orc"}, False, "unknown table format 'orc'"),
-        ({**PLACE, "tableFormat": "parquet"}, False, "'tableFormat': tables no longer have the format parquet"),
         ({**PLACE, "path": "s3://bucket/tables"}, False, "is needed here, not s3://bucket/tables"),
         ({**PLACE, "batch": "1"}, False, "both options 'writer' and 'batch', or neither"),
         ({**PLACE, "writer": "me", "batch": "-1"}, False, "the option 'batch' is '-1', not a number"),

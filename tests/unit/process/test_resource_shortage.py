@@ -10,13 +10,13 @@ import pytest
 
 from safekeeper.base.errors import ResourceShortage, StorageFailed
 from safekeeper.consensus.control_state import ControlState, LeaderId
-from safekeeper.consensus.messages import RefusalCode, VoteRequest, VoteResponse
+from safekeeper.consensus.messages import RefusalCode, VoteResponse
 from safekeeper.storage.control_file import ControlFile, DataDirectoryLock
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.filesystem import RealFileSystem
 from safekeeper.storage.wal_log import WalStorage
 from tests.unit.event_loop import on_the_loop, until
-from tests.unit.node.test_node import BASE_LSN, SEGMENT_SIZE, bench
+from tests.unit.node.test_node import BASE_LSN, SEGMENT_SIZE, asks, bench
 
 SIZE = 8192
 BASE = 4 * SIZE
@@ -193,7 +193,7 @@ async def test_a_vote_waits_for_a_descriptor(tmp_path: Path, descriptors: Descri
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
         descriptors.left = 0
-        sk.says(VoteRequest(LeaderId(2, "run"), 1))
+        sk.says(asks(LeaderId(2, "run")))
         await until(lambda: sk.node.disk_space.shortages >= 2)
         descriptors.left = None
         await until(lambda: sk.node.ready)

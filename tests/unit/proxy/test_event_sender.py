@@ -28,8 +28,8 @@ from walproxy.proxy.event_sender import EventSender
 class Safekeeper:
     """One that keeps events, or, if it is old, closes the connection at the first message about them."""
 
-    def __init__(self, is_old: bool = False) -> None:
-        self.is_old = is_old
+    def __init__(self, refuses: bool = False) -> None:
+        self.refuses = refuses
         self.hangs = False  # It replies to nothing.
         self.recorder = EventRecorder("safekeeper", origin="s")
         self.exchanges = 0
@@ -65,7 +65,7 @@ class Safekeeper:
             return True
         assert isinstance(message, EventExchange) and message.cluster_id == ""
         self.exchanges += 1
-        if self.is_old:
+        if self.refuses:
             return False
         for event in message.events:
             self.recorder.add(event)
@@ -136,15 +136,14 @@ async def test_each_event_reaches_every_safekeeper_also_many_and_one_that_was_aw
 
 
 @on_the_loop
-async def test_a_safekeeper_of_an_older_release_is_tried_again_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_safekeeper_that_refuses_events_is_tried_again_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(monkeypatch) as (house, _):
-        old = house.safekeepers[2]
-        old.is_old = True
+        other = house.safekeepers[2]
+        other.refuses = True
         ids = house.record()
         await house.until_has(1, ids)
-        await until(lambda: old.exchanges >= 4)
-        # It is upgraded.
-        old.is_old = False
+        await until(lambda: other.exchanges >= 4)
+        other.refuses = False
         await house.until_has(2, ids)
 
 
@@ -152,7 +151,7 @@ async def test_a_safekeeper_of_an_older_release_is_tried_again_with_pauses(monke
 async def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(monkeypatch) as (house, sender):
         monkeypatch.setattr(event_sender, "PAUSE_MAX_S", 0.02)
-        house.safekeepers[2].is_old = True
+        house.safekeepers[2].refuses = True
         house.record()
         await until(lambda: house.safekeepers[2].exchanges >= 5)
         assert sender._receivers[2].pause_s == 0.02

@@ -1,7 +1,5 @@
 """The control file: atomic, durable, and refused when it is not what was stored."""
 
-import base64
-import contextlib
 import errno
 import fcntl
 import os
@@ -16,9 +14,8 @@ import msgspec
 import pytest
 
 from safekeeper.base.errors import ConfigurationError, ResourceShortage, StorageFailed, StorageFull
-from safekeeper.consensus.control_state import FORMAT_VERSION, ControlState, LeaderId
+from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
-from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.storage.control_file import CONTROL_FILE_NAME, LOCK_FILE_NAME, ControlFile, DataDirectoryLock
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.filesystem import RealFileSystem
@@ -40,71 +37,6 @@ class OtherState(msgspec.Struct):
     """What another program might have stored."""
 
     name: str
-
-
-# A control file as the release with format version 1 wrote it.
-FORMAT_1 = base64.b64decode(
-    "U0FGRUtFRVABAAAAcAIAAN4AE61zYWZla2VlcGVyX2lkAqtpbmNhcm5hdGlvbtkgMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
-    "MjIyMjKuZm9ybWF0X3ZlcnNpb24BqmNsdXN0ZXJfaWTZIGNjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjqXN5c3RlbV9p"
-    "ZM9kZlkqakGBFaxzZWdtZW50X3NpemXOAQAAAK5zZXJ2ZXJfdmVyc2lvbs4AAkoCqm1lbWJlcnNoaXCDqmdlbmVyYXRpb24Bp21l"
-    "bWJlcnOTkgHZIDExMTExMTExMTExMTExMTExMTExMTExMTExMTExMTExkgLZIDIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
-    "MjIykgPZIDMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzq25ld19tZW1iZXJzkKhwcm9taXNlZJIJ2SBycnJycnJycnJy"
-    "cnJycnJycnJycnJycnJycnJycnJycqdoaXN0b3J5k5MBzgEAAAABkwTOAgAAKAGTCc4DAAEAAq10bGlfaGlzdG9yaWVzkZICxCkx"
-    "CTAvMzAwMDEwMAlubyByZWNvdmVyeSB0YXJnZXQgc3BlY2lmaWVkCqt0cnVuY2F0ZV90b8CoYmFzZV9sc27ArXdhbF9iZWdpbl9s"
-    "c27OAQAAAKlzZXRfYXNpZGXCqmNvbW1pdF9sc27OAwACAKx0cnVuY2F0ZV9sc27OAgAAAKxhcmNoaXZlZF9sc27OAQAAAKphcmNo"
-    "aXZlX2lk2SBhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYcWdg7c="
-)
-
-
-# One as the release with format version 2 wrote it. Its WAL is being set aside.
-FORMAT_2 = base64.b64decode(
-    "U0FGRUtFRVACAAAA3gIAAN4AGK1zYWZla2VlcGVyX2lkAqtpbmNhcm5hdGlvbtkgMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
-    "MjKuZm9ybWF0X3ZlcnNpb24CqmNsdXN0ZXJfaWTZIGNjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjqXN5c3RlbV9pZM9kZlkq"
-    "akGBFaxzZWdtZW50X3NpemXOAQAAAK5zZXJ2ZXJfdmVyc2lvbs4AAkoCqm1lbWJlcnNoaXCGqmdlbmVyYXRpb24Dp21lbWJlcnOTkwHZ"
-    "IDExMTExMTExMTExMTExMTExMTExMTExMTExMTExMTExqHNrMTo1NDU0kwLZIDIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
-    "qHNrMjo1NDU0kwPZIDMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzMzqHNrMzo1NDU0q25ld19tZW1iZXJzkKZhdXRob3IJrHF1"
-    "b3J1bV9zaXplc5KlTi8yKzGlTi8yKzGwbmV3X3F1b3J1bV9zaXplc5KlTi8yKzGlTi8yKzGocHJvbWlzZWSSCdkgcnJycnJycnJycnJy"
-    "cnJycnJycnJycnJycnJycnJycnKnaGlzdG9yeZKVAc4BAAAAAcIAlQnOAwABAALDAa5mb3Jnb3R0ZW5fdGVybQStdGxpX2hpc3Rvcmll"
-    "c5CrdHJ1bmNhdGVfdG/AqGJhc2VfbHNuwK13YWxfYmVnaW5fbHNuzgEAAACpc2V0X2FzaWRlw6xzZXRfYXNpZGVfYXOgqHJlcGxhY2Vk"
-    "wKxyZXBsYWNlZF93YWygrHJlc3RvcmVfZnJvbaCqY29tbWl0X2xzbs4DAAIArHRydW5jYXRlX2xzbs4CAAAArGFyY2hpdmVkX2xzbs4B"
-    "AAAAqmFyY2hpdmVfaWTZIGFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhayn4BA=="
-)
-
-
-def test_a_control_file_of_format_2_is_read_and_rewritten(tmp_path: Path) -> None:
-    (tmp_path / CONTROL_FILE_NAME).write_bytes(FORMAT_2)
-    before = ControlFile(RealFileSystem(), tmp_path).load(ControlState)
-    assert before is not None and before.format_version == 2
-    assert before.history == (HistoryEntry(1, 0x1000000, 1), HistoryEntry(9, 0x3000100, 2, gives_up=True, floor=1))
-    assert before.membership is not None and before.membership.key == (9, 3)
-    assert (before.forgotten_term, before.starts, before.folders) == (4, 0, ())
-    with contextlib.closing(DataFolder.open(RealFileSystem(), tmp_path, 2, "9" * 32)) as folder:
-        assert folder.control == msgspec.structs.replace(before, format_version=FORMAT_VERSION)
-    assert (tmp_path / CONTROL_FILE_NAME).read_bytes()[8] == FORMAT_VERSION
-
-
-def test_a_control_file_of_format_1_is_read_and_rewritten(tmp_path: Path) -> None:
-    # Its WAL is to be set aside, so that none has to be there.
-    content = FORMAT_1[:-4].replace(b"set_aside\xc2", b"set_aside\xc3")
-    (tmp_path / CONTROL_FILE_NAME).write_bytes(content + google_crc32c.value(content).to_bytes(4, "little"))
-    before = ControlFile(RealFileSystem(), tmp_path).load(ControlState)
-    assert before is not None and before.format_version == 1
-    with contextlib.closing(DataFolder.open(RealFileSystem(), tmp_path, 2, "9" * 32)) as folder:
-        control = folder.control
-    rewritten = (tmp_path / CONTROL_FILE_NAME).read_bytes()
-    assert (content[8], rewritten[8]) == (1, FORMAT_VERSION)
-    assert ControlFile(RealFileSystem(), tmp_path).load(ControlState) == control
-    assert control == msgspec.structs.replace(before, format_version=FORMAT_VERSION)
-    assert control.history == (
-        HistoryEntry(1, 0x1000000, 1, gives_up=False, floor=0),
-        HistoryEntry(4, 0x2000028, 1),
-        HistoryEntry(9, 0x3000100, 2),
-    )
-    assert control.forgotten_term == 0
-    members = tuple(Member(i, str(i) * 32, address="") for i in (1, 2, 3))
-    sizes = QuorumSizes("N/2+1", "N/2+1")
-    assert control.membership == Membership(1, members, author=0, quorum_sizes=sizes, new_quorum_sizes=sizes)
-    assert (control.promised, control.commit_lsn, control.archive_id) == (LeaderId(9, "r" * 32), 0x3000200, "a" * 32)
 
 
 def test_a_membership_with_quorums_that_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -196,15 +128,12 @@ def test_a_damaged_file_is_refused_with_its_path(position: str) -> None:
     [
         (b"", "truncated to 0 bytes"),
         (b"PK\x03\x04" * 9, "not a safekeeper's control file"),
-        (
-            b"SAFEKEEP\x04\0\0\0\0\0\0\0",
-            "format version 4, this release reads versions 1 to 3: use the release",
-        ),
-        (b"SAFEKEEP\0\0\0\0\0\0\0\0", "format version 0, this release reads versions 1 to 3"),
-        (b"SAFEKEEP\x01\0\0\0\x05\0\0\0", "not the number in its header"),
-        (b"SAFEKEEP\x01\0\0\0\0\0\0\0\x80", "has 21 bytes, not the number in its header"),
-        (b"SAFEKEEP\x01\0\0\0\0\0\0", "truncated to 19 bytes"),
-        (b"SAFEKEEP\x01\0\0\0\x01\0\0\0\xc1", "is not a valid State: .*replace the disk"),
+        (b"SAFEKEEP\x02\0\0\0\0\0\0\0", "format version 2, this release reads version 3: use the release that"),
+        (b"SAFEKEEP\x04\0\0\0\0\0\0\0", "format version 4, this release reads version 3: use the release that"),
+        (b"SAFEKEEP\x03\0\0\0\x05\0\0\0", "not the number in its header"),
+        (b"SAFEKEEP\x03\0\0\0\0\0\0\0\x80", "has 21 bytes, not the number in its header"),
+        (b"SAFEKEEP\x03\0\0\0\0\0\0", "truncated to 19 bytes"),
+        (b"SAFEKEEP\x03\0\0\0\x01\0\0\0\xc1", "is not a valid State: .*replace the disk"),
     ],
 )
 def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -38,7 +38,7 @@ from safekeeper.base.errors import (
     StorageFull,
 )
 from safekeeper.base.lsn import segment_name
-from safekeeper.consensus.control_state import FORMAT_VERSION, FORMAT_VERSION_MIN, ControlState, LeaderId
+from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -246,14 +246,6 @@ def test_wal_is_lost_if_it_ends_or_begins_elsewhere_than_the_control_file_record
         assert found is None
     else:
         assert found is not None and found.startswith(f"the WAL in /data/wal {lost}: this data folder is no longer")
-
-
-@pytest.mark.parametrize("version", [FORMAT_VERSION_MIN - 1, FORMAT_VERSION + 1])
-def test_a_control_state_of_an_unknown_format_is_refused(tmp_path: Path, version: int) -> None:
-    state = ControlState(safekeeper_id=1, incarnation="a" * 32, format_version=version)
-    ControlFile(RealFileSystem(), tmp_path).store(state)
-    with pytest.raises(ConfigurationError, match=f"has format {version}, this release reads"):
-        DataFolder.open(RealFileSystem(), tmp_path, 1, "b" * 32)
 
 
 def test_the_state_that_a_start_has_read_survives_a_power_cut() -> None:
@@ -577,10 +569,10 @@ def with_two_segments_set_aside(fs: VirtualFileSystem, directory: Path) -> tuple
     wal = random.Random(1).randbytes(MIB + 1000)
     for message in (
         bootstrap(OLD, 1),
-        VoteRequest(leader, 1),
+        VoteRequest(leader, 1, OLD, Membership(1, MEMBERS)),
         Elected(leader, OLD, 7, MIB, 150018, Membership(1, MEMBERS), history, (), MIB, 0),
         AppendRequest(leader, 1, MIB, 0, 0, 1, True, wal),
-        VoteRequest(LeaderId(2, "run"), 1),  # It flushes.
+        VoteRequest(LeaderId(2, "run"), 1, OLD, Membership(1, MEMBERS)),  # It flushes.
         bootstrap(NEW, 2, replace=True),
     ):
         safekeeper.tell(message)

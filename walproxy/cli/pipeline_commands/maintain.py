@@ -23,7 +23,6 @@ from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_
     type=DURATION,
     help="Age at which files of killed tasks are removed; more than the time of any batch.",
 )
-@click.option("--convert", is_flag=True, help="Only take over tables of a folder that an earlier version wrote.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @lake_options
@@ -34,7 +33,6 @@ def maintain(
     target_size: int,
     keep: float,
     orphans_after: float,
-    convert: bool,
     dry_run: bool,
     as_json: bool,
     lake_options: Mapping[str, str],
@@ -45,24 +43,15 @@ def maintain(
     No row is lost or doubled, and jobs that write to the tables can continue. Run it once an hour beside a job with
     batches of seconds. The exit code is 1 if something could not be done.
 
-    With --convert, tables that an earlier version wrote are taken over: stop the jobs first, start them afterwards.
-    They continue at the tables' positions.
-
     \b
     Examples:
       walproxy pipeline maintain tables
       walproxy pipeline maintain s3://bucket/lake --lake-options region=eu-central-1
-      walproxy pipeline maintain tables --convert
       walproxy pipeline maintain tables --table records --target-size 512MB --keep 2d --dry-run
     """
     logs.configure(lambda: "walproxy pipeline maintain", "warning")
-    from walproxy.cli.pipeline_work.maintain import LakeLocation, convert_and_print, maintain_and_print
+    from walproxy.cli.pipeline_work.maintain import LakeLocation, maintain_and_print
 
     location = LakeLocation.parse(place, lake_options, iceberg_catalog)
-    if convert:
-        is_done = convert_and_print(location, names, dry_run=dry_run, as_json=as_json)
-    else:
-        is_done = maintain_and_print(
-            location, names, target_size, keep, orphans_after, dry_run=dry_run, as_json=as_json
-        )
+    is_done = maintain_and_print(location, names, target_size, keep, orphans_after, dry_run=dry_run, as_json=as_json)
     sys.exit(EXIT_FINE if is_done else EXIT_UNEXPECTED)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -10,23 +9,7 @@ from safekeeper.base import logs
 from safekeeper.base.lsn import Lsn
 from walproxy.cli.parameters import DURATION, KEY_VALUES, LSN, SIZE
 from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
-from walproxy.pipeline.choices import (
-    DEFAULT_TABLES,
-    FORMER_FORMAT,
-    NO_FORMER_FORMAT,
-    TABLE_FORMATS,
-    VIEW_NAMES,
-    TableFormat,
-)
-
-
-class _Format(click.Choice):  # type: ignore[type-arg]  # Older versions of click have none.
-    """A format of tables."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == FORMER_FORMAT:
-            self.fail(NO_FORMER_FORMAT, param, ctx)
-        return super().convert(value, param, ctx)
+from walproxy.pipeline.choices import DEFAULT_TABLES, TABLE_FORMATS, VIEW_NAMES, TableFormat
 
 
 def _tables(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -59,7 +42,7 @@ def _settings(
 @click.option(
     "--format",
     "table_format",
-    type=_Format(TABLE_FORMATS),
+    type=click.Choice(TABLE_FORMATS),
     help="Format of new tables; by default delta. In an object store Iceberg needs a catalog.",
 )
 @click.option(

@@ -7,15 +7,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from walproxy.pipeline.jobs.maintain import Conversion, Maintained
-from walproxy.pipeline.jobs.maintain import convert as convert_tables
+from walproxy.pipeline.jobs.maintain import Maintained
 from walproxy.pipeline.jobs.maintain import maintain as maintain_tables
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.table import Removal
 from walproxy.proxy.status_table import format_bytes
 from walproxy.terminal import Column, FittedTable, output_console
 
-__all__ = ["LakeLocation", "convert_and_print", "maintain_and_print"]
+__all__ = ["LakeLocation", "maintain_and_print"]
 
 _COLUMNS: Final = (
     Column("table"),
@@ -60,36 +59,6 @@ def maintain_and_print(
         if each.problem is not None:
             click.echo(f"PROBLEM: {each.problem}", err=True)
     return all(each.problem is None for each in done)
-
-
-def convert_and_print(location: LakeLocation, names: tuple[str, ...], *, dry_run: bool, as_json: bool) -> bool:
-    """Take over tables of an earlier version and print what was done; return whether all of it could be done."""
-    done = convert_tables(location, names, dry_run=dry_run)
-    if as_json:
-        click.echo(msgspec.json.encode([_conversion_as_json(each) for each in done]).decode())
-    elif not done:
-        click.echo(f"{location} has no table of an earlier version")
-    for each in done:
-        if each.problem is not None:
-            click.echo(f"PROBLEM: {each.problem}", err=True)
-        elif not as_json:
-            click.echo(_conversion_line(each, dry_run))
-    return all(each.problem is None for each in done)
-
-
-def _conversion_as_json(each: Conversion) -> dict[str, object]:
-    return {**each._asdict(), "converted": each.converted._asdict() if each.converted is not None else None}
-
-
-def _conversion_line(each: Conversion, dry_run: bool) -> str:
-    converted = each.converted
-    if converted is None:
-        return f"{each.name}: the former log {'would be' if dry_run else 'is'} removed"
-    if converted.format == converted.to:
-        done = "would be taken over" if dry_run else "taken over"
-    else:
-        done = f"{'would become' if dry_run else 'is now'} a {converted.to} table"
-    return f"{each.name}: {done}, {converted.files} files"
 
 
 def _as_json(each: Maintained) -> dict[str, object]:

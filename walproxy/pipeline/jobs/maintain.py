@@ -6,15 +6,12 @@ files. So this is to be run now and then, once an hour where a stream runs with 
 meanwhile, and readers go on that have begun less than `keep_s` ago.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.lake.compaction import TARGET_BYTES, Compaction
-from walproxy.pipeline.lake.conversion import Converted, former_tables
-from walproxy.pipeline.lake.conversion import convert as convert_table
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_names, open_lake_table
 from walproxy.pipeline.lake.table import Removal
@@ -44,19 +41,6 @@ class Maintained(NamedTuple):
     orphans: Removal = Removal()
     files: int = 0
     bytes: int = 0
-    problem: str | None = None
-
-
-class Conversion(NamedTuple):
-    """The conversion of a table, done or planned.
-
-    Attributes:
-        converted: None if only the rest of a former log was removed, or there is a problem.
-        problem: why it could not be done, as one line.
-    """
-
-    name: str
-    converted: Converted | None = None
     problem: str | None = None
 
 
@@ -113,36 +97,6 @@ def maintain(
         except WalproxyError as error:
             maintained = maintained._replace(problem=str(error))
         done.append(maintained)
-    return done
-
-
-def convert(location: LakeLocation, names: Sequence[str] = (), *, dry_run: bool = False) -> list[Conversion]:
-    """Take over tables of a folder that an earlier version wrote. One with a problem does not keep the others from it.
-
-    Args:
-        names: which tables; none: all of them. Those that are taken over already are left alone.
-
-    Raises:
-        ConfigurationError: the location is not a folder, has no such table, or a job writes to it.
-        StorageFull, StorageFailed: the folder cannot be read.
-    """
-    # Only this needs the locks of jobs.
-    from walproxy.pipeline.jobs.run_folder import RunFolder
-
-    folder = location.folder
-    if folder is None:
-        raise ConfigurationError(f"tables of earlier versions are in folders, not in {location}: remove --convert")
-    for name in names:
-        if not (folder / name).is_dir():
-            raise ConfigurationError(f"{location} has no table {name!r}")
-    found = [name for name in former_tables(folder) if not names or name in names]
-    done = []
-    with contextlib.nullcontext() if dry_run or not found else RunFolder(location).locked():
-        for name in found:
-            try:
-                done.append(Conversion(name, convert_table(location, name, dry_run=dry_run)))
-            except WalproxyError as error:
-                done.append(Conversion(name, problem=str(error)))
     return done
 
 

@@ -72,7 +72,7 @@ def look_for_tables(tables: Tables) -> FoundTables:
 def read_tables(connection: DuckDBPyConnection, found: FoundTables) -> dict[str, str]:
     """Make views of the tables; return what stands after FROM for each.
 
-    `blocks` is made of `records` where that has the block references, as an earlier version wrote it.
+    `blocks` is made of `records` where that has the block references: it was made without a table `blocks`.
 
     Raises:
         ConfigurationError: one has other columns.

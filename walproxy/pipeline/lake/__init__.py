@@ -4,7 +4,6 @@
 location    where tables are: a folder, or a prefix of an object store
 names       names of tables
 opening     a table by its location and name
-conversion  tables in folders that an earlier version wrote
 table       the interface of a table, written once on two primitives of a format
 position    rule X1: a commit names the position that its writer believes the table has
 delta       the two primitives for Delta Lake

@@ -32,7 +32,7 @@ from walproxy.pipeline.lake.parquet_files import DataFile, LiveFile, first_line,
 from walproxy.pipeline.lake.position import Batch
 from walproxy.pipeline.lake.table import LakeTable, Removal, StoredFile, Version
 
-OURS: Final = "WAL as tables, written by walproxy"
+_OURS: Final = "WAL as tables, written by walproxy"
 _PREFIX: Final = "walproxy."
 LOG: Final = "_delta_log"
 _READ_ATTEMPTS: Final = 5
@@ -105,7 +105,7 @@ class DeltaLake(LakeTable[DeltaVersion]):
 
     @property
     def is_ours(self) -> bool:
-        return self._load().table.metadata().description == OURS
+        return self._load().table.metadata().description == _OURS
 
     def _load(self) -> DeltaVersion:
         opened, self._opened = self._opened, None
@@ -240,7 +240,7 @@ def _made(location: LakeLocation, schema: pa.Schema) -> DeltaTable:
             columns,
             mode="error",
             name=location.name,
-            description=OURS,
+            description=_OURS,
             storage_options=location.delta_options(),
         )
     except (DeltaError, OSError) as error:

@@ -268,13 +268,13 @@ def _made(catalog: Catalog, location: LakeLocation, schema: pa.Schema) -> PyIceb
     schema = normal_schema(schema)
     with contextlib.suppress(NamespaceAlreadyExistsError, IntegrityError):
         catalog.create_namespace(namespace_of(location))
-    properties = TABLE_PROPERTIES | schema_property(schema)
+    properties = TABLE_PROPERTIES | _schema_property(schema)
     with contextlib.suppress(TableAlreadyExistsError):
         return catalog.create_table(_identifier(location), schema, location=location.url, properties=properties)
     return catalog.load_table(_identifier(location))
 
 
-def schema_property(schema: pa.Schema) -> dict[str, str]:
+def _schema_property(schema: pa.Schema) -> dict[str, str]:
     """Return the property of a table that has its columns, and marks it as ours."""
     return {_SCHEMA: base64.b64encode(schema.serialize().to_pybytes()).decode()}
 

@@ -12,16 +12,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.choices import NO_FORMER_FORMAT, TABLE_FORMATS, TableFormat
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.lake.delta import LOG, DeltaLake
 from walproxy.pipeline.lake.disk import make_folder, storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.names import check_table_name
 from walproxy.pipeline.lake.parquet_files import schema_difference
 from walproxy.pipeline.lake.table import LakeTable
-
-FORMER_IDENTITY: Final = "_walproxy/table.json"
-"""What each table in a folder had in an earlier version: `conversion.py` takes such tables over."""
 
 _ICEBERG_METADATA: Final = "metadata"
 _MISREAD: Final = frozenset("%?")
@@ -48,13 +45,11 @@ def open_lake_table(
         omitted: those of them that a new table lacks.
 
     Raises:
-        ConfigurationError: there is no such table, it has another format or other columns, another program made it, or
-            it must be converted first. Nothing was written.
+        ConfigurationError: there is no such table, it has another format or other columns, or another program made
+            it. Nothing was written.
         ArchiveError, StorageFull, StorageFailed.
     """
     check_table_name(name)
-    if format is not None and format not in TABLE_FORMATS:
-        raise ConfigurationError(NO_FORMER_FORMAT)
     if location.folder is None:
         check_format(location, format)
     else:
@@ -103,17 +98,16 @@ def _of_format(
         is_new: prepare the folder for a new table if it is not there.
 
     Raises:
-        ConfigurationError: it has another format, is of an earlier version, or something else is there.
+        ConfigurationError: it has another format, or something else is there.
         StorageFull, StorageFailed.
     """
     place = folder / name
-    require_converted(place)
     with storage_errors(f"open the table {place}"):
         found = _format_in(place)
         if found is None:
             if not is_new:
                 raise ConfigurationError(f"{location} has no table {name!r}: create it by writing to it")
-            check_path(place)
+            _check_path(place)
             make_folder(place.parent)
     if found is not None and wanted is not None and found != wanted:
         raise ConfigurationError(
@@ -122,7 +116,7 @@ def _of_format(
     return location.with_catalog_beside() if (found or wanted) == "iceberg" else location
 
 
-def check_path(place: Path) -> None:
+def _check_path(place: Path) -> None:
     """See that a new table can be in a folder. Raises ConfigurationError."""
     if set(str(place)) & _MISREAD:
         raise ConfigurationError(
@@ -154,22 +148,12 @@ def _format_in(place: Path) -> TableFormat | None:
     return None
 
 
-def require_converted(place: Path) -> None:
-    """See that the table in a folder is not of an earlier version. Raises ConfigurationError."""
-    if (place / FORMER_IDENTITY).exists():
-        raise ConfigurationError(
-            f"an earlier version wrote the table {place}: take it over by `walproxy pipeline maintain --convert "
-            f"{place.parent}`"
-        )
-
-
 def find_names(location: LakeLocation) -> list[str]:
     """Return the names of the tables of a location, sorted.
 
     Delta tables of other programs count: only opening them shows that.
 
     Raises:
-        ConfigurationError: a table in a folder must be converted first.
         StorageFailed, ArchiveError.
     """
     if location.folder is None and location.catalog:
@@ -181,8 +165,6 @@ def find_names(location: LakeLocation) -> list[str]:
 
 
 def _tables_among(names: list[str], location: LakeLocation, folder: Path) -> list[str]:
-    for name in names:
-        require_converted(folder / name)
     found = [name for name in names if (folder / name / LOG).is_dir()]
     others = {name for name in names if (folder / name / _ICEBERG_METADATA).is_dir()}
     if others and location.has_catalog_beside:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.choices import FORMER_FORMAT, NO_FORMER_FORMAT, TABLE_FORMATS, TableFormat
+from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.lake.names import local_folder
 
 OPTIONS: Final = {
@@ -55,8 +55,6 @@ class SinkOptions(NamedTuple):
             if not given.get(name):
                 raise ConfigurationError(f"pgtable needs the option {name!r}: {OPTIONS[name]}")
         table_format = given.get("tableformat")
-        if table_format == FORMER_FORMAT:
-            raise ConfigurationError(f"option 'tableFormat': {NO_FORMER_FORMAT}")
         if table_format is not None and table_format not in TABLE_FORMATS:
             raise ConfigurationError(f"unknown table format {table_format!r}: use one of {', '.join(TABLE_FORMATS)}")
         writer, batch = given.get("writer") or None, _number(given.get("batch"))

@@ -336,8 +336,6 @@ def test_a_table_that_is_missing_is_made_only_if_it_may_be(tmp_path: Path) -> No
     for arguments in [{"create": False}, {"table_format": "delta"}, {}]:
         with pytest.raises(ConfigurationError, match="has no table 'rows'"):
             open_table(tmp_path, "rows", **arguments)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="no longer have the format parquet: leave it out for delta"):
-        open_table(tmp_path, "rows", "parquet", SMALL)  # type: ignore[arg-type]
     for name in ("", "_hidden", ".hidden", "a/b", "..", "a b"):
         with pytest.raises(ConfigurationError, match="cannot be the name of a table"):
             open_table(tmp_path, name, "delta", SMALL)

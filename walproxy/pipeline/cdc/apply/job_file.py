@@ -20,7 +20,7 @@ from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.cache_folder import cache_folder
 from walproxy.pipeline.cdc.apply.announcements import Announcement
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
-from walproxy.pipeline.choices import ArrayColumns
+from walproxy.pipeline.choices import NEW_ARRAYS, ArrayColumns
 from walproxy.pipeline.lake.disk import locked, storage_errors, sync_folder
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.names import APPLY_JOB_FILE
@@ -29,10 +29,6 @@ from walproxy.pipeline.lake.state import StateObject
 OWN_FOLDER: Final = APPLY_JOB_FILE.partition("/")[0]
 _LOCK_FILE: Final = "lock"
 _VERSION: Final = 4
-_VERSION_WITHOUT_LISTS: Final = 3
-_VERSION_WITHOUT_MODE: Final = 2
-"""What is written for mirrors without lists: older versions read it, and would take all tables for mirrors."""
-
 _LOCK_TIMEOUT_S: Final = 2.0
 
 
@@ -41,22 +37,22 @@ class KnownTable(msgspec.Struct, frozen=True):
 
     Attributes:
         key: the columns that identify rows; none if rows are only added.
+        fingerprint: what of the source table must not change unnoticed.
         as_text: columns that are read as text, as the options demand.
         bad_text: further ones, since they had values that their type does not hold.
         bad_as_null: values that their type does not hold were made null, if there were any.
         dropped: columns that the source has no longer, which keep their values here.
         is_full: it has no key, and a full replica identity: rows are identified by all of their values.
-        fingerprint: None in a file of version 1: such a table is copied again.
         lists: its arrays are lists, but for columns that are text.
     """
 
     key: list[str]
+    fingerprint: Fingerprint
     as_text: list[str] = []
     bad_text: list[str] = []
     bad_as_null: bool = False
     dropped: list[str] = []
     is_full: bool = False
-    fingerprint: Fingerprint | None = None
     lists: bool = False
 
 
@@ -83,6 +79,10 @@ class Quarantined(msgspec.Struct, frozen=True):
     since: float
 
 
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
 class Job(msgspec.Struct, frozen=True):
     """The content of the file.
 
@@ -92,7 +92,7 @@ class Job(msgspec.Struct, frozen=True):
         quarantined: tables that are not followed at present, and why.
         copying: by name: copies that may have been committed, but are not in `tables` yet.
         mode: what the tables keep of changes.
-        arrays: what arrays are in the tables: text in a file of an older version.
+        arrays: what arrays are in the tables.
         to_copy: by name: why tables are to be copied that were copied before.
         announcements: changes of definitions that the receiver has not taken yet, oldest first.
         starts_over: the slot is to be made again, and all tables are to be copied again.
@@ -112,7 +112,7 @@ class Job(msgspec.Struct, frozen=True):
     owner: str = ""
     mode: str = "mirror"
     copying: dict[str, Copying] = {}
-    arrays: ArrayColumns = "text"
+    arrays: ArrayColumns = NEW_ARRAYS
     to_copy: dict[str, str] = {}
     announcements: list[Announcement] = []
 
@@ -126,19 +126,19 @@ def read_job(state: StateObject) -> Job | None:
     """Return the content of the file, None if it does not exist.
 
     Raises:
-        ConfigurationError: it is not understood.
+        ConfigurationError: it is of another version, or damaged.
         StorageFailed, ArchiveError: it cannot be read.
     """
     content = state.read()
     if content is None:
         return None
     try:
-        job = msgspec.json.decode(content, type=Job)
+        version = msgspec.json.decode(content, type=_Version).version
+        if version != _VERSION:
+            raise ConfigurationError(f"{state.name} is of version {version}, this program reads version {_VERSION}")
+        return msgspec.json.decode(content, type=Job)
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{state.name} is damaged, or a newer version's: {error}") from None
-    if job.version > _VERSION:
-        raise ConfigurationError(f"{state.name} is of version {job.version}, this program reads version {_VERSION}")
-    return msgspec.structs.replace(job, version=_VERSION)
+        raise ConfigurationError(f"{state.name} is damaged: {error}") from None
 
 
 def write_job(state: StateObject, job: Job) -> None:
@@ -148,9 +148,6 @@ def write_job(state: StateObject, job: Job) -> None:
         TableMoved: another job has replaced it.
         StorageFailed, StorageFull, ArchiveError.
     """
-    if job.arrays == "text":
-        version = _VERSION_WITHOUT_MODE if job.mode == "mirror" else _VERSION_WITHOUT_LISTS
-        job = msgspec.structs.replace(job, version=version)
     state.write(msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
 
 

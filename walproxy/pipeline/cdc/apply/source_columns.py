@@ -74,10 +74,10 @@ def known_of(
     require_other_names(table.table, (column.name for column in table.columns), mode)
     return KnownTable(
         list(table.key),
+        table.fingerprint,
         list(as_text),
         sorted(bad_text),
         bad_as_null=bad_as_null,
         is_full=is_full,
-        fingerprint=table.fingerprint,
         lists=lists,
     )

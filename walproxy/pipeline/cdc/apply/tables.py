@@ -294,7 +294,7 @@ class Tables:
         self._being_copied.pop(table, None)
         del self._copying[table]
         self._end_quarantine(table)
-        self._follow(table, copy.known, copy.made.fingerprint, copy.position)
+        self._follow(table, copy.known, copy.position)
 
     def _keep_as_text(self, table: TableName, error: BadValue) -> None:
         """Note that a column becomes text because of a value, if it is to."""
@@ -309,14 +309,10 @@ class Tables:
                 f"{table} was copied with other columns as text, {known.as_text}: copy it again with "
                 f"--copy-again {table}"
             )
-        fingerprint = known.fingerprint
-        if fingerprint is None:
-            self._to_copy[table] = "it was copied by an older version"
-            return
         if known.bad_as_null and not self._bad_as_null:
             self._to_copy[table] = "values that its columns cannot hold are no longer to be null"
             return
-        if known.lists != self._lists and any(is_array(each.type_oid) for each in fingerprint.columns.values()):
+        if known.lists != self._lists and any(is_array(each.type_oid) for each in known.fingerprint.columns.values()):
             self._to_copy[table] = f"its arrays are to be {'lists' if self._lists else 'text'}"
             return
         known = msgspec.structs.replace(known, bad_as_null=self._bad_as_null, lists=self._lists)
@@ -325,7 +321,7 @@ class Tables:
             if position is None:
                 self._to_copy[table] = "its table is gone, or another program made it"
             else:
-                self._follow(table, known, fingerprint, position)
+                self._follow(table, known, position)
 
     def _take_up_copy(self, table: TableName, copying: Copying, reason: str) -> None:
         """Follow a table whose copy was committed just before the job ended; else it is copied later."""
@@ -337,9 +333,9 @@ class Tables:
                 self._end_quarantine(table)
                 self._note_copied(table, reason, copying.lsn)
 
-    def _follow(self, table: TableName, known: KnownTable, fingerprint: Fingerprint, position: Position) -> None:
-        target = Target(self.following(table), known, fingerprint, self._type_of, position, self._policy.mode)
-        self._targets[table] = self._by_oid[fingerprint.oid] = target
+    def _follow(self, table: TableName, known: KnownTable, position: Position) -> None:
+        target = Target(self.following(table), known, self._type_of, position, self._policy.mode)
+        self._targets[table] = self._by_oid[known.fingerprint.oid] = target
 
     @property
     def _bad_as_null(self) -> bool:

@@ -95,7 +95,6 @@ class Target:
         self,
         following: FollowingTable,
         known: KnownTable,
-        fingerprint: Fingerprint,
         type_of: TypeOf,
         position: Position,
         mode: FollowingMode = "mirror",
@@ -104,7 +103,6 @@ class Target:
         self.position = position
         self.known = known
         self.copy_reason: str | None = None
-        self._fingerprint = fingerprint
         self._followed: list[str] = []
         self._awaited: frozenset[int] = frozenset()  # transactions that must turn out to have truncated the table
         self._seen: Fingerprint | None = None  # accepted once they have
@@ -121,7 +119,7 @@ class Target:
     @property
     def source_oid(self) -> int:
         """OID of the source table."""
-        return self._fingerprint.oid
+        return self.known.fingerprint.oid
 
     def look(self, now: PublishedTable, source: Catalogs) -> None:
         """Compare the source's catalogs with what is known: follow what can be followed, else set `copy_reason`.
@@ -131,7 +129,7 @@ class Target:
         """
         if self.copy_reason is not None:
             return
-        verdict = compare(self._fingerprint, now.fingerprint, now.evidence)
+        verdict = compare(self.known.fingerprint, now.fingerprint, now.evidence)
         reason = verdict.copy_reason
         if reason is None and set(now.key) != set(self.known.key):
             reason = "its key changed"
@@ -159,13 +157,13 @@ class Target:
         if self._seen is None or self.copy_reason is not None:
             return
         if self._awaited <= self._truncated_by:
-            gone = self._fingerprint.columns.keys() - self._seen.columns.keys()
+            gone = self.known.fingerprint.columns.keys() - self._seen.columns.keys()
             dropped = sorted({*self.known.dropped, *gone})
             types = {field.name: str(field.type) for field in self._schema}
-            change = followed_change(self._fingerprint, self._seen, types)
+            change = followed_change(self.known.fingerprint, self._seen, types)
             self._followed += [] if change is None else [change]
-            self._fingerprint, self._seen = self._seen, None
-            self.known = msgspec.structs.replace(self.known, fingerprint=self._fingerprint, dropped=dropped)
+            self.known = msgspec.structs.replace(self.known, fingerprint=self._seen, dropped=dropped)
+            self._seen = None
             if len(self._truncated_by) > _TRUNCATES_MAX:
                 self._truncated_by.clear()  # An unexplained file costs a copy.
         elif is_current:
@@ -262,8 +260,8 @@ class Target:
     def _partition_problem(self, transaction: Begin, partition: Relation) -> str | None:
         """Return why rows of a partition cannot be followed: what the catalogs no longer show."""
         name = f"{partition.schema}.{partition.name}"
-        seen = self._fingerprint if self._seen is None else self._seen
-        if partition.oid not in seen.partitions and partition.oid not in self._fingerprint.partitions:
+        seen = self.known.fingerprint if self._seen is None else self._seen
+        if partition.oid not in seen.partitions and partition.oid not in self.known.fingerprint.partitions:
             return f"its partition {name} came and went"
         new = self._new_partitions.get(partition.oid)
         if new is not None and new.may_have_lost_rows(transaction):
@@ -284,7 +282,7 @@ class Target:
         for column in relation.columns:
             if column.name not in self._schema.names:
                 return f"its changes have an unknown column {column.name}"
-            known = self._fingerprint.columns.get(column.name)
+            known = self.known.fingerprint.columns.get(column.name)
             is_last_known = known is not None
             if known is not None:
                 if known.number <= last:
@@ -295,7 +293,7 @@ class Target:
                 if not self._takes(self._schema.field(column.name).type, sent):
                     return f"its column {column.name} was of another type"
         sent_names = {column.name for column in relation.columns}
-        missing = [known.number for name, known in self._fingerprint.columns.items() if name not in sent_names]
+        missing = [known.number for name, known in self.known.fingerprint.columns.items() if name not in sent_names]
         if missing and (min(missing) < last or not is_last_known):
             return "its columns were renamed for a while"
         return None
