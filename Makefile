@@ -60,8 +60,8 @@ exhaustive: .venv/.dev ## every interleaving of two terms in a small world: with
 exhaustive-all: .venv/.dev ## every interleaving of two terms in a small world, with flushes and answers late: seven minutes of CPU time, 3.3 GB
 	$(BIN)/python -m tests.simulation.exhaustive --terms 2 --records 1
 
-mutate: .venv/.dev ## change one thing at a time in the consensus and the storage, and see which tests fail: hours; make mutate SAMPLE=40
-	$(BIN)/python -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE) --seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(ALONE),--alone $(ALONE))
+mutate: .venv/.dev ## change one thing at a time in the consensus and the storage, and count what the tests detect: make mutate SAMPLE=40 SEED=7
+	$(BIN)/python -m tests.mutation $(if $(SAMPLE),--sample $(SAMPLE)) --seed $(SEED) $(if $(ONLY),--only $(ONLY))
 
 fuzz: .venv/.dev ## look for bytes of peers that a decoder has no answer to: make fuzz SECONDS_EACH=600 TARGET=session
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_EACH) $(TARGET)

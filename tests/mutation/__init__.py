@@ -8,8 +8,8 @@ so all modules that have imported the function run it, and no file is written. T
 that execute the mutated statement without the mutation are run: `reach` measures which ones do, once for a state of
 the source.
 
-A mutation that no test detects has survived. `survivors.toml` explains those that cannot be detected or need not be;
-a survivor without an explanation fails the run (`explanations`).
+A mutation that no test detects has survived. The result is a score (`scores`): of a sample, the share that the
+simulator detects, and the share that all tests detect together.
 
 Mutations have names that do not change with edits of other functions: module, function, kind, number, and a digest of
 the function. The results of an interrupted run are reused if the source and the tests are the same.

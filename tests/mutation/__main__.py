@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.mutation import explanations, trials
+from tests.mutation import trials
 from tests.mutation.edits import KINDS, Mutation
 from tests.mutation.reach import FAILED, SuiteFails, measured
 from tests.mutation.scores import table
@@ -30,7 +30,7 @@ ELSEWHERE = (
     *(f"tests/{name}/" for name in OTHER_TESTS),
 )
 PLAIN_EVERY = 20
-EXIT_UNEXPLAINED = 1
+SAMPLE = 200
 EXIT_FAILED = 2
 
 
@@ -38,36 +38,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Try the mutations that were asked for; return the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    try:
-        explained = explanations.read()
-    except explanations.ExplanationsInvalid as error:
-        parser.error(str(error))
-    everything = list(all_mutations())
-    chosen = _chosen(everything, options, parser)
+    selected = _selected(options, parser)
     if options.list:
-        print(*chosen, sep="\n")
-        print(f"{len(chosen)} mutations of {len({each.module for each in chosen})} modules")
+        print(*selected, sep="\n")
+        print(f"{len(selected)} mutations of {len({each.module for each in selected})} modules")
         return 0
+    chosen = _sample(selected, options.sample, options.seed)
     import_all()
 
     def run(units: Units) -> int:
-        # The cheapest first: unit tests detect most mutations in less than a second.
-        every: tuple[Suite, ...] = (units, Scenarios(), Seeds(options.first, options.seeds))
+        every: tuple[Suite, ...] = (Seeds(options.first, options.seeds), units, Scenarios())
         suites = [suite for suite in every if not options.suite or suite.name in options.suite]
-        tried = _try(chosen, suites, explained, options)
-        verdicts = {verdict.id: verdict for _, verdict in tried}
-        print(table(tried, explained))
-        if options.alone:
-            print("\nby the simulator alone:")
-            print(table(_try(_sample(chosen, options.alone, options.seed), every[-1:], {}, options), explained))
-        for line in explanations.outdated(explained, everything, verdicts):
-            print(f"an explanation is outdated: {line}")
-        missing = explanations.unexplained(verdicts.values(), explained)
-        if missing:
-            print(f"{len(missing)} survivors have no explanation in {explanations.SURVIVORS.relative_to(ROOT)}:")
-            ids = {verdict.id for verdict in missing}
-            print(*(explanations.template(mutation) for mutation, verdict in tried if verdict.id in ids), sep="\n")
-        return EXIT_UNEXPLAINED if missing else 0
+        print(table(_try(chosen, suites, options)))
+        return 0
 
     try:
         return with_units(unit_folders(chosen), run)
@@ -81,11 +64,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutation",
         description=__doc__,
-        epilog=f"Kinds of mutations: {kinds}. Exit code 1: a survivor has no explanation. Exit code 2: a test fails "
-        "without any mutation.",
+        epilog=f"Kinds of mutations: {kinds}. Exit code 2: a test fails without any mutation.",
     )
     parser.add_argument(
-        "--sample", type=_positive, metavar="COUNT", help="try so many, chosen at random (default: all)"
+        "--sample",
+        type=_positive,
+        default=SAMPLE,
+        metavar="COUNT",
+        help="try so many, chosen at random (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
     parser.add_argument(
@@ -98,12 +84,6 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         choices=(Seeds.name, Units.name, Scenarios.name),
         help="try them against these tests only; may be repeated (default: all three)",
-    )
-    parser.add_argument(
-        "--alone",
-        type=_positive,
-        metavar="COUNT",
-        help="then try so many of them, chosen at random, with the simulator alone",
     )
     parser.add_argument("--list", action="store_true", help="list the mutations, and try none")
     parser.add_argument(
@@ -131,28 +111,25 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="CPU time of a suite for one mutation (default: %(default)g)",
     )
-    parser.add_argument(
-        "--skip-explained", action="store_true", help="count survivors that have an explanation without a trial"
-    )
     parser.add_argument("--again", action="store_true", help="ignore results of an earlier run on the same source")
     return parser
 
 
-def _chosen(everything: list[Mutation], options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Mutation]:
-    """Return the mutations that the options select."""
+def _selected(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Mutation]:
+    """Return the mutations that the sample is drawn from."""
+    everything = list(all_mutations())
     for prefix in options.only:
         if not any(module.startswith(prefix) for module in MODULES):
             parser.error(f"--only {prefix}: no mutated module has a name that begins like this")
     unknown = set(options.id) - {each.id for each in everything}
     if unknown:
         parser.error(f"--id {min(unknown)}: the present source has no such mutation (--list lists them)")
-    chosen = [
+    return [
         each
         for each in everything
         if (not options.only or each.module.startswith(tuple(options.only)))
         and (not options.id or each.id in options.id)
     ]
-    return _sample(chosen, options.sample, options.seed) if options.sample else chosen
 
 
 def _sample(mutations: list[Mutation], count: int, seed: int) -> list[Mutation]:
@@ -164,7 +141,6 @@ def _sample(mutations: list[Mutation], count: int, seed: int) -> list[Mutation]:
 def _try(
     chosen: list[Mutation],
     suites: Sequence[Suite],
-    explained: dict[str, explanations.Explanation],
     options: argparse.Namespace,
 ) -> list[tuple[Mutation, Verdict]]:
     """Try the mutations that have no result yet; return all of them with their verdicts."""
@@ -182,10 +158,6 @@ def _try(
     if options.again:
         results.unlink(missing_ok=True)
     verdicts = trials.read(results)
-    if options.skip_explained and explained:
-        missing = [mutation.id for mutation in chosen if mutation.id in explained and mutation.id not in verdicts]
-        print(f"{len(missing)} are explained survivors, and not tried")
-        verdicts |= {each: Verdict(each, trials.SURVIVED, False, "", "not tried", {}, 0.0) for each in missing}
     ids = {mutation.id: mutation for mutation in chosen}
     todo = [mutation for mutation in chosen if mutation.id not in verdicts]
     if len(todo) < len(chosen):

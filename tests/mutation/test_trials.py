@@ -14,7 +14,6 @@ import pytest
 from tests.mutation import targets, trials
 from tests.mutation.children import Send, limit_cpu, run_all
 from tests.mutation.edits import Mutation, first_line, functions
-from tests.mutation.explanations import Explanation, ExplanationsInvalid, outdated, read, unexplained
 from tests.mutation.install import functions_of, install
 from tests.mutation.reach import FAILED, SuiteFails, measure
 from tests.mutation.scores import table
@@ -201,7 +200,7 @@ def test_an_installed_mutation_is_what_importers_run(toy: ModuleType) -> None:
         imported.__code__ = before
 
 
-# ---------------------------------------------------------------------- results and explanations
+# ---------------------------------------------------------------------- results and scores
 
 
 def verdict_of(mutation_id: str, killed_by: str) -> Verdict:
@@ -220,39 +219,12 @@ def test_results_of_an_interrupted_run_are_read_without_the_incomplete_line(tmp_
     assert trials.read(path) == {"one": one, "other": other}
 
 
-def test_survivors_without_an_explanation_and_outdated_explanations_are_listed(toy: ModuleType) -> None:
-    mutations = list(targets.all_mutations())
-    first, second, third = (each.id for each in mutations[:3])
-    gone = f"{first.split('@')[0]}@00000000"
-    verdicts = {
-        first: verdict_of(first, "units"),
-        second: verdict_of(second, trials.SURVIVED),
-        third: verdict_of(third, trials.SURVIVED),
-    }
-    explanations = {each: Explanation("equivalent", "why") for each in (first, second, gone)}
-    assert [each.id for each in unexplained(verdicts.values(), explanations)] == [third]
-    assert outdated(explanations, mutations, verdicts) == [
-        f"{first} is detected by units: test",
-        f"{gone} no longer exists; perhaps it is {first}",
-    ]
-    tried = [(each, verdicts[each.id]) for each in mutations[:3]]
-    last = table(tried, explanations).splitlines()[-1]
-    assert last.split() == ["all", "3", "1", "0", "0", "0", "2", "1", "33.3"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ['["id"]\nexcuse = "equivalent"\n', '["id"]\nexcuse = "other"\nwhy = "w"\n', '["id"]\nexcuse =\n', "id = 1\n"],
-)
-def test_explanations_of_another_form_are_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "survivors.toml"
-    path.write_text(text)
-    with pytest.raises(ExplanationsInvalid, match=r"survivors\.toml: "):
-        read(path)
-
-
-def test_the_explanations_of_the_project_are_valid() -> None:
-    read()
+def test_the_score_is_what_the_simulator_detects_and_what_all_tests_detect(toy: ModuleType) -> None:
+    mutations = list(targets.all_mutations())[:5]
+    killed_by = ("simulator", "units", "scenarios", "simulator", trials.SURVIVED)
+    tried = [(each, verdict_of(each.id, suite)) for each, suite in zip(mutations, killed_by, strict=True)]
+    last = table(tried).splitlines()[-1]
+    assert last.split() == ["all", "5", "2", "1", "1", "0", "1", "40.0", "80.0"]
 
 
 # ---------------------------------------------------------------------- mutations of the project

@@ -77,7 +77,7 @@ def try_all(
     """Try mutations, at most `processes` at once; yield a verdict for each.
 
     Args:
-        before: tests to begin with: most mutations are detected by the same one again.
+        before: tests to begin their suite with: most mutations are detected by the same one again.
     """
     jobs = ((each.id, partial(_trial, each, suites, reach, limits, before or {})) for each in mutations)
     for ended in run_all(jobs, processes, WAITS_S_MAX):
@@ -97,11 +97,9 @@ def _trial(
     ran = {suite.name: 0 for suite in suites}
     place = f"{mutation.module}:{mutation.line}"
     first = before.get(without_digest(mutation.id))
-    found = [
-        (suite, test) for suite in suites for test in reach[suite.name].get(place, []) if (suite.name, test) == first
-    ]
-    others = [(suite, nearest_first(reach[suite.name].get(place, []), mutation.module)) for suite in suites]
-    for suite, tests in [*((suite, [test]) for suite, test in found), *others]:
+    for suite in suites:
+        reached = nearest_first(reach[suite.name].get(place, []), mutation.module)
+        tests = sorted(reached, key=lambda test: (suite.name, test) != first)
         limit = limits[suite.name]
         ends_at_s = time.process_time() + limit.cpu_s
         limit_cpu(limit.cpu_s + GRACE_S)

@@ -18,7 +18,6 @@ from tests.simulation import sometimes
 from tests.simulation.bugs import BUGS
 from tests.simulation.counts import RUNS_THAT_REACH_ALL, Counts, never_reached, table
 from tests.simulation.hunt import hunt_all
-from tests.simulation.never import EXPLAINED
 from tests.simulation.profiles import PROFILES, SWARM
 from tests.simulation.runner import Failure, Outcome, Task, attempt_all
 from tests.simulation.schedule import ScheduleUnreadable, read
@@ -88,8 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--sometimes",
         action="store_true",
-        help="watch every branch of proposer, acceptor, consensus and storage, and list those that no seed has taken: "
-        "exit 1 if one has been taken that is explained as impossible",
+        help="watch every branch of proposer, acceptor, consensus and storage, and list those that no seed has taken",
     )
     parser.add_argument("--play", type=Path, metavar="FILE", help="replay a schedule: exit 1 says that it fails")
     options = parser.parse_args(arguments)
@@ -128,10 +126,9 @@ def main(arguments: list[str] | None = None) -> int:
     _print_reached(held, time.monotonic() - began_at, is_all_profiles=options.profile is None)
     if options.digest:
         print(f"digest of all that happened: {held.digest.hexdigest()}")
-    if points is None:
-        return 0
-    print(sometimes.report(points.points, held.reached, held.seeds, EXPLAINED))
-    return int(bool(sometimes.refuted(points.points, held.reached, EXPLAINED)))
+    if points is not None:
+        print(sometimes.report(points.points, held.reached, held.seeds))
+    return 0
 
 
 def _print_reached(held: Held, took_s: float, is_all_profiles: bool) -> None:

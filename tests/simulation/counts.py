@@ -128,8 +128,6 @@ REACHED = (
     "effects beyond the reference",
     "logs set aside in a lone folder",
     "logs restored in a lone folder",
-    "steps of a lone node",
-    "steps of a lone puller",
     "starts on damaged folders",
     "runs of real proxies",
     "proxies that drained",

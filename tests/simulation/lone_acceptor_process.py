@@ -61,10 +61,6 @@ class LoneProcess(LoneElections, LoneWal, LoneOrders):
         requested: the effects that the acceptor has requested: their names, and the codes of refusals.
     """
 
-    of_leader = 0.93
-    by_leader = 0.96
-    new_timelines = 0.3
-
     def __init__(self, seed: int, history_entries_max: int) -> None:
         super().__init__(random.Random(f"{seed} lone acceptor"))
         self.counts = Counts()

@@ -20,6 +20,7 @@ from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from tests.simulation.lone_messages import (
     CLUSTERS,
     FIRST_LSN,
+    NEW_TIMELINES,
     RUNS,
     SAFEKEEPER_ID,
     SYSTEM_ID,
@@ -130,7 +131,7 @@ class LoneElections(DrawnMessages):
             start_lsn = max(start_lsn, FIRST_LSN) // SEGMENT_SIZE * SEGMENT_SIZE
             forgotten = 0
         gives_up = any(entry.gives_up for entry in history if entry not in kept) or self._chance(0.1)
-        tli = (kept[-1].tli if kept else 1) + int(self._chance(self.new_timelines))
+        tli = (kept[-1].tli if kept else 1) + int(self._chance(NEW_TIMELINES))
         floor = max((kept[-1].floor if kept else 0), self.rng.choice((0, 0, 0, tli - 1)))
         kept, forgotten = self._forget(kept, forgotten)
         if kept and kept[-1].term < term - 1 not in self._won and self._chance(0.5):

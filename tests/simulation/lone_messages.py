@@ -1,4 +1,4 @@
-"""Random messages and events for an acceptor that is alone, or a node that is: drawn from the state of the acceptor.
+"""Random messages and events for an acceptor that is alone, drawn from its state.
 
     lone_messages.py   what random values are drawn near, and what happens to what is drawn
     lone_elections.py  greetings, votes, and histories
@@ -27,6 +27,10 @@ SYSTEM_ID = 77
 RUNS = ("run-a", "run-b", "run-c")
 CLUSTERS = ("cluster-a", "cluster-b", "cluster-c")
 ARCHIVES = ("", "archive-a", "archive-b")
+# So often a message comes on the leader's connection, and is in the name of the leader that is followed or promised.
+OF_LEADER, BY_LEADER = 0.93, 0.96
+# So often a new term begins a timeline.
+NEW_TIMELINES = 0.3
 
 
 class DrawnMessages(ABC):
@@ -34,14 +38,8 @@ class DrawnMessages(ABC):
 
     Attributes:
         rng: decides everything.
-        of_leader: how often a message comes on the leader's connection, if nothing else is said.
-        by_leader: how often it is in the name of the leader that is followed or promised.
-        new_timelines: how often a new term begins a timeline.
     """
 
-    of_leader = 0.8
-    by_leader = 0.85
-    new_timelines = 0.2
     _acceptor: Acceptor
 
     def __init__(self, rng: random.Random) -> None:
@@ -78,9 +76,9 @@ class DrawnMessages(ABC):
         return self.rng.random() < probability
 
     def _connection(self, leader: float | None = None) -> int:
-        """Draw a connection: mostly the leader's, if there is one."""
+        """Draw a connection: mostly the leader's, if there is one, or so often as `leader` says."""
         own = self._acceptor.leader_connection
-        if own is not None and own in self._greeted and self._chance(self.of_leader if leader is None else leader):
+        if own is not None and own in self._greeted and self._chance(OF_LEADER if leader is None else leader):
             return own
         return self.rng.choice(self._greeted)
 
@@ -103,7 +101,7 @@ class DrawnMessages(ABC):
         """Draw a leader: mostly the one that is followed or promised."""
         acceptor = self._acceptor
         promised = acceptor.control.promised
-        if promised.term and self._chance(self.by_leader):
+        if promised.term and self._chance(BY_LEADER):
             return acceptor.leader or promised
         term = max(1, promised.term + self.rng.choice((-1, 0, 0, 1)))
         return LeaderId(term, self.rng.choice(RUNS))

@@ -25,7 +25,6 @@ import msgspec
 
 from tests.simulation import sometimes
 from tests.simulation.__main__ import print_failure, print_shrunk
-from tests.simulation.never import EXPLAINED
 from tests.simulation.profiles import PROFILES
 from tests.simulation.runner import Failure, Task, attempt_all
 
@@ -182,7 +181,7 @@ def report(blocks: list[Block], points: list[sometimes.Point]) -> str:
     names = {name for block in blocks for name in block.reached}
     reached = Counter({index: int(_name(point) in names) for index, point in enumerate(points)})
     watched = sum(block.seeds for block in blocks if block.watched)
-    lines.append(sometimes.report(points, reached, watched, EXPLAINED, rarest=0))
+    lines.append(sometimes.report(points, reached, watched, rarest=0))
     return "\n".join(lines)
 
 

@@ -13,9 +13,7 @@ from itertools import pairwise
 from tests.simulation import (
     lone_acceptor,
     lone_folder,
-    lone_node,
     lone_proposer,
-    lone_puller,
     sometimes,
     storage_machine,
     swarm,
@@ -139,8 +137,6 @@ def run_seed(
         if digested:
             world.digest = hashlib.sha256()
         if bug is None:
-            world.counts.update(lone_node.drive(seed))
-            world.counts.update(lone_puller.drive(seed))
             world.counts.update(lone_acceptor.drive(seed))
             world.counts.update(lone_folder.drive(seed))
             storage_machine.drive(seed)

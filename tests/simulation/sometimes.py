@@ -21,9 +21,7 @@ none. Nothing of this is in the product. `watching` compiles the changed trees, 
 gives the code of each function in them to the function that was imported; afterwards each has its own again. A run is
 then a third slower.
 
-Some points cannot be reached by the simulator, for instance what refuses a peer's wrong messages. They are in
-`EXPLAINED` (never.py) with the reason. An explanation of nothing fails a test; one of a point that a seed has reached
-is an error of the report, and the command then fails.
+Some points cannot be reached by the simulator, for instance what refuses a peer's wrong messages.
 """
 
 import ast
@@ -58,23 +56,6 @@ class Point(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.function}: {self.what}"
-
-
-class Explained(NamedTuple):
-    """Points that no run reaches, and why: those of a function whose text begins with `what`.
-
-    Without `what`, all of the functions of the file whose names begin with `function`.
-    """
-
-    path: str
-    function: str
-    what: str
-    why: str
-
-    def matches(self, point: Point) -> bool:
-        """Return whether a point is one of them."""
-        is_of_function = point.function == self.function if self.what else point.function.startswith(self.function)
-        return point.path == self.path and is_of_function and point.what.startswith(self.what)
 
 
 class Points:
@@ -160,40 +141,25 @@ def watched_points() -> Points:
     return Points(paths, situations=SITUATIONS)
 
 
-def report(
-    points: Sequence[Point], seeds: Counter[int], total: int, explained: Sequence[Explained], rarest: int = RAREST
-) -> str:
+def report(points: Sequence[Point], seeds: Counter[int], total: int, rarest: int = RAREST) -> str:
     """Return what was reached and what was not, as lines.
 
     Args:
         seeds: by point, the number of seeds that reached it.
         total: the number of seeds.
-        explained: why some are not reached.
         rarest: how many of those that fewest seeds have reached are listed, too.
     """
     never = [point for index, point in enumerate(points) if not seeds[index]]
-    open_points = [point for point in never if not any(each.matches(point) for each in explained)]
-    lines = [f"{'':40} {'points':>7} {'reached':>8} {'explained':>10} {'never':>6}"]
+    lines = [f"{'':40} {'points':>7} {'reached':>8} {'never':>6}"]
     for path in dict.fromkeys(point.path for point in points):
         here = sum(point.path == path for point in points)
         missed = sum(point.path == path for point in never)
-        unexplained = sum(point.path == path for point in open_points)
-        lines.append(f"{path:40} {here:7} {here - missed:8} {missed - unexplained:10} {unexplained:6}")
-    lines.append(
-        f"{total} seeds reached {len(points) - len(never)} of {len(points)} points; {len(never) - len(open_points)} of "
-        f"the others are explained, {len(open_points)} are not:"
-    )
-    lines += [f"  never: {point}" for point in open_points]
+        lines.append(f"{path:40} {here:7} {here - missed:8} {missed:6}")
+    lines.append(f"{total} seeds reached {len(points) - len(never)} of {len(points)} points")
+    lines += [f"  never: {point}" for point in never]
     seldom = sorted((count, index) for index, count in seeds.items() if count)[:rarest]
     lines += [f"  in {count} seeds: {points[index]}" for count, index in seldom]
-    lines += [f"error: reached, but explained as impossible: {each}" for each in refuted(points, seeds, explained)]
     return "\n".join(lines)
-
-
-def refuted(points: Sequence[Point], seeds: Counter[int], explained: Sequence[Explained]) -> list[Point]:
-    """Return the points that were reached although there is a reason why they cannot be."""
-    there = (point for index, point in enumerate(points) if seeds[index])
-    return [point for point in there if any(each.matches(point) for each in explained)]
 
 
 _Located = ast.stmt | ast.expr | ast.pattern | ast.excepthandler

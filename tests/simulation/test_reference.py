@@ -13,7 +13,7 @@ from safekeeper.acceptor.acceptor_log import AcceptorLog
 from safekeeper.acceptor.effects import Close, Effect, Effects, FlushWal, Send
 from safekeeper.consensus.control_state import NOBODY, ControlState
 from safekeeper.consensus.messages import Elected, ProposerGreeting, ProposerMessage, Refusal, RefusalCode
-from tests.simulation import lone_acceptor, lone_node
+from tests.simulation import lone_acceptor
 from tests.simulation.counts import Counts
 from tests.simulation.lone_acceptor import LoneAcceptor
 from tests.simulation.reference_acceptor import NOT_MODELLED, ReferenceAcceptor
@@ -49,8 +49,7 @@ def _shows_open_forks(acceptor: AcceptorLog) -> int:
 def test_a_wrong_decision_is_found_in_a_cluster(
     kind: type, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for lone in (lone_acceptor, lone_node):
-        monkeypatch.setattr(lone, "drive", lambda seed: Counts())
+    monkeypatch.setattr(lone_acceptor, "drive", lambda seed: Counts())
     monkeypatch.setattr(kind, name, wrong)
     found = (outcome for seed in range(SEEDS) if isinstance(outcome := attempt(Task(seed)), Failure))
     assert next(found).invariant == "Reference"

@@ -102,7 +102,7 @@ def stops_with_unsaved_positions(patch: pytest.MonkeyPatch) -> None:
 def test_an_error_of_the_node_is_found(
     plant: Patch, invariant: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("lone_acceptor", "lone_folder", "lone_node", "lone_proposer", "lone_puller"):
+    for name in ("lone_acceptor", "lone_folder", "lone_proposer"):
         monkeypatch.setattr(f"tests.simulation.{name}.drive", lambda seed: Counts())
     plant(monkeypatch)
     for each in SEEDS:

@@ -39,12 +39,9 @@ from tests.simulation.bugs import BUGS
 from tests.simulation.checkers import Checker
 from tests.simulation.failover import FailoverOperator
 from tests.simulation.failover_shell import VirtualServer
-from tests.simulation.listener_reference import ListenerReference
-from tests.simulation.lone_node_socket import LoneSocket
 from tests.simulation.minority import Minority
 from tests.simulation.profiles import PROFILES
 from tests.simulation.proposer_reference.checker import ProposerChecker
-from tests.simulation.puller_reference import PullReference
 from tests.simulation.reader_checker import ReaderChecker
 from tests.simulation.real_proxy import RealProxy
 from tests.simulation.real_puller import RealPuller
@@ -305,8 +302,7 @@ def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> 
     checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, FailoverOperator, Minority, World)
     shells = (RealSafekeeper, RealProxy, ReferenceChecker, ProposerChecker, ShellDisk, VirtualServer)
     watchers = (ObservedShell, RealPuller, ShellWatch, Watcher)
-    lone = (ListenerReference, LoneSocket, PullReference)
-    kinds = (*checkers, *shells, *watchers, *lone, Acceptor, Proposer, Leadership, Progress)
+    kinds = (*checkers, *shells, *watchers, Acceptor, Proposer, Leadership, Progress)
     functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
     files = set(re.findall(r"tests/[\w/]+\.py", text))
     assert names <= functions | set(BUGS) | {kind.__name__ for kind in kinds} | files

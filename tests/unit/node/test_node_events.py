@@ -181,6 +181,16 @@ async def test_a_heartbeat_is_answered_at_once_with_its_number_and_a_bare_commit
         assert sk.node.acceptor.commit_lsn == end_lsn and len(sk.fs.synced_by) == syncs
 
 
+@on_the_loop
+async def test_a_leader_is_informed_of_received_wal_whose_flush_takes_long(tmp_path: Path) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        begin_lsn = await flushing(sk)
+        await until(lambda: sk.answers()[-1].write_lsn == begin_lsn + 10)
+        assert sk.told_flush_lsn() == begin_lsn
+        sk.fs.release()
+        await until(lambda: sk.told_flush_lsn() == begin_lsn + 10)
+
+
 # Messages that must wait, or are not accepted any more.
 
 
@@ -675,6 +685,23 @@ async def test_a_segment_is_prepared_again_after_longer_and_longer_pauses_withou
                 sk.node._count_prepared(preparation, error)
         longest_s, first_s = node_module.SHORTAGE_PAUSES_S[-1], node_module.SHORTAGE_PAUSES_S[0]
         assert pauses_s == [*node_module.SHORTAGE_PAUSES_S, longest_s, longest_s, first_s]
+
+
+@on_the_loop
+async def test_a_segment_without_space_is_prepared_again_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path / "sk") as sk:
+        await usual(sk)
+        began_at = now = 1000.0
+        monkeypatch.setattr(node_module, "monotonic", lambda: now)
+        sk.node._count_prepared(Preparation(lambda: None), StorageFull("No space left on device"))
+        prepared_at: list[float] = []
+        monkeypatch.setattr(sk.node, "_prepare_ahead", lambda: prepared_at.append(now))
+        for passed in (0.0, 0.99, 1.0):
+            now = began_at + passed * node_module.PREPARE_AGAIN_AFTER_S
+            await sk.append_durably(b"y")
+        assert prepared_at == [now]
 
 
 @pytest.mark.parametrize("more", [0, 1])

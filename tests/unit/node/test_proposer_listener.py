@@ -303,6 +303,37 @@ async def test_what_arrives_while_the_node_waits_for_the_disk_is_handled_afterwa
         assert not there.listener.waiting
 
 
+@on_the_loop
+async def test_connections_that_wait_for_the_node_are_not_read_and_the_first_one_is_handled_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path) as there:
+        leader, one, other = await there.client(), await there.client(), await there.client()
+        await leader.lead()
+        await one.greet()
+        await other.greet()
+        there.fs.hold()
+        leader.send(VoteRequest(LeaderId(2, "run1"), 1))
+        await until(lambda: not there.node.ready)
+        for count, client in enumerate((other, one), 2):
+            client.send(PreVoteRequest("run2"))
+            await until(lambda count=count: len(there.listener.waiting) == count)
+        waiting = dict(there.listener.waiting)
+        assert not any(connection._transport.is_reading() for connection in waiting.values())
+        handled: list[int] = []
+        receive = there.node.receive
+
+        def observed(number: int, message: ProposerMessage) -> None:
+            handled.append(number)
+            receive(number, message)
+
+        monkeypatch.setattr(there.node, "receive", observed)
+        there.fs.release()
+        await until(lambda: not there.listener.waiting)
+        assert handled == list(waiting)[1:], "the leader's connection waits first, and has sent nothing more"
+        assert all(connection._transport.is_reading() for connection in waiting.values())
+
+
 def levels_of(text: str, caplog: pytest.LogCaptureFixture) -> list[int]:
     """Return the levels of the log's lines that contain `text`."""
     return [record.levelno for record in caplog.records if text in record.getMessage()]

@@ -80,6 +80,16 @@ def test_low_space_is_reported_at_its_beginning_now_and_then_and_at_its_end(capl
         assert space.space == Space(free_mib * MIB, 1000 * MIB)
 
 
+def test_of_the_warnings_of_low_space_the_first_one_is_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    space = DiskSpace(100 * MIB, clock)
+    for free_mib in (99, 99, 100):
+        space.measured(Space(free_mib * MIB, 1000 * MIB))
+        clock.now += WARN_AGAIN_AFTER_S
+    events = [getattr(record, "logged_event", None) for record in caplog.records]
+    assert [event.kind if event is not None else "" for event in events] == ["disk-low", "", "disk-space-back"]
+
+
 def test_a_warning_ends_also_if_its_limit_was_lowered_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
     space = DiskSpace(100 * MIB, Clock())
     for warning_mib, free_mib, expected in (
