@@ -386,6 +386,26 @@ def test_the_script_waits_for_what_is_being_fetched_while_a_prefetcher_runs(
     assert script(name) == called(name)
 
 
+def test_what_the_script_has_waited_for_in_vain_is_not_waited_for_again(
+    script: Script, data_directory: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, _ = prefetched(data_directory, archive)
+    make_folder(ahead)
+    name, other = name_of(2), name_of(3)
+    for each in (name, other):
+        (ahead.folder / f"{each}.begun").touch()
+    polls = tmp_path / "polls"
+    without_pause = tmp_path / "programs" / "sleep"
+    without_pause.parent.mkdir()
+    without_pause.write_text(f'#!/bin/sh\necho >> "{polls}"\n')
+    without_pause.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{without_pause.parent}:{os.environ['PATH']}")
+    assert script(name) == called(name)
+    assert polls.read_text().count("\n") == 500
+    assert not (ahead.folder / f"{name}.begun").exists()
+    assert (ahead.folder / f"{other}.begun").exists()
+
+
 def test_the_installed_script_calls_the_program_beside_it(
     script: Script, data_directory: Path, archive: Path, tmp_path: Path
 ) -> None:
