@@ -121,7 +121,7 @@ def restore(
         own_wal = {entry.path.name: entry.size for entry in source.wal_entries()}
         plan = make_plan(fetcher, source.facts, own_wal, goal)
         survey = _survey(fetcher, source, plan, goal)
-        refuse_live_tablespaces(survey.tablespaces, source.facts.major)
+        refuse_live_tablespaces(survey.tablespaces, source.facts)
         with _progress() as bar:
             task = bar.add_task(f"{'verifying' if dry_run else 'copying'} {backup.name}", total=source.size())
             if not dry_run:

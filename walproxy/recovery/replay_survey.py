@@ -77,8 +77,7 @@ def survey_replay(
             elif isinstance(record, Undecodable):
                 raise ConfigurationError(
                     f"{record.problem}: whether replay of this WAL is safe for other servers of this machine cannot be "
-                    f"determined; use another source, or recover less, with --target-lsn "
-                    f"{format_lsn(record.previous_lsn)}; nothing was written"
+                    f"determined; use another source{_advised(record.previous_lsn, backup)}; nothing was written"
                 )
         progress(size)
         if is_last:
@@ -157,7 +156,14 @@ def _note_raised(raised: dict[str, tuple[Lsn, int]], record: ParametersChanged, 
             raised[name] = record.record_lsn, value
 
 
-def refuse_live_tablespaces(tablespaces: list[TablespaceCreated], major: int) -> None:
+def _advised(lsn: Lsn, backup: BackupFacts) -> str:
+    """Return the advice to recover up to `lsn` only, empty if that is not possible."""
+    if lsn < max(backup.start_lsn, backup.end_lsn, 1):
+        return ""
+    return f", or recover less, with --target-lsn {format_lsn(lsn)}"
+
+
+def refuse_live_tablespaces(tablespaces: list[TablespaceCreated], backup: BackupFacts) -> None:
     """Refuse a recovery that would write into a tablespace that exists on this machine.
 
     PostgreSQL writes into a folder of its version within the tablespace. Whatever else is there it leaves alone.
@@ -166,13 +172,13 @@ def refuse_live_tablespaces(tablespaces: list[TablespaceCreated], major: int) ->
         ConfigurationError: with the first such tablespace, and what to do.
     """
     for each in tablespaces:
-        occupant = occupant_of(Path(each.path), major)
+        occupant = occupant_of(Path(each.path), backup.major)
         if occupant:
             raise ConfigurationError(
                 f"the WAL at {format_lsn(each.record_lsn)} creates the tablespace {each.oid} in {each.path}, {occupant}"
                 ": replay would write to that folder, and destroy the data of the server that uses it; restore on "
-                "another machine, or in a container or mount namespace where that folder is empty, or recover "
-                f"less, with --target-lsn {format_lsn(each.previous_lsn)}; nothing was written"
+                "another machine, or in a container or mount namespace where that folder is empty"
+                f"{_advised(each.previous_lsn, backup)}; nothing was written"
             )
 
 
