@@ -5,7 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -27,6 +27,9 @@ def run_command(command: click.Command, program: str, failure_code: int | None =
             code = command.main(prog_name=program, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except WalproxyError as error:
+        if output is not None and output.error is not None:
+            # A layer in between, as that of Spark, has converted it: its own reason is wrong.
+            _give_up_output(program, output.error, failure_code or EXIT_UNEXPECTED)
         _give_up(program, str(error), failure_code or error.exit_code)
     except click.exceptions.Abort:
         _give_up(program, "interrupted", failure_code or EXIT_UNEXPECTED)
@@ -42,12 +45,11 @@ def run_command(command: click.Command, program: str, failure_code: int | None =
         sys.exit(failure_code or EXIT_UNEXPECTED)
     except Exception as error:
         if output is not None and output.error is error:
-            _discard_output()
-            reason = output.error.strerror or str(output.error)
-            _give_up(program, f"could not write to standard output: {reason}", failure_code or EXIT_UNEXPECTED)
+            _give_up_output(program, output.error, failure_code or EXIT_UNEXPECTED)
         _give_up(program, describe_bug(error), failure_code or EXIT_UNEXPECTED)
     finally:
-        _drop_unwritable_lines()
+        _drop_unwritable(sys.stdout)
+        _drop_unwritable(sys.stderr)
 
 
 class _WatchedOutput(io.FileIO):
@@ -105,14 +107,22 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _drop_unwritable_lines() -> None:
-    """Drop lines that standard error did not take because its disk is full: Python 3.11.2 would exit with code 120."""
-    if sys.stderr is None:
+def _drop_unwritable(stream: TextIO | None) -> None:
+    """Drop what a standard stream does not take, e.g. because its disk is full: Python would exit with code 120."""
+    if stream is None or stream.closed:
         return  # The caller has closed it: `2>&-`.
     try:
-        sys.stderr.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _give_up_output(program: str, error: OSError, exit_code: int) -> NoReturn:
+    """Exit because standard output could not be written; quietly if its reader has closed it."""
+    _discard_output()
+    if isinstance(error, BrokenPipeError):
+        sys.exit(exit_code)
+    _give_up(program, f"could not write to standard output: {error.strerror or error}", exit_code)
 
 
 def _give_up(program: str, reason: str, exit_code: int) -> NoReturn:

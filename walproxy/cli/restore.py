@@ -1,8 +1,10 @@
 """`walproxy restore`: a data folder from a base backup and its WAL."""
 
+import contextlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -119,9 +121,10 @@ def restore(
             _log.warning("%s", _unverified(source, ignore_manifest))
         fetcher = Fetcher(open_sources(loaded), system_id=source.facts.system_id, timeout_s=loaded.timeout)
         own_wal = {entry.path.name: entry.size for entry in source.wal_entries()}
-        plan = make_plan(fetcher, source.facts, own_wal, goal)
-        survey = _survey(fetcher, source, plan, goal)
-        refuse_live_tablespaces(survey.tablespaces, source.facts.major)
+        with _temporary_files():
+            plan = make_plan(fetcher, source.facts, own_wal, goal)
+            survey = _survey(fetcher, source, plan, goal)
+        refuse_live_tablespaces(survey.tablespaces, source.facts)
         with _progress() as bar:
             task = bar.add_task(f"{'verifying' if dry_run else 'copying'} {backup.name}", total=source.size())
             if not dry_run:
@@ -141,6 +144,18 @@ def restore(
     else:
         for line in _result_lines(source, plan, goal, target, dry_run):
             click.echo(line)
+
+
+@contextlib.contextmanager
+def _temporary_files() -> Iterator[None]:
+    """Turn an error of temporary files, which get a copy of the WAL that is read, into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"could not write WAL to the folder of temporary files: {error.strerror or error}; set TMPDIR to a folder "
+            "with more space; nothing was written"
+        ) from error
 
 
 def _survey(fetcher: Fetcher, source: BaseBackup, plan: Plan, goal: Target) -> ReplaySurvey:

@@ -73,18 +73,19 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
     if mode in (Mode.STANDBY, Mode.PROMOTING) and silence.is_recent():
         sys.exit(missing_code)
     prefetched = None
-    if system_id and loaded.prefetch and _SEGMENT.fullmatch(name) and mode in (Mode.STANDBY, Mode.RECOVERY):
-        prefetched = Prefetched(data_directory, system_id, loaded, options)
-        if prefetched.run and prefetched.take(name, target):
-            _request_more(prefetched, loaded, name, target, config)
-            sys.exit(EXIT_DELIVERED)
+    if system_id and loaded.prefetch and _SEGMENT.fullmatch(name):
+        ahead = Prefetched(data_directory, system_id, loaded, options)
+        prefetched = ahead if ahead.run else None
+    if prefetched is not None and prefetched.take(name, target):
+        _request_more(prefetched, loaded, name, target, config)
+        sys.exit(EXIT_DELIVERED)
 
     from safekeeper.base import logs
     from walproxy.recovery.wal_fetch import wal_fetch as fetch
 
     logs.configure(lambda: "walproxy wal-fetch", "info")
     code = fetch(name, target, loaded, system_id=system_id, mode=mode, wal_directory=wal_directory)
-    if code == EXIT_DELIVERED and prefetched is not None and prefetched.run:
+    if code == EXIT_DELIVERED and prefetched is not None:
         _request_more(prefetched, loaded, name, target, config)
     sys.exit(missing_code if code == EXIT_MISSING else code)
 

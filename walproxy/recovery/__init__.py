@@ -10,6 +10,8 @@ prefetched          segments that are fetched ahead: the quick part, in every ca
 prefetcher          the same: the process that fetches
 record_times        the times of commits in WAL
 survey              the content of an archive: times, missing WAL, problems
+notable_records     the records that a restore must know before they are replayed
+replay_survey       what replay will do outside of the data folder, and which settings it needs
 base_backup         a pg_basebackup, as a folder or as tars
 backup_manifest     its files, sizes and checksums, with which it is compared while it is copied
 plan                the end of a recovery, and whether it may begin

@@ -13,30 +13,39 @@ pg_rewind, pg_basebackup and other backups skip them, also those of a prefetcher
 `owner` has three lines, so files of another run of the server, or from other sources, are never used:
 
     PID                          of the prefetcher
-    PID START_TIME OPTION...     the lines 1 and 3 of postmaster.pid, and the options of the restore_command
+    PID START_TIME OPTION... SOURCE...
+                                 the lines 1 and 3 of postmaster.pid, the options of the restore_command, and the
+                                 sources in its environment
     KEY                          of the system id in pg_control, and of the sources
 
-The shell script walproxy-wal-fetch beside this file does what `take` does, by the first two lines, without Python.
+The shell script walproxy-wal-fetch beside this file does what `take` does, by the first two lines, without Python,
+while the prefetcher lives. A source that may contain a credential is not written: the second line is then none that
+the script has, so it leaves all segments to Python, which compares the third line.
 """
 
 import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safekeeper.base.lsn import Lsn, parse_segment_name, segment_name
+from safekeeper.base.settings import environment_variable
 from walproxy.recovery.caller import recovering_run, sources_key
-from walproxy.recovery.config import FetchConfig
+from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig
 
 FOLDER = Path("base", "pgsql_tmp", "pgsql_tmp.walproxy")
 OWNER = "owner"
 LOCK = "lock"
 DELIVERED = "delivered"
 BEGUN_SUFFIX = ".begun"
+# In the order of the script.
+_SOURCES = ("config", "archive", "archive_options", "safekeepers", "data_dir")
+_CREDENTIAL = re.compile("secret|token|password|_key|@", re.IGNORECASE)
 _AHEAD_BYTES_MAX = 1 << 30
 _WAIT_S = 10.0
 _POLL_S = 0.005
@@ -63,7 +72,8 @@ class Prefetched:
         self.run = recovering_run(data_directory)
         self.options = tuple(options)
         self.count = config.prefetch
-        self.owner = f"{' '.join((self.run, *options))}\n{sources_key(system_id, config)}\n"
+        words = (self.run, *options, _sources_in(os.environ))
+        self.owner = f"{' '.join(words)}\n{sources_key(system_id, config)}\n"
 
     def take(self, name: str, target: Path) -> bool:
         """Move the segment `name` to `target`, if it was or is being fetched; return whether it was."""
@@ -127,6 +137,12 @@ class Prefetched:
         finally:
             os.close(lock)
         return False
+
+
+def _sources_in(environment: Mapping[str, str]) -> str:
+    """Return what the environment sets of the sources, each as `=VALUE`, empty if not set, `*` if it may be secret."""
+    values = [environment.get(environment_variable(ENVIRONMENT_PREFIX, name)) for name in _SOURCES]
+    return " ".join("" if value is None else "*" if _CREDENTIAL.search(value) else f"={value}" for value in values)
 
 
 def _copied(path: Path, target: Path) -> bool:

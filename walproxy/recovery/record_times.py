@@ -68,12 +68,15 @@ def commit_of(record: Record) -> Commit | None:
         return None
 
 
-def scan(pieces: Iterable[bytes], begin_lsn: Lsn, segment_size: int, *, first_only: bool = False) -> Scanned:
+def scan(
+    pieces: Iterable[bytes], begin_lsn: Lsn, segment_size: int, *, first_only: bool = False, since_lsn: Lsn = 0
+) -> Scanned:
     """Read the WAL from `begin_lsn`, a segment's start, on.
 
     Args:
         pieces: its bytes.
         first_only: stop at the first commit.
+        since_lsn: ignore commits that begin before it.
     """
     decoder = RecordDecoder(begin_lsn, segment_size, {RM_XACT})
     first: Commit | None = None
@@ -84,7 +87,7 @@ def scan(pieces: Iterable[bytes], begin_lsn: Lsn, segment_size: int, *, first_on
             for record in decoder.walk(piece):
                 last_record_lsn, end_lsn = record.start_lsn, record.end_lsn
                 commit = commit_of(record)
-                if commit is not None:
+                if commit is not None and commit.start_lsn >= since_lsn:
                     first, last = first or commit, commit
             if first_only and first is not None:
                 break

@@ -62,7 +62,7 @@ def survey_replay(
     records = NotableRecords(plan.path.segment_size)
     found = ReplaySurvey([], {})
     for begin_lsn, file, size in _segments(fetcher, plan, backup, own_wal):
-        is_last = _is_last(file, size, begin_lsn, plan, target)
+        is_last = _is_last(file, size, begin_lsn, plan, backup, target)
         for record in records.of_segment(begin_lsn, functools.partial(pieces_of, file, size)):
             if record.record_lsn < backup.start_lsn and not isinstance(record, Undecodable):
                 continue
@@ -77,8 +77,7 @@ def survey_replay(
             elif isinstance(record, Undecodable):
                 raise ConfigurationError(
                     f"{record.problem}: whether replay of this WAL is safe for other servers of this machine cannot be "
-                    f"determined; use another source, or recover less, with --target-lsn "
-                    f"{format_lsn(record.previous_lsn)}; nothing was written"
+                    f"determined; use another source{_advised(record.previous_lsn, backup)}; nothing was written"
                 )
         progress(size)
         if is_last:
@@ -127,13 +126,15 @@ def _own_part(plan: Plan, begin_lsn: Lsn, own_wal: Path | None) -> tuple[Path, i
     return file, min(file.stat().st_size, plan.reach_lsn - begin_lsn)
 
 
-def _is_last(file: Path, size: int, begin_lsn: Lsn, plan: Plan, target: Target) -> bool:
+def _is_last(file: Path, size: int, begin_lsn: Lsn, plan: Plan, backup: BackupFacts, target: Target) -> bool:
     """Return whether the recovery ends in this segment at the latest, as far as can be found cheaply."""
     if target.lsn is not None:
         return begin_lsn > target.lsn  # The first record from the target on may begin in the segment after it.
     if target.time is None:
         return False
-    first = scan(pieces_of(file, size), begin_lsn, plan.path.segment_size, first_only=True).first
+    # Recovery replays no commit before the backup's start, whatever its time.
+    pieces, segment_size = pieces_of(file, size), plan.path.segment_size
+    first = scan(pieces, begin_lsn, segment_size, first_only=True, since_lsn=backup.start_lsn).first
     return first is not None and first.time > target.time
 
 
@@ -145,7 +146,7 @@ def _is_beyond(fetcher: Fetcher, plan: Plan, backup: BackupFacts, target: Target
         return False
     begin_lsn = segment_start(backup.start_lsn, plan.path.segment_size)
     last = scan_tail(fetcher, plan.path, begin_lsn, previous_lsn + 1).last
-    return last is not None and last.time > target.time
+    return last is not None and last.start_lsn >= backup.start_lsn and last.time > target.time
 
 
 def _note_raised(raised: dict[str, tuple[Lsn, int]], record: ParametersChanged, backup: BackupFacts) -> None:
@@ -155,7 +156,14 @@ def _note_raised(raised: dict[str, tuple[Lsn, int]], record: ParametersChanged, 
             raised[name] = record.record_lsn, value
 
 
-def refuse_live_tablespaces(tablespaces: list[TablespaceCreated], major: int) -> None:
+def _advised(lsn: Lsn, backup: BackupFacts) -> str:
+    """Return the advice to recover up to `lsn` only, empty if that is not possible."""
+    if lsn < max(backup.start_lsn, backup.end_lsn, 1):
+        return ""
+    return f", or recover less, with --target-lsn {format_lsn(lsn)}"
+
+
+def refuse_live_tablespaces(tablespaces: list[TablespaceCreated], backup: BackupFacts) -> None:
     """Refuse a recovery that would write into a tablespace that exists on this machine.
 
     PostgreSQL writes into a folder of its version within the tablespace. Whatever else is there it leaves alone.
@@ -164,13 +172,13 @@ def refuse_live_tablespaces(tablespaces: list[TablespaceCreated], major: int) ->
         ConfigurationError: with the first such tablespace, and what to do.
     """
     for each in tablespaces:
-        occupant = occupant_of(Path(each.path), major)
+        occupant = occupant_of(Path(each.path), backup.major)
         if occupant:
             raise ConfigurationError(
                 f"the WAL at {format_lsn(each.record_lsn)} creates the tablespace {each.oid} in {each.path}, {occupant}"
                 ": replay would write to that folder, and destroy the data of the server that uses it; restore on "
-                "another machine, or in a container or mount namespace where that folder is empty, or recover "
-                f"less, with --target-lsn {format_lsn(each.previous_lsn)}; nothing was written"
+                "another machine, or in a container or mount namespace where that folder is empty"
+                f"{_advised(each.previous_lsn, backup)}; nothing was written"
             )
 
 

@@ -242,7 +242,12 @@ class Script:
         if script is not SCRIPT:
             del words[:1], words[1:3]
         answer = subprocess.run(
-            words, cwd=self._data_directory, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+            words,
+            cwd=self._data_directory,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
         assert (answer.stdout, answer.stderr) == ("", "")
         if answer.returncode == 0:
@@ -304,6 +309,62 @@ def test_the_script_leaves_the_files_of_an_earlier_run_of_the_server(
     assert script(name_of(2)) == called(name_of(2))
 
 
+def test_the_script_leaves_the_files_of_a_prefetcher_that_was_killed(
+    script: Script, data_directory: Path, archive: Path
+) -> None:
+    ahead, _ = prefetched(data_directory, archive)
+    with subprocess.Popen(["sleep", "60"]) as prefetcher:
+        make_folder(ahead, prefetcher.pid)
+        for number in (2, 3):
+            (ahead.folder / name_of(number)).write_bytes(b"whole")
+        assert script(name_of(2)) == "moved"
+        prefetcher.kill()
+    assert script(name_of(3)) == called(name_of(3))
+
+
+@pytest.mark.parametrize("variable", ["CONFIG", "ARCHIVE", "ARCHIVE_OPTIONS", "SAFEKEEPERS", "DATA_DIR"])
+def test_what_was_fetched_from_the_sources_of_another_environment_is_not_served(
+    script: Script, data_directory: Path, archive: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    full_name, before = f"{ENVIRONMENT_PREFIX}_{variable}", "region=x /mnt/\\old "
+    monkeypatch.setenv(full_name, before)
+    ahead, _ = prefetched(data_directory, archive)
+    make_folder(ahead)
+    name = name_of(2)
+    (ahead.folder / name).write_bytes(b"whole")
+    for now in ("", "another"):
+        monkeypatch.setenv(full_name, now)
+        assert script(name) == called(name)
+        assert not prefetched(data_directory, archive)[0].take(name, script.target)
+    monkeypatch.delenv(full_name)
+    assert script(name) == called(name)
+    monkeypatch.setenv(full_name, before)
+    assert script(name) == "moved"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ARCHIVE", "s3://user:hidden@bucket/main"),
+        ("ARCHIVE_OPTIONS", "endpoint=http://minio:9000,AWS_SECRET_ACCESS_KEY=hidden"),
+        ("ARCHIVE_OPTIONS", "account_key=hidden"),
+        ("SAFEKEEPERS", "host=sk1 password=hidden"),
+        ("SAFEKEEPERS", "postgresql://me:hidden@sk1"),
+    ],
+)
+def test_a_credential_of_the_environment_is_not_written_and_what_was_fetched_is_served_by_python(
+    script: Script, data_directory: Path, archive: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}_{variable}", value)
+    ahead, _ = prefetched(data_directory, archive)
+    make_folder(ahead)
+    name = name_of(2)
+    (ahead.folder / name).write_bytes(b"whole")
+    assert "hidden" not in (ahead.folder / OWNER).read_text()
+    assert script(name) == called(name)
+    assert prefetched(data_directory, archive)[0].take(name, script.target)
+
+
 def test_the_script_waits_for_what_is_being_fetched_while_a_prefetcher_runs(
     script: Script, data_directory: Path, archive: Path
 ) -> None:
@@ -323,6 +384,26 @@ def test_the_script_waits_for_what_is_being_fetched_while_a_prefetcher_runs(
         begun.touch()
         prefetcher.kill()
     assert script(name) == called(name)
+
+
+def test_what_the_script_has_waited_for_in_vain_is_not_waited_for_again(
+    script: Script, data_directory: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, _ = prefetched(data_directory, archive)
+    make_folder(ahead)
+    name, other = name_of(2), name_of(3)
+    for each in (name, other):
+        (ahead.folder / f"{each}.begun").touch()
+    polls = tmp_path / "polls"
+    without_pause = tmp_path / "programs" / "sleep"
+    without_pause.parent.mkdir()
+    without_pause.write_text(f'#!/bin/sh\necho >> "{polls}"\n')
+    without_pause.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{without_pause.parent}:{os.environ['PATH']}")
+    assert script(name) == called(name)
+    assert polls.read_text().count("\n") == 500
+    assert not (ahead.folder / f"{name}.begun").exists()
+    assert (ahead.folder / f"{other}.begun").exists()
 
 
 def test_the_installed_script_calls_the_program_beside_it(

@@ -12,19 +12,22 @@ code calls it through `asyncio.to_thread`. See docs/guide/testing.md.
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast, get_args
 
+import psycopg
+
 from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.logs import one_line
 from safekeeper.base.networks import is_loopback
 from safekeeper.base.settings import address
 from walproxy.installation import pip_install
 from walproxy.lab.testing.engine import Blueprint, ClusterFailed, Engine
 from walproxy.lab.testing.faulty_disk import DiskFaults
-from walproxy.lab.testing.hindrances import HOSTILE_HTTP, Hindrance, HostileHttp, hinder
+from walproxy.lab.testing.hindrances import HOSTILE_HTTP, UNDONE_WITHIN_S, Hindrance, HostileHttp, hinder
 from walproxy.lab.testing.leftovers import temporary_folder
 from walproxy.lab.testing.processes import ProcessesEngine
 from walproxy.lab.testing.shortages import Flood, TakenDescriptors
@@ -98,7 +101,7 @@ class WalproxyCluster:
         self._disks: dict[str, DiskFaults] = {}
         self._floods: dict[str, Flood] = {}
         self._descriptors: dict[str, TakenDescriptors] = {}
-        self._hindrances: dict[str, Hindrance] = {}
+        self._hindrances: dict[str, tuple[str, Hindrance]] = {}
         self._closing = ExitStack()
 
     def __enter__(self) -> Self:
@@ -117,12 +120,17 @@ class WalproxyCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for name in self.members:
-            self._end_shortages(name)
-        self._started = None
-        self._paused.clear()
-        self._disks.clear()
-        self._closing.close()
+        with contextlib.closing(self._closing):
+            for name in self.members:
+                # What cannot be undone at a server ends with it; the test's own error must not be replaced.
+                with contextlib.suppress(ClusterFailed):
+                    if name in self._paused and name in self._hindrances:
+                        self.resume(name)
+                    self._end_shortages(name, within_s=0)
+            self._started = None
+            self._paused.clear()
+            self._disks.clear()
+            self._hindrances.clear()
 
     # Its state.
 
@@ -268,41 +276,49 @@ class WalproxyCluster:
                 "replay paused"; of a safekeeper or proxy "hostile HTTP", among processes only.
 
         Raises:
-            psycopg.Error: the server does not accept it.
+            ClusterFailed: the server does not accept it.
         """
         name = self._name(who)
         if name in self._hindrances:
             return
         if kind != HOSTILE_HTTP:
-            self._hindrances[name] = hinder(kind, self.conninfo_of(name))
+            conninfo = self.conninfo_of(name)
+            with _session_errors(f"{name}: {kind!r}"):
+                self._hindrances[name] = kind, hinder(kind, conninfo)
         elif (port := self._engine.http_port(name)) is not None:
-            self._hindrances[name] = HostileHttp(port)
+            self._hindrances[name] = kind, HostileHttp(port)
 
     def heal(self, who: str | int | None = None) -> None:
         """End the partitions, the disk's faults, the shortages, hindrances and the pause of a member; or of all.
 
         Of all: a member that has ended, for whatever reason, is started again, too.
+
+        Raises:
+            ClusterFailed: a hindrance cannot be undone, e.g. because its server does not run.
         """
         for name in self.members if who is None else [self._name(who)]:
             if name in self._paused:
                 self.resume(name)
-            self._end_shortages(name)
             if name in self._blueprint.safekeeper_names:
                 self._engine.hold(name, "none")
                 if name in self._disks:
                     self._set_disk(name, DiskFaults())
             if who is None:
                 self._engine.start(name)
+            # Last: a hindrance is undone at a server that runs.
+            self._end_shortages(name)
 
-    def _end_shortages(self, name: str) -> None:
+    def _end_shortages(self, name: str, within_s: float = UNDONE_WITHIN_S) -> None:
         flood, descriptors = self._floods.pop(name, None), self._descriptors.pop(name, None)
-        hindrance = self._hindrances.pop(name, None)
         if descriptors is not None:
             descriptors.give_back()
         if flood is not None:
             flood.stop()
-        if hindrance is not None:
-            hindrance.end()
+        if name in self._hindrances:
+            kind, hindrance = self._hindrances[name]
+            with _session_errors(f"{name}: the end of {kind!r}"):
+                hindrance.end(within_s)
+            del self._hindrances[name]
 
     def _streams(self) -> bool:
         status = self.status()
@@ -332,6 +348,15 @@ class WalproxyCluster:
     def _set_disk(self, name: str, faults: DiskFaults) -> None:
         self._engine.set_disk(name, faults)
         self._disks[name] = faults
+
+
+@contextlib.contextmanager
+def _session_errors(what: str) -> Iterator[None]:
+    """Turn an error of a hindrance's session into one line."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise ClusterFailed(f"{what} failed: {one_line(str(error))}") from error
 
 
 def choose_engine(wanted: EngineName, blueprint: Blueprint) -> Literal["containers", "processes"]:

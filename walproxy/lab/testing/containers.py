@@ -103,9 +103,7 @@ class ContainersEngine:
             "a proxy streams",
             "walproxy",
         )
-        self._execute("ALTER SYSTEM SET synchronous_standby_names = 'walproxy'")
-        self._execute("SELECT pg_reload_conf()")
-        self._wait_until(lambda: bool(self._execute(_GATED)), "PostgreSQL counts walproxy as synchronous", "postgres")
+        self._set_gate()
         for name in blueprint.standby_names:
             self._start(name, self._standby(name))
 
@@ -271,6 +269,13 @@ class ContainersEngine:
             entrypoint=["bash", "-c", _STANDBY, "standby"],
         )
         return self._publish(container, name, _POSTGRES_PORT).with_env("PGPASSWORD", self._password).with_command(words)
+
+    def _set_gate(self) -> None:
+        """Let commits wait for the quorum; in postgresql.conf, because a hindrance ends with ALTER SYSTEM RESET."""
+        line = "synchronous_standby_names = 'walproxy'"
+        self._run_in("postgres", f'echo "{line}" >> {_PGDATA}/postgresql.conf')
+        self._execute("SELECT pg_reload_conf()")
+        self._wait_until(lambda: bool(self._execute(_GATED)), "PostgreSQL counts walproxy as synchronous", "postgres")
 
     def _start(self, name: str, container: DockerContainer) -> None:
         self._containers[name] = self._closing.enter_context(parts.started(container))

@@ -32,7 +32,7 @@ _HOSTILE_CONNECTIONS = 20
 # They end by themselves if this process dies.
 _HOSTILE_S = 120
 # A server that was stopped in the meantime has this long to accept connections again.
-_UNDONE_WITHIN_S = 60.0
+UNDONE_WITHIN_S: Final = 60.0
 _POLL_S = 0.2
 # Short limits that a site may set for all its sessions. Those that a server's version lacks are left out.
 _LIMITS: Final = {
@@ -46,8 +46,15 @@ _LIMITS: Final = {
 class Hindrance(Protocol):
     """Something that is in effect until its `end`."""
 
-    def end(self) -> None:
-        """Undo it; return when it is undone."""
+    def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
+        """Undo it; return when it is undone.
+
+        Args:
+            within_s: for how long a server may refuse connections.
+
+        Raises:
+            psycopg.Error: the server does not reply.
+        """
 
 
 class UsedUpConnections:
@@ -60,7 +67,7 @@ class UsedUpConnections:
             while len(self._sessions) < _SESSIONS_MAX:
                 self._sessions.append(_connect(conninfo))
 
-    def end(self) -> None:
+    def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
         """See Hindrance."""
         for session in self._sessions:
             session.close()
@@ -74,7 +81,7 @@ class BlockedLogins:
         self._session.autocommit = False
         self._session.execute("LOCK TABLE pg_catalog.pg_authid IN ACCESS EXCLUSIVE MODE")
 
-    def end(self) -> None:
+    def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
         """See Hindrance."""
         self._session.close()
 
@@ -92,9 +99,9 @@ class ChangedSettings:
                 session.execute(statement)
             session.execute("SELECT pg_catalog.pg_reload_conf()")
 
-    def end(self) -> None:
+    def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
         """See Hindrance."""
-        with _reconnect(self._conninfo) as session:
+        with _reconnect(self._conninfo, within_s) as session:
             for name in self._names:
                 session.execute(sql.SQL("ALTER SYSTEM RESET {}").format(sql.Identifier(name)))
             session.execute("SELECT pg_catalog.pg_reload_conf()")
@@ -110,7 +117,7 @@ class PausedReplay:
         self._session = _connect(conninfo)
         self._session.execute("SELECT pg_catalog.pg_wal_replay_pause()")
 
-    def end(self) -> None:
+    def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
         """See Hindrance."""
         # A standby that was restarted has lost the session, and the pause with it.
         with self._session, contextlib.suppress(psycopg.OperationalError):
@@ -131,7 +138,7 @@ class HostileHttp:
             for kind in _HOSTILE_KINDS
         ]
 
-    def end(self) -> None:
+    def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
         """See Hindrance."""
         for client in self._clients:
             client.kill()
@@ -160,9 +167,9 @@ def _connect(conninfo: str) -> psycopg.Connection:
     return psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_S)
 
 
-def _reconnect(conninfo: str) -> psycopg.Connection:
+def _reconnect(conninfo: str, within_s: float) -> psycopg.Connection:
     """Return a session of a server that may still be starting, or that blocks logins for a moment."""
-    deadline = time.monotonic() + _UNDONE_WITHIN_S
+    deadline = time.monotonic() + within_s
     while True:
         try:
             return _connect(conninfo)

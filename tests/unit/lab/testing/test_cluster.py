@@ -1,9 +1,10 @@
 """The books of a cluster for tests, over an engine that only writes down what it is told."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from safekeeper.base.errors import ConfigurationError
@@ -18,6 +19,7 @@ class Told:
     Attributes:
         told: what it was told to do, in order.
         living: the members that run.
+        paused: those that stand still.
         takes_connections: whether its PostgreSQL does.
         statuses: what daemons say.
     """
@@ -28,6 +30,7 @@ class Told:
     def __init__(self, blueprint: Blueprint) -> None:
         self.told: list[tuple[Any, ...]] = []
         self.living = set(blueprint.members)
+        self.paused: set[str] = set()
         self.statuses: dict[str, dict[str, Any]] = {}
         self.fails_to_start = False
         self.takes_connections = True
@@ -48,9 +51,11 @@ class Told:
 
     def pause(self, member: str) -> None:
         self.told.append(("pause", member))
+        self.paused.add(member)
 
     def resume(self, member: str) -> None:
         self.told.append(("resume", member))
+        self.paused.discard(member)
 
     def kill(self, member: str) -> None:
         self.told.append(("kill", member))
@@ -186,6 +191,83 @@ def test_all_are_healed_and_whoever_has_ended_is_started(running: WalproxyCluste
     engine.told.clear()
     running.heal()
     assert not [told for told in engine.told if told[0] != "hold"]
+
+
+class Undone:
+    """A hindrance of a server, which can be undone while the server runs and is not paused."""
+
+    def __init__(self, engine: Told, member: str) -> None:
+        self._engine = engine
+        self._member = member
+
+    def end(self, within_s: float = 60) -> None:
+        self._engine.told.append(("undone", self._member, within_s))
+        if not self._engine.runs(self._member) or self._member in self._engine.paused:
+            raise psycopg.OperationalError("connection\nrefused")
+
+
+@pytest.fixture
+def hindering(engine: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "hinder", lambda kind, conninfo: Undone(engine, conninfo.removeprefix("host=")))
+
+
+@pytest.mark.usefixtures("hindering")
+def test_a_server_that_has_ended_is_started_before_what_hinders_it_is_undone(
+    running: WalproxyCluster, engine: Told
+) -> None:
+    running.hinder("postgres", "settings changed")
+    running.fill(1)
+    running.kill("postgres")
+    running.kill(1)
+    engine.told.clear()
+    running.heal()
+    assert [told for told in engine.told if told[0] != "hold"] == [
+        ("start", "postgres"),
+        ("undone", "postgres", 60),
+        ("disk", "safekeeper1", DiskFaults()),
+        ("start", "safekeeper1"),
+    ]
+
+
+@pytest.mark.usefixtures("hindering")
+def test_what_could_not_be_undone_is_one_line_and_is_undone_later(running: WalproxyCluster, engine: Told) -> None:
+    running.hinder("postgres", "settings changed")
+    running.kill("postgres")
+    with pytest.raises(ClusterFailed, match=r"postgres: the end of 'settings changed' failed: connection\\nref"):
+        running.heal("postgres")
+    engine.told.clear()
+    running.heal()
+    assert ("undone", "postgres", 60) in engine.told
+    engine.told.clear()
+    running.heal()
+    assert ("undone", "postgres", 60) not in engine.told
+
+
+def test_a_server_that_refuses_a_hindrance_is_one_line(
+    running: WalproxyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(kind: str, conninfo: str) -> None:
+        raise psycopg.OperationalError("FATAL:  sorry,\ntoo many clients already")
+
+    monkeypatch.setattr(cluster, "hinder", refuse)
+    with pytest.raises(ClusterFailed, match=r"postgres: 'logins blocked' failed: FATAL:  sorry,\\ntoo many"):
+        running.hinder("postgres", "logins blocked")
+
+
+@pytest.mark.usefixtures("hindering")
+@pytest.mark.parametrize("fault", [WalproxyCluster.kill, WalproxyCluster.pause])
+def test_a_cluster_whose_server_is_hindered_and_does_not_reply_is_closed_without_a_wait(
+    engine: Told, fault: Callable[[WalproxyCluster, str], None]
+) -> None:
+    with pytest.raises(KeyError, match="the test's own"), WalproxyCluster(standbys=1, engine="processes") as hindered:
+        hindered.hinder("postgres", "settings changed")
+        hindered.hinder("standby1", "replay paused")
+        fault(hindered, "postgres")
+        raise KeyError("the test's own")
+    undone = [told for told in engine.told if told[0] == "undone"]
+    assert undone == [("undone", "postgres", 0), ("undone", "standby1", 0)]
+    assert not engine.paused
+    assert engine.told[-1] == ("close",)
 
 
 def test_the_status_is_that_of_the_proxy_that_leads(running: WalproxyCluster, engine: Told) -> None:

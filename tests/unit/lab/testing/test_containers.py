@@ -9,7 +9,7 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.testing import container_parts
-from walproxy.lab.testing.containers import postgres_image, require_engine, walproxy_image
+from walproxy.lab.testing.containers import ContainersEngine, postgres_image, require_engine, walproxy_image
 from walproxy.lab.testing.engine import Blueprint
 
 
@@ -43,6 +43,25 @@ def test_planted_programs_are_refused_before_an_engine_is_asked(monkeypatch: pyt
         require_engine(Blueprint(safekeeper_program=["-m", "mine"]), may_pull=True)
     with pytest.raises(ConfigurationError, match="no container engine answers"):
         require_engine(Blueprint(), may_pull=True)
+
+
+def test_the_gate_is_below_what_a_hindrance_resets(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ContainersEngine.__new__(ContainersEngine)
+    scripts: list[str] = []
+    statements: list[str] = []
+
+    def execute(sql: str) -> list[tuple[int]]:
+        statements.append(sql)
+        return [(1,)]
+
+    monkeypatch.setattr(engine, "_run_in", lambda member, script: scripts.append(script))
+    monkeypatch.setattr(engine, "_execute", execute)
+    monkeypatch.setattr(engine, "_wait_until", lambda condition, what, member: condition())
+    engine._set_gate()
+    assert len(scripts) == 1 and scripts[0].endswith("/postgresql.conf")
+    assert "synchronous_standby_names = 'walproxy'" in scripts[0]
+    assert "SELECT pg_reload_conf()" in statements
+    assert not [sql for sql in statements if "ALTER SYSTEM" in sql]
 
 
 class _StuckNetwork:
