@@ -5,7 +5,8 @@ accept() fails: asyncio pauses for a second, libuv closes all waiting connection
 
     a flood      accepting is a piece of work in the listener's turns (safekeeper/net/turns.py): at most
                  ACCEPTS_AT_ONCE connections are accepted, including refused ones, before the event loop runs its other
-                 callbacks, and above the share of time for clients, the next ones wait in the kernel
+                 callbacks, and above the share of time for clients, the next ones wait in the kernel. While that share
+                 is short, one at a time: not more than the turns of their address can serve
     EMFILE etc.  accepting pauses, for longer each time up to a second; the connections wait in the kernel
     a refusal    is decided before anything is allocated for the connection
     in transit   at most ACCEPTS_AT_ONCE connections are accepted and not yet counted by `connection_made`
@@ -115,9 +116,11 @@ class ListeningSockets:
         self._turns.ask("", self._take_turn)
 
     def _take_turn(self) -> None:
+        at_once = 1 if self._turns.is_short else ACCEPTS_AT_ONCE
         try:
             for listening in self._sockets:
-                self._accept(listening, (ACCEPTS_AT_ONCE - len(self._accepted)) // len(self._sockets))
+                room = (ACCEPTS_AT_ONCE - len(self._accepted)) // len(self._sockets)
+                self._accept(listening, min(room, at_once))
         except OSError as error:
             self._pause(error)
         else:

@@ -402,6 +402,8 @@ class HttpConnection:
             self._slow_answer.cancel()
         if self._stream is not None:
             self._stream.leave(self)
+        if self._waits_for_turn:
+            self._listener.turns.withdraw(self.host, self._take_turn)
         self._listener.lost(self)
 
     def pause_writing(self) -> None:

@@ -8,6 +8,7 @@ from safekeeper.net.accepting import ACCEPTS_AT_ONCE, ListeningSockets
 from safekeeper.net.turns import Turns
 from tests.unit.certificates import HOST
 from tests.unit.event_loop import on_the_loop, until
+from tests.unit.held_turns import HeldTurns
 
 
 def test_between_a_few_connections_that_are_refused_the_loop_does_everything_else() -> None:
@@ -40,3 +41,28 @@ def test_between_a_few_connections_that_are_refused_the_loop_does_everything_els
 
     run()
     assert max(refused_in.count(turn) for turn in set(refused_in)) <= ACCEPTS_AT_ONCE
+
+
+def test_while_the_share_of_time_is_short_one_connection_is_accepted_in_a_turn() -> None:
+    @on_the_loop
+    async def run() -> None:
+        turns = HeldTurns()
+        arrived: list[int] = []
+
+        def refuse(host: str, port: int) -> None:
+            arrived.append(port)
+
+        listening = await ListeningSockets.open(Address(HOST, 0), refuse, turns)
+        try:
+            flood = [socket.create_connection((HOST, listening.port)) for _ in range(ACCEPTS_AT_ONCE + 2)]
+            for accepted in (ACCEPTS_AT_ONCE, ACCEPTS_AT_ONCE + 1):
+                await until(lambda: bool(turns.held))
+                turns.release()
+                assert len(arrived) == accepted
+                turns.charge(HOST, 0.1)
+            for connection in flood:
+                connection.close()
+        finally:
+            listening.close()
+
+    run()

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
 import h11
 import pytest
@@ -528,7 +529,7 @@ class Wire:
         self.written = b""
         self.is_closed = False
 
-    def get_extra_info(self, name: str) -> object:
+    def get_extra_info(self, name: str, default: object = None) -> object:
         return ("192.0.2.1", 4711) if name == "peername" else self
 
     def setsockopt(self, *option: int) -> None:
@@ -566,6 +567,29 @@ def statuses_of(pieces: list[bytes]) -> tuple[list[bytes], list[str]]:
         while listener.turns._queues:
             listener.turns._take()
     return re.findall(rb"HTTP/1\.1 (\d+)", wire.written), refused
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_a_closed_connection_does_not_wait_for_its_turn_any_longer(authority: Authority, with_tls: bool) -> None:
+    @on_the_loop
+    async def run() -> None:
+        tls = ServerTls(*authority.sign("server")) if with_tls else None
+        listener = HttpListener({}, budget=HTTP_BUDGET, tls=tls, networks=None)
+        connection: Any = listener.new_protocol()
+        connection.connection_made(Wire())
+        if with_tls:
+            hello = ClientTls(authority.ca).channel(HOST)
+            hello.begin()
+            data = hello.take_outgoing()
+            connection.get_buffer(-1)[: len(data)] = data
+            connection.buffer_updated(len(data))
+        else:
+            connection.data_received(GET)
+        assert listener.turns._queues
+        connection.connection_lost(None)
+        assert not listener.turns._queues
+
+    run()
 
 
 REQUESTS = st.sampled_from(
