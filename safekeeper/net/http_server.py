@@ -133,6 +133,14 @@ HTTP_BUDGET = Budget(proven_max=0)
 _ReadyAnswer = tuple[HTTPStatus, Text | Stream, _Headers]
 
 
+class _Key(NamedTuple):
+    """What an answer depends on, unless it is that of a QueryRoute to a query."""
+
+    verdict: Verdict
+    is_options: bool
+    path: str
+
+
 class _SlowPage:
     """A page that is being made, for one request or several. It is cancelled when the connections of all are closed."""
 
@@ -189,9 +197,9 @@ class HttpListener(Listener["HttpConnection"]):
         self._bugs = RateLimit(lines=10, interval_s=60)
         self._routes = routes
         self._tls = tls
-        # By path: when it was rendered, and the answer; and the pages that are being made.
-        self._kept: dict[str, tuple[float, _ReadyAnswer]] = {}
-        self._slow_pages: dict[str, _SlowPage] = {}
+        # When each was rendered, and the answer; and the pages that are being made.
+        self._kept: dict[_Key, tuple[float, _ReadyAnswer]] = {}
+        self._slow_pages: dict[_Key, _SlowPage] = {}
         self._streams = Admission(Budget(proven_max=0, unproven_max=STREAMS_MAX))
         self._open: set[HttpConnection] = set()
         self._none_is_open = asyncio.Event()
@@ -254,18 +262,20 @@ class HttpListener(Listener["HttpConnection"]):
         if request.method not in _METHODS:
             status = HTTPStatus.METHOD_NOT_ALLOWED
             return status, _reason(status), (_ALLOW,)
-        key = "" if query or request.method == b"OPTIONS" or verdict is not Verdict.FULL else path
-        if key in self._kept and self.turns.is_short:
+        key = _Key(verdict, request.method == b"OPTIONS", path)
+        varies = bool(query) and isinstance(route, QueryRoute)
+        if not varies and key in self._kept and self.turns.is_short:
             rendered_at, kept = self._kept[key]
             if self.now() - rendered_at < PAGE_KEPT_S:
                 return kept
         if isinstance(route, SlowRoute):
-            return self._slow_answer(connection, request, path, route)
+            return self._slow_answer(connection, request, key, route)
         try:
             answer = route.answer(query) if isinstance(route, QueryRoute) else route()
             if verdict is not Verdict.FULL:
                 answer = answer[0], Text(_PLAIN, b"")
-            return self._keep(key, _encoded(request, answer))
+            ready = _encoded(request, answer)
+            return ready if varies else self._keep(key, ready)
         except Exception as bug:
             return self._no_answer(connection, bug)
 
@@ -282,20 +292,20 @@ class HttpListener(Listener["HttpConnection"]):
         return HTTPStatus.UNAUTHORIZED, _reason(HTTPStatus.UNAUTHORIZED), (_ASK_FOR_PASSWORD, _CLOSE)
 
     async def _slow_answer(
-        self, connection: "HttpConnection", request: h11.Request, path: str, route: SlowRoute
+        self, connection: "HttpConnection", request: h11.Request, key: _Key, route: SlowRoute
     ) -> _ReadyAnswer:
-        page = self._slow_pages.get(path)
+        page = self._slow_pages.get(key)
         if page is None or page.is_made or not self.turns.is_short:
-            page = self._slow_pages[path] = _SlowPage(self.turns.charged(connection.host, route.answer()))
+            page = self._slow_pages[key] = _SlowPage(self.turns.charged(connection.host, route.answer()))
         try:
             ready = _encoded(request, await page.answer())
         except Exception as bug:
             return self._no_answer(connection, bug)
-        return self._keep("" if request.method == b"OPTIONS" else path, ready)
+        return self._keep(key, ready)
 
-    def _keep(self, key: str, ready: _ReadyAnswer) -> _ReadyAnswer:
-        """Keep a rendered page, unless `key` is empty; return it."""
-        if key and isinstance(ready[1], Text):
+    def _keep(self, key: _Key, ready: _ReadyAnswer) -> _ReadyAnswer:
+        """Keep a rendered page, and return it."""
+        if isinstance(ready[1], Text):
             self._kept[key] = self.now(), ready
         return ready
 

@@ -832,6 +832,53 @@ def test_while_the_share_of_time_is_short_a_page_is_rendered_once_for_all_reques
     run()
 
 
+WITH_PASSWORD = b"Authorization: Basic " + base64.b64encode(b"x:" + b"x" * 16) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("requests", "rendered", "contents"),
+    [
+        (("GET /page", "GET /page?x", "HEAD /page?x=1&y=2", "GET /page"), 1, "1101"),
+        (("OPTIONS /page", "OPTIONS /page?x"), 1, "00"),
+        (("GET /page", "OPTIONS /page", "GET /page", "OPTIONS /page"), 2, "1010"),
+        (("GET /query", "GET /query"), 1, "11"),
+        (("GET /query", "GET /query?x=1", "GET /query?x=2"), 3, "111"),
+        # Without the password.
+        (("GET /page", "get /page", "GET /page", "get /page?x"), 2, "1010"),
+    ],
+)
+def test_while_the_share_of_time_is_short_a_page_is_rendered_again_for_the_query_on_which_it_depends_alone(
+    requests: tuple[str, ...], rendered: int, contents: str
+) -> None:
+    calls = 0
+
+    def page(*query: object) -> Answer:
+        nonlocal calls
+        calls += 1
+        return 200, "content"
+
+    @on_the_loop
+    async def run() -> None:
+        wire = Wire()
+        routes: dict[str, Route | QueryRoute | SlowRoute] = {"/page": page, "/query": QueryRoute(page)}
+        access = HttpAccess(password=SharedSecret(None, Secret(b"x" * 16)), probes=("/page",))
+        listener = HttpListener(routes, budget=HTTP_BUDGET, tls=None, networks=None, access=access)
+        connection: Any = listener.new_protocol()
+        connection.connection_made(wire)
+        listener.turns.charge(HOST, 1.0)
+        for request in requests:
+            password = b"" if request.islower() else WITH_PASSWORD
+            line = f"{request.replace('get', 'GET')} HTTP/1.1\r\nHost: localhost\r\n"
+            connection.data_received(line.encode() + password + b"\r\n")
+            while listener.turns._queues:
+                listener.turns._take()
+        answers = wire.written.split(b"HTTP/1.1 200 ")[1:]
+        assert "".join(str(int(answer.endswith(b'"content"\n'))) for answer in answers) == contents
+
+    run()
+    assert calls == rendered
+
+
 def test_a_request_behind_others_on_its_connection_waits_until_the_loop_has_done_everything_else() -> None:
     turn = 0
     answered_in: list[int] = []  # By request: the turn of the loop in which it was answered.
