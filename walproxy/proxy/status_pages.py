@@ -15,6 +15,7 @@ from safekeeper.net.events_page import events_route
 from safekeeper.net.http_server import Answer, QueryRoute, Route, SlowRoute, made_at_first_request
 from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
+from walproxy.limbo.limbo import REQUEST_DECODE_S
 from walproxy.limbo.page import limbo_as_last_read, limbo_page
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import not_ready_reason, proxy_status
@@ -43,7 +44,7 @@ def proxy_routes(
         return metrics_route(ProxyCollector(status, reason, proxy.measured, listeners, certificates))
 
     async def limbo() -> Answer:
-        await proxy.limbo.refresh()
+        await proxy.limbo.refresh(REQUEST_DECODE_S)
         return 200, limbo_page(proxy.limbo, proxy.limbo_facts())
 
     return {
