@@ -149,9 +149,9 @@ class _SlowPage:
         self._waiting = 0
 
     @property
-    def is_made(self) -> bool:
-        """Whether it has been made, or has failed."""
-        return self._task.done()
+    def is_over(self) -> bool:
+        """Whether it has been made, has failed, or is being cancelled."""
+        return self._task.done() or self._task.cancelling() > 0
 
     async def answer(self) -> Answer:
         """Return the page. Raises what making it has raised."""
@@ -295,7 +295,7 @@ class HttpListener(Listener["HttpConnection"]):
         self, connection: "HttpConnection", request: h11.Request, key: _Key, route: SlowRoute
     ) -> _ReadyAnswer:
         page = self._slow_pages.get(key)
-        if page is None or page.is_made or not self.turns.is_short:
+        if page is None or page.is_over or not self.turns.is_short:
             page = self._slow_pages[key] = _SlowPage(self.turns.charged(connection.host, route.answer()))
         try:
             ready = _encoded(request, await page.answer())

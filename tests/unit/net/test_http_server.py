@@ -879,6 +879,45 @@ def test_while_the_share_of_time_is_short_a_page_is_rendered_again_for_the_query
     assert calls == rendered
 
 
+def test_a_page_that_is_being_cancelled_is_not_awaited_by_another_request() -> None:
+    @on_the_loop
+    async def run() -> None:
+        began, cancelled, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def page() -> Answer:
+            if began.is_set():
+                return 200, "second"
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+                await release.wait()
+            raise AssertionError
+
+        listener = HttpListener({"/page": SlowRoute(page)}, budget=HTTP_BUDGET, tls=None, networks=None)
+
+        def ask() -> tuple[Any, Wire]:
+            connection: Any = listener.new_protocol()
+            wire = Wire()
+            connection.connection_made(wire)
+            connection.data_received(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            listener.turns._take()
+            return connection, wire
+
+        listener.turns.charge(HOST, 1000.0)
+        first, _ = ask()
+        await began.wait()
+        first.connection_lost(None)
+        await cancelled.wait()
+        _, wire = ask()
+        await until(lambda: wire.written.endswith(b'"second"\n'))
+        release.set()
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+
+    run()
+
+
 def test_a_request_behind_others_on_its_connection_waits_until_the_loop_has_done_everything_else() -> None:
     turn = 0
     answered_in: list[int] = []  # By request: the turn of the loop in which it was answered.
