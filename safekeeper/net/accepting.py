@@ -116,27 +116,32 @@ class ListeningSockets:
         self._turns.ask("", self._take_turn)
 
     def _take_turn(self) -> None:
-        at_once = 1 if self._turns.is_short else ACCEPTS_AT_ONCE
+        room = min(ACCEPTS_AT_ONCE - len(self._accepted), 1 if self._turns.is_short else ACCEPTS_AT_ONCE)
+        count = len(self._sockets)  # 0 once they are closed.
         try:
-            for listening in self._sockets:
-                room = (ACCEPTS_AT_ONCE - len(self._accepted)) // len(self._sockets)
-                self._accept(listening, min(room, at_once))
+            for _ in range(count):
+                if not room:
+                    break
+                # The next turn begins with the next socket.
+                listening = self._sockets.pop(0)
+                self._sockets.append(listening)
+                room -= self._accept(listening, min(room, max(1, ACCEPTS_AT_ONCE // count)))
         except OSError as error:
             self._pause(error)
         else:
             self._read()
 
-    def _accept(self, listening: socket.socket, limit: int) -> None:
-        """Accept at most `limit` connections.
+    def _accept(self, listening: socket.socket, limit: int) -> int:
+        """Accept at most `limit` connections, including refused ones; return their number.
 
         Raises:
             OSError: no file descriptor or memory is free.
         """
-        for _ in range(limit):
+        for number in range(limit):
             try:
                 connection, peer = listening.accept()
             except (BlockingIOError, InterruptedError):
-                return
+                return number
             except OSError as error:
                 if error.errno in _SHORT:
                     raise
@@ -151,6 +156,7 @@ class ListeningSockets:
             task = self._loop.create_task(self._connect(connection, protocol))
             self._accepted.add(task)
             task.add_done_callback(self._accepted.discard)
+        return limit
 
     async def _connect(self, connection: socket.socket, protocol: asyncio.BaseProtocol) -> None:
         try:
