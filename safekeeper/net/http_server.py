@@ -272,9 +272,7 @@ class HttpListener(Listener["HttpConnection"]):
             return self._slow_answer(connection, request, key, route)
         try:
             answer = route.answer(query) if isinstance(route, QueryRoute) else route()
-            if verdict is not Verdict.FULL:
-                answer = answer[0], Text(_PLAIN, b"")
-            ready = _encoded(request, answer)
+            ready = _encoded(request, answer, verdict)
             return ready if varies else self._keep(key, ready)
         except Exception as bug:
             return self._no_answer(connection, bug)
@@ -298,7 +296,7 @@ class HttpListener(Listener["HttpConnection"]):
         if page is None or page.is_over or not self.turns.is_short:
             page = self._slow_pages[key] = _SlowPage(self.turns.charged(connection.host, route.answer()))
         try:
-            ready = _encoded(request, await page.answer())
+            ready = _encoded(request, await page.answer(), key.verdict)
         except Exception as bug:
             return self._no_answer(connection, bug)
         return self._keep(key, ready)
@@ -636,10 +634,12 @@ def _target(target: bytes) -> tuple[str, str, dict[str, str]]:
     )
 
 
-def _encoded(request: h11.Request, answer: Answer) -> _ReadyAnswer:
+def _encoded(request: h11.Request, answer: Answer, verdict: Verdict) -> _ReadyAnswer:
     code, content = answer
     if request.method == b"OPTIONS":
         return HTTPStatus(code), Text(_PLAIN, b""), (_ALLOW,)
+    if verdict is Verdict.STATUS_ONLY:
+        return HTTPStatus(code), Text(_PLAIN, b""), ()
     if not isinstance(content, Text | Stream):
         body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
         content = Text("application/json", body)

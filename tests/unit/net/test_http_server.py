@@ -407,6 +407,12 @@ def test_a_request_without_the_password_gets_no_page(caplog: pytest.LogCaptureFi
     assert "its password is wrong (--http-password-file)" in caplog.text
 
 
+def test_a_slow_page_whose_status_is_public_has_no_content_without_the_password() -> None:
+    access = HttpAccess(password=SharedSecret(None, Secret(b"x" * 16)), probes=("/slow",))
+    answers = answers_to(b"GET /slow HTTP/1.0\r\n\r\n", ends_stream=False, access=access)
+    assert [(status, content) for status, _, content in answers] == [(200, b"")]
+
+
 def test_refused_requests_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     foreign = b"GET /small HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
 
