@@ -140,7 +140,8 @@ class Limbo:
         self.is_slow = is_slow = self._is_slow(positions, now)
         policy = self.policy
         if not is_slow:
-            if self.sampled_at is not None and now - self.sampled_at > SAMPLE_AGE_S_MAX:
+            is_refreshing = self._lock.locked()  # Its sample is shown once it has decoded the WAL.
+            if self.sampled_at is not None and not is_refreshing and now - self.sampled_at > SAMPLE_AGE_S_MAX:
                 self._forget_sample("")
             if len(self.queue):
                 self.queue.confirm(positions.reported_lsn)

@@ -356,6 +356,33 @@ def test_a_statement_is_shown_without_its_literals_also_where_it_is_cut(story: S
         assert second.endswith("x '?'") and len(second) <= QUERY_CHARACTERS_MAX
 
 
+def test_the_watch_does_not_forget_the_sample_of_a_request_that_still_decodes(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = commits(3000)
+    story.receive(log)
+    story.proxy.positions = story.proxy.positions._replace(leads=False)
+    story.wait(10)
+    feed = story.limbo.queue.feed
+    looks: list[asyncio.Task[None]] = []
+
+    def feed_and_look(data: bytes) -> None:
+        if not looks:
+            story.now += SAMPLE_AGE_S_MAX + 1
+            looks.append(asyncio.ensure_future(story.limbo.look()))
+        feed(data)
+
+    async def run() -> None:
+        await story.limbo.refresh(10.0)
+        await looks[0]
+        assert list(story.limbo.sessions) == [10]
+        await story.limbo.look()
+        assert not story.limbo.sessions
+
+    monkeypatch.setattr(story.limbo.queue, "feed", feed_and_look)
+    asyncio.run(run())
+
+
 def test_a_session_of_an_old_sample_is_not_shown_as_waiting(story: Story) -> None:
     """A client has asked for /limbo, then the commit has returned, and no commit is slow."""
     story.wait(10)
