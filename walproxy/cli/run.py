@@ -25,6 +25,7 @@ from safekeeper.net.listener import Listener
 from safekeeper.process.credential_files import http_access, server_tls, tell_validity
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.web.page import with_page
+from walproxy.limbo.page import confirms_per_s
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.credentials import read_credentials, reload_credentials
 from walproxy.proxy.progress_socket import ProgressSocket, inherited_socket
@@ -100,6 +101,7 @@ async def _serve(
             "proxy",
             {"limbo": lambda: limbo_as_seen(proxy)},
             keeps_history=True,
+            confirms_per_s=lambda: confirms_per_s(proxy.limbo),
         ),
         config.http_listen,
         tls=http_tls,
