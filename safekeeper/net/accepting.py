@@ -5,7 +5,8 @@ accept() fails: asyncio pauses for a second, libuv closes all waiting connection
 
     a flood      accepting is a piece of work in the listener's turns (safekeeper/net/turns.py): at most
                  ACCEPTS_AT_ONCE connections are accepted, including refused ones, before the event loop runs its other
-                 callbacks, and above the share of time for clients, the next ones wait in the kernel
+                 callbacks, and above the share of time for clients, the next ones wait in the kernel. While that share
+                 is short, one at a time: not more than the turns of their address can serve
     EMFILE etc.  accepting pauses, for longer each time up to a second; the connections wait in the kernel
     a refusal    is decided before anything is allocated for the connection
     in transit   at most ACCEPTS_AT_ONCE connections are accepted and not yet counted by `connection_made`
@@ -115,25 +116,32 @@ class ListeningSockets:
         self._turns.ask("", self._take_turn)
 
     def _take_turn(self) -> None:
+        room = min(ACCEPTS_AT_ONCE - len(self._accepted), 1 if self._turns.is_short else ACCEPTS_AT_ONCE)
+        count = len(self._sockets)  # 0 once they are closed.
         try:
-            for listening in self._sockets:
-                self._accept(listening, (ACCEPTS_AT_ONCE - len(self._accepted)) // len(self._sockets))
+            for _ in range(count):
+                if not room:
+                    break
+                # The next turn begins with the next socket.
+                listening = self._sockets.pop(0)
+                self._sockets.append(listening)
+                room -= self._accept(listening, min(room, max(1, ACCEPTS_AT_ONCE // count)))
         except OSError as error:
             self._pause(error)
         else:
             self._read()
 
-    def _accept(self, listening: socket.socket, limit: int) -> None:
-        """Accept at most `limit` connections.
+    def _accept(self, listening: socket.socket, limit: int) -> int:
+        """Accept at most `limit` connections, including refused ones; return their number.
 
         Raises:
             OSError: no file descriptor or memory is free.
         """
-        for _ in range(limit):
+        for number in range(limit):
             try:
                 connection, peer = listening.accept()
             except (BlockingIOError, InterruptedError):
-                return
+                return number
             except OSError as error:
                 if error.errno in _SHORT:
                     raise
@@ -148,6 +156,7 @@ class ListeningSockets:
             task = self._loop.create_task(self._connect(connection, protocol))
             self._accepted.add(task)
             task.add_done_callback(self._accepted.discard)
+        return limit
 
     async def _connect(self, connection: socket.socket, protocol: asyncio.BaseProtocol) -> None:
         try:

@@ -51,13 +51,11 @@ class HttpAccess(NamedTuple):
         hosts: the host names for which requests are accepted, besides IP addresses and localhost; in lower case.
         password: None: none is required.
         probes: the paths of pages whose status code is public.
-        public: the paths of pages that require no password.
     """
 
     hosts: frozenset[str] = frozenset()
     password: Password | None = None
     probes: Collection[str] = ()
-    public: Collection[str] = ()
 
     def judge(self, own_name: str, authority: str, headers: Iterable[tuple[bytes, bytes]], path: str) -> Verdict:
         """Decide how a request is answered.
@@ -73,7 +71,7 @@ class HttpAccess(NamedTuple):
             name = host_name(authority or found[b"host"].decode("latin-1"))
             if not (is_address(name) or name == "localhost" or name == own_name.lower() or name in self.hosts):
                 return Verdict.MISDIRECTED
-        if self.password is None or path in self.public:
+        if self.password is None:
             return Verdict.FULL
         given = _password(found.get(b"authorization", b""))
         if given is None:

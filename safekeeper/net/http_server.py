@@ -133,6 +133,14 @@ HTTP_BUDGET = Budget(proven_max=0)
 _ReadyAnswer = tuple[HTTPStatus, Text | Stream, _Headers]
 
 
+class _Key(NamedTuple):
+    """What an answer depends on, unless it is that of a QueryRoute to a query."""
+
+    verdict: Verdict
+    is_options: bool
+    path: str
+
+
 class _SlowPage:
     """A page that is being made, for one request or several. It is cancelled when the connections of all are closed."""
 
@@ -141,9 +149,9 @@ class _SlowPage:
         self._waiting = 0
 
     @property
-    def is_made(self) -> bool:
-        """Whether it has been made, or has failed."""
-        return self._task.done()
+    def is_over(self) -> bool:
+        """Whether it has been made, has failed, or is being cancelled."""
+        return self._task.done() or self._task.cancelling() > 0
 
     async def answer(self) -> Answer:
         """Return the page. Raises what making it has raised."""
@@ -189,9 +197,9 @@ class HttpListener(Listener["HttpConnection"]):
         self._bugs = RateLimit(lines=10, interval_s=60)
         self._routes = routes
         self._tls = tls
-        # By path: when it was rendered, and the answer; and the pages that are being made.
-        self._kept: dict[str, tuple[float, _ReadyAnswer]] = {}
-        self._slow_pages: dict[str, _SlowPage] = {}
+        # When each was rendered, and the answer; and the pages that are being made.
+        self._kept: dict[_Key, tuple[float, _ReadyAnswer]] = {}
+        self._slow_pages: dict[_Key, _SlowPage] = {}
         self._streams = Admission(Budget(proven_max=0, unproven_max=STREAMS_MAX))
         self._open: set[HttpConnection] = set()
         self._none_is_open = asyncio.Event()
@@ -254,18 +262,18 @@ class HttpListener(Listener["HttpConnection"]):
         if request.method not in _METHODS:
             status = HTTPStatus.METHOD_NOT_ALLOWED
             return status, _reason(status), (_ALLOW,)
-        key = "" if query or request.method == b"OPTIONS" or verdict is not Verdict.FULL else path
-        if key in self._kept and self.turns.is_short:
+        key = _Key(verdict, request.method == b"OPTIONS", path)
+        varies = bool(query) and isinstance(route, QueryRoute)
+        if not varies and key in self._kept and self.turns.is_short:
             rendered_at, kept = self._kept[key]
             if self.now() - rendered_at < PAGE_KEPT_S:
                 return kept
         if isinstance(route, SlowRoute):
-            return self._slow_answer(connection, request, path, route)
+            return self._slow_answer(connection, request, key, route)
         try:
             answer = route.answer(query) if isinstance(route, QueryRoute) else route()
-            if verdict is not Verdict.FULL:
-                answer = answer[0], Text(_PLAIN, b"")
-            return self._keep(key, _encoded(request, answer))
+            ready = _encoded(request, answer, verdict)
+            return ready if varies else self._keep(key, ready)
         except Exception as bug:
             return self._no_answer(connection, bug)
 
@@ -282,20 +290,20 @@ class HttpListener(Listener["HttpConnection"]):
         return HTTPStatus.UNAUTHORIZED, _reason(HTTPStatus.UNAUTHORIZED), (_ASK_FOR_PASSWORD, _CLOSE)
 
     async def _slow_answer(
-        self, connection: "HttpConnection", request: h11.Request, path: str, route: SlowRoute
+        self, connection: "HttpConnection", request: h11.Request, key: _Key, route: SlowRoute
     ) -> _ReadyAnswer:
-        page = self._slow_pages.get(path)
-        if page is None or page.is_made or not self.turns.is_short:
-            page = self._slow_pages[path] = _SlowPage(self.turns.charged(connection.host, route.answer()))
+        page = self._slow_pages.get(key)
+        if page is None or page.is_over or not self.turns.is_short:
+            page = self._slow_pages[key] = _SlowPage(self.turns.charged(connection.host, route.answer()))
         try:
-            ready = _encoded(request, await page.answer())
+            ready = _encoded(request, await page.answer(), key.verdict)
         except Exception as bug:
             return self._no_answer(connection, bug)
-        return self._keep("" if request.method == b"OPTIONS" else path, ready)
+        return self._keep(key, ready)
 
-    def _keep(self, key: str, ready: _ReadyAnswer) -> _ReadyAnswer:
-        """Keep a rendered page, unless `key` is empty; return it."""
-        if key and isinstance(ready[1], Text):
+    def _keep(self, key: _Key, ready: _ReadyAnswer) -> _ReadyAnswer:
+        """Keep a rendered page, and return it."""
+        if isinstance(ready[1], Text):
             self._kept[key] = self.now(), ready
         return ready
 
@@ -402,6 +410,8 @@ class HttpConnection:
             self._slow_answer.cancel()
         if self._stream is not None:
             self._stream.leave(self)
+        if self._waits_for_turn:
+            self._listener.turns.withdraw(self.host, self._take_turn)
         self._listener.lost(self)
 
     def pause_writing(self) -> None:
@@ -624,10 +634,12 @@ def _target(target: bytes) -> tuple[str, str, dict[str, str]]:
     )
 
 
-def _encoded(request: h11.Request, answer: Answer) -> _ReadyAnswer:
+def _encoded(request: h11.Request, answer: Answer, verdict: Verdict) -> _ReadyAnswer:
     code, content = answer
     if request.method == b"OPTIONS":
         return HTTPStatus(code), Text(_PLAIN, b""), (_ALLOW,)
+    if verdict is Verdict.STATUS_ONLY:
+        return HTTPStatus(code), Text(_PLAIN, b""), ()
     if not isinstance(content, Text | Stream):
         body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
         content = Text("application/json", body)

@@ -107,6 +107,8 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
+        if self._waits_for_turn and self._turns is not None:
+            self._turns.withdraw(self._host, self._take_turn)
         self._above.connection_lost(exc)
         # The two reference each other and hold buffers and keys: without this they would wait for garbage collection.
         del self._above

@@ -73,6 +73,15 @@ class Turns:
         if self._next is None:
             self._schedule()
 
+    def withdraw(self, host: str, work: Callable[[], None]) -> None:
+        """Drop work that `ask` was given and that has not begun, if any: its connection is closed."""
+        group = host_group(host)
+        queue = self._queues.get(group)
+        if queue is not None and work in queue:
+            queue.remove(work)
+            if not queue:
+                del self._queues[group]
+
     def charge(self, host: str, work_s: float) -> None:
         """Count work that was done for clients from `host` outside of their turns."""
         self._charge(host_group(host), work_s)

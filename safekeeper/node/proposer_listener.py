@@ -171,6 +171,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open = self._is_usual = False
+        if self._waits_for_turn:
+            self._listener.turns.withdraw(self.host, self._take_turn)
         self._listener.lost(self)
 
     def pause_writing(self) -> None:

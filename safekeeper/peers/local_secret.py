@@ -35,6 +35,8 @@ _READER_KEY = b"walproxy replication listener"
 _HOME_STATE = Path(".local", "state")
 _WITHOUT_HOME = Path("/var/tmp")
 _BYTES = 32
+# What the files contain, for messages.
+_SECRET, _PASSWORD = "shared secret", "password of replication clients"
 _READ_BYTES_MAX = 4096
 
 
@@ -100,22 +102,22 @@ class LocalSecret:
         password = hmac.new(self.value, _READER_KEY, hashlib.sha256).hexdigest()
         content = passfile_line(password)
         try:
-            if _read(self.passfile) != content:
+            if _read(self.passfile, _PASSWORD, f"it and {self.file}") != content:
                 with _locked(self.passfile.parent):
                     _write(self.passfile, content)
         except OSError as error:
-            raise self._unusable(self.passfile, error) from error
+            raise self._unusable(_PASSWORD, self.passfile, error) from error
         return password
 
     def _read_or_make(self) -> Secret:
         try:
-            _make_folder(self.file.parent)
+            _make_folder(self.file.parent, self._instead_of_it)
             content = _read(self.file)
             if content is None:
                 _make(self.file)
                 content = _read(self.file)
         except OSError as error:
-            raise self._unusable(self.file, error) from error
+            raise self._unusable(_SECRET, self.file, error) from error
         try:
             return secret_value((content or b"").decode("ascii"))
         except ValueError:
@@ -123,9 +125,9 @@ class LocalSecret:
                 f"{self.file} contains no shared secret: remove it, and restart this user's safekeepers and proxies"
             ) from None
 
-    def _unusable(self, file: Path, error: OSError) -> ConfigurationError:
+    def _unusable(self, what: str, file: Path, error: OSError) -> ConfigurationError:
         return ConfigurationError(
-            f"could not read or make the shared secret of user {_user_name()} in {file}: {error.strerror or error}: "
+            f"could not read or make the {what} of user {_user_name()} in {file}: {error.strerror or error}: "
             f"make that possible, set XDG_STATE_HOME, or give {self._instead_of_it}"
         )
 
@@ -159,19 +161,23 @@ def _may_be_ours(folder: Path, uid: int) -> bool:
         return False
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, instead_of_it: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise ConfigurationError(
             f"{folder}, the folder of user {_user_name()}'s shared secret, is not private to that user: "
-            "remove it, or give --secret-file"
+            f"remove it, or give {instead_of_it}"
         )
 
 
-def _read(file: Path) -> bytes | None:
+def _read(file: Path, what: str = _SECRET, to_remove: str = "it") -> bytes | None:
     """Return the file's content, None if it does not exist.
+
+    Args:
+        what: what it contains, for the message.
+        to_remove: what must be removed if others know that.
 
     Raises:
         ConfigurationError: other users may read or write it.
@@ -184,8 +190,9 @@ def _read(file: Path) -> bytes | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise ConfigurationError(
-                f"the shared secret in {file} may be known to others: it must be a file of user {_user_name()} that no "
-                "other user may read or write: chmod 600, or remove it and restart this user's safekeepers and proxies"
+                f"the {what} in {file} may be known to others: it must be a file of user {_user_name()} that no other "
+                f"user may read or write: chmod 600, or remove {to_remove}, and restart this user's safekeepers and "
+                "proxies"
             )
         return os.read(descriptor, _READ_BYTES_MAX)
     finally:

@@ -41,18 +41,16 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None = Non
     return ServerTls(cert, key, client_ca) if cert is not None and key is not None else None
 
 
-def http_access(
-    hosts: frozenset[str], password_file: Path | None, probes: Collection[str] = PROBES, public: Collection[str] = ()
-) -> HttpAccess:
+def http_access(hosts: frozenset[str], password_file: Path | None, probes: Collection[str] = PROBES) -> HttpAccess:
     """Return the protection of an HTTP listener by its options.
 
     Args:
-        probes, public: see HttpAccess.
+        probes: see HttpAccess.
 
     Raises:
         ConfigurationError: the file of the password cannot be used.
     """
-    return HttpAccess(hosts, http_password(password_file), probes, public)
+    return HttpAccess(hosts, http_password(password_file), probes)
 
 
 def http_password(file: Path | None) -> SharedSecret | None:

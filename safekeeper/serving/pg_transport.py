@@ -126,6 +126,8 @@ class PgTransport(asyncio.Protocol, ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
+        if self._waits_for_turn and self.turns is not None:
+            self.turns.withdraw(self._host, self._take_turn)
         self.lost()
 
     def pause_writing(self) -> None:

@@ -1,7 +1,7 @@
 """The last ten minutes of a process: what the charts of its page show when the page is opened.
 
-A sample is taken every five seconds from the parts of the stream (live.py), also without a reader, and reduced to the
-values that the charts have. The first frame of each reader contains the samples as the event `history`:
+A sample is taken every five seconds, also without a reader, and reduced to the values that the charts have. The first
+frame of each reader contains the samples as the event `history`:
 
     event: history
     data: [{"at": 1764108603.0, "status": {"flush_lsn": "0/5A3C9F8", ...}, "limbo": null}, ...]
@@ -26,13 +26,17 @@ class History:
     """The samples of one process. On the event loop's thread, which runs already.
 
     Args:
-        parts: functions that return the content of each part of the stream.
+        status: returns the content of /status.
         page: the name of the page: `proxy` or `safekeeper`.
+        confirms_per_s: returns that value of /limbo, which costs more; None if the process has no limbo.
     """
 
-    def __init__(self, parts: Mapping[str, Callable[[], Any]], page: str) -> None:
+    def __init__(
+        self, status: Callable[[], Any], page: str, confirms_per_s: Callable[[], float | None] | None = None
+    ) -> None:
         self.samples: deque[dict[str, Any]] = deque(maxlen=int(SPAN_S / INTERVAL_S))
-        self._parts = parts
+        self._status = status
+        self._confirms_per_s = confirms_per_s
         self._reduced = _REDUCED[page]
         self._failures = RateLimit(lines=3, interval_s=60)
         self._wait()
@@ -43,12 +47,11 @@ class History:
     def _take(self) -> None:
         self._wait()
         try:
-            limbo = self._parts["limbo"]() if "limbo" in self._parts else None
             self.samples.append(
                 {
                     "at": round(time.time(), 3),
-                    "status": self._reduced(self._parts["status"]()),
-                    "limbo": {"confirms_per_s": limbo["confirms_per_s"]} if limbo is not None else None,
+                    "status": self._reduced(self._status()),
+                    "limbo": {"confirms_per_s": self._confirms_per_s()} if self._confirms_per_s is not None else None,
                 }
             )
         except Exception as bug:

@@ -48,6 +48,7 @@ def with_page(
     more: Mapping[str, Callable[[], Any]] | None = None,
     *,
     keeps_history: bool = False,
+    confirms_per_s: Callable[[], float | None] | None = None,
 ) -> dict[str, Route | QueryRoute | SlowRoute]:
     """Return these routes, the page, its files, and its stream.
 
@@ -56,11 +57,13 @@ def with_page(
         page: the name of the page's file, without `.html`.
         more: functions that return the content of further parts of the stream.
         keeps_history: the charts show the last ten minutes also of a page that is opened later; needs a running loop.
+        confirms_per_s: see History.
     """
     parts: dict[str, Callable[[], Any]] = {"status": functools.partial(_content_of, routes["/status"]), **(more or {})}
     if "/events" in routes:
         parts["events"] = _RecentEvents(routes["/events"])
-    live = LiveStream(parts, HEADERS, History(parts, page) if keeps_history else None)
+    history = History(parts["status"], page, confirms_per_s) if keeps_history else None
+    live = LiveStream(parts, HEADERS, history)
     files = {f"/web/{each.name}": _file(each.name) for each in _FILES.iterdir() if not each.name.endswith(".html")}
     return {**routes, "/": _file(f"{page}.html"), **files, "/live": lambda: (200, live)}
 

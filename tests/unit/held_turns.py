@@ -19,6 +19,10 @@ class HeldTurns(Turns):
     def ask(self, host: str, work: Callable[[], None]) -> None:
         self.held.append(work)
 
+    def withdraw(self, host: str, work: Callable[[], None]) -> None:
+        if work in self.held:
+            self.held.remove(work)
+
     def release(self) -> None:
         """Do the work that waits."""
         held, self.held = self.held, []

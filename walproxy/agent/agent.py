@@ -114,7 +114,7 @@ class Agent:
             raise ConfigurationError("--conninfo names several hosts: name the local server only")
         self._host = hosts[0]
         self._views = SafekeeperViews(config.safekeepers, credentials, config.name)
-        self._proxy = ProxyProcess(self._proxy_arguments(), config.proxy_http, end_with_parent("KILL"))
+        self._proxy = ProxyProcess(self._proxy_arguments(), end_with_parent("KILL"))
         self._watchdog = Watchdog(Path(config.watchdog_device), required=config.watchdog == "required")
         self._lease = _lease_guard(config)
         self._decider = Decider(

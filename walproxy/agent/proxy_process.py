@@ -9,7 +9,9 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,8 +21,8 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.hangup import takes_hangup
 from safekeeper.base.logs import CHANGES_A_MINUTE, ProblemLog, RateLimit
 from safekeeper.base.lsn import Lsn, parse_lsn
-from safekeeper.base.settings import Address
-from walproxy.proxy.readiness import PROGRESS_PAGE, SERVING_STATES
+from walproxy.proxy.progress_socket import PACKET_BYTES_MAX, PROGRESS_SOCKET
+from walproxy.proxy.readiness import SERVING_STATES
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +30,8 @@ _RESTART_PAUSE_MIN_S = 0.25
 _RESTART_PAUSE_MAX_S = 5.0
 _WORKS_AFTER_S = 10.0
 _REPLY_TIMEOUT_S = 1.0
-_REPLY_BYTES_MAX = 1 << 20
+# Without a reply to that many requests, no further one is sent.
+_AWAITED_MAX = 8
 
 
 class Progress(NamedTuple):
@@ -52,14 +55,13 @@ class ProxyProcess:
 
     Args:
         arguments: after `walproxy run`.
-        http: its --http-listen.
         launcher: words before the command, e.g. those that make it end with its parent.
     """
 
-    def __init__(self, arguments: Sequence[str], http: Address, launcher: Sequence[str] = ()) -> None:
+    def __init__(self, arguments: Sequence[str], launcher: Sequence[str] = ()) -> None:
         self._words = [*launcher, sys.executable, "-m", "walproxy", "run", *arguments]
-        self._http = http
         self._process: asyncio.subprocess.Process | None = None
+        self._reports: _Reports | None = None
         self._started_at = 0.0
         self._start_at = 0.0
         self._pause_s = _RESTART_PAUSE_MIN_S
@@ -86,9 +88,17 @@ class ProxyProcess:
             self._ends.note(self.problem, "%s; starting it again in %.2f s", self.problem, self._pause_s)
         if now < self._start_at:
             return
-        self._process = await asyncio.create_subprocess_exec(
-            *self._words, stdin=asyncio.subprocess.DEVNULL, env=dict(os.environ), start_new_session=True
-        )
+        self._close_reports()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._reports = _Reports(ours)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._words,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, PROGRESS_SOCKET: str(theirs.fileno())},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
         self._started_at = now
         addition = self._starts.admit()
         if addition is not None:
@@ -97,6 +107,7 @@ class ProxyProcess:
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End it with SIGTERM, which lets the quorum acknowledge what it has received; after the timeout kill it."""
         process, self._process = self._process, None
+        self._close_reports()
         self._pause_s, self._start_at, self.problem = _RESTART_PAUSE_MIN_S, 0.0, ""
         if process is None or process.returncode is not None:
             return
@@ -121,6 +132,7 @@ class ProxyProcess:
     async def kill(self) -> None:
         """End it at once."""
         process, self._process = self._process, None
+        self._close_reports()
         if process is not None and process.returncode is None:
             await self._kill(process)
 
@@ -130,29 +142,77 @@ class ProxyProcess:
             process.kill()
         await process.wait()
 
+    def _close_reports(self) -> None:
+        if self._reports is not None:
+            self._reports.close()
+            self._reports = None
+
     async def progress(self) -> Progress:
-        """Return whether commits succeed, and how far, by a page that requires no password of HTTP."""
-        if not self.is_running:
+        """Return whether commits succeed, and how far."""
+        reports = self._reports
+        if not self.is_running or reports is None or not reports.has_started:
             return Progress()
-        writer = None
         try:
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
-                reader, writer = await asyncio.open_connection(self._http.host, self._http.port)
-                writer.write(
-                    f"GET {PROGRESS_PAGE} HTTP/1.1\r\nHost: {self._http}\r\nConnection: close\r\n\r\n".encode()
-                )
-                answer = await reader.read(_REPLY_BYTES_MAX)
-                while chunk := await reader.read(_REPLY_BYTES_MAX - len(answer)):
-                    answer += chunk
-            status = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=_Status)
+                status = msgspec.json.decode(await reports.request(), type=_Status)
             return Progress(status.state in SERVING_STATES, parse_lsn(status.commit_lsn))
         except (OSError, TimeoutError, msgspec.DecodeError, ConfigurationError):
-            return (
-                Progress()
-            )  # It starts, or hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
-        finally:
-            if writer is not None:
-                writer.close()
+            return Progress()  # It hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
+
+
+class _Reports:
+    """The agent's end of a proxy's socket (walproxy/proxy/progress_socket.py).
+
+    Attributes:
+        has_started: the proxy can reply.
+    """
+
+    def __init__(self, ours: socket.socket) -> None:
+        ours.setblocking(False)
+        self.has_started = False
+        self._socket = ours
+        self._awaited: deque[asyncio.Future[bytes]] = deque()  # Also those whose requester waits no longer.
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(ours, self._receive)
+
+    async def request(self) -> bytes:
+        """Return the reply to a request.
+
+        Raises:
+            OSError: the proxy has ended, or has not replied to many requests.
+        """
+        if len(self._awaited) >= _AWAITED_MAX:
+            raise TimeoutError
+        self._socket.send(b"?")
+        reply: asyncio.Future[bytes] = self._loop.create_future()
+        self._awaited.append(reply)
+        return await reply
+
+    def close(self) -> None:
+        """End all requests. Closing twice is harmless."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+        while self._awaited:
+            reply = self._awaited.popleft()
+            if not reply.done():
+                reply.set_exception(ConnectionResetError())
+
+    def _receive(self) -> None:
+        try:
+            packet = self._socket.recv(PACKET_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self.close()
+        elif not self.has_started:
+            self.has_started = True
+        elif self._awaited:
+            reply = self._awaited.popleft()
+            if not reply.done():
+                reply.set_result(packet)
 
 
 class _Status(msgspec.Struct):

@@ -7,6 +7,7 @@ exits with 0.
 import asyncio
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,12 @@ from safekeeper.net.listener import Listener
 from safekeeper.process.credential_files import http_access, server_tls, tell_validity
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.web.page import with_page
+from walproxy.limbo.page import confirms_per_s
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.credentials import read_credentials, reload_credentials
+from walproxy.proxy.progress_socket import ProgressSocket, inherited_socket
 from walproxy.proxy.proxy import Proxy
-from walproxy.proxy.readiness import PROGRESS_PAGE
-from walproxy.proxy.status_pages import limbo_as_seen, proxy_routes
+from walproxy.proxy.status_pages import limbo_as_seen, progress, proxy_routes
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +57,12 @@ def run(config: Path | None, **command_line: str | None) -> NoReturn:
         )
 
     loaded = read()
+    agent = inherited_socket(os.environ)
     logs.configure(lambda: "walproxy", loaded.log_level, log_format=loaded.log_format)
     proxy = Proxy(loaded, read_credentials(loaded))
     logs.configure(lambda: _who(proxy), loaded.log_level, log_format=loaded.log_format, events=proxy.events)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(_serve(proxy, loaded, read)))
+        sys.exit(runner.run(_serve(proxy, loaded, read, agent)))
 
 
 def _who(proxy: Proxy) -> str:
@@ -67,8 +70,13 @@ def _who(proxy: Proxy) -> str:
     return f"walproxy term {term}" if term else "walproxy"
 
 
-async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConfig]) -> int:
+async def _serve(
+    proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConfig], agent: socket.socket | None
+) -> int:
     """Run the proxy until a signal or an error ends it, which is logged; return the process's exit code.
+
+    Args:
+        agent: the socket of the agent that requests its progress, None without an agent.
 
     Raises:
         ConfigurationError: the HTTP listener cannot be opened.
@@ -93,14 +101,16 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
             "proxy",
             {"limbo": lambda: limbo_as_seen(proxy)},
             keeps_history=True,
+            confirms_per_s=lambda: confirms_per_s(proxy.limbo),
         ),
         config.http_listen,
         tls=http_tls,
         networks=config.http_allow,
-        access=http_access(config.http_hosts, config.http_password_file, public=(PROGRESS_PAGE,)),
+        access=http_access(config.http_hosts, config.http_password_file),
         budget=listener_budgets({"http": Wish(HTTP_BUDGET)})["http"],
     )
     listeners["http"] = http
+    reports = ProgressSocket(agent, lambda: progress(proxy)) if agent is not None else None
     try:
         take_signals(
             stop=lambda: drains.append(asyncio.create_task(proxy.stop())),
@@ -119,6 +129,8 @@ async def _serve(proxy: Proxy, config: ProxyConfig, read: Callable[[], ProxyConf
     except Exception as bug:
         return await _end(proxy, EXIT_UNEXPECTED, logs.describe_bug(bug))
     finally:
+        if reports is not None:
+            reports.close()
         await http.close()
     if error is not None:
         return await _end(proxy, error.exit_code, str(error))

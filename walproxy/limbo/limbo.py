@@ -36,8 +36,11 @@ SLOW_LOOK_INTERVAL_S: Final = 1.0
 SQL_TIMEOUT_S: Final = 2.0
 # After that, a session of the sample has perhaps committed long ago.
 SAMPLE_AGE_S_MAX: Final = 2.0
-# Of one request; WAL that is not read by then is read by the next one.
+# Of one look; WAL that is not read by then is read by the next one.
 DECODE_S: Final = 2.0
+# Of one request: it is charged to the clients' share of the loop's time, which no other client may use until it is
+# repaid.
+REQUEST_DECODE_S: Final = 0.05
 SLICE_BYTES: Final = 16 << 10
 # Committed WAL before the queue is read for the rate of commits, and skipped if it is more.
 KEPT_BYTES: Final = 64 << 10
@@ -137,7 +140,8 @@ class Limbo:
         self.is_slow = is_slow = self._is_slow(positions, now)
         policy = self.policy
         if not is_slow:
-            if self.sampled_at is not None and now - self.sampled_at > SAMPLE_AGE_S_MAX:
+            is_refreshing = self._lock.locked()  # Its sample is shown once it has decoded the WAL.
+            if self.sampled_at is not None and not is_refreshing and now - self.sampled_at > SAMPLE_AGE_S_MAX:
                 self._forget_sample("")
             if len(self.queue):
                 self.queue.confirm(positions.reported_lsn)
@@ -189,11 +193,11 @@ class Limbo:
 
     # ------------------------------------------------------------------ sessions, and WAL
 
-    async def refresh(self) -> None:
-        """Sample the sessions, then read the WAL that was not read yet."""
+    async def refresh(self, decode_s: float = DECODE_S) -> None:
+        """Sample the sessions, then read the WAL that was not read yet, for at most `decode_s`."""
         async with self._lock:
             await self._sample()
-            await self._decode(self.now() + DECODE_S)
+            await self._decode(self.now() + decode_s)
 
     async def _sample(self) -> None:
         conninfo = self._proxy.sql_conninfo()

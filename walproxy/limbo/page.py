@@ -34,6 +34,12 @@ def limbo_as_last_read(limbo: Limbo, facts: Facts) -> dict[str, Any]:
     return content if limbo.is_slow else {**content, "problem": None}
 
 
+def confirms_per_s(limbo: Limbo) -> float | None:
+    """Return this value of the content alone."""
+    rate = limbo.commits_per_s()
+    return round(rate, 1) if rate is not None else None
+
+
 class _Row(NamedTuple):
     waits_s: float | None
     content: dict[str, Any]
@@ -51,7 +57,6 @@ def limbo_page(limbo: Limbo, facts: Facts) -> dict[str, Any]:
     rows = sorted([*others, *rows], key=lambda row: -(row.waits_s or 0.0))[:LISTED_MAX]
     listed = [row.content for row in rows]
     listed += [_of_discarded(limbo, facts, entry) for entry in islice(queue.discarded, LISTED_MAX - len(listed))]
-    rate = limbo.commits_per_s()
     return {
         "owner": {"proposer": facts.proposer_id, "term": facts.term} if facts.term else None,
         "state": facts.state,
@@ -61,7 +66,7 @@ def limbo_page(limbo: Limbo, facts: Facts) -> dict[str, Any]:
         "entries": len(queue) + len(others),
         "bytes": max(0, facts.received_lsn - facts.positions.reported_lsn) if facts.positions.reported_lsn else 0,
         "oldest_s": _rounded(max((row.waits_s for row in rows if row.waits_s is not None), default=None)),
-        "confirms_per_s": round(rate, 1) if rate is not None else None,
+        "confirms_per_s": confirms_per_s(limbo),
         "discarded": queue.discarded_total,
         "on_timeout": {"timeout_s": limbo.policy.timeout_s or None, "action": limbo.policy.action},
         "problem": limbo.problem() or None,

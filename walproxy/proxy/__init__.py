@@ -6,6 +6,7 @@ safekeeper_link         keeps one connection to one safekeeper
 window                  the WAL that is still to be sent
 config, credentials     options, secrets
 status, status_pages    the state of the proxy, over HTTP
+progress_socket         the part of it that the agent requests
 status_client           fetches it
 status_table            formats it
 metrics, readiness      /metrics, /readyz

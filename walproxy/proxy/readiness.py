@@ -7,8 +7,6 @@ wait.
 
 READY_AFTER_S = 3.0
 SERVING_STATES = ("streaming",)
-# What the agent reads of its proxy; also without a password of HTTP, whose change must not end its leadership.
-PROGRESS_PAGE = "/progress"
 
 
 class Readiness:

@@ -1,12 +1,11 @@
 """The HTTP pages of the proxy.
 
-GET /status    state, positions, safekeepers: JSON (walproxy/proxy/status.py)
-GET /limbo     the transactions that wait, with their sessions: JSON (walproxy/limbo/page.py)
-GET /metrics   the same as metrics, for Prometheus (walproxy/proxy/metrics.py)
-GET /events    what changed, and when: JSON (safekeeper/net/events_page.py)
-GET /progress  state and commit_lsn: JSON, for the agent; also without the password of HTTP
-GET /healthz   200 while the process runs; for a service manager that restarts it
-GET /readyz    200 if commits succeed through this proxy now, else 503 with the reason; a spare is not ready
+GET /status   state, positions, safekeepers: JSON (walproxy/proxy/status.py)
+GET /limbo    the transactions that wait, with their sessions: JSON (walproxy/limbo/page.py)
+GET /metrics  the same as metrics, for Prometheus (walproxy/proxy/metrics.py)
+GET /events   what changed, and when: JSON (safekeeper/net/events_page.py)
+GET /healthz  200 while the process runs; for a service manager that restarts it
+GET /readyz   200 if commits succeed through this proxy now, else 503 with the reason; a spare is not ready
 """
 
 import asyncio
@@ -16,9 +15,9 @@ from safekeeper.net.events_page import events_route
 from safekeeper.net.http_server import Answer, QueryRoute, Route, SlowRoute, made_at_first_request
 from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
+from walproxy.limbo.limbo import REQUEST_DECODE_S
 from walproxy.limbo.page import limbo_as_last_read, limbo_page
 from walproxy.proxy.proxy import Proxy
-from walproxy.proxy.readiness import PROGRESS_PAGE
 from walproxy.proxy.status import not_ready_reason, proxy_status
 
 
@@ -45,16 +44,11 @@ def proxy_routes(
         return metrics_route(ProxyCollector(status, reason, proxy.measured, listeners, certificates))
 
     async def limbo() -> Answer:
-        await proxy.limbo.refresh()
+        await proxy.limbo.refresh(REQUEST_DECODE_S)
         return 200, limbo_page(proxy.limbo, proxy.limbo_facts())
-
-    def progress() -> Answer:
-        status = proxy_status(proxy, _now())
-        return 200, {name: status[name] for name in ("state", "commit_lsn")}
 
     return {
         "/limbo": SlowRoute(limbo),
-        PROGRESS_PAGE: progress,
         "/status": lambda: (200, proxy_status(proxy, _now())),
         # Not imported before: 25 ms of processor time and 3 MB, which the first commit would wait for.
         "/metrics": made_at_first_request(metrics),
@@ -62,6 +56,12 @@ def proxy_routes(
         "/healthz": lambda: (200, {"ok": True}),
         "/readyz": readiness,
     }
+
+
+def progress(proxy: Proxy) -> dict[str, Any]:
+    """Return what the proxy's agent requests of /status."""
+    status = proxy_status(proxy, _now())
+    return {name: status[name] for name in ("state", "commit_lsn")}
 
 
 def limbo_as_seen(proxy: Proxy) -> dict[str, Any]:

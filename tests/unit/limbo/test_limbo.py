@@ -3,19 +3,22 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from safekeeper.net.http_server import SlowRoute
 from tests.unit.transactions_wal import TransactionsWal, new_log
 from tests.unit.wal_builder import MIB
 from walproxy.limbo import limbo as shell
 from walproxy.limbo.commit_policy import CommitPolicy
 from walproxy.limbo.facts import Facts, Positions
-from walproxy.limbo.limbo import SAMPLE_AGE_S_MAX, Limbo
+from walproxy.limbo.limbo import REQUEST_DECODE_S, SAMPLE_AGE_S_MAX, Limbo
 from walproxy.limbo.page import LISTED_MAX, QUERY_CHARACTERS_MAX, limbo_as_last_read, limbo_page
 from walproxy.limbo.waits import Session
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
+from walproxy.proxy.status_pages import proxy_routes
 from walproxy.proxy.window import Window
 
 
@@ -302,15 +305,34 @@ def test_a_hundred_thousand_entries_are_a_bounded_answer_that_shows_it(
     assert (content["entries"], content["problem"]) == (99, None)
 
 
-def test_decoding_stops_at_its_deadline_and_continues(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_decodes_for_a_short_time_and_the_next_one_continues(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, _ = commits(3000)
     story.receive(log)
-    monkeypatch.setattr(shell, "DECODE_S", 0.0)
-    content = story.page()
+    feed = story.limbo.queue.feed
+
+    def feed_slowly(data: bytes) -> None:
+        story.now += 0.02
+        feed(data)
+
+    monkeypatch.setattr(story.limbo.queue, "feed", feed_slowly)
+    proxy: Any = SimpleNamespace(limbo=story.limbo, limbo_facts=story.proxy.limbo_facts, events=None)
+    route = proxy_routes(proxy, {})["/limbo"]
+    assert isinstance(route, SlowRoute)
+    _, content = asyncio.run(route.answer())
     assert "bytes of WAL are not decoded yet" in content["problem"]
+    assert REQUEST_DECODE_S <= story.now - 100.0 < REQUEST_DECODE_S + 0.02
     for _ in range(100):
-        content = story.page()
+        _, content = asyncio.run(route.answer())
     assert (content["entries"], content["problem"]) == (3000, None)
+
+
+def test_the_watch_decodes_for_longer(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = commits(3000)
+    story.receive(log)
+    story.look(101.5)
+    assert (len(story.limbo.queue), story.limbo.problem()) == (3000, "")
 
 
 def test_the_query_is_cut_and_nothing_else_is_changed_in_it(story: Story) -> None:
@@ -332,6 +354,33 @@ def test_a_statement_is_shown_without_its_literals_also_where_it_is_cut(story: S
         first, second = (each["session"]["query"] for each in content["transactions"])
         assert first == "ALTER ROLE app PASSWORD '?'"
         assert second.endswith("x '?'") and len(second) <= QUERY_CHARACTERS_MAX
+
+
+def test_the_watch_does_not_forget_the_sample_of_a_request_that_still_decodes(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = commits(3000)
+    story.receive(log)
+    story.proxy.positions = story.proxy.positions._replace(leads=False)
+    story.wait(10)
+    feed = story.limbo.queue.feed
+    looks: list[asyncio.Task[None]] = []
+
+    def feed_and_look(data: bytes) -> None:
+        if not looks:
+            story.now += SAMPLE_AGE_S_MAX + 1
+            looks.append(asyncio.ensure_future(story.limbo.look()))
+        feed(data)
+
+    async def run() -> None:
+        await story.limbo.refresh(10.0)
+        await looks[0]
+        assert list(story.limbo.sessions) == [10]
+        await story.limbo.look()
+        assert not story.limbo.sessions
+
+    monkeypatch.setattr(story.limbo.queue, "feed", feed_and_look)
+    asyncio.run(run())
 
 
 def test_a_session_of_an_old_sample_is_not_shown_as_waiting(story: Story) -> None:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
 import h11
 import pytest
@@ -406,6 +407,12 @@ def test_a_request_without_the_password_gets_no_page(caplog: pytest.LogCaptureFi
     assert "its password is wrong (--http-password-file)" in caplog.text
 
 
+def test_a_slow_page_whose_status_is_public_has_no_content_without_the_password() -> None:
+    access = HttpAccess(password=SharedSecret(None, Secret(b"x" * 16)), probes=("/slow",))
+    answers = answers_to(b"GET /slow HTTP/1.0\r\n\r\n", ends_stream=False, access=access)
+    assert [(status, content) for status, _, content in answers] == [(200, b"")]
+
+
 def test_refused_requests_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     foreign = b"GET /small HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
 
@@ -528,7 +535,7 @@ class Wire:
         self.written = b""
         self.is_closed = False
 
-    def get_extra_info(self, name: str) -> object:
+    def get_extra_info(self, name: str, default: object = None) -> object:
         return ("192.0.2.1", 4711) if name == "peername" else self
 
     def setsockopt(self, *option: int) -> None:
@@ -566,6 +573,29 @@ def statuses_of(pieces: list[bytes]) -> tuple[list[bytes], list[str]]:
         while listener.turns._queues:
             listener.turns._take()
     return re.findall(rb"HTTP/1\.1 (\d+)", wire.written), refused
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_a_closed_connection_does_not_wait_for_its_turn_any_longer(authority: Authority, with_tls: bool) -> None:
+    @on_the_loop
+    async def run() -> None:
+        tls = ServerTls(*authority.sign("server")) if with_tls else None
+        listener = HttpListener({}, budget=HTTP_BUDGET, tls=tls, networks=None)
+        connection: Any = listener.new_protocol()
+        connection.connection_made(Wire())
+        if with_tls:
+            hello = ClientTls(authority.ca).channel(HOST)
+            hello.begin()
+            data = hello.take_outgoing()
+            connection.get_buffer(-1)[: len(data)] = data
+            connection.buffer_updated(len(data))
+        else:
+            connection.data_received(GET)
+        assert listener.turns._queues
+        connection.connection_lost(None)
+        assert not listener.turns._queues
+
+    run()
 
 
 REQUESTS = st.sampled_from(
@@ -805,6 +835,92 @@ def test_while_the_share_of_time_is_short_a_page_is_rendered_once_for_all_reques
             await listener.close()
 
     listener: HttpListener
+    run()
+
+
+WITH_PASSWORD = b"Authorization: Basic " + base64.b64encode(b"x:" + b"x" * 16) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("requests", "rendered", "contents"),
+    [
+        (("GET /page", "GET /page?x", "HEAD /page?x=1&y=2", "GET /page"), 1, "1101"),
+        (("OPTIONS /page", "OPTIONS /page?x"), 1, "00"),
+        (("GET /page", "OPTIONS /page", "GET /page", "OPTIONS /page"), 2, "1010"),
+        (("GET /query", "GET /query"), 1, "11"),
+        (("GET /query", "GET /query?x=1", "GET /query?x=2"), 3, "111"),
+        # Without the password.
+        (("GET /page", "get /page", "GET /page", "get /page?x"), 2, "1010"),
+    ],
+)
+def test_while_the_share_of_time_is_short_a_page_is_rendered_again_for_the_query_on_which_it_depends_alone(
+    requests: tuple[str, ...], rendered: int, contents: str
+) -> None:
+    calls = 0
+
+    def page(*query: object) -> Answer:
+        nonlocal calls
+        calls += 1
+        return 200, "content"
+
+    @on_the_loop
+    async def run() -> None:
+        wire = Wire()
+        routes: dict[str, Route | QueryRoute | SlowRoute] = {"/page": page, "/query": QueryRoute(page)}
+        access = HttpAccess(password=SharedSecret(None, Secret(b"x" * 16)), probes=("/page",))
+        listener = HttpListener(routes, budget=HTTP_BUDGET, tls=None, networks=None, access=access)
+        connection: Any = listener.new_protocol()
+        connection.connection_made(wire)
+        listener.turns.charge(HOST, 1.0)
+        for request in requests:
+            password = b"" if request.islower() else WITH_PASSWORD
+            line = f"{request.replace('get', 'GET')} HTTP/1.1\r\nHost: localhost\r\n"
+            connection.data_received(line.encode() + password + b"\r\n")
+            while listener.turns._queues:
+                listener.turns._take()
+        answers = wire.written.split(b"HTTP/1.1 200 ")[1:]
+        assert "".join(str(int(answer.endswith(b'"content"\n'))) for answer in answers) == contents
+
+    run()
+    assert calls == rendered
+
+
+def test_a_page_that_is_being_cancelled_is_not_awaited_by_another_request() -> None:
+    @on_the_loop
+    async def run() -> None:
+        began, cancelled, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def page() -> Answer:
+            if began.is_set():
+                return 200, "second"
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+                await release.wait()
+            raise AssertionError
+
+        listener = HttpListener({"/page": SlowRoute(page)}, budget=HTTP_BUDGET, tls=None, networks=None)
+
+        def ask() -> tuple[Any, Wire]:
+            connection: Any = listener.new_protocol()
+            wire = Wire()
+            connection.connection_made(wire)
+            connection.data_received(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            listener.turns._take()
+            return connection, wire
+
+        listener.turns.charge(HOST, 1000.0)
+        first, _ = ask()
+        await began.wait()
+        first.connection_lost(None)
+        await cancelled.wait()
+        _, wire = ask()
+        await until(lambda: wire.written.endswith(b'"second"\n'))
+        release.set()
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+
     run()
 
 

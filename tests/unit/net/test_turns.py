@@ -159,3 +159,23 @@ def test_after_a_stop_no_work_is_done() -> None:
         assert not work.done
 
     run()
+
+
+def test_withdrawn_work_is_not_done_and_not_kept() -> None:
+    @on_the_loop
+    async def run() -> None:
+        work = Work()
+        turns = make(work)
+        first, second = (lambda: work.piece("first", 0.0)), (lambda: work.piece("second", 0.0))
+        turns.withdraw(HOSTILE, first)  # It does not wait.
+        turns.ask(HOSTILE, first)
+        turns.ask(HOSTILE, second)
+        turns.ask(OTHER, first)
+        turns.withdraw(HOSTILE, first)
+        turns.withdraw(HOSTILE, first)
+        turns.withdraw(OTHER, first)
+        assert {group: len(queue) for group, queue in turns._queues.items()} == {HOSTILE: 1}
+        await until(lambda: bool(work.done))
+        assert work.done == ["second"]
+
+    run()

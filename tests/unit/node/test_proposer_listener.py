@@ -831,6 +831,17 @@ async def test_the_messages_of_a_connection_that_is_not_proven_wait_for_its_turn
 
 
 @on_the_loop
+async def test_a_closed_connection_does_not_wait_for_its_turn_any_longer(tmp_path: Path) -> None:
+    async with house(tmp_path) as there:
+        there.listener.turns = turns = HeldTurns()
+        stranger = await there.client()
+        stranger.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
+        await until(lambda: len(turns.held) == 1)
+        there.listener.evict(there.connection(), "")
+        await until(lambda: not turns.held)
+
+
+@on_the_loop
 async def test_each_step_of_a_tls_handshake_waits_for_its_turn_until_the_connection_is_proven(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     async with house(tmp_path, tls=ServerTls(*authority.sign("server"))) as there:

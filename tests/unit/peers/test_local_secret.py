@@ -4,6 +4,7 @@ import os
 import pwd
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,37 @@ def test_where_it_cannot_be_made_the_line_says_what_to_do(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"exists: .* set XDG_STATE_HOME, or give --secret-file$"):
         secret_in(tmp_path / "file").ensure()
+
+
+def known_password(secret: LocalSecret) -> None:
+    secret.passfile.chmod(0o644)
+
+
+def a_linked_password(secret: LocalSecret) -> None:
+    secret.passfile.unlink()
+    secret.passfile.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (open_folder, "is not private to that user: remove it, or give --pg-users$"),
+        (
+            known_password,
+            "the password of replication clients in .*/pgpass may be known to others: .* chmod 600, or remove it and "
+            ".*/secret, and restart",
+        ),
+        (a_linked_password, "could not read or make the password of replication clients of user .* in .*/pgpass: "),
+    ],
+)
+def test_a_replication_listener_gives_the_advice_that_is_for_it(
+    tmp_path: Path, harm: Callable[[LocalSecret], None], words: str
+) -> None:
+    secret = LocalSecret({"XDG_STATE_HOME": str(tmp_path)}, instead_of_it="--pg-users")
+    secret.reader_password()
+    harm(secret)
+    with pytest.raises(ConfigurationError, match=words):
+        LocalSecret({"XDG_STATE_HOME": str(tmp_path)}, instead_of_it="--pg-users").reader_password()
 
 
 @pytest.mark.parametrize(

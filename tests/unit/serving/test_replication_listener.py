@@ -494,3 +494,14 @@ def test_what_a_client_sends_before_it_has_logged_in_waits_for_its_turn(tmp_path
         with pytest.raises(ServerError, match="does not have committed WAL yet"):
             stranger.query("SHOW wal_segment_size")
         assert not turns.held
+
+
+def test_a_closed_connection_does_not_wait_for_its_turn_any_longer(tmp_path: Path) -> None:
+    with ReplicationHouse(tmp_path) as house:
+        turns = house.call(HeldTurns)
+        house.listener.turns = turns
+        house.stranger().socket.sendall(b"\0")
+        house.until(lambda: len(turns.held) == 1)
+        (connection,) = house.listener._connections.values()
+        house.call(lambda: house.listener.evict(connection, ""))
+        house.until(lambda: not turns.held)

@@ -58,7 +58,10 @@ class Site:
 
         routes = {"/status": status, "/events": QueryRoute(events)}
         parts = {"limbo": lambda: self.limbo}
-        return await serve_http(with_page(routes, "proxy", parts, keeps_history=True), Address(HOST, 0))
+        pages = with_page(
+            routes, "proxy", parts, keeps_history=True, confirms_per_s=lambda: self.limbo["confirms_per_s"]
+        )
+        return await serve_http(pages, Address(HOST, 0))
 
     def _run(self, coroutine: Any) -> Any:
         # Playwright's loop counts as running on the test's thread.

@@ -3,7 +3,8 @@
     python walproxy/lab/testing/hostile_http.py pipelined 60 20 127.0.0.1:8071 127.0.0.1:8081
 
 That number of connections to each address for that many seconds; a connection that is closed is opened again after
-RECONNECT_S. The last line of the output is JSON: connections opened, connections that failed, bytes sent, bytes read.
+RECONNECT_S, or at once if its kind is connects. The last line of the output is JSON: connections opened, connections
+that failed, bytes sent, bytes read.
 It needs the standard library alone, so that it also runs beside the daemons of another version.
 
     pipelined   1,700 requests for /metrics in one write of 63 kB, and again when all answers are read
@@ -11,6 +12,7 @@ It needs the standard library alone, so that it also runs beside the daemons of 
     slow        a request, one byte of it at a time, never complete
     half-open   half a request, and nothing more
     opening     a connection that is closed at once
+    connects    the same, opened again at once, without a pause
     streams     a request for /live, whose frames are never read
     headers     a request with 50 kB of header lines, again and again
     handshakes  the first message of a TLS handshake, and again
@@ -22,6 +24,7 @@ import json
 import random
 import socket
 import ssl
+import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -33,6 +36,7 @@ SECONDS_MAX = 3600.0
 _PIPELINED = 1700
 _SLOW_S = 0.02
 _READ_BYTES = 256 << 10
+_RESET = struct.pack("ii", 1, 0)
 
 _TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 _TLS.check_hostname, _TLS.verify_mode = False, ssl.CERT_NONE
@@ -57,10 +61,12 @@ class Hostile:
             "slow": self._drip,
             "half-open": self._half_open,
             "opening": self._open_only,
+            "connects": self._open_only,
             "streams": self._stream,
             "headers": self._send_headers,
             "handshakes": self._shake_hands,
         }[kind]
+        self._pause_s = 0.0 if kind == "connects" else RECONNECT_S
         self._target = target
         self._deadline = deadline
         self._counts = counts
@@ -73,7 +79,7 @@ class Hostile:
                 await asyncio.sleep(random.random() * RECONNECT_S)
                 while True:
                     await self._connect_and_use()
-                    await asyncio.sleep(RECONNECT_S)
+                    await asyncio.sleep(self._pause_s)
 
     async def _connect_and_use(self) -> None:
         try:
@@ -82,6 +88,9 @@ class Hostile:
             self._counts.failed += 1
             return
         self._counts.opened += 1
+        if not self._pause_s:
+            # Reset when it is closed: else its port is not free again for a minute, and 28,000 connections are all.
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         try:
             await self._use(reader, writer)
         except OSError:
