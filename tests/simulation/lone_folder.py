@@ -39,7 +39,7 @@ from tests.simulation.folder_reference import (
 from tests.simulation.lone_folder_damage import require_not_found
 from tests.simulation.lone_folder_model import DIRECTORY, Log, require, require_absent
 from tests.simulation.lone_folder_process import FolderProcess
-from tests.simulation.shell_seams import SILENT, NoLock
+from tests.simulation.shell_seams import NoLock
 from tests.simulation.world import SimulationFailed
 
 STEPS = 36
@@ -52,14 +52,14 @@ def drive(seed: int, steps: int = STEPS) -> Counts:
         SimulationFailed: something that must hold did not.
     """
     lone = LoneFolder(seed)
-    replaced = data_folder_module.DataDirectoryLock, data_folder_module._log
-    data_folder_module.DataDirectoryLock, data_folder_module._log = NoLock, SILENT  # type: ignore[assignment, misc]
+    replaced = data_folder_module.DataDirectoryLock
+    data_folder_module.DataDirectoryLock = NoLock  # type: ignore[assignment, misc]
     try:
         lone.run(steps)
     except Exception as error:
         raise SimulationFailed(error, lone.trace()) from error
     finally:
-        data_folder_module.DataDirectoryLock, data_folder_module._log = replaced  # type: ignore[misc]
+        data_folder_module.DataDirectoryLock = replaced  # type: ignore[misc]
     return lone.counts
 
 

@@ -360,5 +360,5 @@ REPLACED_FILES: tuple[tuple[Any, str, Any], ...] = ((data_folder_module, "DataDi
 SILENT = logging.Logger("silent", logging.CRITICAL + 1)
 SILENT_LOGS: tuple[tuple[Any, str, Any], ...] = tuple(
     (module, "_log", SILENT)
-    for module in (agent_registry, data_folder_module, disk_space, listener_module, node_module, state_log)
+    for module in (agent_registry, disk_space, listener_module, node_module, state_log)
 )

@@ -313,7 +313,7 @@ async def test_connections_that_wait_for_the_node_are_not_read_and_the_first_one
         await one.greet()
         await other.greet()
         there.fs.hold()
-        leader.send(VoteRequest(LeaderId(2, "run1"), 1))
+        leader.send(leader.asks(LeaderId(2, "run1")))
         await until(lambda: not there.node.ready)
         for count, client in enumerate((other, one), 2):
             client.send(PreVoteRequest("run2"))
