@@ -68,6 +68,7 @@ class ProxyProcess:
         self.problem = ""
         self._ends = ProblemLog(_log)
         self._starts = RateLimit(CHANGES_A_MINUTE, 60.0)
+        self._start = asyncio.Lock()  # The agent's step and its failover may start or end it at the same time.
 
     @property
     def is_running(self) -> bool:
@@ -76,8 +77,11 @@ class ProxyProcess:
 
     async def keep_running(self, now: float) -> None:
         """Start it if it does not run; one that ends again and again is started with a growing pause."""
-        if self.is_running:
-            return
+        async with self._start:
+            if not self.is_running:
+                await self._start_again(now)
+
+    async def _start_again(self, now: float) -> None:
         ended = self._process
         if ended is not None:
             self._process = None
@@ -106,8 +110,7 @@ class ProxyProcess:
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End it with SIGTERM, which lets the quorum acknowledge what it has received; after the timeout kill it."""
-        process, self._process = self._process, None
-        self._close_reports()
+        process = await self._take()
         self._pause_s, self._start_at, self.problem = _RESTART_PAUSE_MIN_S, 0.0, ""
         if process is None or process.returncode is not None:
             return
@@ -131,10 +134,16 @@ class ProxyProcess:
 
     async def kill(self) -> None:
         """End it at once."""
-        process, self._process = self._process, None
-        self._close_reports()
+        process = await self._take()
         if process is not None and process.returncode is None:
             await self._kill(process)
+
+    async def _take(self) -> asyncio.subprocess.Process | None:
+        """Return the process, which the caller ends; a start under way is over first."""
+        async with self._start:
+            process, self._process = self._process, None
+            self._close_reports()
+        return process
 
     @staticmethod
     async def _kill(process: asyncio.subprocess.Process) -> None:

@@ -47,6 +47,23 @@ def scripted(folder: Path, replies: Sequence[str]) -> ProxyProcess:
     return ProxyProcess([], (sys.executable, "-c", SCRIPTED, str(file)))
 
 
+def test_calls_at_the_same_time_start_one_process_and_an_end_waits_for_a_start(tmp_path: Path) -> None:
+    marker = tmp_path / "started"
+    program = f"import os, time; open({str(marker)!r} + str(os.getpid()), 'w'); time.sleep(60)"
+    process = ProxyProcess([], (sys.executable, "-c", program))
+
+    @on_the_loop
+    async def run() -> None:
+        await asyncio.gather(process.keep_running(0.0), process.keep_running(0.0))
+        await until(lambda: bool(list(tmp_path.iterdir())))
+        await process.kill()
+        assert len(list(tmp_path.iterdir())) == 1
+        await asyncio.gather(process.keep_running(1.0), process.kill())
+        assert not process.is_running
+
+    run()
+
+
 def test_the_progress_of_a_proxy_is_requested_on_a_socket_of_its_own(tmp_path: Path) -> None:
     replies = ('{"state": "streaming", "commit_lsn": "0/10"}', "{}", "x", '{"state": "x", "commit_lsn": "1/0"}')
 
