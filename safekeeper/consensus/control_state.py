@@ -6,7 +6,7 @@ with the others and otherwise lazily. An older position only costs work; with ol
 member's data folder may not be noticed (S8e).
 
 The contents of PostgreSQL's timeline history files are part of it, so that adopting a history and removing the
-timelines that it cuts is one atomic write (docs/design/adr/0003-control-state.md).
+timelines that it cuts is one atomic write (docs/design/adr/0002-storage-footers.md).
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """A lease: a name that one agent at a time holds, for a limited time. An additional guard of a promotion.
 
 Commits do not depend on it: which server's commits are acknowledged is decided by the terms and the seal in the
-safekeepers (docs/design/divergence.md, ADR 0050). It keeps two agents from promoting at the same time, and bounds how
+safekeepers (docs/design/divergence.md, Leases). It keeps two agents from promoting at the same time, and bounds how
 long an old primary that demotes itself in time serves reads and local commits.
 
 A lease is held by the local clock: from the time at which the request was sent, not from its reply, and a little

@@ -57,7 +57,7 @@ def _promote(stage: Stage) -> str:
     standby = cluster.standbys[STANDBY]
     leading = leading_proxy(cluster)
     # While the quorum hangs a spare may be voted for, and be without a primary a moment later: then no proxy could
-    # send the standby the last commit position (docs/guide/promoting.md).
+    # send the standby the last commit position (docs/guide/failover.md).
     spares = [proxy for proxy in cluster.proxies if leading is not None and proxy is not leading[0]]
     for proxy in spares:
         proxy.kill9()

@@ -1,4 +1,4 @@
-"""Row changes from a logical slot, and tables that follow them (docs/design/adr/0020-row-changes.md).
+"""Row changes from a logical slot, and tables that follow them (docs/design/adr/0067-row-changes-in-one-session.md).
 
 messages        the messages of PostgreSQL's output plugin; pure
 pgoutput        bytes of PostgreSQL's output plugin to messages; pure

@@ -1,5 +1,5 @@
 """The pipeline's tables in folders and in object stores: Delta Lake and Iceberg, committed exactly once without a lock
-(docs/design/adr/0066-lake.md, 0070-iceberg-in-object-stores.md, 0075-one-lake.md).
+(docs/design/adr/0066-lake.md, 0075-one-lake.md).
 
 location    where tables are: a folder, or a prefix of an object store
 names       names of tables
