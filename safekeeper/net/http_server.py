@@ -178,7 +178,7 @@ class HttpListener(Listener["HttpConnection"]):
     """
 
     CANNOT_LISTEN = "could not serve HTTP at %s: %s: correct --http-listen"
-    FOREIGN = "refused HTTP to %s: its address is in none of the networks of --http-allow"
+    FOREIGN = "refused HTTP to %s: its address is in none of the networks of http_allow"
     UNPROVEN = "HTTP"
     EVICTED = "closed the HTTP connection from %s, the oldest of %d, for a newer one"
     STALLED = "closed the HTTP stream of %s: it has not read what was sent within %g s"
@@ -282,11 +282,11 @@ class HttpListener(Listener["HttpConnection"]):
     ) -> tuple[HTTPStatus, Text, _Headers]:
         if verdict is Verdict.MISDIRECTED:
             host = authority or dict(request.headers)[b"host"].decode("latin-1")
-            self.refuse(connection.peer, f"its request is for the host {named(host)}: to serve it give --http-hosts")
+            self.refuse(connection.peer, f"its request is for the host {named(host)}: to serve it set http_hosts")
             status = HTTPStatus.MISDIRECTED_REQUEST
-            return status, Text(_PLAIN, b"421: use an IP address or localhost, or give --http-hosts"), (_CLOSE,)
+            return status, Text(_PLAIN, b"421: use an IP address or localhost, or set http_hosts"), (_CLOSE,)
         reason = "password is wrong" if verdict is Verdict.WRONG_PASSWORD else "request has no password"
-        self.refuse(connection.peer, f"its {reason} (--http-password-file)")
+        self.refuse(connection.peer, f"its {reason} (http_password_file)")
         return HTTPStatus.UNAUTHORIZED, _reason(HTTPStatus.UNAUTHORIZED), (_ASK_FOR_PASSWORD, _CLOSE)
 
     async def _slow_answer(

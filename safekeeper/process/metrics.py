@@ -115,8 +115,8 @@ class SafekeeperCollector(Collector):
         yield histogram_metric("safekeeper_append_bytes", "WAL in each append", appends)
         yield _gauge("wal_bytes", "Retained WAL", node.folder.wal_bytes)
         if retention.limit_bytes is not None:
-            yield _gauge("wal_limit_bytes", "Limit of retained WAL, --wal-limit", retention.limit_bytes)
-            yield _gauge("wal_over_limit", "1 if more WAL than --wal-limit is retained", retention.is_over_limit)
+            yield _gauge("wal_limit_bytes", "Limit of retained WAL, wal_limit", retention.limit_bytes)
+            yield _gauge("wal_over_limit", "1 if more WAL than wal_limit is retained", retention.is_over_limit)
         if node.disk_space.space is not None:
             yield _gauge("disk_free_bytes", "Free space of the data folder's disk", node.disk_space.space.free_bytes)
             yield _gauge("disk_total_bytes", "Size of the data folder's disk", node.disk_space.space.total_bytes)

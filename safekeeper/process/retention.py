@@ -126,7 +126,7 @@ class Retention:
 
     def _warn(self) -> None:
         if self.limit_bytes is None or not self.is_over_limit:
-            self._problem.over("the retained WAL is within --wal-limit again", event="wal-limit-kept")
+            self._problem.over("the retained WAL is within wal_limit again", event="wal-limit-kept")
             return
         node, acceptor = self._node, self._node.acceptor
         if self._archiver is None:
@@ -139,7 +139,7 @@ class Retention:
             reason = "it is being removed, except two segments"
         self._problem.note(
             reason,
-            "%d MiB of WAL are retained, from %s to %s, archived up to %s, more than the %d MiB of --wal-limit: %s",
+            "%d MiB of WAL are retained, from %s to %s, archived up to %s, more than the %d MiB of wal_limit: %s",
             node.folder.wal_bytes >> 20,
             format_lsn(node.folder.begin_lsn),
             format_lsn(acceptor.write_lsn),

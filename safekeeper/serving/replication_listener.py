@@ -44,7 +44,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
     """
 
     CANNOT_LISTEN = "could not listen for replication clients at %s: %s: correct --pg-listen"
-    FOREIGN = "refused a replication client from %s: its address is in none of the networks of --pg-allow"
+    FOREIGN = "refused a replication client from %s: its address is in none of the networks of pg_allow"
     UNPROVEN = "replication clients that are not logged in"
     EVICTED = "closed the replication client from %s, the oldest of %d that are not logged in, for a newer one"
 
@@ -146,7 +146,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         if self.admission.prove(connection.number).admitted:
             return True
         limit = self.admission.budget.proven_max
-        self._warn(f"refused {connection}: {limit} are already connected (--pg-connections-max)")
+        self._warn(f"refused {connection}: {limit} are already connected (pg_connections_max)")
         return False
 
     def close_connection(self, connection: ReplicationConnection, reason: str, *, stranger: bool = False) -> None:

@@ -45,7 +45,7 @@ class ArchivedWal(NamedTuple):
 def archive_options(place: Place, *further: str, partial_interval_s: float = 0.5) -> list[str]:
     """Return the options of safekeepers that archive to `place`."""
     return [
-        *("--archive", place.url, "--archive-partial-interval", f"{partial_interval_s:g}"),
+        *("--archive", place.url, "-c", f"archive_partial_interval={partial_interval_s:g}"),
         *source_options(place)[2:],
         *further,
     ]

@@ -118,7 +118,7 @@ class LockedCluster(Gated):
         for safekeeper_id, process in self.safekeepers.items():
             pair = self.pair(f"safekeeper{safekeeper_id}")
             process.arguments += [
-                *("--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--http-tls", "true"),
+                *("--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "-c", "http_tls=true"),
                 *(
                     "--tls-ca",
                     ca,
@@ -126,11 +126,11 @@ class LockedCluster(Gated):
                     ca,
                     "--secret-file",
                     str(self.keys / "secret"),
-                    "--allow",
-                    NETWORK,
+                    "-c",
+                    f"allow={NETWORK}",
                 ),
-                *("--pg-client-ca", ca, "--pg-users", str(self.keys / "users"), "--pg-allow", NETWORK),
-                *("--http-allow", NETWORK),
+                *("-c", f"pg_client_ca={ca}", "--pg-users", str(self.keys / "users"), "-c", f"pg_allow={NETWORK}"),
+                *("-c", f"http_allow={NETWORK}"),
             ]
             process.http_tls = trusting
         reader = self.pair("standby1")
@@ -145,7 +145,7 @@ class LockedCluster(Gated):
 
     def _lock_proxy(self) -> None:
         proxy = self.proxies[0] = self.make_proxy(
-            *("walproxy", "--window-size", "16MiB"), *self.credentials(), conninfo=self.proxy_conninfo()
+            *("walproxy", "-c", "window_size=16MiB"), *self.credentials(), conninfo=self.proxy_conninfo()
         )
         proxy.environment = {"PGPASSFILE": str(self.keys / "passwords")}
         proxy.http_tls = ClientTls(self.authority.ca).context
@@ -160,7 +160,7 @@ class LockedCluster(Gated):
         pair = self.pair("proxy")
         return (
             *("--tls-ca", str(self.authority.ca), "--tls-cert", str(pair.cert), "--tls-key", str(pair.key)),
-            *("--secret-file", str(self.keys / "secret"), "--http-tls", "true", "--http-allow", NETWORK),
+            *("--secret-file", str(self.keys / "secret"), "-c", "http_tls=true", "-c", f"http_allow={NETWORK}"),
         )
 
 

@@ -82,7 +82,7 @@ def new_agents(servers: dict[int, ServerBinaries], major: int, template: Path, f
 
 
 def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(new_agents: NewAgents) -> None:
-    cluster = new_agents("--dead-after", "5")
+    cluster = new_agents("-c", "dead_after=5")
     old = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
@@ -125,7 +125,7 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
             ]
 
         wait_for(is_listed, lambda: f"{wanted}, two seals and primary-streams are listed in this order: {happened}")
-        # Clients were without commits for at least this: the loss is known after --dead-after, and only then acted on.
+        # Clients were without commits for at least this: the loss is known after dead_after, and only then acted on.
         shown = run_walproxy("cluster", "history", "--json", "--safekeepers", cluster.safekeepers_option).stdout
         assert json.loads(shown)[-1]["seconds"] >= 5, shown
     assert new.postgres.execute("SELECT count(*) FROM book WHERE n = -1") == [(0,)]
@@ -136,7 +136,7 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
 
 
 def test_primary_whose_logins_block_stays_the_primary(new_agents: NewAgents) -> None:
-    cluster = new_agents("--dead-after", "4")
+    cluster = new_agents("-c", "dead_after=4")
     leader = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
@@ -155,7 +155,7 @@ def test_primary_whose_logins_block_stays_the_primary(new_agents: NewAgents) -> 
 
 
 def test_pipelined_requests_at_the_agent_of_the_primary_end_no_writes(new_agents: NewAgents) -> None:
-    cluster = new_agents("--dead-after", "5")
+    cluster = new_agents("-c", "dead_after=5")
     leader = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
@@ -172,7 +172,7 @@ def test_pipelined_requests_at_the_agent_of_the_primary_end_no_writes(new_agents
 
 
 def test_primary_without_a_quorum_ends_its_writes_and_the_server_is_started_again(new_agents: NewAgents) -> None:
-    cluster = new_agents("--dead-after", "5")
+    cluster = new_agents("-c", "dead_after=5")
     leader = cluster.hosts["pg1"]
 
     def is_read_only() -> bool:

@@ -32,7 +32,7 @@ from walproxy.postgres.local_server import ServerBinaries
 
 pytestmark = NEWEST
 
-IMPATIENT = ("--response-timeout", "1")
+IMPATIENT = ("-c", "response_timeout=1")
 NEVER_S = 3600.0
 KILLS = 3
 

@@ -76,7 +76,7 @@ class Remains(NamedTuple):
 def remains(servers: dict[int, ServerBinaries], major: int, small_template: Path) -> Iterator[Remains]:
     with LocalFolder() as server, scratch_folder() as path:
         archive = Archive(server, "main", server.place("main"))
-        further = ("--checkpoint-interval", "1")
+        further = ("-c", "checkpoint_interval=1")
         options = archive_options(archive.place, *further, partial_interval_s=PARTIAL_INTERVAL_S)
         with make_gated(servers[major], small_template, path, {}, safekeeper_options=options) as cluster:
             yield _lose(cluster.start_gated(), archive)
@@ -214,7 +214,7 @@ def test_archive_in_an_object_store_outlives_refusals_and_its_archiver_and_is_re
 ) -> None:
     with credentials(), kind() as server, FaultyRelay(server.endpoint) as relay:
         archive = Archive(server, "main", server.place("main", relay.endpoint))
-        options = archive_options(archive.place, "--archive-compression", "zstd")
+        options = archive_options(archive.place, "-c", "archive_compression=zstd")
         cluster = new_gated(safekeeper_options=options).start_gated()
         backup = back_up(cluster.postgres, cluster.directory / "backup")
         with cluster.load() as load:

@@ -37,7 +37,7 @@ from walproxy.postgres.local_server import ServerBinaries
 pytestmark = NEWEST
 
 LIMIT_BYTES = 6 * MIB
-SMALL = ("--wal-keep", "0", "--wal-limit", f"{LIMIT_BYTES >> 20}MiB")
+SMALL = ("-c", "wal_keep=0", "-c", f"wal_limit={LIMIT_BYTES >> 20}MiB")
 CATCHUP_S = 60.0
 
 
@@ -190,7 +190,7 @@ def test_without_its_archive_nothing_goes_and_it_is_told_long_before_the_disk_is
         begin_lsn = oldest_lsn(cluster, 1)
         write_wal(cluster, 2 * LIMIT_BYTES // MIB)
         wait_for(lambda: metric(archiver, "wal_over_limit") == 1, "there is more than there should be")
-        wait_for(lambda: "more than the 6 MiB of --wal-limit" in archiver.log_path.read_text(), "that is told")
+        wait_for(lambda: "more than the 6 MiB of wal_limit" in archiver.log_path.read_text(), "that is told")
         assert metric(archiver, "wal_bytes") > LIMIT_BYTES == metric(archiver, "wal_limit_bytes")
         # Where its WAL begins never goes back, so the wait is for the answer only.
         wait_for(

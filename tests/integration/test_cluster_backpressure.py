@@ -14,7 +14,9 @@ SLACK_MIB = 48
 
 @NEWEST
 def test_lost_quorum_under_load_bounds_memory_keeps_the_walsender_and_resumes(new_gated: NewGated) -> None:
-    cluster = new_gated("--window", f"{WINDOW_MIB}MiB", wal_sender_timeout=f"{WALSENDER_TIMEOUT_S:.0f}s").start_gated()
+    cluster = new_gated(
+        "-c", f"window_size={WINDOW_MIB}MiB", wal_sender_timeout=f"{WALSENDER_TIMEOUT_S:.0f}s"
+    ).start_gated()
     walsender = "SELECT pid FROM pg_stat_replication WHERE application_name = 'walproxy'"
     with cluster.load() as load:
         pid, resident = cluster.scalar(walsender), resident_bytes(cluster.proxy)

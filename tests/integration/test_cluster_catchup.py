@@ -58,7 +58,7 @@ def test_safekeeper_that_missed_what_postgresql_has_recycled_catches_up_under_lo
 
 @NEWEST
 def test_idle_cluster_feeds_a_safekeeper_that_lags_beyond_the_window_at_the_full_rate(new_gated: NewGated) -> None:
-    cluster = new_gated("--window", "4MiB", segment_mib=16).start_gated()
+    cluster = new_gated("-c", "window_size=4MiB", segment_mib=16).start_gated()
     with cluster.load(workers=1) as load:
         load.stop()
         cluster.safekeepers[3].kill9()

@@ -6,6 +6,7 @@ no other term, no connection lost. At the end standby, pg_receivewal and safekee
 
 import itertools
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -284,22 +285,23 @@ def test_somebody_in_between_with_a_certificate_of_our_ca_cannot_pass_on_a_proof
 # HTTP, and addresses.
 
 
-def status(*arguments: str) -> subprocess.CompletedProcess[str]:
+def status(*arguments: str, ca: Path) -> subprocess.CompletedProcess[str]:
     """Run `walproxy status`."""
     command = [sys.executable, "-m", "walproxy", "status", "--json", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    environment = {**os.environ, "WALPROXY_TLS_CA": str(ca)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, env=environment)
 
 
 def test_the_pages_are_for_those_who_come_over_tls_and_trust_our_ca(house: House) -> None:
     cluster, (proxy,) = house.cluster, house.cluster.proxies
     with undisturbed(house.load):
-        good = status("--url", proxy.url, "--tls-ca", str(cluster.authority.ca))
+        good = status("--url", proxy.url, ca=cluster.authority.ca)
         assert json.loads(good.stdout)["state"] == "streaming"
-        for arguments, part in (
-            (("--url", proxy.url, "--tls-ca", str(house.stranger.ca)), "name its CA with --tls-ca"),
-            (("--url", proxy.url.replace("https", "http")), "begins with https:// where --http-tls is on"),
+        for url, ca, part in (
+            (proxy.url, house.stranger.ca, "name its CA with tls_ca"),
+            (proxy.url.replace("https", "http"), cluster.authority.ca, "begins with https:// where http_tls is on"),
         ):
-            bad = status(*arguments)
+            bad = status("--url", url, ca=ca)
             assert bad.returncode == 1 and part in bad.stderr and len(bad.stderr.splitlines()) == 1, bad.stderr
 
 
@@ -307,8 +309,8 @@ def test_the_pages_are_for_those_who_come_over_tls_and_trust_our_ca(house: House
 def test_whoever_comes_from_elsewhere_is_hung_up_on(house: House, listener: str) -> None:
     i = next(_turns)
     address = said(house.cluster.safekeepers[i], "addresses")[listener]
-    option = {"proposers": "--allow", "pg": "--pg-allow", "http": "--http-allow"}[listener]
-    with undisturbed(house.load), warned_once(house.cluster.safekeepers[i].log_path, option):
+    option = {"proposers": "allow", "pg": "pg_allow", "http": "http_allow"}[listener]
+    with undisturbed(house.load), warned_once(house.cluster.safekeepers[i].log_path, f"networks of {option}"):
         assert hung_up(int(address.rpartition(":")[2]), ELSEWHERE)
 
 

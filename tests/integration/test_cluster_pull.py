@@ -37,7 +37,7 @@ def _has_all(cluster: Gated, safekeeper_id: int) -> bool:
 
 @NEWEST
 def test_a_safekeeper_that_was_away_pulls_and_costs_the_proxy_nothing(new_gated: NewGated) -> None:
-    cluster = new_gated("--window", "4MiB", "--catchup-rate", "32MiB", segment_mib=16).start_gated()
+    cluster = new_gated("-c", "window_size=4MiB", "-c", "catchup_rate=32MiB", segment_mib=16).start_gated()
     cluster.safekeepers[3].kill9()
     _write_wal(cluster, MISSED_MIB)
     before_s, before_bytes = cpu_seconds(cluster.proxy), resident_bytes(cluster.proxy)
@@ -63,7 +63,7 @@ def test_a_safekeeper_that_was_away_pulls_and_costs_the_proxy_nothing(new_gated:
 
 @NEWEST
 def test_commits_go_on_while_a_wiped_safekeeper_pulls(new_gated: NewGated) -> None:
-    cluster = new_gated("--window", "4MiB", segment_mib=16).start_gated()
+    cluster = new_gated("-c", "window_size=4MiB", segment_mib=16).start_gated()
     _write_wal(cluster, MISSED_BESIDE_COMMITS_MIB)
     with cluster.load() as load:
         load.wait_for_commits(20)
@@ -83,7 +83,7 @@ def test_commits_go_on_while_a_wiped_safekeeper_pulls(new_gated: NewGated) -> No
 def test_a_source_that_is_killed_in_the_midst_is_replaced_and_commits_wait_for_the_rest_only(
     new_gated: NewGated,
 ) -> None:
-    cluster = new_gated("--window", "4MiB", "--catchup-rate", "16MiB", segment_mib=16).start_gated()
+    cluster = new_gated("-c", "window_size=4MiB", "-c", "catchup_rate=16MiB", segment_mib=16).start_gated()
     cluster.safekeepers[3].kill9()
     _write_wal(cluster, MISSED_MIB)
     with cluster.load() as load:
@@ -103,7 +103,7 @@ def test_a_source_that_is_killed_in_the_midst_is_replaced_and_commits_wait_for_t
 @pytest.mark.nightly
 @NEWEST
 def test_a_new_leader_in_the_midst_lets_it_pull_the_rest(new_gated: NewGated) -> None:
-    cluster = new_gated("--window", "4MiB", "--catchup-rate", "16MiB", segment_mib=16).start_gated()
+    cluster = new_gated("-c", "window_size=4MiB", "-c", "catchup_rate=16MiB", segment_mib=16).start_gated()
     cluster.safekeepers[3].kill9()
     _write_wal(cluster, MISSED_MIB)
     with cluster.load() as load:

@@ -29,7 +29,7 @@ SOON = {"wal_receiver_status_interval": "1s", "max_standby_streaming_delay": "-1
 def waiting_cluster(new_gated: NewGated, folder: Path) -> Gated:
     """A cluster whose remote_apply waits for the standby `a`, as its configuration file says."""
     file = folder / "walproxy.toml"
-    file.write_text('apply_standbys = "A"\n')
+    file.write_text('[proxy]\nremote_apply_standbys = "A"\n')
     return new_gated("--config", str(file)).start_gated()
 
 
@@ -98,7 +98,7 @@ def test_another_rule_is_taken_at_sighup_and_releases_who_waits(waiting_cluster:
         wait_for(lambda: standby_status(cluster, "b"), "the proxy knows of the standby")
         waiting = Commit(cluster.postgres, synchronous_commit="remote_apply")
         wait_for(lambda: cluster.waiters() == 1, "a commit waits for a standby that is not there")
-        (folder / "walproxy.toml").write_text('apply_standbys = "ANY 1 (a, b)"\n')
+        (folder / "walproxy.toml").write_text('[proxy]\nremote_apply_standbys = "ANY 1 (a, b)"\n')
         os.kill(cluster.proxy.pid or 0, signal.SIGHUP)
         waiting.wait()
         assert cluster.status()["apply_rule"] == "ANY 1 (a, b)"

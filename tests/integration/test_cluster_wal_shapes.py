@@ -103,7 +103,7 @@ def _emit(connection: psycopg.Connection, size: int) -> tuple[Lsn, Lsn]:
 
 @NEWEST
 def test_transaction_of_64_mib_passes_a_window_of_16(new_gated: NewGated) -> None:
-    cluster = new_gated("--window", "16MiB", segment_mib=16).start_gated()
+    cluster = new_gated("-c", "window_size=16MiB", segment_mib=16).start_gated()
     with cluster.load(workers=1) as load:
         begin_lsn, began_at = cluster.primary_flush_lsn(), time.monotonic()
         message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"

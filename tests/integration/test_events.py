@@ -166,7 +166,7 @@ def test_a_command_shows_the_events_of_the_safekeepers_that_reply(cluster: Gated
 
 def test_the_log_is_json_if_that_is_configured(new_gated: NewGated) -> None:
     cluster = new_gated().start_gated()
-    spare = cluster.add_proxy("--log-format", "json")
+    spare = cluster.add_proxy("-c", "log_format=json")
     wait_for(lambda: (spare.status() or {}).get("spare"), "it is a spare", TIMEOUT_S)
     assert spare.stop() == 0
     lines = [json.loads(line) for line in spare.log_path.read_text().splitlines()]

@@ -15,7 +15,7 @@ DRAIN_S = 30
 def stand_with_wal_on_its_way(new_stand: NewStand) -> Stand:
     """Return a cluster whose proxy has WAL that no quorum has, because two safekeepers hang."""
     stand = new_stand()
-    stand.proxies[0] = stand.make_proxy("walproxy", "--drain-timeout", str(DRAIN_S), "--response-timeout", "60")
+    stand.proxies[0] = stand.make_proxy("walproxy", "-c", f"drain_timeout={DRAIN_S}", "-c", "response_timeout=60")
     stand.serve()
     for safekeeper_id in (2, 3):
         stand.safekeepers[safekeeper_id].pause()

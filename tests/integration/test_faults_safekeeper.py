@@ -180,7 +180,7 @@ def commit_times(stand: Stand, count: int) -> list[float]:
 @NEWEST
 def test_a_safekeeper_that_hangs_is_not_felt_and_comes_back(new_stand: NewStand) -> None:
     stand = new_stand()
-    stand.proxies[0] = stand.make_proxy("walproxy", "--response-timeout", "1")
+    stand.proxies[0] = stand.make_proxy("walproxy", "-c", "response_timeout=1")
     stand.serve()
     usual = commit_times(stand, 100)
     stand.safekeepers[2].pause()
@@ -200,7 +200,7 @@ def test_a_safekeeper_that_hangs_is_not_felt_and_comes_back(new_stand: NewStand)
 def test_a_connection_that_is_dead_without_a_word_is_made_anew(new_stand: NewStand) -> None:
     stand = new_stand()
     with Relay(stand._listen_ports[2]) as relay:
-        stand.proxies[0] = stand.make_proxy("walproxy", "--response-timeout", "1")
+        stand.proxies[0] = stand.make_proxy("walproxy", "-c", "response_timeout=1")
         arguments = stand.proxy.arguments
         place = arguments.index("--safekeepers") + 1
         arguments[place] = arguments[place].replace(f":{stand._listen_ports[2]},", f":{relay.port},")

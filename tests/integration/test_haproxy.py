@@ -82,7 +82,7 @@ def server_behind(port: int) -> int:
 def test_clients_behind_haproxy_reach_the_new_leader_by_themselves(
     servers: dict[int, ServerBinaries], major: int, template: Path, folder: Path
 ) -> None:
-    names, options = ("pg1", "pg2"), ("--dead-after", "2")
+    names, options = ("pg1", "pg2"), ("-c", "dead_after=2")
     with Agents(folder, servers[major], names=names, options=options) as agents:
         agents.start(lambda postgres: init_by_copying(postgres, template))
         one, two = (host.postgres for host in agents.hosts.values())

@@ -326,7 +326,7 @@ def read_only(cluster: Gated) -> bool:
 @NEWEST
 def test_warn_rolls_nothing_back_after_many_timeouts(new_gated: NewGated) -> None:
     """Tarantool's 7486: a rollback by timeout. And 10181: a wait is not hidden."""
-    cluster = new_gated("--commit-timeout", "0.2").start_gated()
+    cluster = new_gated("-c", "commit_timeout=0.2").start_gated()
     before = timeouts_at_rest(cluster)["warn"]
     with lost_quorum(cluster):
         commits = commits_that_wait(cluster, 3)
@@ -335,7 +335,7 @@ def test_warn_rolls_nothing_back_after_many_timeouts(new_gated: NewGated) -> Non
         wait_for(lambda: time.monotonic() - began_at > 2, "ten timeouts have passed")
         assert all(commit.waits for commit in commits)
         assert timeouts(cluster) == {"warn": before + 3, "terminate": 0, "detach": 0, "fence": 0}
-        assert "commits wait longer than --commit-timeout = 0.2 s (action: warn)" in log_of(cluster.proxy)
+        assert "commits wait longer than commit_timeout = 0.2 s (action: warn)" in log_of(cluster.proxy)
     for commit in commits:
         commit.wait(WAIT_S)
     assert cluster.scalar("SELECT count(*) FROM ledger WHERE worker = 1") == 3
@@ -344,7 +344,7 @@ def test_warn_rolls_nothing_back_after_many_timeouts(new_gated: NewGated) -> Non
 
 @NEWEST
 def test_terminate_ends_the_sessions_and_the_transactions_are_confirmed_later(new_gated: NewGated) -> None:
-    cluster = new_gated("--commit-timeout", "1", "--on-commit-timeout", "terminate").start_gated()
+    cluster = new_gated("-c", "commit_timeout=1", "-c", "on_commit_timeout=terminate").start_gated()
     with lost_quorum(cluster):
         commits = [Commit(cluster.postgres, f"INSERT INTO ledger VALUES (1, {n})") for n in range(3)]
         wait_for(lambda: not any(commit.waits for commit in commits), "all sessions have ended", WAIT_S)
@@ -360,7 +360,7 @@ def test_terminate_ends_the_sessions_and_the_transactions_are_confirmed_later(ne
 
 @NEWEST
 def test_detach_reports_success_and_the_log_has_each_transaction(new_gated: NewGated) -> None:
-    cluster = new_gated("--commit-timeout", "1", "--on-commit-timeout", "detach").start_gated()
+    cluster = new_gated("-c", "commit_timeout=1", "-c", "on_commit_timeout=detach").start_gated()
     before = timeouts_at_rest(cluster)["detach"]
     with lost_quorum(cluster):
         commits = [Commit(cluster.postgres, f"INSERT INTO ledger VALUES (1, {n})") for n in range(3)]
@@ -375,7 +375,7 @@ def test_detach_reports_success_and_the_log_has_each_transaction(new_gated: NewG
 
 @NEWEST
 def test_the_fence_refuses_new_writes_until_nothing_waits_also_after_a_restart(new_gated: NewGated) -> None:
-    cluster = new_gated("--commit-timeout", "1", "--on-commit-timeout", "fence").start_gated()
+    cluster = new_gated("-c", "commit_timeout=1", "-c", "on_commit_timeout=fence").start_gated()
     with lost_quorum(cluster):
         commits = commits_that_wait(cluster, 2)
         wait_for(lambda: read_only(cluster), "new transactions are read-only", WAIT_S)
@@ -400,12 +400,12 @@ def test_the_fence_refuses_new_writes_until_nothing_waits_also_after_a_restart(n
 
 @NEWEST
 def test_without_the_right_to_see_sessions_the_wal_is_shown(new_gated: NewGated) -> None:
-    cluster = new_gated("--commit-timeout", "1", "--on-commit-timeout", "detach")
+    cluster = new_gated("-c", "commit_timeout=1", "-c", "on_commit_timeout=detach")
     cluster.postgres.start()
     cluster.postgres.execute("CREATE ROLE plain LOGIN REPLICATION")
     cluster.proxies = [
         cluster.make_proxy(
-            *("walproxy", "--commit-timeout", "1", "--on-commit-timeout", "detach"),
+            *("walproxy", "-c", "commit_timeout=1", "-c", "on_commit_timeout=detach"),
             conninfo=cluster.postgres.conninfo(user="plain"),
         )
     ]

@@ -139,7 +139,7 @@ def test_transactions_that_waited_at_an_immediate_restart_are_committed_and_conf
 
 
 def test_a_session_that_waits_for_a_standby_is_listed_at_its_level(new_gated: NewGated) -> None:
-    cluster = new_gated("--remote-apply-standbys", "absent").start_gated()
+    cluster = new_gated("-c", "remote_apply_standbys=absent").start_gated()
     Commit(cluster.postgres).wait(WAIT_S)
     commit = Commit(cluster.postgres, synchronous_commit="remote_apply")
 

@@ -225,7 +225,7 @@ def test_a_change_that_waits_for_its_newcomer_outlives_the_proxy_and_can_be_canc
     new_gated: NewGated, folder: Path
 ) -> None:
     # The newcomer needs some 20 s for what the window no longer has.
-    cluster = new_gated("--window-size", "1MiB", "--catchup-rate", "1MiB").start_gated()
+    cluster = new_gated("-c", "window_size=1MiB", "-c", "catchup_rate=1MiB").start_gated()
     with cluster.load() as load, (folder / "add.log").open("w") as log:
         cluster.postgres.execute("CREATE TABLE bulk AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
         start(cluster, 4)
@@ -287,7 +287,8 @@ def test_without_the_secret_nobody_changes_the_members_also_on_loopback(
     wrong = folder / "secret"
     wrong.write_text("0" * 32)
     wrong.chmod(0o600)
-    ended = members(cluster, "remove", "3", "--secret-file", str(wrong))
+    monkeypatch.setenv("WALPROXY_SECRET_FILE", str(wrong))
+    ended = members(cluster, "remove", "3")
     assert ended.returncode != 0
     assert "secret" in only_line(ended.stderr)
     assert [each["id"] for each in cluster.status()["safekeepers"]] == [1, 2, 3]

@@ -57,7 +57,7 @@ def impatient(cluster: Gated, safekeeper_id: int) -> Iterator[None]:
     process = cluster.safekeepers[safekeeper_id]
     ordinary = process.arguments
     process.kill9()
-    process.arguments = [*ordinary, "--pg-timeout", f"{TIMEOUT_S:g}"]
+    process.arguments = [*ordinary, "-c", f"pg_timeout={TIMEOUT_S:g}"]
     process.start()
     try:
         wait_for(lambda: cluster.member(safekeeper_id)["state"] == "streaming", "it follows")

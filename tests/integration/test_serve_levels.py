@@ -65,7 +65,7 @@ def designated(cluster: Gated, rule: str) -> Iterator[None]:
 
 def _designate(cluster: Gated, rule: str) -> None:
     assert cluster.proxy.pid is not None
-    _rule_file(cluster).write_text(f'apply_standbys = "{rule}"\n')
+    _rule_file(cluster).write_text(f'[proxy]\nremote_apply_standbys = "{rule}"\n')
     os.kill(cluster.proxy.pid, signal.SIGHUP)
     wait_for(lambda: said(cluster.proxy, "apply_rule") == rule, "the proxy knows for whom remote_apply waits")
 
@@ -211,7 +211,7 @@ def test_without_a_designated_standby_remote_apply_waits_no_longer_than_on_and_t
     assert said(cluster.proxy, "apply_rule") == ""
     with cluster.load(workers=1), replay_paused(first):
         commit_at(cluster, "remote_apply", "on", "remote_write")
-    found = "no standby is designated (--remote-apply-standbys): remote_apply behaves like synchronous_commit = on"
+    found = "no standby is designated (remote_apply_standbys): remote_apply behaves like synchronous_commit = on"
     lines = [line for line in cluster.proxy.log_path.read_text().splitlines() if found in line]
     assert lines and all(" INFO " in line for line in lines)
 

@@ -34,7 +34,7 @@ def test_the_end_of_the_log_becomes_known_without_a_primary_and_the_primary_goes
     lose_primary_and_proxy(cluster)
     end_lsn = log_end_lsn(cluster)
     proxy = cluster.proxy
-    proxy.arguments += ["--tail-after", "0.5"]
+    proxy.arguments += ["-c", "tail_after=0.5"]
     proxy.start()
     wait_for(lambda: min(commit_lsns(cluster)) == end_lsn, "every safekeeper knows where the log ends")
     assert said(proxy, "state") == "waiting_for_primary"
@@ -49,7 +49,7 @@ def test_the_end_of_the_log_becomes_known_without_a_primary_and_the_primary_goes
 def test_a_proxy_that_leads_is_not_deposed_for_it(new_gated: NewGated) -> None:
     cluster = new_gated().start_gated()
     cluster.postgres.stop()
-    spare = cluster.add_proxy("--tail-after", "0.5")
+    spare = cluster.add_proxy("-c", "tail_after=0.5")
     wait_for(lambda: said(spare, "state") is not None, "the other proxy runs")
     cluster.postgres.start()
     cluster.postgres.execute("INSERT INTO ledger VALUES (8, 1)")
@@ -73,7 +73,7 @@ def test_a_standby_gets_what_only_the_safekeepers_have_and_takes_over(new_gated:
         cluster.safekeepers[safekeeper_id].resume()
     end_lsn = log_end_lsn(cluster)
     assert received_lsn(heir) < end_lsn, "a reader gets committed WAL only"
-    cluster.proxy.arguments += ["--tail-after", "0.5"]
+    cluster.proxy.arguments += ["-c", "tail_after=0.5"]
     cluster.proxy.start()
     wait_for(lambda: received_lsn(heir) == end_lsn, "the standby has the whole log")
     heir.promote()

@@ -126,7 +126,7 @@ def agree_with_status(cluster: Gated) -> None:
 def test_a_commit_that_waited_for_a_quorum_counts_with_all_its_time_and_remote_apply_is_timed(
     new_gated: NewGated,
 ) -> None:
-    cluster = new_gated("--remote-apply-standbys", "a").start_gated()
+    cluster = new_gated("-c", "remote_apply_standbys=a").start_gated()
     with standby_of(cluster, name="a"):
         wait_for(lambda: cluster.status()["apply_problem"] is None, "the standby streams", PATIENCE_S)
         commit_until_each_is_timed(cluster, cluster.status()["times"], level="remote_apply")

@@ -1,4 +1,4 @@
-"""Random texts of `--remote-apply-standbys`, each made together with what it means, and compared with the parser.
+"""Random texts of `remote_apply_standbys`, each made together with what it means, and compared with the parser.
 
 Theory of operation. A text is put together from a form, a number and names, so what it means is known without reading
 it: nothing here parses. A form that the parser must refuse means None.

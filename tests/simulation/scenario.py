@@ -18,7 +18,7 @@ otherwise.
     P1 changes the members to S1 S2 S3      (with the data folders that they have now)
     A stops | starts | recycles old WAL     operator rebootstraps over S1 S2 S3
     operator undoes | fails to undo the rebootstrap over S1 S2 S3 as S1 keeps it
-    R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of --apply-standbys)
+    R1 streams from S1 | leaves             remote_apply waits for R1, R2   (a rule of remote_apply_standbys)
     D1 has received what A wrote up to b, has replayed a, and shows no more         (a standby of A itself)
     operator fails over | cannot fail over [to R1]        (the old primary is taken for dead)
     the safekeepers archive                 S1 S2 remove old WAL            (all that they may)

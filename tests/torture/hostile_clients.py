@@ -153,6 +153,11 @@ def option(process: LocalProcess, name: str) -> int:
     return int(process.arguments[process.arguments.index(name) + 1].rpartition(":")[2])
 
 
+def key(process: LocalProcess, name: str) -> int:
+    """Return the port of a key that the command line of a daemon sets."""
+    return next(int(each.rpartition(":")[2]) for each in process.arguments if each.startswith(f"{name}="))
+
+
 @contextlib.contextmanager
 def cluster_site(folder: Path, major: int) -> Iterator[Site]:
     """Yield a primary, a proxy and three safekeepers."""
@@ -184,7 +189,7 @@ def agents_site(folder: Path, major: int) -> Iterator[Site]:
         yield Site(
             cluster.hosts["pg1"].postgres.conninfo(),
             [each.log_path for each in (*agents, *cluster.safekeepers.values())],
-            {"agent": [agent.http_port], "agent-proxy": [option(agent, "--proxy-http")]},
+            {"agent": [agent.http_port], "agent-proxy": [key(agent, "proxy_http")]},
             {"agent": ([agent.http_port], "/metrics"), "agent-proxy": ([agent.http_port], "/primary")},
         )
 

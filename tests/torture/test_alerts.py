@@ -91,7 +91,7 @@ def test_each_alert_fires_when_something_is_lost_and_resolves_when_it_is_back(
     folder: Path, folder_archive: Archive, new_gated: NewGated
 ) -> None:
     cluster = new_gated(
-        "--remote-apply-standbys", "db2", safekeeper_options=archive_options(folder_archive.place)
+        "-c", "remote_apply_standbys=db2", safekeeper_options=archive_options(folder_archive.place)
     ).start_gated()
     cluster.add_proxy()
     standby = cluster.add_standby("db2")

@@ -103,7 +103,7 @@ def test_gigabytes_of_wal_stay_within_the_limit_and_whoever_was_away_all_the_tim
     needed = (2 * WAL_MIB + 4096) * MIB
     free = shutil.disk_usage(tempfile.gettempdir()).free
     assert free > needed, f"{free >> 20} MiB are free, and {needed >> 20} MiB are needed"
-    options = archive_options(folder_archive.place, "--wal-keep", "0", "--wal-limit", str(LIMIT_BYTES))
+    options = archive_options(folder_archive.place, "-c", "wal_keep=0", "-c", f"wal_limit={LIMIT_BYTES}")
     cluster = new_gated(segment_mib=SEGMENT_MIB, safekeeper_options=options, **SETTINGS).start_gated()
     wait_for_archiver(cluster)
     standby = cluster.add_standby("late", 1, 2)

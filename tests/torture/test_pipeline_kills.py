@@ -123,7 +123,7 @@ def test_ten_kills_of_a_pipeline_lose_and_double_no_record(
     table_format: TableFormat, new_gated: NewGated, tmp_path: Path
 ) -> None:
     chance = random.Random(table_format)
-    cluster = new_gated("--response-timeout", "5").start_gated()
+    cluster = new_gated("-c", "response_timeout=5").start_gated()
     subprocess.run(
         [cluster.postgres.binaries.path("pgbench"), "-q", "-i", "-s", "2", cluster.postgres.conninfo()],
         check=True,

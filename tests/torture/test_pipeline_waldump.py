@@ -40,7 +40,7 @@ def following(place: str | Path, *words: str) -> Iterator[IO[str]]:
 
 @NEWEST
 def test_primary_safekeepers_and_archive_show_the_same(folder_archive: Archive, new_gated: NewGated) -> None:
-    options = archive_options(folder_archive.place, "--archive-partial-interval", "0.5")
+    options = archive_options(folder_archive.place, "-c", "archive_partial_interval=0.5")
     cluster = new_gated(safekeeper_options=options, wal_keep_size="1GB").start_gated()
     wait_for_archiver(cluster)
     write_wal(cluster, 20)

@@ -97,9 +97,12 @@ class Agent:
         view: the last exchange.
         sight: the same, as received.
         commits: whether commits succeed through the own proxy.
+
+    Args:
+        cluster_file: that of this agent, which its proxy reads, too.
     """
 
-    def __init__(self, config: AgentConfig, credentials: Credentials) -> None:
+    def __init__(self, config: AgentConfig, credentials: Credentials, cluster_file: Path | None = None) -> None:
         self.config = config
         self.credentials = credentials
         self.server = ManagedServer(
@@ -114,7 +117,7 @@ class Agent:
             raise ConfigurationError("--conninfo names several hosts: name the local server only")
         self._host = hosts[0]
         self._views = SafekeeperViews(config.safekeepers, credentials, config.name)
-        self._proxy = ProxyProcess(self._proxy_arguments(), end_with_parent("KILL"))
+        self._proxy = ProxyProcess(self._proxy_arguments(cluster_file), end_with_parent("KILL"))
         self._watchdog = Watchdog(Path(config.watchdog_device), required=config.watchdog == "required")
         self._lease = _lease_guard(config)
         self._decider = Decider(
@@ -203,17 +206,17 @@ class Agent:
             self.server.program(program)
         self._decider.ended_writes = _READ_ONLY in agent_settings.read(self.config.pgdata)
 
-    def _proxy_arguments(self) -> list[str]:
+    def _proxy_arguments(self, cluster_file: Path | None) -> list[str]:
         config = self.config
         places = ",".join(f"{each}={place}" for each, place in config.safekeepers)
         arguments = ["--primary", config.conninfo, "--safekeepers", places, "--http-listen", str(config.proxy_http)]
         arguments += ["--slot", config.slot, "--application-name", config.application_name]
         named = (("--tls-ca", config.tls_ca), ("--tls-cert", config.tls_cert), ("--tls-key", config.tls_key))
-        for name, path in (*named, ("--secret-file", config.secret_file), ("--config", config.proxy_config)):
+        for name, path in (*named, ("--secret-file", config.secret_file), ("--config", cluster_file)):
             if path is not None:
                 arguments += [name, str(path)]
         if config.log_format != "text":
-            arguments += ["--log-format", config.log_format]  # Both write to the same log.
+            arguments += ["-c", f"log_format={config.log_format}"]  # Both write to the same log.
         return arguments
 
     # ------------------------------------------------------------------ loops
@@ -633,7 +636,7 @@ class Agent:
         self.server.make_slot(self.config.slot)
 
     async def _fence(self) -> None:
-        self._doing = "failover: waiting for --fence-command"
+        self._doing = "failover: waiting for fence_command"
         process = await asyncio.create_subprocess_shell(
             self.config.fence_command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -647,10 +650,10 @@ class Agent:
                 output, _ = await process.communicate()
         except TimeoutError:
             os.killpg(process.pid, signal.SIGKILL)
-            raise WalproxyError(f"--fence-command has not ended within {_FENCE_TIMEOUT_S:g} s: no promotion") from None
+            raise WalproxyError(f"fence_command has not ended within {_FENCE_TIMEOUT_S:g} s: no promotion") from None
         if process.returncode != 0:
             lines = output.decode(errors="replace").strip().splitlines() or ["no output"]
-            raise WalproxyError(f"--fence-command has failed with exit code {process.returncode}: {lines[-1]}")
+            raise WalproxyError(f"fence_command has failed with exit code {process.returncode}: {lines[-1]}")
 
     async def _end_writes(self, reason: str, stops: bool) -> None:
         log_event(_log, "writes-ended", {}, "no writes from now on: %s", reason, level=logging.WARNING)

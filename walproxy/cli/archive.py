@@ -18,7 +18,7 @@ from safekeeper.base import settings
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
 from safekeeper.base.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, format_lsn, parse_lsn
 from walproxy.cli.parameters import CLUSTER_ID
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig
+from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig, load_sources
 from walproxy.recovery.plan import format_time
 from walproxy.recovery.record_times import Commit
 from walproxy.recovery.survey import RestorableRange, describe_hole, manifest_of, restorable_ranges, verify
@@ -175,9 +175,7 @@ def adopt(config: Path | None, cluster_id: str, **command_line: Any) -> None:
 
 
 def _config(config: Path | None, command_line: dict[str, Any]) -> ArchiveConfig:
-    return settings.load(
-        ArchiveConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-    )
+    return load_sources(ArchiveConfig, command_line, os.environ, config)
 
 
 def _reader(config: Path | None, command_line: dict[str, Any]) -> ArchiveReader:

@@ -8,9 +8,10 @@ import click
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.cli.parameters import DURATION, SIZE, client_access, proxy_options
+from walproxy.cli.configuration import proxy_options, proxy_pages
+from walproxy.cli.parameters import DURATION, SIZE
 from walproxy.proxy.health_check import Level, Threshold, Thresholds, Verdict, judge
-from walproxy.proxy.status_client import NoAnswer, fetch_status, shown_url
+from walproxy.proxy.status_client import NoAnswer, fetch_status
 
 
 @click.command()
@@ -52,9 +53,8 @@ from walproxy.proxy.status_client import NoAnswer, fetch_status, shown_url
 )
 @click.option("--archive-lag-critical", type=SIZE, help="CRITICAL for the same.  [default: never]")
 def check(
-    url: str,
-    tls_ca: Path | None,
-    http_password_file: Path | None,
+    url: str | None,
+    config: Path | None,
     as_json: bool,
     wait_warning: float,
     wait_critical: float,
@@ -83,20 +83,20 @@ def check(
         lag_bytes=Threshold(lag_warning, lag_critical),
         archive_lag_bytes=Threshold(archive_lag_warning, archive_lag_critical),
     )
-    verdict = _ask(url, tls_ca, http_password_file, thresholds)
+    verdict = _ask(url, config, thresholds)
     click.echo(json.dumps(verdict.content()) if as_json else one_line(verdict.line()))
     raise SystemExit(verdict.level.value)
 
 
-def _ask(url: str, tls_ca: Path | None, http_password_file: Path | None, thresholds: Thresholds) -> Verdict:
-    """Return the verdict on the proxy at `url`, or UNKNOWN with the reason."""
+def _ask(url: str | None, config: Path | None, thresholds: Thresholds) -> Verdict:
+    """Return the verdict on the proxy, or UNKNOWN with the reason."""
     try:
-        return judge(fetch_status(url, client_access(tls_ca, http_password_file)), thresholds)
+        return judge(proxy_pages(url, config).fetch(fetch_status), thresholds)
     except NoAnswer as error:
         return Verdict(str(error), [(Level.CRITICAL, "")])
     except WalproxyError as error:
         return Verdict(str(error), [(Level.UNKNOWN, "")])
     except KeyError as missing:
         return Verdict(
-            f"{shown_url(url)} is a walproxy of another version: its /status lacks {missing}", [(Level.UNKNOWN, "")]
+            f"the proxy is a walproxy of another version: its /status lacks {missing}", [(Level.UNKNOWN, "")]
         )

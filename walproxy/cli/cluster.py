@@ -3,18 +3,15 @@
 import asyncio
 import datetime
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from safekeeper.base import settings
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
 from walproxy.agent.operator_client import Operator
@@ -43,8 +40,9 @@ from walproxy.agent.state import (
     lag_bytes,
     role_of,
 )
+from walproxy.cli.configuration import connected
 from walproxy.cli.parameters import DURATION
-from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
+from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.status_table import format_bytes
 from walproxy.terminal import Column, Fit, FittedTable, output_console
@@ -74,7 +72,6 @@ _CHANGES: Final = (
     Column("without a leader", is_right=True),
 )
 
-_options = settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _to = click.option("--to", "wanted", default="", metavar="AGENT", help="The agent of the standby to promote.")
@@ -99,15 +96,15 @@ def cluster() -> None:
 
 @cluster.command()
 @_json
-@_options
-def show(config: Path | None, as_json: bool, **command_line: Any) -> None:
+@connected
+def show(connection: MembersConfig, as_json: bool) -> None:
     """Show the agents, their servers and roles.
 
     \b
     Example:
-      walproxy cluster show --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy cluster show
     """
-    view = _with_operator(_load(config, command_line), lambda operator: operator.look())
+    view = _with_operator(connection, lambda operator: operator.look())
     if as_json:
         click.echo(json.dumps(cluster_content(view)))
     else:
@@ -119,10 +116,8 @@ def show(config: Path | None, as_json: bool, **command_line: Any) -> None:
 @_yes
 @_timeout
 @_json
-@_options
-def switchover(
-    config: Path | None, wanted: str, yes: bool, timeout_s: float, as_json: bool, **command_line: Any
-) -> None:
+@connected
+def switchover(connection: MembersConfig, wanted: str, yes: bool, timeout_s: float, as_json: bool) -> None:
     """Move the primary to a standby while everything works: about two seconds without commits.
 
     The agent of the primary stops its server, and the agent of the standby promotes it when it has everything; without
@@ -130,8 +125,8 @@ def switchover(
 
     \b
     Examples:
-      walproxy cluster switchover --to db2 --config /etc/walproxy.toml
-      walproxy cluster switchover --to db2 --yes --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy cluster switchover --to db2
+      walproxy cluster switchover --to db2 --yes
     """
 
     order = _OrderOfCommand(
@@ -140,7 +135,7 @@ def switchover(
         lambda view: check_switchover(view, wanted).name,
         lambda leader: f"Move the primary from {leader} to {wanted or 'the most advanced standby'}?",
     )
-    _carry_out(order, _load(config, command_line), yes, timeout_s, as_json)
+    _carry_out(order, connection, yes, timeout_s, as_json)
 
 
 @cluster.command()
@@ -148,17 +143,17 @@ def switchover(
 @_yes
 @_timeout
 @_json
-@_options
-def failover(config: Path | None, wanted: str, yes: bool, timeout_s: float, as_json: bool, **command_line: Any) -> None:
+@connected
+def failover(connection: MembersConfig, wanted: str, yes: bool, timeout_s: float, as_json: bool) -> None:
     """Promote a standby of a cluster without a leader, now.
 
-    Agents do that by themselves after --dead-after, unless they are paused. No acknowledged commit is lost: a standby
+    Agents do that by themselves after dead_after, unless they are paused. No acknowledged commit is lost: a standby
     is promoted when it has everything. While an agent leads, use walproxy cluster switchover.
 
     \b
     Examples:
-      walproxy cluster failover --config /etc/walproxy.toml
-      walproxy cluster failover --to db3 --yes --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy cluster failover
+      walproxy cluster failover --to db3 --yes
     """
 
     def check(view: ClusterView) -> str:
@@ -166,7 +161,7 @@ def failover(config: Path | None, wanted: str, yes: bool, timeout_s: float, as_j
         return ""
 
     order = _OrderOfCommand(FAILOVER, wanted, check, lambda _: f"Promote {wanted or 'the most advanced standby'}?")
-    _carry_out(order, _load(config, command_line), yes, timeout_s, as_json)
+    _carry_out(order, connection, yes, timeout_s, as_json)
 
 
 @cluster.command()
@@ -174,15 +169,15 @@ def failover(config: Path | None, wanted: str, yes: bool, timeout_s: float, as_j
 @_yes
 @_timeout
 @_json
-@_options
-def reinit(config: Path | None, agent: str, yes: bool, timeout_s: float, as_json: bool, **command_line: Any) -> None:
+@connected
+def reinit(connection: MembersConfig, agent: str, yes: bool, timeout_s: float, as_json: bool) -> None:
     """Rebuild the data folder of a standby by a base backup of the primary.
 
     --timeout is the limit until the agent has begun; the base backup then takes the time that it takes.
 
     \b
     Example:
-      walproxy cluster reinit db3 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy cluster reinit db3
     """
 
     order = _OrderOfCommand(
@@ -191,66 +186,54 @@ def reinit(config: Path | None, agent: str, yes: bool, timeout_s: float, as_json
         lambda view: check_reinit(view, agent).name,
         lambda leader: f"Replace the data folder of {agent} by a base backup of {leader}?",
     )
-    _carry_out(order, _load(config, command_line), yes, timeout_s, as_json)
+    _carry_out(order, connection, yes, timeout_s, as_json)
 
 
 @cluster.command()
 @click.option("--wait", is_flag=True, help="Wait until all agents have received it.")
 @_json
-@_options
-def pause(config: Path | None, wait: bool, as_json: bool, **command_line: Any) -> None:
+@connected
+def pause(connection: MembersConfig, wait: bool, as_json: bool) -> None:
     """Stop what the agents do by themselves: no failover, no start or stop of a server, no rejoin.
 
     For maintenance. The agents go on to watch and to report; commits go on while the primary and its walproxy run work.
 
     \b
     Example:
-      walproxy cluster pause --wait --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy cluster pause --wait
     """
-    _set_paused(True, wait, as_json, _load(config, command_line))
+    _set_paused(True, wait, as_json, connection)
 
 
 @cluster.command()
 @click.option("--wait", is_flag=True, help="Wait until all agents have received it.")
 @_json
-@_options
-def resume(config: Path | None, wait: bool, as_json: bool, **command_line: Any) -> None:
+@connected
+def resume(connection: MembersConfig, wait: bool, as_json: bool) -> None:
     """Undo walproxy cluster pause.
 
     \b
     Example:
-      walproxy cluster resume --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy cluster resume
     """
-    _set_paused(False, wait, as_json, _load(config, command_line))
+    _set_paused(False, wait, as_json, connection)
 
 
 @cluster.command()
 @_json
-@_options
-def history(config: Path | None, as_json: bool, **command_line: Any) -> None:
+@connected
+def history(connection: MembersConfig, as_json: bool) -> None:
     """Show the changes of the primary that agents have made: the last 50.
 
     \b
     Example:
-      walproxy cluster history --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy cluster history
     """
-    view = _with_operator(_load(config, command_line), lambda operator: operator.look())
+    view = _with_operator(connection, lambda operator: operator.look())
     if as_json:
         click.echo(json.dumps([change_content(change) for change in view.settings.changes]))
     else:
         _print_changes(view.settings.changes)
-
-
-def _load(config: Path | None, command_line: dict[str, Any]) -> MembersConfig:
-    # The file may be that of walproxy run.
-    return settings.load(
-        MembersConfig,
-        ENVIRONMENT_PREFIX,
-        command_line=command_line,
-        environment=os.environ,
-        file=config,
-        file_of=ProxyConfig,
-    )
 
 
 def _with_operator(config: MembersConfig, use: Callable[[Operator], Coroutine[Any, Any, _Result]]) -> _Result:

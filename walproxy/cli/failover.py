@@ -4,22 +4,19 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from safekeeper.base import settings
 from safekeeper.base.lsn import format_lsn
+from walproxy.cli.configuration import connected_to_servers
 from walproxy.cli.failover_progress import FailoverProgress
 from walproxy.cli.failover_survey import print_survey
-from walproxy.failover.config import FailoverConfig
 from walproxy.failover.failover import Failover, Report
 from walproxy.postgres.hosts import primary_hosts
-from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
+from walproxy.proxy.config import ConnectionConfig
 from walproxy.proxy.credentials import read_peer_credentials
 
 _Result = TypeVar("_Result")
@@ -31,15 +28,14 @@ _Result = TypeVar("_Result")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and lost; change nothing.")
 @click.option("--cancel", is_flag=True, help="Let the old primary in again, if no standby was promoted yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings.click_options(FailoverConfig, ENVIRONMENT_PREFIX)
+@connected_to_servers
 def failover(
-    config: Path | None,
+    connection: ConnectionConfig,
     wanted: str,
     old_is_dead: bool,
     dry_run: bool,
     cancel: bool,
     as_json: bool,
-    **command_line: Any,
 ) -> None:
     """Promote a standby after the loss of the primary, without the loss of an acknowledged commit.
 
@@ -58,17 +54,16 @@ def failover(
     Examples:
       walproxy failover --dry-run --primary 'host=pg1,pg2,pg3 user=walproxy' \\
           --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy failover --to pg2 --config /etc/walproxy.toml
-      walproxy failover --cancel --config /etc/walproxy.toml
+      walproxy failover --to pg2
+      walproxy failover --cancel
     """
     if cancel and (wanted or old_is_dead or dry_run):
         raise click.UsageError("--cancel cannot be combined with --to, --old-is-dead or --dry-run")
-    loaded = load(config, command_line)
-    hosts = primary_hosts(loaded.primary, "the servers'")
+    hosts = primary_hosts(connection.primary, "the servers'")
     progress = FailoverProgress()
 
     def make() -> Failover:
-        return Failover(loaded.safekeepers, hosts, read_peer_credentials(loaded), progress)
+        return Failover(connection.safekeepers, hosts, read_peer_credentials(connection), progress)
 
     if dry_run:
         print_survey(run_to_end(progress, make, Failover.survey), wanted, old_is_dead, as_json)
@@ -83,18 +78,6 @@ def failover(
     else:
         report = run_to_end(progress, make, lambda run: run.run(wanted, old_is_dead=old_is_dead))
         print_report(report, as_json)
-
-
-def load(config: Path | None, command_line: dict[str, Any]) -> FailoverConfig:
-    """Return the settings; the file may be that of walproxy run."""
-    return settings.load(
-        FailoverConfig,
-        ENVIRONMENT_PREFIX,
-        command_line=command_line,
-        environment=os.environ,
-        file=config,
-        file_of=ProxyConfig,
-    )
 
 
 class _Stopped(Exception):

@@ -8,16 +8,14 @@ import click
 
 from safekeeper.base.errors import WalproxyError
 from walproxy.cli import shown_page
-from walproxy.cli.parameters import client_access
+from walproxy.cli.configuration import proxy_pages
 from walproxy.limbo.table import render, summarise
 from walproxy.proxy.status_client import Access, fetch_page, shown_url
 
 
 @click.command()
 @shown_page.page_options("/limbo")
-def limbo(
-    url: str, tls_ca: Path | None, http_password_file: Path | None, as_json: bool, watch: bool, interval: float
-) -> None:
+def limbo(url: str | None, config: Path | None, as_json: bool, watch: bool, interval: float) -> None:
     """Show the transactions that wait for a quorum, and their sessions.
 
     \b
@@ -26,7 +24,7 @@ def limbo(
       walproxy limbo --watch
       walproxy limbo --json | jq '.transactions[].session.query'
     """
-    fetch = partial(_fetch, url, client_access(tls_ca, http_password_file))
+    fetch = partial(proxy_pages(url, config).fetch, _fetch)
     if watch:
         shown_page.watch(fetch, render, summarise, as_json=as_json, interval_s=interval)
     else:

@@ -2,27 +2,25 @@
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from safekeeper.base import settings
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.quorum_expression import size_of
+from walproxy.cli.configuration import connected
 from walproxy.cli.parameters import Parameter
 from walproxy.proposer.member_change import Target, halves_of, list_members
 from walproxy.proposer.roster import Cluster
-from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
+from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.members import Fleet, change_members
 from walproxy.proxy.members_plan import (
@@ -63,7 +61,6 @@ _COLUMNS: Final = (
     Column("lag", leaves=2, is_right=True),
 )
 _ID: Final = click.IntRange(min=1)
-_options = settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _force = click.option("--force", is_flag=True, help="Change them although commits wait until more of them follow.")
 
@@ -80,8 +77,8 @@ def members() -> None:
 
 @members.command("list")
 @_json
-@_options
-def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
+@connected
+def list_(connection: MembersConfig, as_json: bool) -> None:
     """Show the members, their data folders and positions.
 
     \b
@@ -92,7 +89,7 @@ def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
     async def look(fleet: Fleet) -> dict[int, Seen]:
         return await fleet.look()
 
-    sight = _with_fleet(_load(config, command_line), look)
+    sight = _with_fleet(connection, look)
     cluster = present_cluster(sight)
     rows = member_rows(cluster, sight)
     if as_json:
@@ -105,36 +102,34 @@ def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
 @click.argument("safekeeper", type=_PLACE)
 @_json
 @_force
-@_options
-def add(
-    config: Path | None, safekeeper: tuple[int, Address | None], as_json: bool, force: bool, **command_line: Any
-) -> None:
+@connected
+def add(connection: MembersConfig, safekeeper: tuple[int, Address | None], as_json: bool, force: bool) -> None:
     """Add a safekeeper, whose data folder is empty, to the members.
 
     Start it first. Then add it to --safekeepers of the proxies; until then they connect to the address given here.
 
     \b
     Example:
-      walproxy members add 4=sk4:5454 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members add 4=sk4:5454
     """
-    _change(Add(safekeeper[0]), safekeeper, _load(config, command_line), as_json, force)
+    _change(Add(safekeeper[0]), safekeeper, connection, as_json, force)
 
 
 @members.command()
 @click.argument("safekeeper", type=_ID, metavar="ID")
 @_json
 @_force
-@_options
-def remove(config: Path | None, safekeeper: int, as_json: bool, force: bool, **command_line: Any) -> None:
+@connected
+def remove(connection: MembersConfig, safekeeper: int, as_json: bool, force: bool) -> None:
     """Remove a safekeeper from the members, whether it runs or not.
 
     Remove it from --safekeepers of the proxies afterwards; as long as it is listed, it receives WAL and does not count.
 
     \b
     Example:
-      walproxy members remove 3 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members remove 3
     """
-    _change(Remove(safekeeper), (safekeeper, None), _load(config, command_line), as_json, force)
+    _change(Remove(safekeeper), (safekeeper, None), connection, as_json, force)
 
 
 @members.command()
@@ -142,14 +137,13 @@ def remove(config: Path | None, safekeeper: int, as_json: bool, force: bool, **c
 @click.option("--by", type=_PLACE, help="The safekeeper that replaces it, if that has another id.")
 @_json
 @_force
-@_options
+@connected
 def replace(
-    config: Path | None,
+    connection: MembersConfig,
     safekeeper: tuple[int, Address | None],
     by: tuple[int, Address | None] | None,
     as_json: bool,
     force: bool,
-    **command_line: Any,
 ) -> None:
     """Replace a member's data folder, which is lost or is to be retired, by an empty one.
 
@@ -158,14 +152,14 @@ def replace(
 
     \b
     Examples:
-      walproxy members replace 3 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy members replace 3=new3:5454 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy members replace 3 --by 4=sk4:5454 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members replace 3
+      walproxy members replace 3=new3:5454
+      walproxy members replace 3 --by 4=sk4:5454
     """
     if by is not None and safekeeper[1] is not None:
         raise ConfigurationError("give the new address with --by ID=HOST:PORT, or with ID=HOST:PORT, not both")
     newcomer = safekeeper if by is None else by
-    _change(Replace(safekeeper[0], newcomer[0]), newcomer, _load(config, command_line), as_json, force)
+    _change(Replace(safekeeper[0], newcomer[0]), newcomer, connection, as_json, force)
 
 
 @members.command()
@@ -173,10 +167,8 @@ def replace(
 @click.option("--elect", metavar="EXPRESSION", help="Number of members that elect the proxy that leads.")
 @_json
 @_force
-@_options
-def quorum(
-    config: Path | None, commit: str | None, elect: str | None, as_json: bool, force: bool, **command_line: Any
-) -> None:
+@connected
+def quorum(connection: MembersConfig, commit: str | None, elect: str | None, as_json: bool, force: bool) -> None:
     """Change how many of N members a commit and an election need.
 
     An expression has digits, N, + - * / and parentheses; / drops the remainder. For each N from 1 to 31 both together
@@ -185,37 +177,25 @@ def quorum(
 
     \b
     Examples:
-      walproxy members quorum --commit N/3+1 --elect N-N/3 --config walproxy.toml
-      walproxy members quorum --commit N/2+1 --elect N/2+1 --config walproxy.toml
+      walproxy members quorum --commit N/3+1 --elect N-N/3
+      walproxy members quorum --commit N/2+1 --elect N/2+1
     """
     if commit is None and elect is None:
         raise click.UsageError("give --commit, --elect or both")
-    _change(Quorum(commit, elect), (0, None), _load(config, command_line), as_json, force)
+    _change(Quorum(commit, elect), (0, None), connection, as_json, force)
 
 
 @members.command()
 @_json
-@_options
-def cancel(config: Path | None, as_json: bool, **command_line: Any) -> None:
+@connected
+def cancel(connection: MembersConfig, as_json: bool) -> None:
     """Cancel the change that is under way: the members are again those before it.
 
     \b
     Example:
-      walproxy members cancel --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members cancel
     """
-    _change(Cancel(), (0, None), _load(config, command_line), as_json, force=False)
-
-
-def _load(config: Path | None, command_line: dict[str, Any]) -> MembersConfig:
-    # The file may be that of walproxy run.
-    return settings.load(
-        MembersConfig,
-        ENVIRONMENT_PREFIX,
-        command_line=command_line,
-        environment=os.environ,
-        file=config,
-        file_of=ProxyConfig,
-    )
+    _change(Cancel(), (0, None), connection, as_json, force=False)
 
 
 def _with_fleet(config: MembersConfig, use: Callable[[Fleet], Coroutine[Any, Any, _Result]]) -> _Result:

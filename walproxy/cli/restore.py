@@ -20,7 +20,7 @@ from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
 from walproxy.recovery.backup_manifest import BackupDamaged
 from walproxy.recovery.base_backup import BaseBackup, write_entry
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, SourceConfig, open_sources
+from walproxy.recovery.config import ENVIRONMENT_PREFIX, SourceConfig, load_sources, open_sources
 from walproxy.recovery.fetcher import Fetcher
 from walproxy.recovery.plan import LATEST, Plan, Target, format_time, make_plan
 from walproxy.recovery.replay_survey import ReplaySurvey, preparations, refuse_live_tablespaces, survey_replay
@@ -105,9 +105,7 @@ def restore(
     if sum(each is not None for each in (target_time, target_lsn, target_name)) > 1:
         raise click.UsageError("--target-time, --target-lsn and --target-name cannot be combined")
     logs.configure(lambda: "walproxy restore", "info")
-    loaded = settings.load(
-        SourceConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-    )
+    loaded = load_sources(SourceConfig, command_line, os.environ, config)
     lsn = parse_lsn(target_lsn) if target_lsn is not None else None
     goal = Target(target_time, lsn, target_name, target_timeline, target_action)
     target = target.absolute()

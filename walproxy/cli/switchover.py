@@ -1,18 +1,14 @@
 """`walproxy switchover`: move the primary to a standby while everything works."""
 
-from pathlib import Path
-from typing import Any
-
 import click
 
-from safekeeper.base import settings
-from walproxy.cli.failover import load, print_report, run_to_end
+from walproxy.cli.configuration import connected_to_servers
+from walproxy.cli.failover import print_report, run_to_end
 from walproxy.cli.failover_progress import FailoverProgress
-from walproxy.failover.config import FailoverConfig
 from walproxy.failover.failover import Failover
 from walproxy.failover.switchover import switch_over
 from walproxy.postgres.hosts import primary_hosts
-from walproxy.proxy.config import ENVIRONMENT_PREFIX
+from walproxy.proxy.config import ConnectionConfig
 from walproxy.proxy.credentials import read_peer_credentials
 
 
@@ -25,8 +21,8 @@ from walproxy.proxy.credentials import read_peer_credentials
     help="Shell command that stops the old primary (fast mode); without it all sessions are ended over SQL.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings.click_options(FailoverConfig, ENVIRONMENT_PREFIX)
-def switchover(config: Path | None, wanted: str, stop_command: str, as_json: bool, **command_line: Any) -> None:
+@connected_to_servers
+def switchover(connection: ConnectionConfig, wanted: str, stop_command: str, as_json: bool) -> None:
     """Move the primary to a standby while everything works, with a short time without commits.
 
     Brings the old primary to rest: with --stop-command it is stopped, otherwise its sessions are ended and new ones are
@@ -44,14 +40,13 @@ def switchover(config: Path | None, wanted: str, stop_command: str, as_json: boo
     Examples:
       walproxy switchover --to pg2 --stop-command 'ssh pg1 sudo systemctl stop postgresql' \\
           --primary 'host=pg1,pg2,pg3 user=walproxy' --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy switchover --to pg2 --config /etc/walproxy.toml
+      walproxy switchover --to pg2
     """
-    loaded = load(config, command_line)
-    hosts = primary_hosts(loaded.primary, "the servers'")
+    hosts = primary_hosts(connection.primary, "the servers'")
     progress = FailoverProgress()
 
     def make() -> Failover:
-        return Failover(loaded.safekeepers, hosts, read_peer_credentials(loaded), progress)
+        return Failover(connection.safekeepers, hosts, read_peer_credentials(connection), progress)
 
     report = run_to_end(
         progress, make, lambda run: switch_over(run, hosts, wanted, progress, stop_command=stop_command)

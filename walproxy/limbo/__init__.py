@@ -12,5 +12,5 @@ page              the content of GET /limbo
 table             formats it for a terminal
 
 The path of a commit pays for one append to a list per batch of WAL. All else happens when a client asks, or once WAL
-has waited longer than `--slow-commit`. Positions decide every state; no entry has a counter of its own.
+has waited longer than `slow_commit`. Positions decide every state; no entry has a counter of its own.
 """

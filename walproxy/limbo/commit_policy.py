@@ -1,4 +1,4 @@
-"""What happens to a commit that waits longer than `--commit-timeout`. Pure.
+"""What happens to a commit that waits longer than `commit_timeout`. Pure.
 
 warn        it continues to wait, and the log has it
 terminate   its session is terminated: the client does not learn the outcome; the transaction stays committed locally

@@ -1,6 +1,6 @@
 """The limbo of a running proxy: decodes the uncommitted WAL, samples sessions, executes the policy.
 
-It looks at the age of the oldest uncommitted WAL four times a second. If that exceeds `--slow-commit`, or a client
+It looks at the age of the oldest uncommitted WAL four times a second. If that exceeds `slow_commit`, or a client
 asks, it samples the sessions that wait, and then reads the WAL that it has not read yet: in this order, so that a
 session in the sample has its record in the queue, if the proxy has received it. A record without a session was perhaps
 received after the sample. Everything runs on the event loop; decoding, in slices of some milliseconds, yields to it in
@@ -145,7 +145,7 @@ class Limbo:
                 self._forget_sample("")
             if len(self.queue):
                 self.queue.confirm(positions.reported_lsn)
-            self._overdue_log.over("no commit waits longer than --commit-timeout now")
+            self._overdue_log.over("no commit waits longer than commit_timeout now")
         may_be_fenced = policy.is_fenced or (policy.is_fenced is None and policy.action == FENCE)
         if (is_slow or (may_be_fenced and positions.leads)) and now >= self._next_look_at:
             self._next_look_at = now + min(SLOW_LOOK_INTERVAL_S, policy.timeout_s or SLOW_LOOK_INTERVAL_S)
@@ -153,7 +153,7 @@ class Limbo:
             await self._apply_policy(self.now())
 
     def _is_slow(self, positions: Positions, now: float) -> bool:
-        """Whether this proxy leads, and a position waits for longer than `--slow-commit`."""
+        """Whether this proxy leads, and a position waits for longer than `slow_commit`."""
         if positions.applied_lsn >= self._apply_mark[1]:
             self._apply_mark = now, positions.reported_lsn
         if not positions.leads:
@@ -335,8 +335,7 @@ class Limbo:
         if decision.fresh:
             self._overdue_log.note(
                 "overdue",
-                "commits wait longer than --commit-timeout = %g s (action: %s): transactions %s; the oldest "
-                "waits %.1f s",
+                "commits wait longer than commit_timeout = %g s (action: %s): transactions %s; the oldest waits %.1f s",
                 *(policy.timeout_s, policy.action, _xids(decision.fresh), decision.fresh[0].waits_s),
                 event="commit-timeout",
             )
@@ -347,9 +346,9 @@ class Limbo:
                 await self._end_waits(decision.act_on)
             if decision.fence is not None:
                 await self._set_fence(decision.fence)
-            self._sql_log.over("the action of --on-commit-timeout succeeds again")
+            self._sql_log.over("the action of on_commit_timeout succeeds again")
         except PrimaryProblem as problem:
-            self._sql_log.note(problem.message, "cannot execute --on-commit-timeout: %s", problem.message)
+            self._sql_log.note(problem.message, "cannot execute on_commit_timeout: %s", problem.message)
 
     async def _end_waits(self, overdue: tuple[Wait, ...]) -> None:
         policy, conninfo = self.policy, self._proxy.sql_conninfo()
@@ -390,7 +389,7 @@ class Limbo:
                     *(session.pid, wait.xid, lsn, wait.waits_s),
                 )
         if problem:
-            self._sql_log.note(problem, "cannot execute --on-commit-timeout: %s", problem)
+            self._sql_log.note(problem, "cannot execute on_commit_timeout: %s", problem)
 
     async def _set_fence(self, on: bool) -> None:
         policy, conninfo = self.policy, self._proxy.sql_conninfo()

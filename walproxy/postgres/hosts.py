@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from psycopg import pq
-from psycopg.conninfo import make_conninfo
+from psycopg import ProgrammingError, pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from safekeeper.base.errors import (
     EXIT_CONFIGURATION,
@@ -141,6 +141,18 @@ class HostRota:
         if all(each.exit_code == EXIT_CONFIGURATION for each in self.candidates):
             return ConfigurationError(f"no host can be used: {self.problem()}")
         return PrimaryRefused(f"every host is refused: {self.problem()}")
+
+
+def with_hosts(conninfo: str, places: Sequence[tuple[str, int]]) -> str:
+    """Return a connection string with these hosts and ports, unless it names some itself or a service."""
+    try:
+        given = conninfo_to_dict(conninfo)
+    except ProgrammingError:
+        return conninfo  # Who uses it refuses it, and shows no password.
+    if given.keys() & {"host", "hostaddr", "service"}:
+        return conninfo
+    hosts, ports = zip(*places, strict=True)
+    return make_conninfo(conninfo, host=",".join(hosts), port=",".join(map(str, ports)))
 
 
 def primary_hosts(conninfo: str, whose: str = "the primary's") -> tuple[PrimaryHost, ...]:

@@ -15,7 +15,7 @@ progress         the state of each member of a term, with its transitions
 pulling          which WAL members pull from each other
 liveness         which members of a term answer
 standbys         the positions of standbys, and remote_apply
-apply_rule       the rule of --remote-apply-standbys
+apply_rule       the rule of remote_apply_standbys
 archiving        which safekeeper archives
 actions          the actions that the shell executes, in order
 view             the values that the shell shows: states, positions, members

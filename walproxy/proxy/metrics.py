@@ -128,7 +128,7 @@ def _of_limbo(limbo: Mapping[str, Any]) -> Iterator[Metric]:
     yield _gauge("limbo_oldest_seconds", "Age of the oldest such WAL; 0 without any", limbo["oldest_s"] or 0)
     yield _gauge("limbo_read_only", "1 while new transactions are read-only (fence)", limbo["read_only"])
     timeouts = CounterMetricFamily(
-        "walproxy_commit_timeouts", "Transactions that exceeded --commit-timeout, by what was done", labels=["action"]
+        "walproxy_commit_timeouts", "Transactions that exceeded commit_timeout, by what was done", labels=["action"]
     )
     for action, count in limbo["timeouts"].items():
         timeouts.add_metric([action], count)

@@ -262,7 +262,7 @@ class Proxy:
             logger.info("synchronous_commit = remote_apply waits for the standbys %s", rule.text)
         else:
             logger.info(
-                "no standby is designated (--remote-apply-standbys): remote_apply behaves like synchronous_commit = on"
+                "no standby is designated (remote_apply_standbys): remote_apply behaves like synchronous_commit = on"
             )
 
     def _run_link(self, link: SafekeeperLink) -> None:

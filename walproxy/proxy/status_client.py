@@ -14,8 +14,8 @@ from safekeeper.net.tls import describe_failure
 
 _TIMEOUT_S = 5.0
 _ADVICE = {
-    401: "the proxy requires its password: give --http-password-file, or http://any:PASSWORD@HOST:PORT as --url",
-    421: "it serves no host of this name: use its IP address in --url, or give the proxy --http-hosts",
+    401: "the proxy requires its password: set http_password_file, or give http://any:PASSWORD@HOST:PORT as --url",
+    421: "it serves no host of this name: use its IP address in --url, or set http_hosts of the proxy",
 }
 _SHOWN = {
     "state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn", "times"
@@ -27,7 +27,7 @@ class Access(NamedTuple):
 
     Attributes:
         tls: for an https URL; None: the CAs of this machine.
-        password: of its --http-password-file, None without; one in the URL takes precedence.
+        password: of its http_password_file, None without; one in the URL takes precedence.
     """
 
     tls: ssl.SSLContext | None = None
@@ -85,12 +85,14 @@ def fetch_page(url: str, path: str, access: Access = NO_ACCESS) -> dict[str, Any
         ) from None
     except http.client.HTTPException:
         raise WalproxyError(
-            f"{address} does not use HTTP: correct --url, which begins with https:// where --http-tls is on"
+            f"{address} does not use HTTP: correct --url, which begins with https:// where http_tls is on"
         ) from None
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
-            raise WalproxyError(f"{address}: {describe_failure(reason)}; name its CA with --tls-ca") from None
+            raise WalproxyError(
+                f"{address}: {describe_failure(reason)}; name its CA with tls_ca in the file, or WALPROXY_TLS_CA"
+            ) from None
         if isinstance(reason, ssl.SSLError):
             raise WalproxyError(f"{address}: {describe_failure(reason)}; correct --url") from None
         raise NoAnswer(f"no reply from {address}: {reason}; is walproxy running there (--url)?") from None

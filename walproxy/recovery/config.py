@@ -7,14 +7,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from safekeeper.base.settings import key_values, option, optional, seconds, text, yes_or_no
+from safekeeper.base.cluster_file import ClusterFile, Role, find_cluster_file
+from safekeeper.base.settings import key_values, load, option, optional, seconds, text, yes_or_no
 
 if TYPE_CHECKING:
     from walproxy.wal_sources.source import SegmentSource
 
 ENVIRONMENT_PREFIX = "WALPROXY"
+_Settings = TypeVar("_Settings")
 DEFAULT_PREFETCH = 4
 # A promotion waits for about three calls, and pg_promote waits for 60 s.
 _SHORT_TIMEOUT_S = 5.0
@@ -119,6 +121,24 @@ class FetchConfig(SourceConfig):
     )
 
 
+RESTORE: Final = Role("restore", FetchConfig)
+"""What the commands of recovery read in the cluster's file."""
+
+
+def load_sources(
+    settings_type: type[_Settings], command_line: Mapping[str, Any], environment: Mapping[str, str], given: Path | None
+) -> _Settings:
+    """Return the settings of a command of recovery; see `load`.
+
+    Args:
+        given: the cluster's file, None for the default one.
+    """
+    path = find_cluster_file(given)
+    # A restore_command is a new process for each file: it reads the names of the other programs' keys nowhere.
+    found = ClusterFile(path, (RESTORE,)).values(RESTORE) if path is not None else {}
+    return load(settings_type, ENVIRONMENT_PREFIX, command_line=command_line, environment=environment, file=found)
+
+
 def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list[SegmentSource]":
     """Return the configured sources: data folders, the archive, safekeepers. No request is sent to them yet.
 
@@ -170,7 +190,7 @@ def _folder_sources(config: SourceConfig) -> "Sequence[SegmentSource]":
 
 def as_toml(config: SourceConfig) -> str:
     """Return the settings as a file of --config."""
-    lines = []
+    lines = [f"[{RESTORE.section}]\n"]
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value is not None and value != () and value != {}:

@@ -99,7 +99,7 @@ def test_no_option_has_a_secret_as_its_value() -> None:
         (("--tls-cert", "CERT"), "--tls-cert has no effect without --tls-key"),
         (("--tls-cert", "EXPIRED", "--tls-key", "KEY"), "expired at 2020-02-29 12:00:00 UTC: renew it"),
         (("--tls-cert", "missing", "--tls-key", "KEY"), "--tls-cert: missing does not exist or is not a file"),
-        (("--allow", "10.0.0.1/8"), "--allow: '10.0.0.1/8' is not a network: write 10.0.0.0/8"),
+        (("-c", "allow=10.0.0.1/8"), "allow: '10.0.0.1/8' is not a network: write 10.0.0.0/8"),
         (("--secret-file", "SHORT"), "is not a text of at least 16 bytes"),
         (("--pg-users", "SHORT"), "line 1: not a SCRAM verifier"),
     ],
@@ -154,7 +154,7 @@ def test_sighup_renews_a_certificate_and_a_bad_one_changes_nothing(tmp_path: Pat
 
     first = install("first")
     with SafekeeperProcess(
-        tmp_path / "sk", "--tls-cert", str(cert), "--tls-key", str(key), "--http-tls", "true"
+        tmp_path / "sk", "--tls-cert", str(cert), "--tls-key", str(key), "-c", "http_tls=true"
     ) as process:
         assert shown(process.port) == shown(process.http_port) == first
         second = install("second")
@@ -189,7 +189,7 @@ def test_http_requires_the_password_in_the_file_and_a_sighup_reads_another_one(t
     file = tmp_path / "password"
     file.touch(mode=0o600)
     file.write_text("the first password\n")
-    with SafekeeperProcess(tmp_path / "sk", "--http-password-file", str(file)) as process:
+    with SafekeeperProcess(tmp_path / "sk", "-c", f"http_password_file={file}") as process:
 
         def fetched(path: str, password: str = "") -> tuple[int, bytes]:
             connection = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=DEADLINE_S)
@@ -202,10 +202,10 @@ def test_http_requires_the_password_in_the_file_and_a_sighup_reads_another_one(t
 
         for path in ("/", "/status", "/metrics", "/events", "/live", "/nothing"):
             assert fetched(path) == (401, b"401: Unauthorized")
-        process.wait_for_line("its request has no password (--http-password-file)")
+        process.wait_for_line("its request has no password (http_password_file)")
         assert (fetched("/healthz"), fetched("/readyz")) == ((200, b""), (503, b""))
         assert fetched("/healthz", "another password")[0] == 401
-        process.wait_for_line("its password is wrong (--http-password-file)")
+        process.wait_for_line("its password is wrong (http_password_file)")
         assert fetched("/metrics", "the first password")[0] == fetched("/status", "the first password")[0] == 200
         file.write_text("the second password")
         process.signal(signal.SIGHUP)
@@ -219,18 +219,22 @@ def test_walproxy_commands_send_the_password_of_a_file_or_of_the_url_and_show_it
     file.write_text("a password @ with /all?")
     quoted = quote("a password @ with /all?", safe="")
 
+    environment = dict(os.environ)
+
     def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         line = [sys.executable, "-m", "walproxy", command, "--json", *arguments]
-        return subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        return subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
 
-    with proxy(tmp_path, "--http-password-file", str(file), members="1=127.0.0.1:1") as process:
+    with proxy(tmp_path, "-c", f"http_password_file={file}", members="1=127.0.0.1:1") as process:
         until(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
         place = f"127.0.0.1:{process.http_port}"
         for command in ("status", "limbo"):
-            assert run(command, "--url", f"http://{place}", "--http-password-file", str(file)).returncode == 0
+            environment["WALPROXY_HTTP_PASSWORD_FILE"] = str(file)
+            assert run(command, "--url", f"http://{place}").returncode == 0
+            del environment["WALPROXY_HTTP_PASSWORD_FILE"]
             assert run(command, "--url", f"http://any:{quoted}@{place}/").returncode == 0
             refused = run(command, "--url", f"http://{place}")
-            assert refused.returncode == 1 and "give --http-password-file" in refused.stderr
+            assert refused.returncode == 1 and "set http_password_file" in refused.stderr
             wrong = run(command, "--url", f"http://any:hunter2hunter2hunter2@{place}")
             assert wrong.returncode == 1 and f"walproxy: http://{place}/{command} returned 401" in wrong.stderr
             assert "hunter2" not in wrong.stderr
@@ -249,7 +253,7 @@ def test_a_password_that_cannot_be_used_is_one_line(tmp_path: Path, content: str
         file.touch(mode=0o600)
         file.write_text(content)
     command = [sys.executable, "-m", "safekeeper", "run", "--id", "1", "--data-dir", str(tmp_path / "sk")]
-    command += ["--http-password-file", str(file)]
+    command += ["-c", f"http_password_file={file}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == EXIT_CONFIGURATION
     assert part.replace("FILE", str(file)) in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
@@ -257,27 +261,25 @@ def test_a_password_that_cannot_be_used_is_one_line(tmp_path: Path, content: str
 
 def test_walproxy_status_over_tls_trusts_the_named_ca_only(tmp_path: Path, authority: Authority) -> None:
     pair, other = authority.sign("proxy"), Authority(tmp_path, "other")
-    options = ("--http-tls", "true", "--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
+    options = ("-c", "http_tls=true", "--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
 
-    def status(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "walproxy", "status", "--json", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    def status(url: str, ca: Path | None) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "walproxy", "status", "--json", "--url", url]
+        environment = os.environ | ({"WALPROXY_TLS_CA": str(ca)} if ca is not None else {})
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
 
     with proxy(tmp_path, *options, members="1=127.0.0.1:1") as process:
         until(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
-        url = ("--url", f"https://127.0.0.1:{process.http_port}")
-        good = status(*url, "--tls-ca", str(authority.ca))
+        url = f"https://127.0.0.1:{process.http_port}"
+        good = status(url, authority.ca)
         assert good.returncode == 0 and json.loads(good.stdout)["safekeepers"][0]["id"] == 1
-        for arguments, part in (
-            (
-                (*url, "--tls-ca", str(other.ca)),
-                "it is not signed by a CA of the configured file; name its CA with --tls-ca",
-            ),
-            (url, "name its CA with --tls-ca"),
-            ((*url, "--tls-ca", str(tmp_path / "none")), "could not read the certificates of CAs"),
-            (("--url", f"http://127.0.0.1:{process.http_port}"), "127.0.0.1"),
+        for place, ca, part in (
+            (url, other.ca, "it is not signed by a CA of the configured file; name its CA with tls_ca"),
+            (url, None, "name its CA with tls_ca"),
+            (url, tmp_path / "none", "could not read the certificates of CAs"),
+            (url.replace("https", "http"), None, "127.0.0.1"),
         ):
-            bad = status(*arguments)
+            bad = status(place, ca)
             assert bad.returncode in (1, 3)
             (line,) = bad.stderr.splitlines()
             assert part in line and line.startswith("walproxy: ")
@@ -410,7 +412,7 @@ def test_on_loopback_only_processes_of_the_same_user_are_served(
         ):
             greet()
         assert str(file) in process.wait_for_line("its proof of the shared secret is wrong")
-        monkeypatch.setattr(walproxy.proxy.rebootstrap, "read_credentials", lambda config: Credentials())
+        monkeypatch.setattr(walproxy.proxy.rebootstrap, "read_peer_credentials", lambda config: Credentials())
         with pytest.raises(
             WalproxyError, match="the safekeeper requires a shared secret: give the proxy --secret-file"
         ):

@@ -96,10 +96,10 @@ def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "w
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("run",), "--primary is missing: give it, or set WALPROXY_PRIMARY"),
+        (("run", "--safekeepers", MEMBERS), "--primary is missing: give it, or set WALPROXY_PRIMARY"),
         (("run", "--primary", NOBODY), "--safekeepers is missing"),
         (("run", "--primary", NOBODY, "--safekeepers", "sk1:5454"), "is not ID=HOST:PORT"),
-        ((*RUN, "--window", "64 pounds"), "--window: '64 pounds' is not a size"),
+        ((*RUN, "-c", "window_size=64 pounds"), "window_size: '64 pounds' is not a size"),
         ((*RUN, "--takeover", "perhaps"), "not true or false"),
         ((*RUN, "--slot", "Bad Slot"), "--slot: 'Bad Slot' cannot be a slot's name: use lower-case letters"),
         ((*RUN, "--slot", "s" * 64), "cannot be a slot's name"),
@@ -199,7 +199,7 @@ def test_a_wrong_file_or_environment_is_refused_with_its_name(
     file.write_text('slots = "x"\n')
     result = here(*RUN, "--config", str(file))
     assert result.returncode == EXIT_CONFIGURATION
-    assert f"{file}: unknown option slots; the options are primary" in one_line(result)
+    assert f"{file}: the top has the unknown key slots; the keys are secret_file" in one_line(result)
     file.write_text("slot = \n")
     monkeypatch.setenv("WALPROXY_CONFIG", str(file))
     assert "is not TOML" in one_line(here(*RUN))
@@ -226,7 +226,7 @@ def test_an_address_where_it_cannot_listen_is_refused_with_what_to_correct() -> 
 
 def test_a_file_that_another_user_may_not_read_is_told_and_the_rest_works_from_any_folder(tmp_path: Path) -> None:
     file = tmp_path / "walproxy.toml"
-    file.write_text(f'primary = "{NOBODY}"\n')
+    file.write_text("")
     file.chmod(0o600)
     # All is imported before the user changes: the other one may not be able to see this folder.
     program = (
@@ -293,9 +293,9 @@ def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
             os.kill(process.pid or 0, signal.SIGHUP)
             until(lambda: expected in process.log_path.read_text())
 
-        reload('log_level = "debug"\nwindow = "1MiB"\n', "reloaded the configuration; changed: log_level")
+        reload('log_level = "debug"\n[proxy]\nwindow_size = "1MiB"\n', "reloaded the configuration; changed: log_level")
         until(lambda: "a change of window_size requires a restart" in process.log_path.read_text())
-        reload("nonsense = 1", "unknown option nonsense")
+        reload("nonsense = 1", "the unknown key nonsense")
         assert "nothing was changed" in process.log_path.read_text()
         assert process.stop() == EXIT_FINE
 
@@ -474,7 +474,7 @@ def test_limbo_in_a_terminal_of_80_columns_has_the_ids_and_the_begin_of_the_quer
         (200, b"[]", "is not the limbo of a walproxy"),
         (200, b"<html>", "did not return JSON"),
         (404, b"", "returned 404"),
-        (421, b"", "or give the proxy --http-hosts"),
+        (421, b"", "or set http_hosts of the proxy"),
     ],
 )
 def test_limbo_of_another_program_is_one_line(here: Here, code: int, body: bytes, part: str) -> None:
@@ -579,10 +579,13 @@ def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(option: str, tm
     )
 
 
-def test_a_fifo_in_place_of_the_ca_of_a_status_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_in_place_of_the_ca_of_a_status_is_refused_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    done = walproxy("status", "--url", "https://127.0.0.1:1", "--tls-ca", str(fifo))
+    monkeypatch.setenv("WALPROXY_TLS_CA", str(fifo))
+    done = walproxy("status", "--url", "https://127.0.0.1:1")
     assert done.returncode == EXIT_CONFIGURATION
     assert f"could not read the certificates of CAs in {fifo}: it is a FIFO, not a regular file" in one_line(done)
 

@@ -509,7 +509,7 @@ def test_an_action_that_fails_is_logged_and_tried_again(
     end_waits = shell.end_waits
     monkeypatch.setattr(shell, "end_waits", fails)
     story.look(106.0)
-    assert "cannot execute --on-commit-timeout: no answer within 2 s" in caplog.text
+    assert "cannot execute on_commit_timeout: no answer within 2 s" in caplog.text
     assert story.limbo.policy.counts["detach"] == 0
     monkeypatch.setattr(shell, "end_waits", end_waits)
     story.look(108.0)

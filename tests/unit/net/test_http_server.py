@@ -107,7 +107,7 @@ def test_whoever_comes_from_elsewhere_is_hung_up_on_before_the_handshake(
             assert await asyncio.to_thread(is_hung_up_on, connect(listener, "127.0.0.2"))
 
     run()
-    assert "its address is in none of the networks of --http-allow" in caplog.text
+    assert "its address is in none of the networks of http_allow" in caplog.text
 
 
 def test_whoever_does_not_come_to_the_end_of_the_handshake_is_hung_up_on(
@@ -385,7 +385,7 @@ def test_a_request_for_another_host_gets_no_page_and_is_the_last_of_its_connecti
     (line,) = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(
         r"refused HTTP to 127\.0\.0\.1:\d+: its request is for the host 'evil\.example:80': "
-        "to serve it give --http-hosts",
+        "to serve it set http_hosts",
         line,
     )
     assert [status for status, _, _ in answers_to(foreign, access=HttpAccess(frozenset({"evil.example"})))] == [200]
@@ -401,10 +401,10 @@ def test_a_request_without_the_password_gets_no_page(caplog: pytest.LogCaptureFi
         (401, b"401: Unauthorized"),
     ]
     assert answers[2][1]["WWW-Authenticate"].startswith("Basic ") and answers[2][1]["Connection"] == "close"
-    assert "its request has no password (--http-password-file)" in caplog.text
+    assert "its request has no password (http_password_file)" in caplog.text
     wrong = GET + b"Authorization: Basic eDp5\r\n\r\n"
     assert [status for status, _, _ in answers_to(wrong, access=access)] == [401]
-    assert "its password is wrong (--http-password-file)" in caplog.text
+    assert "its password is wrong (http_password_file)" in caplog.text
 
 
 def test_a_slow_page_whose_status_is_public_has_no_content_without_the_password() -> None:

@@ -750,7 +750,7 @@ async def test_who_comes_from_another_network_is_hung_up_on_and_takes_nobodys_pl
         for _ in range(20):
             assert await (await there.client()).receive() is None
         assert there.listener.connection_count == 0
-        assert len(caplog.records) == 10 and "none of the networks of --allow" in caplog.text
+        assert len(caplog.records) == 10 and "none of the networks of allow" in caplog.text
         there.listener.networks = Networks.parse("127.0.0.0/8")
         await (await there.client()).greet()
 

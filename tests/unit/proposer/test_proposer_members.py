@@ -404,7 +404,7 @@ def test_a_removed_member_is_disconnected_for_good_if_it_is_away_or_has_the_memb
     assert (5 in table.proposer.peers) is not is_left
 
 
-# --replace-lost.
+# replace_lost.
 
 
 def lost_disk(table: Leading) -> None:

@@ -261,7 +261,7 @@ def test_those_who_fit_talk_in_both_directions(
         (
             Listener(secret=OURS, networks="192.0.2.0/24"),
             Proxy(secret=OURS),
-            "its address is in none of the networks of --allow",
+            "its address is in none of the networks of allow",
             "the safekeeper closed the connection before it proved the shared secret: see its log",
         ),
     ],

@@ -10,7 +10,7 @@ import click
 from safekeeper.base import logs, settings
 from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
 from walproxy.pipeline.pages.relation import FORKS
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig, SourceConfig
+from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig, SourceConfig, load_sources
 from walproxy.recovery.plan import LATEST
 
 _TIMEOUT_S = 60.0
@@ -105,9 +105,7 @@ def page(
         raise click.UsageError(f"--line is of the fork main: the fork {fork} has no rows")
     if is_verified and primary is None:
         raise click.UsageError("--verify requires --primary")
-    loaded = settings.load(
-        ArchiveConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-    )
+    loaded = load_sources(ArchiveConfig, command_line, os.environ, config)
     from walproxy.cli.pipeline_work.page import PageRequest, parse_lsn, parse_relation, restore_and_print
 
     request = PageRequest(

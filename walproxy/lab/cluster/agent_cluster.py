@@ -134,8 +134,8 @@ class AgentCluster:
             *("--pgdata", str(postgres.data_directory), "--bin-dir", str(postgres.binaries.bin_directory)),
             *("--conninfo", postgres.conninfo(), "--address", f"127.0.0.1:{postgres.port}"),
             *("--safekeepers", self.safekeepers_option, "--standby-conninfo", feed),
-            *("--http-listen", f"127.0.0.1:{http}", "--proxy-http", f"127.0.0.1:{free_port()}"),
-            *("--server-log", str(postgres.log_path)),
+            *("--http-listen", f"127.0.0.1:{http}", "-c", f"proxy_http=127.0.0.1:{free_port()}"),
+            *("-c", f"server_log={postgres.log_path}"),
             *options,
         ]
         agent = self.process_type(f"agent {name}", arguments, http, self.directory / f"agent-{name}.log")

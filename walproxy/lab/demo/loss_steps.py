@@ -20,8 +20,7 @@ from walproxy.proxy.status_table import format_bytes
 
 _PARTIAL_INTERVAL_S = 2
 _RECOVERY_S_MAX = 300.0
-_KEEP = "--wal-keep"
-_KEEP_ALL, _KEEP_LITTLE = "16GiB", "1MiB"
+_KEEP_ALL, _KEEP_LITTLE = "wal_keep=16GiB", "wal_keep=1MiB"
 _REACH = re.compile(r"^WAL: without a hole up to (\S+)", re.MULTILINE)
 _NEW_CLUSTER = re.compile(r"^cluster (\w+) has begun", re.MULTILINE)
 
@@ -33,9 +32,8 @@ def safekeeper_options(directory: Path) -> tuple[str, ...]:
     """
     archive = archive_folder(directory)
     archive.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, exist_ok=True)
-    interval = str(_PARTIAL_INTERVAL_S)
     # What is compared at the end must still be there.
-    return "--archive", str(archive), "--archive-partial-interval", interval, _KEEP, _KEEP_ALL
+    return "--archive", str(archive), "-c", f"archive_partial_interval={_PARTIAL_INTERVAL_S}", "-c", _KEEP_ALL
 
 
 def archive_folder(directory: Path) -> Path:
@@ -60,7 +58,7 @@ def _remove_old_wal(stage: Stage) -> str:
     for process in [*cluster.proxies, *cluster.safekeepers.values()]:
         process.stop()
     for safekeeper in cluster.safekeepers.values():
-        safekeeper.arguments[safekeeper.arguments.index(_KEEP) + 1] = _KEEP_LITTLE
+        safekeeper.arguments[safekeeper.arguments.index(_KEEP_ALL)] = _KEEP_LITTLE
         safekeeper.start()
     cluster.postgres.start()
     _start_proxies(stage)

@@ -13,7 +13,7 @@ from walproxy.postgres.local_server import LocalPostgres
 
 STANDBY = "standby"
 # The proxies know that remote_apply waits for the standby, also before there is one.
-PROXY_OPTIONS = ("--apply-standbys", STANDBY)
+PROXY_OPTIONS = ("-c", f"remote_apply_standbys={STANDBY}")
 
 
 def _add_standby(stage: Stage) -> str:

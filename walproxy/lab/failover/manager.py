@@ -106,13 +106,13 @@ class AgentManager:
             *("--bin-dir", str(around.bin_directory)),
             *("--conninfo", place.local_conninfo),
             *("--address", f"{place.address}:{place.pg_port}"),
-            *("--peer-conninfo", "user=postgres dbname=postgres"),
+            *("-c", "peer_conninfo=user=postgres dbname=postgres"),
             *("--safekeepers", around.safekeepers),
             *("--standby-conninfo", around.standby_conninfo),
             *("--http-listen", f"{place.address}:{place.http_port}"),
-            *("--proxy-http", f"{place.address}:{place.proxy_http_port}"),
-            *("--discarded-dir", str(place.discarded_directory)),
-            *("--dead-after", f"{self.dead_after_s:g}"),
+            *("-c", f"proxy_http={place.address}:{place.proxy_http_port}"),
+            *("-c", f"discarded_dir={place.discarded_directory}"),
+            *("-c", f"dead_after={self.dead_after_s:g}"),
         )
 
     def switchover(self, to: Place, around: Surroundings) -> Sequence[str]:

@@ -229,7 +229,7 @@ class Site:
             *("-m", "walproxy.lab.testing.faulty_disk", "--volatile", str(self.folder / f"{name}.faults")),
             *("run", "--id", str(number), "--data-dir", str(folder / name)),
             *("--proposer-listen", f"{address}:{proposer_port}", "--http-listen", f"{address}:{http_port}"),
-            *("--pg-listen", f"{address}:{pg_port}", "--pg-allow", network.allowed),
+            *("--pg-listen", f"{address}:{pg_port}", "-c", f"pg_allow={network.allowed}"),
         ]
         process = PlacedProcess(
             name, arguments, http_port, self.folder / f"{name}.log", address=address, words_in=network.words_in(name)

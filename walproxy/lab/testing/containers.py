@@ -232,7 +232,7 @@ class ContainersEngine:
             *("-m", "walproxy.lab.testing.faulty_disk", *(("--volatile",) if self._blueprint.volatile_disks else ())),
             *(str(_CONTROL_FILE), "run", "--id", str(number), "--data-dir", _DATA, "--listen", "0.0.0.0:5454"),
             *("--http", f"0.0.0.0:{_SAFEKEEPER_HTTP_PORT}", "--pg-listen", f"0.0.0.0:{_READERS_PORT}"),
-            *("--pg-allow", "0.0.0.0/0", *(("--archive", _ARCHIVE) if self._archive else ())),
+            *("-c", "pg_allow=0.0.0.0/0", *(("--archive", _ARCHIVE) if self._archive else ())),
         )
         if self._archive:
             container.with_volume_mapping(self._archive, _ARCHIVE, "rw")
