@@ -27,7 +27,8 @@ def agents(servers: dict[int, ServerBinaries], major: int, template: Path, folde
 
 
 def run(agents: Agents, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_walproxy("cluster", *arguments, "--safekeepers", agents.safekeepers_option)
+    group = () if arguments[0] == "switchover" else ("cluster",)
+    return run_walproxy(*group, *arguments, "--safekeepers", agents.safekeepers_option)
 
 
 def result(agents: Agents, *arguments: str) -> Any:
@@ -69,7 +70,7 @@ def test_operator_moves_the_primary_pauses_and_rebuilds(agents: Agents) -> None:
     assert two.split()[2:5] == ["replica", "streaming", "1"]
 
     ended = result(agents, "switchover", "--to", "pg2", "--yes")
-    assert (ended["leader"], ended["tli"]) == ("pg2", 2)
+    assert (ended["primary"], ended["tli"]) == ("pg2", 2)
     wait_for(lambda: [statuses(agents, n) for n in ("pg1", "pg2")] == [STANDBY, LEADER], "they changed", TIMEOUT_S)
 
     assert result(agents, "pause", "--wait") == {"paused": True, "changed": True, "missing": []}

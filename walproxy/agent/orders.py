@@ -70,7 +70,7 @@ def check_switchover(view: ClusterView, wanted: str) -> AgentReport:
         _known(view, wanted)
     leader = view.leader
     if leader is None:
-        raise WalproxyError("no agent leads: walproxy cluster failover promotes a standby")
+        raise WalproxyError("no agent leads: walproxy failover promotes a standby")
     if wanted == leader.name:
         return leader
     _check_candidates(view, wanted, leader)
@@ -89,7 +89,7 @@ def check_failover(view: ClusterView, wanted: str) -> None:
         _known(view, wanted)
     if view.leader is not None:
         raise WalproxyError(
-            f"{view.leader.name} leads, and commits succeed: walproxy cluster switchover moves the lead"
+            f"{view.leader.name} leads, and commits succeed: walproxy switchover moves the lead"
         )
     _check_candidates(view, wanted, None)
 

@@ -151,25 +151,13 @@ def connected(command: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 def server_options(command: _Command) -> _Command:
-    """Give a command --primary, --safekeepers and --config. `connected_to_servers` reads them."""
+    """Give a command --primary, --safekeepers and --config. `load_connection` reads them."""
     primary = click.option(
         "--primary",
         metavar="CONNINFO",
         help=f"{options_of(ConnectionConfig)['primary'].help}. [{ENVIRONMENT_PREFIX}_PRIMARY]",
     )
     return primary(connection_options(command))
-
-
-def connected_to_servers(command: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Give a command `server_options`; it receives what they lead to as `connection`, a ConnectionConfig."""
-
-    @server_options
-    @functools.wraps(command)
-    def with_connection(config: Path | None, safekeepers: str | None, primary: str | None, **options: Any) -> _Result:
-        connection = load_connection(ConnectionConfig, {"safekeepers": safekeepers, "primary": primary}, config)
-        return command(connection=connection, **options)
-
-    return with_connection
 
 
 @dataclass(frozen=True)

@@ -6,38 +6,51 @@ import json
 import logging
 import signal
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from safekeeper.base.lsn import format_lsn
-from walproxy.cli.configuration import connected_to_servers
+from walproxy.cli.configuration import load_connection, server_options
 from walproxy.cli.failover_progress import FailoverProgress
 from walproxy.cli.failover_survey import print_survey
+from walproxy.cli.orders import carry_out, failover_order, timeout_option, yes_option
 from walproxy.failover.failover import Failover, Report
 from walproxy.postgres.hosts import primary_hosts
-from walproxy.proxy.config import ConnectionConfig
+from walproxy.proxy.config import ConnectionConfig, MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 
 _Result = TypeVar("_Result")
 
 
 @click.command()
-@click.option("--to", "wanted", default="", metavar="HOST", help="The standby to promote; else the most advanced one.")
+@click.option(
+    "--to", "wanted", default="", metavar="NAME", help="The agent or host to promote; by default the most advanced one."
+)
 @click.option("--old-is-dead", is_flag=True, help="Seal the old primary off although it, or its proxy, replies.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and lost; change nothing.")
 @click.option("--cancel", is_flag=True, help="Let the old primary in again, if no standby was promoted yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@connected_to_servers
+@yes_option
+@timeout_option
+@server_options
 def failover(
-    connection: ConnectionConfig,
+    config: Path | None,
     wanted: str,
     old_is_dead: bool,
     dry_run: bool,
     cancel: bool,
+    yes: bool,
+    timeout_s: float,
     as_json: bool,
+    **command_line: str | None,
 ) -> None:
     """Promote a standby after the loss of the primary, without the loss of an acknowledged commit.
+
+    Where agents report (walproxy agent), they are given the order, and the command waits for its end. They fail over by
+    themselves after dead_after, unless they are paused; while an agent leads, use walproxy switchover. Without agents,
+    and with --dry-run, --cancel or --old-is-dead, the command acts by itself:
 
     Seals the timeline of the old primary on the safekeepers: from then on nothing that it writes is acknowledged, even
     if it comes back. Then waits until a standby has all that may have been acknowledged, promotes it, and waits until
@@ -59,6 +72,12 @@ def failover(
     """
     if cancel and (wanted or old_is_dead or dry_run):
         raise click.UsageError("--cancel cannot be combined with --to, --old-is-dead or --dry-run")
+    acts_itself = cancel or dry_run or old_is_dead
+    if not acts_itself and carry_out(
+        failover_order(wanted), load_connection(MembersConfig, command_line, config), yes, timeout_s, as_json
+    ):
+        return
+    connection = load_connection(ConnectionConfig, command_line, config)
     hosts = primary_hosts(connection.primary, "the servers'")
     progress = FailoverProgress()
 

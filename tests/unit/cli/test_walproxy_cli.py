@@ -151,7 +151,7 @@ def test_a_wrong_connection_string_is_one_error_and_exit_code_3(conninfo: str) -
         ("members", "replace", "1"),
         ("cluster", "show"),
         ("cluster", "pause"),
-        ("cluster", "switchover", "--to", "x", "--yes"),
+        ("cluster", "reinit", "x", "--yes"),
         ("events",),
         ("failover", "--primary", "port=many"),
         ("failover", "--dry-run", "--primary", NOBODY),

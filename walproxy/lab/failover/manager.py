@@ -116,5 +116,5 @@ class AgentManager:
         )
 
     def switchover(self, to: Place, around: Surroundings) -> Sequence[str]:
-        words = ("-m", "walproxy", "cluster", "switchover", "--to", to.name, "--yes")
+        words = ("-m", "walproxy", "switchover", "--to", to.name, "--yes")
         return (sys.executable, *words, "--safekeepers", around.safekeepers)
