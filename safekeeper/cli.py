@@ -102,7 +102,7 @@ def inspect(data_dir: str, as_text: bool) -> None:
 @cli.command(epilog=EXIT_CODES)
 @click.argument("name")
 def user(name: str) -> None:
-    """Ask for a password and print the line that adds user NAME to the file of --pg-users.
+    """Ask for a password and print the line that adds user NAME to the file of pg_users.
 
     Without a terminal the password is the first line of standard input. The output does not contain the password.
 

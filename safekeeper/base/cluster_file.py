@@ -149,7 +149,7 @@ class ClusterFile:
         here = [name for name in machines if is_host(name, host_name)]
         here = here or [name for name, place in places.items() if is_host(place.host, host_name)]
         if len(here) != 1:
-            problem = f"{' and '.join(here)} of [{role.machines}] are" if here else f"no one of [{role.machines}] is"
+            problem = f"{' and '.join(here)} of [{role.machines}] are" if here else f"none of [{role.machines}] is"
             raise ConfigurationError(f"{self.path}: {problem} on the host {host_name}: give {option}, one of {listed}")
         return here[0]
 

@@ -157,7 +157,7 @@ def secret_option() -> Any:
 def http_tls_option() -> Any:
     """Declare the key that enables TLS on the HTTP listener."""
     return key(
-        "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
+        "Serve HTTP over TLS, with the certificate of tls_cert", parse=yes_or_no, default="false", metavar="BOOL"
     )
 
 

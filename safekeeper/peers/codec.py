@@ -295,10 +295,10 @@ class Dialect(NamedTuple, Generic[_Message]):
 
 
 _PROPOSER_TLS = (
-    "the proxy uses TLS, and this listener does not: give the safekeeper --tls-cert and --tls-key, "
-    "or start the proxy without --tls-ca"
+    "the proxy uses TLS, and this listener does not: set the safekeeper's tls_cert and tls_key, "
+    "or start the proxy without tls_ca"
 )
-_ACCEPTOR_TLS = "the safekeeper requires TLS: give the proxy --tls-ca"
+_ACCEPTOR_TLS = "the safekeeper requires TLS: set the proxy's tls_ca"
 PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
     msgspec.msgpack.Decoder(
         ProposerGreeting

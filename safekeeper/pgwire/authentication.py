@@ -94,7 +94,7 @@ class PasswordExchange:
             return backend.authentication_sasl_continue(challenge)
         proof = self._scram.verify(body)
         if proof is None:
-            raise self._failed("" if self._scram.is_known else f'user "{self._user}" does not exist in --pg-users')
+            raise self._failed("" if self._scram.is_known else f'user "{self._user}" does not exist in pg_users')
         self._step = Step.DONE
         return backend.authentication_sasl_final(proof)
 

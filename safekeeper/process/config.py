@@ -180,21 +180,25 @@ class SafekeeperConfig:
         metavar="SECONDS",
     )
     tls_cert: Path | None = file_option(
-        "TLS certificate with its chain, in PEM format; the proposer and replication listeners then require TLS"
+        "TLS certificate with its chain, in PEM format; the proposer and replication listeners then require TLS",
+        is_key_only=True,
     )
-    tls_key: Path | None = file_option("The private key of --tls-cert, without a passphrase")
+    tls_key: Path | None = file_option("The private key of tls_cert, without a passphrase", is_key_only=True)
     tls_client_ca: Path | None = file_option(
-        "CAs, one of which must have signed a proxy's certificate; by default none is required"
+        "CAs, one of which must have signed a proxy's certificate; by default none is required", is_key_only=True
     )
     tls_ca: Path | None = file_option(
-        "CAs, one of which must have signed the certificate of a safekeeper from which this one pulls WAL"
+        "CAs, one of which must have signed the certificate of a safekeeper from which this one pulls WAL",
+        is_key_only=True,
     )
     secret_file: Path | None = file_option(
         "File of the secret that proxies and safekeepers prove to each other; or set SAFEKEEPER_SECRET"
     )
     secret: Secret | None = secret_option()
     allow: Networks | None = networks_option("Networks from which proxies are accepted, separated by commas")
-    pg_users: Path | None = file_option("File of the users of the replication listener, written with safekeeper user")
+    pg_users: Path | None = file_option(
+        "File of the users of the replication listener, written with safekeeper user", is_key_only=True
+    )
     pg_client_ca: Path | None = file_option(
         "CAs, one of which must have signed a replication client's certificate; its CN must be the user name",
         is_key_only=True,

@@ -46,15 +46,18 @@ def archive_options(place: Place, *further: str, partial_interval_s: float = 0.5
     """Return the options of safekeepers that archive to `place`."""
     return [
         *("--archive", place.url, "-c", f"archive_partial_interval={partial_interval_s:g}"),
-        *source_options(place)[2:],
+        *(("-c", f"archive_options={_settings(place)}") if place.options else ()),
         *further,
     ]
 
 
 def source_options(place: Place) -> list[str]:
     """Return the options of a command that reads the archive."""
-    settings = ",".join(f"{name}={value}" for name, value in place.options.items())
-    return ["--archive", place.url, *(("--archive-options", settings) if settings else ())]
+    return ["--archive", place.url, *(("--archive-options", _settings(place)) if place.options else ())]
+
+
+def _settings(place: Place) -> str:
+    return ",".join(f"{name}={value}" for name, value in place.options.items())
 
 
 def let_in(cluster: Gated, place: Place) -> Gated:

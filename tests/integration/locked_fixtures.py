@@ -118,18 +118,18 @@ class LockedCluster(Gated):
         for safekeeper_id, process in self.safekeepers.items():
             pair = self.pair(f"safekeeper{safekeeper_id}")
             process.arguments += [
-                *("--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "-c", "http_tls=true"),
+                *("-c", f"tls_cert={pair.cert}", "-c", f"tls_key={pair.key}", "-c", "http_tls=true"),
                 *(
-                    "--tls-ca",
-                    ca,
-                    "--tls-client-ca",
-                    ca,
+                    "-c",
+                    f"tls_ca={ca}",
+                    "-c",
+                    f"tls_client_ca={ca}",
                     "--secret-file",
                     str(self.keys / "secret"),
                     "-c",
                     f"allow={NETWORK}",
                 ),
-                *("-c", f"pg_client_ca={ca}", "--pg-users", str(self.keys / "users"), "-c", f"pg_allow={NETWORK}"),
+                *("-c", f"pg_client_ca={ca}", "-c", f"pg_users={self.keys / 'users'}", "-c", f"pg_allow={NETWORK}"),
                 *("-c", f"http_allow={NETWORK}"),
             ]
             process.http_tls = trusting
@@ -159,7 +159,7 @@ class LockedCluster(Gated):
         """Return the options of a proxy."""
         pair = self.pair("proxy")
         return (
-            *("--tls-ca", str(self.authority.ca), "--tls-cert", str(pair.cert), "--tls-key", str(pair.key)),
+            *("-c", f"tls_ca={self.authority.ca}", "-c", f"tls_cert={pair.cert}", "-c", f"tls_key={pair.key}"),
             *("--secret-file", str(self.keys / "secret"), "-c", "http_tls=true", "-c", f"http_allow={NETWORK}"),
         )
 

@@ -173,7 +173,7 @@ LOGINS = {
     "unknown user": Login(
         with_certificate("nobody", user="nobody", password=PASSWORD),
         'password authentication failed for user "nobody"',
-        'user "nobody" does not exist in --pg-users',
+        'user "nobody" does not exist in pg_users',
     ),
     "plaintext": Login(by_libpq(sslmode="disable", channel_binding="disable"), TLS_ONLY, TLS_ONLY),
     "stripped channel binding": Login(by_hand(strips_plus=True), IN_BETWEEN, IN_BETWEEN),
@@ -230,9 +230,9 @@ KNOCKS = {
         proxys, SECRET + "!", "refuses the proof of the shared secret", "proof of the shared secret is wrong"
     ),
     "no secret": Knock(proxys, "", "give the proxy --secret-file", "the proxy sends no proof of a shared secret"),
-    "plaintext": Knock(lambda house: None, SECRET, "give the proxy --tls-ca", "the peer does not use TLS"),
+    "plaintext": Knock(lambda house: None, SECRET, "set the proxy's tls_ca", "the peer does not use TLS"),
     "no certificate": Knock(
-        lambda house: ClientTls(house.cluster.authority.ca), SECRET, "give --tls-cert", "no client certificate"
+        lambda house: ClientTls(house.cluster.authority.ca), SECRET, "set tls_cert", "no client certificate"
     ),
     "certificate of another CA": Knock(
         of_another_ca, SECRET, "does not trust the CA of this side's", "not signed by a CA"
@@ -366,7 +366,7 @@ def test_a_safekeeper_pulls_over_tls_with_the_secret(house: House) -> None:
 def test_a_safekeeper_that_cannot_verify_the_others_is_fed_by_the_proxy(house: House) -> None:
     cluster, process = house.cluster, house.cluster.safekeepers[2]
     arguments = process.arguments
-    index = arguments.index("--tls-ca")
+    index = next(i for i, word in enumerate(arguments) if word.startswith("tls_ca=")) - 1
     miss_wal(house, 2, arguments[:index] + arguments[index + 2 :])
     line = "safekeeper 2 receives old WAL through this proxy, it cannot pull it: "
     wait_for(lambda: line in cluster.proxy.log_path.read_text(), "the proxy feeds it")

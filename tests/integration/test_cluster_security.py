@@ -31,12 +31,16 @@ def _reload(*processes: LocalProcess) -> None:
         )
 
 
+def _credentials(directory: Path) -> list[str]:
+    files = ("-c", f"tls_cert={directory / 'cert'}", "-c", f"tls_key={directory / 'key'}")
+    return [*files, "--secret-file", str(directory / "secret")]
+
+
 def _protect(cluster: Gated, directory: Path, ca: Path) -> None:
-    both = ["--tls-cert", str(directory / "cert"), "--tls-key", str(directory / "key")]
-    both += ["--secret-file", str(directory / "secret")]
+    both = _credentials(directory)
     for safekeeper in cluster.safekeepers.values():
-        safekeeper.arguments += [*both, "--tls-client-ca", str(ca)]
-    cluster.proxy.arguments += [*both, "--tls-ca", str(ca)]
+        safekeeper.arguments += [*both, "-c", f"tls_client_ca={ca}"]
+    cluster.proxy.arguments += [*both, "-c", f"tls_ca={ca}"]
 
 
 @NEWEST
@@ -61,7 +65,7 @@ def test_certificates_and_secrets_change_under_load_and_intruders_change_nothing
         cluster.safekeepers[1].start()
         wait_for(lambda: cluster.member(1)["state"] == "streaming", "the new connection is let in")
         # A proxy with the old secret, and one without any, would depose the serving one if they could.
-        ours = cluster.proxy.arguments[cluster.proxy.arguments.index("--tls-cert") :]
+        ours = [*_credentials(tmp_path), "-c", f"tls_ca={authority.ca}"]
         (tmp_path / "old").write_text(SECRET)
         old = [option if option != str(tmp_path / "secret") else str(tmp_path / "old") for option in ours]
         for options, problem in ((old, "refuses the proof"), ([], "requires TLS")):

@@ -24,7 +24,7 @@ from walproxy.wal_sources.safekeeper import SafekeeperSource
 from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceUnavailable, WalMissing
 
 LIMIT_BYTES = 6 * MIB
-SMALL = ("--wal-keep", "0", "--wal-limit", f"{LIMIT_BYTES >> 20}MiB", "--archive-partial-interval", "0.5")
+SMALL = ("-c", "wal_keep=0", "-c", f"wal_limit={LIMIT_BYTES >> 20}MiB", "-c", "archive_partial_interval=0.5")
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ class Agent:
         )
         hosts = primary_hosts(config.conninfo, "the local server's")
         if len(hosts) != 1:
-            raise ConfigurationError("--conninfo names several hosts: name the local server only")
+            raise ConfigurationError("conninfo names several hosts: name the local server only")
         self._host = hosts[0]
         self._views = SafekeeperViews(config.safekeepers, credentials, config.name)
         self._proxy = ProxyProcess(self._proxy_arguments(cluster_file), end_with_parent("KILL"))
@@ -211,10 +211,12 @@ class Agent:
         places = ",".join(f"{each}={place}" for each, place in config.safekeepers)
         arguments = ["--primary", config.conninfo, "--safekeepers", places, "--http-listen", str(config.proxy_http)]
         arguments += ["--slot", config.slot, "--application-name", config.application_name]
-        named = (("--tls-ca", config.tls_ca), ("--tls-cert", config.tls_cert), ("--tls-key", config.tls_key))
-        for name, path in (*named, ("--secret-file", config.secret_file), ("--config", cluster_file)):
+        for name, path in (("--secret-file", config.secret_file), ("--config", cluster_file)):
             if path is not None:
                 arguments += [name, str(path)]
+        for name in ("tls_ca", "tls_cert", "tls_key"):
+            if (path := getattr(config, name)) is not None:
+                arguments += ["-c", f"{name}={path}"]
         if config.log_format != "text":
             arguments += ["-c", f"log_format={config.log_format}"]  # Both write to the same log.
         return arguments

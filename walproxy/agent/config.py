@@ -83,13 +83,13 @@ class AgentConfig(MembersConfig):
 
     name: str = option("Name of this agent, unique in the cluster", parse=agent_name, metavar="NAME")
     pgdata: Path = option("Data folder of the PostgreSQL beside this agent", parse=folder, metavar="DIR")
-    bin_dir: Path = option("Folder with pg_ctl, postgres, pg_rewind and pg_basebackup", parse=folder, metavar="DIR")
-    conninfo: str = option(
+    bin_dir: Path = key("Folder with pg_ctl, postgres, pg_rewind and pg_basebackup", parse=folder, metavar="DIR")
+    conninfo: str = key(
         "How to connect to the local PostgreSQL as a superuser: over a socket or an address of this machine",
         parse=text,
         metavar="CONNINFO",
     )
-    address: Address = option(
+    address: Address = key(
         "Address of the local PostgreSQL for clients and for the other servers",
         parse=parse_address,
         metavar="HOST:PORT",
@@ -100,7 +100,7 @@ class AgentConfig(MembersConfig):
         default="user=postgres dbname=postgres",
         metavar="CONNINFO",
     )
-    standby_conninfo: str = option(
+    standby_conninfo: str = key(
         "primary_conninfo of standbys: the safekeepers' --pg-listen", parse=text, metavar="CONNINFO"
     )
     restore_command: str = key(
@@ -136,7 +136,7 @@ class AgentConfig(MembersConfig):
     priority: int = key(
         "Of equally advanced standbys the one with the highest is promoted", parse=priority, default="100", metavar="N"
     )
-    no_failover: bool = option("Never promote the local PostgreSQL", parse=yes_or_no, default="false", metavar="BOOL")
+    no_failover: bool = key("Never promote the local PostgreSQL", parse=yes_or_no, default="false", metavar="BOOL")
     without_quorum: str = key(
         "What ends the writes of a primary without a quorum of safekeepers: read-only or stop",
         parse=one_of("read-only", "stop"),

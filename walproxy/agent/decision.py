@@ -405,7 +405,7 @@ class Decider:
                 # The safekeepers were away, not the leader: its heartbeats reach them soon.
                 return Wait("a quorum of the safekeepers is back: waiting for the leader's heartbeats")
         if not self.own.may_lead:
-            return Wait("the leader is lost, and this agent has --no-failover")
+            return Wait("the leader is lost, and this agent has no_failover")
         if _is_foreign(look, view):
             return Wait(_foreign(look, view))
         namesake, _ = view.reports.get(self.own.name, (None, 0.0))
@@ -531,7 +531,7 @@ class Decider:
         if report.state != ServerState.STANDBY.value:
             return f"its server is {report.state}"
         if not report.may_lead:
-            return "it has --no-failover"
+            return "it has no_failover"
         if view.system_id and report.system_id != view.system_id:
             return f"its server belongs to another system, {report.system_id}"
         if report.problem:

@@ -60,7 +60,7 @@ class AgentCollector(Collector):
             yield _gauge("lag_bytes", "Committed WAL that a standby has not replayed; absent if unknown", lag)
         yield _gauge("streaming", "1 if the server is a standby whose walreceiver streams", own.is_streaming)
         yield _gauge("read_only", "1 if new transactions are read-only by default", own.is_read_only)
-        yield _gauge("may_lead", "0 with --no-failover", own.may_lead)
+        yield _gauge("may_lead", "0 with no_failover", own.may_lead)
         yield _gauge("busy", "1 while the agent changes something, or waits: /status has for what", bool(own.doing))
         yield _gauge("problem", "1 if the agent cannot do what it should: /status has why", bool(own.problem))
         yield _gauge("last_round_seconds", "Time since the last round of the agent began", now - state.made_at)

@@ -88,9 +88,7 @@ def check_failover(view: ClusterView, wanted: str) -> None:
     if wanted:
         _known(view, wanted)
     if view.leader is not None:
-        raise WalproxyError(
-            f"{view.leader.name} leads, and commits succeed: walproxy switchover moves the lead"
-        )
+        raise WalproxyError(f"{view.leader.name} leads, and commits succeed: walproxy switchover moves the lead")
     _check_candidates(view, wanted, None)
 
 
@@ -199,7 +197,7 @@ def _obstacle(seen: SeenReport) -> str:
     """Return why this agent's server cannot be promoted; "" if it may be."""
     report = seen.report
     if not report.may_lead:
-        return f"{report.name} must not lead: its agent runs with --no-failover"
+        return f"{report.name} must not lead: its agent runs with no_failover"
     if not is_fresh(seen):
         return _no_report(seen)
     if not is_standby(report):

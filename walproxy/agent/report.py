@@ -30,7 +30,7 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
         is_leader: the server is the primary, accepts writes, and its proxy streams to a quorum.
         has_resigned: it led, and gives the lead up: the others need not wait for its loss.
         is_read_only: new transactions are read-only by default.
-        may_lead: False with --no-failover.
+        may_lead: False with no_failover.
         priority: of several equal standbys the one with the highest is promoted.
         dead_after_s: how long this agent waits for a lost leader.
         is_failing_over: it makes its server the primary.

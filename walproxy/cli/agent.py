@@ -46,10 +46,7 @@ def agent(config: Path | None, **command_line: Any) -> NoReturn:
     Examples:
       walproxy agent
       walproxy agent --config walproxy.toml --name pg2
-      walproxy agent --name pg1 --pgdata /var/lib/postgresql/15/main --bin-dir /usr/lib/postgresql/15/bin \\
-          --conninfo 'host=/var/run/postgresql user=postgres dbname=postgres' --address pg1:5432 \\
-          --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454 \\
-          --standby-conninfo 'host=sk1,sk2,sk3 port=5461,5461,5461 user=postgres' --http-listen 0.0.0.0:8008
+      walproxy agent --name pg2 -c no_failover=true
     """
 
     def read() -> AgentConfig:

@@ -85,12 +85,14 @@ class MembersConfig:
         metavar="ID=HOST:PORT,...",
     )
     tls_ca: Path | None = file_option(
-        "CAs that sign the safekeepers' certificates; if set, safekeepers are connected to over TLS only"
+        "CAs that sign the safekeepers' certificates; if set, safekeepers are connected to over TLS only",
+        is_key_only=True,
     )
     tls_cert: Path | None = file_option(
-        "TLS certificate with its chain, in PEM format: for safekeepers that require one, and http_tls"
+        "TLS certificate with its chain, in PEM format: for safekeepers that require one, and http_tls",
+        is_key_only=True,
     )
-    tls_key: Path | None = file_option("The private key of --tls-cert, without a passphrase")
+    tls_key: Path | None = file_option("The private key of tls_cert, without a passphrase", is_key_only=True)
     secret_file: Path | None = file_option(
         "File of the secret that proxies and safekeepers prove to each other; or set WALPROXY_SECRET"
     )

@@ -284,7 +284,7 @@ def test_failed_attempt_leaves_the_next_one_to_others() -> None:
 @pytest.mark.parametrize(
     "look, seen, own, reason",
     [
-        (STANDBY, view(report("pg2"), heard_s=9.0), {"may_lead": False}, "no-failover"),
+        (STANDBY, view(report("pg2"), heard_s=9.0), {"may_lead": False}, "no_failover"),
         (replace(STANDBY, system_id=8), view(report("pg2", system_id=8), heard_s=9.0), {}, "another system"),
         (STANDBY, view(heard_s=9.0), {}, "first report"),
         (PAUSED, view(report("pg2", problem=PAUSED.problem), heard_s=9.0), {}, f"cannot be promoted: {PAUSED.problem}"),
@@ -427,7 +427,7 @@ def test_leader_steps_down_for_the_named_standby_or_the_first_one() -> None:
         ("switchover", "pg1", (), ""),
         ("switchover", "pg9", (), "no agent pg9"),
         ("switchover", "", (), "no standby can be promoted"),
-        ("switchover", "pg2", (report("pg2", may_lead=False),), "--no-failover"),
+        ("switchover", "pg2", (report("pg2", may_lead=False),), "no_failover"),
         ("switchover", "pg2", (report("pg2", received_lsn=0),), "bytes short"),
         ("failover", "pg2", (report("pg2"),), "use switchover"),
         ("reinit", "pg1", (), "switch over first"),

@@ -87,7 +87,7 @@ def test_the_name_of_the_host_chooses_the_machine(
         if expected is not None:
             assert cluster.machine(role, None, host) == expected
         else:
-            with pytest.raises(ConfigurationError, match=rf"no one of \[{role.machines}\] is on the host {host}: give"):
+            with pytest.raises(ConfigurationError, match=rf"none of \[{role.machines}\] is on the host {host}: give"):
                 cluster.machine(role, None, host)
 
 

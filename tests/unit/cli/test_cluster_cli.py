@@ -168,7 +168,7 @@ def test_a_switchover_to_the_leader_changes_nothing(cluster: Cluster) -> None:
             EXIT_CONFIGURATION,
             "no agent is called 'four': the agents are one, three, two",
         ),
-        (("switchover", "--to", "three"), EXIT_CONFIGURATION, "three must not lead: its agent runs with --no-failover"),
+        (("switchover", "--to", "three"), EXIT_CONFIGURATION, "three must not lead: its agent runs with no_failover"),
         (("failover", "--to", "two"), EXIT_UNEXPECTED, "one leads, and commits succeed: walproxy switchover"),
         (("reinit", "one"), EXIT_CONFIGURATION, "one leads: its data folder is what the others are copied from"),
     ],

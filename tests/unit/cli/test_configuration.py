@@ -84,7 +84,7 @@ def test_a_connection_string_that_names_hosts_is_left_alone(file: Path) -> None:
     file.write_text(CLUSTER.replace("[agent]", '[agent]\nstandby_conninfo = "user=x sslmode=require"'))
     assert conninfo_to_dict(load_agent({"name": "pg1"}, file).standby_conninfo)["host"] == "sk1,sk2,sk3"
     file.write_text(CLUSTER.replace("pg_listen", "http_listen"))
-    with pytest.raises(ConfigurationError, match="--standby-conninfo is missing"):
+    with pytest.raises(ConfigurationError, match="standby_conninfo is missing"):
         load_agent({"name": "pg1"}, file)
 
 
@@ -107,7 +107,7 @@ def test_a_connection_to_the_safekeepers_needs_no_primary(file: Path) -> None:
 
 def test_an_assignment_of_something_else_than_a_key_is_refused(file: Path) -> None:
     for wrong in ("primary=host=a", "nonsense=1", "commit_timeout"):
-        with pytest.raises(ConfigurationError, match=r"^-c: .*; the keys are connect_timeout, "):
+        with pytest.raises(ConfigurationError, match=r"^-c: .*; the keys are tls_ca, "):
             load_proxy({"assignments": (wrong,)}, file)
 
 

@@ -96,12 +96,12 @@ def test_no_option_has_a_secret_as_its_value() -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("--tls-cert", "CERT"), "--tls-cert has no effect without --tls-key"),
-        (("--tls-cert", "EXPIRED", "--tls-key", "KEY"), "expired at 2020-02-29 12:00:00 UTC: renew it"),
-        (("--tls-cert", "missing", "--tls-key", "KEY"), "--tls-cert: missing does not exist or is not a file"),
+        (("-c", "tls_cert=CERT"), "tls_cert has no effect without tls_key"),
+        (("-c", "tls_cert=EXPIRED", "-c", "tls_key=KEY"), "expired at 2020-02-29 12:00:00 UTC: renew it"),
+        (("-c", "tls_cert=missing", "-c", "tls_key=KEY"), "-c tls_cert: missing does not exist or is not a file"),
         (("-c", "allow=10.0.0.1/8"), "allow: '10.0.0.1/8' is not a network: write 10.0.0.0/8"),
         (("--secret-file", "SHORT"), "is not a text of at least 16 bytes"),
-        (("--pg-users", "SHORT"), "line 1: not a SCRAM verifier"),
+        (("-c", "pg_users=SHORT"), "line 1: not a SCRAM verifier"),
     ],
 )
 def test_what_cannot_protect_is_one_line_and_exit_code_3(
@@ -111,7 +111,7 @@ def test_what_cannot_protect_is_one_line_and_exit_code_3(
     (tmp_path / "short").touch(mode=0o600)
     (tmp_path / "short").write_text("name:hunter2")
     places = {"CERT": server.cert, "KEY": server.key, "EXPIRED": expired.cert, "SHORT": tmp_path / "short"}
-    arguments = [str(places.get(option, option)) for option in options]
+    arguments = [re.sub("[A-Z]+$", lambda match: str(places[match[0]]), option) for option in options]
     result = safekeeper("run", "--id", "1", "--data-dir", str(tmp_path / "sk"), *arguments)
     assert result.returncode == 3
     (line,) = result.stderr.splitlines()
@@ -154,7 +154,7 @@ def test_sighup_renews_a_certificate_and_a_bad_one_changes_nothing(tmp_path: Pat
 
     first = install("first")
     with SafekeeperProcess(
-        tmp_path / "sk", "--tls-cert", str(cert), "--tls-key", str(key), "-c", "http_tls=true"
+        tmp_path / "sk", "-c", f"tls_cert={cert}", "-c", f"tls_key={key}", "-c", "http_tls=true"
     ) as process:
         assert shown(process.port) == shown(process.http_port) == first
         second = install("second")
@@ -261,7 +261,7 @@ def test_a_password_that_cannot_be_used_is_one_line(tmp_path: Path, content: str
 
 def test_walproxy_status_over_tls_trusts_the_named_ca_only(tmp_path: Path, authority: Authority) -> None:
     pair, other = authority.sign("proxy"), Authority(tmp_path, "other")
-    options = ("-c", "http_tls=true", "--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
+    options = ("-c", "http_tls=true", "-c", f"tls_cert={pair.cert}", "-c", f"tls_key={pair.key}")
 
     def status(url: str, ca: Path | None) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "walproxy", "status", "--json", "--url", url]
@@ -306,11 +306,11 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
     (tmp_path / "users").touch(mode=0o600)
     (tmp_path / "users").write_text(users)
     listeners = [
-        *("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)),
-        *("--secret-file", str(tmp_path / "secret"), "--pg-users", str(tmp_path / "users")),
+        *("-c", f"tls_cert={server.cert}", "-c", f"tls_key={server.key}", "-c", f"tls_client_ca={authority.ca}"),
+        *("--secret-file", str(tmp_path / "secret"), "-c", f"pg_users={tmp_path / 'users'}"),
         *("--pg-listen", "127.0.0.1:0", "--log-level", "debug"),
     ]
-    credentials = ("--tls-ca", str(authority.ca), "--tls-cert", str(client.cert), "--tls-key", str(client.key))
+    credentials = ("-c", f"tls_ca={authority.ca}", "-c", f"tls_cert={client.cert}", "-c", f"tls_key={client.key}")
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(SafekeeperProcess(tmp_path / "sk", *listeners, forked=False))
         good, bad = (
@@ -359,7 +359,7 @@ def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, aut
     (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "secret").write_text(SECRET)
     listeners = [
-        *("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)),
+        *("-c", f"tls_cert={server.cert}", "-c", f"tls_key={server.key}", "-c", f"tls_client_ca={authority.ca}"),
         *("--secret-file", str(tmp_path / "secret")),
     ]
     with SafekeeperProcess(tmp_path / "sk", *listeners) as process:
@@ -425,7 +425,7 @@ def test_a_given_secret_or_a_client_certificate_takes_the_place_of_the_users_own
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     server = authority.sign("server")
     (tmp_path / "secret").write_text(SECRET)
-    tls = ["--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)]
+    tls = ["-c", f"tls_cert={server.cert}", "-c", f"tls_key={server.key}", "-c", f"tls_client_ca={authority.ca}"]
     for options in (tls, ["--secret-file", str(tmp_path / "secret")]):
         with SafekeeperProcess(tmp_path / "sk", *options) as process:
             assert not any("must authenticate with" in line for line in process.lines)
@@ -455,16 +455,17 @@ def test_the_commands_of_the_documentation_make_certificates_that_work(tmp_path:
 
 def test_every_protection_is_in_the_page_about_security() -> None:
     text = (DOCS / "guide" / "security.md").read_text()
-    for option in (
-        "secret-file",
-        "tls-cert",
-        "tls-key",
-        "tls-ca",
-        "tls-client-ca",
+    assert "`--secret-file`" in text
+    keys = (
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+        "tls_client_ca",
         "allow",
-        "pg-users",
-        "pg-client-ca",
-    ):
-        assert f"`--{option}`" in text
-    for option in ("pg-allow", "http-allow", "http-tls"):
-        assert f"`--{option}" in text
+        "pg_users",
+        "pg_client_ca",
+        "pg_allow",
+        "http_allow",
+    )
+    assert not [key for key in keys if f"`{key}`" not in text]
+    assert "`http_tls" in text

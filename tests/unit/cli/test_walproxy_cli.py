@@ -568,11 +568,11 @@ def test_a_full_standard_output_is_one_line_and_a_failure(arguments: str, code: 
     assert done.returncode == code
 
 
-@pytest.mark.parametrize("option", ["--config", "--secret-file", "--tls-ca", "--tls-key"])
-def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(option: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [("--config", ""), ("--secret-file", ""), ("-c", "tls_ca="), ("-c", "tls_key=")])
+def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(option: tuple[str, str], tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    done = walproxy(*RUN, option, str(fifo))
+    done = walproxy(*RUN, option[0], f"{option[1]}{fifo}")
     assert done.returncode == EXIT_CONFIGURATION
     assert str(fifo) in one_line(done) and (
         "a FIFO, not a regular file" in done.stderr or "is not a file" in done.stderr

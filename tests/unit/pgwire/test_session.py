@@ -472,7 +472,7 @@ def test_a_wrong_password_and_an_unknown_user_are_told_the_same(user: str, passw
         "M": f'password authentication failed for user "{user}"',
     }
     assert str(caught.value) == (
-        'password authentication failed for user "me"' if user == "me" else 'user "you" does not exist in --pg-users'
+        'password authentication failed for user "me"' if user == "me" else 'user "you" does not exist in pg_users'
     )
 
 

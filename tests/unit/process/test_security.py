@@ -89,7 +89,7 @@ def test_the_proposers_listener_is_open_to_others_only_if_it_is_protected(
         if opens
         else [
             "--proposer-listen 10.0.0.1:5454: listening on 127.0.0.1:5454 only, because no authentication is "
-            "configured: to accept other machines give --secret-file, --tls-client-ca or allow"
+            "configured: to accept other machines give --secret-file, tls_client_ca or allow"
         ]
     )
 
@@ -111,7 +111,7 @@ def test_the_replication_listener_is_open_to_others_only_if_it_is_protected(
 ) -> None:
     address = Protection(config(files, **options)).replication_address(Address("::", 5433))
     assert address == (Address("::", 5433) if opens else Address("::1", 5433))
-    assert ("to accept other machines give --pg-users, pg_client_ca or pg_allow" in caplog.text) is not opens
+    assert ("to accept other machines give pg_users, pg_client_ca or pg_allow" in caplog.text) is not opens
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_safekeeper_proves_to_the_others_what_they_require(
     files: Path, options: dict[str, str], obstacle: bool, secrets: tuple[bool, bool]
 ) -> None:
     protection = Protection(config(files, **options))
-    assert ("give it --tls-ca" in protection.obstacle_to_peers) is obstacle
+    assert ("set its tls_ca" in protection.obstacle_to_peers) is obstacle
     peers = protection.peers
     assert (peers.secret is not None, peers.local_secret is not None) == secrets
     assert (peers.tls is not None) == ("tls_ca" in options)
@@ -141,8 +141,7 @@ def test_a_listener_on_loopback_says_why_it_stays_there(files: Path, caplog: pyt
     assert Protection(config(files)).proposers_address() == Address("127.0.0.1", 5454)
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 2
     assert [record.getMessage() for record in caplog.records] == [
-        "--proposer-listen listens on loopback, 127.0.0.1:5454: none of --secret-file, --tls-client-ca or allow is "
-        "given",
+        "--proposer-listen listens on loopback, 127.0.0.1:5454: none of --secret-file, tls_client_ca or allow is given",
         f"proxies on this machine must authenticate with the shared secret: {LocalSecret().origin}",
     ]
 
@@ -162,11 +161,11 @@ def test_a_certificate_that_expires_soon_is_a_warning(tmp_path: Path, caplog: py
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tls_cert": "FILE"}, "--tls-cert has no effect without --tls-key: give both"),
-        ({"tls_key": "FILE"}, "--tls-key has no effect without --tls-cert: give both"),
-        ({"tls_client_ca": "FILE"}, "--tls-client-ca has no effect without --tls-cert and --tls-key"),
-        ({"pg_client_ca": "FILE"}, "pg_client_ca has no effect without --tls-cert and --tls-key"),
-        ({"http_tls": "true"}, "http_tls has no effect without --tls-cert and --tls-key"),
+        ({"tls_cert": "FILE"}, "tls_cert has no effect without tls_key: give both"),
+        ({"tls_key": "FILE"}, "tls_key has no effect without tls_cert: give both"),
+        ({"tls_client_ca": "FILE"}, "tls_client_ca has no effect without tls_cert and tls_key"),
+        ({"pg_client_ca": "FILE"}, "pg_client_ca has no effect without tls_cert and tls_key"),
+        ({"http_tls": "true"}, "http_tls has no effect without tls_cert and tls_key"),
     ],
 )
 def test_half_a_protection_is_none(files: Path, options: dict[str, str], reason: str) -> None:
@@ -177,9 +176,9 @@ def test_half_a_protection_is_none(files: Path, options: dict[str, str], reason:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tls_cert": "cert"}, "--tls-cert has no effect without --tls-key: give both"),
-        ({"tls_cert": "cert", "tls_key": "key"}, "--tls-cert has no effect without --tls-ca or http_tls"),
-        ({"http_tls": "true"}, "http_tls has no effect without --tls-cert and --tls-key"),
+        ({"tls_cert": "cert"}, "tls_cert has no effect without tls_key: give both"),
+        ({"tls_cert": "cert", "tls_key": "key"}, "tls_cert has no effect without tls_ca or http_tls"),
+        ({"http_tls": "true"}, "http_tls has no effect without tls_cert and tls_key"),
     ],
 )
 def test_half_of_a_proxys_credentials_is_none(files: Path, options: dict[str, str], reason: str) -> None:

@@ -207,20 +207,20 @@ def test_those_who_fit_talk_in_both_directions(
         (
             Listener(server_tls),
             Proxy(),
-            "the peer does not use TLS, and this listener requires it: give the peer --tls-ca",
-            "the safekeeper requires TLS: give the proxy --tls-ca",
+            "the peer does not use TLS, and this listener requires it: set the peer's tls_ca",
+            "the safekeeper requires TLS: set the proxy's tls_ca",
         ),
         (
             Listener(server_tls, OURS),
             Proxy(secret=OURS),
-            "the peer does not use TLS, and this listener requires it: give the peer --tls-ca",
-            "the safekeeper requires TLS: give the proxy --tls-ca",
+            "the peer does not use TLS, and this listener requires it: set the peer's tls_ca",
+            "the safekeeper requires TLS: set the proxy's tls_ca",
         ),
         (
             Listener(),
             Proxy(trusts),
-            "the proxy uses TLS, and this listener does not: give the safekeeper --tls-cert and --tls-key",
-            "it closed the connection during the TLS handshake: check its --tls-cert and --tls-key",
+            "the proxy uses TLS, and this listener does not: set the safekeeper's tls_cert and tls_key",
+            "it closed the connection during the TLS handshake: check its tls_cert and tls_key",
         ),
         (
             Listener(server_tls),
@@ -232,7 +232,7 @@ def test_those_who_fit_talk_in_both_directions(
             Listener(mutual_tls),
             Proxy(trusts),
             "the peer sent no client certificate, and one is required",
-            "the peer requires a client certificate: give --tls-cert and --tls-key",
+            "the peer requires a client certificate: set tls_cert and tls_key",
         ),
         (
             Listener(mutual_tls, OURS),

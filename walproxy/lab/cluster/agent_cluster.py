@@ -131,9 +131,9 @@ class AgentCluster:
         )
         arguments = [
             *("-m", "walproxy", "agent", "--name", name),
-            *("--pgdata", str(postgres.data_directory), "--bin-dir", str(postgres.binaries.bin_directory)),
-            *("--conninfo", postgres.conninfo(), "--address", f"127.0.0.1:{postgres.port}"),
-            *("--safekeepers", self.safekeepers_option, "--standby-conninfo", feed),
+            *("--pgdata", str(postgres.data_directory), "-c", f"bin_dir={postgres.binaries.bin_directory}"),
+            *("-c", f"conninfo={postgres.conninfo()}", "-c", f"address=127.0.0.1:{postgres.port}"),
+            *("--safekeepers", self.safekeepers_option, "-c", f"standby_conninfo={feed}"),
             *("--http-listen", f"127.0.0.1:{http}", "-c", f"proxy_http=127.0.0.1:{free_port()}"),
             *("-c", f"server_log={postgres.log_path}"),
             *options,
