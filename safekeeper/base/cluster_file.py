@@ -47,29 +47,29 @@ class Role(NamedTuple):
 
     Attributes:
         section: the name of its section.
-        settings: declares the keys.
+        settings: declares the keys; None if `keys` does.
         machines: the name of the table with a section for each machine; "" if it has none.
         machine_key: the option that names the machine, which is not a key.
         absent: further options that are not keys of its section, because they follow from the file.
+        keys: further keys.
     """
 
     section: str
-    settings: type
+    settings: type | None
     machines: str = ""
     machine_key: str = ""
     absent: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
     def names(self) -> tuple[str, ...]:
         """Return the keys of its section."""
         without = {self.machine_key, *self.absent}
-        return tuple(
-            name
-            for name, declared in options_of(self.settings).items()
-            if name not in without and not declared.environment_only
-        )
+        options = options_of(self.settings) if self.settings is not None else {}
+        declared = (name for name, option in options.items() if name not in without and not option.environment_only)
+        return (*declared, *self.keys)
 
 
-SECTIONS = ("safekeeper", "safekeepers", "proxy", "agent", "servers", "restore")
+SECTIONS = ("safekeeper", "safekeepers", "proxy", "agent", "servers", "restore", "pipeline", "apply")
 """The names of all tables, also of those of other programs."""
 
 

@@ -266,7 +266,7 @@ def environment_variable(prefix: str, name: str) -> str:
     return f"{prefix}_{name.upper()}"
 
 
-def config_option(command: _Command) -> _Command:
+def config_option(command: _Command, **attributes: Any) -> _Command:
     """Add --config to a click command: its parameter `config` is the path of the cluster's file."""
     return click.option(
         "--config",
@@ -274,6 +274,7 @@ def config_option(command: _Command) -> _Command:
         envvar="WALPROXY_CONFIG",
         metavar="FILE",
         help="The cluster's file; by default /etc/walproxy/walproxy.toml, if it is there. [WALPROXY_CONFIG]",
+        **attributes,
     )(command)
 
 

@@ -295,7 +295,7 @@ def test_a_job_that_is_killed_again_and_again_in_its_first_copies(
 
     thread = threading.Thread(target=write)
     thread.start()
-    words = ["--copy-sessions", "4", "--once"]
+    words = ["-c", "copy_sessions=4", "--once"]
     kills = 0
     try:
         for _ in range(6):

@@ -405,7 +405,7 @@ def test_a_job_that_is_killed_in_its_first_copy_ends_with_the_rows_of_the_source
     thread = threading.Thread(target=write)
     thread.start()
     kills = 0
-    words = ["--copy-range-size", "1MB", "--once"]
+    words = ["-c", "copy_range_size=1MB", "--once"]
     try:
         for _ in range(3):
             kills += killed_in_copy(ApplyProcess(empty, folder, table_format, words), state)
@@ -578,5 +578,5 @@ def test_the_status_shows_how_many_ranges_are_copied(
 
 def test_more_sessions_than_the_server_permits_are_refused(source: Source, tmp_path: Path) -> None:
     limit = int(source.rows("SHOW max_connections")[0][0])
-    with pytest.raises(ConfigurationError, match=r"--copy-sessions \d+: the server permits \d+ connections.*at most"):
+    with pytest.raises(ConfigurationError, match=r"copy_sessions \d+: the server permits \d+ connections.*at most"):
         run_apply(ranged(source, tmp_path, "delta", copy_sessions=limit), once=True)

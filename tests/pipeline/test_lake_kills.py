@@ -146,7 +146,7 @@ def test_the_command_that_is_killed_at_any_time_has_each_record_once(
     source: str, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")  # Spark starts faster with what it has kept there.
-    further = ["--tables", ",".join(TABLES), "--max-bytes-per-trigger", "256kB"]
+    further = ["--tables", ",".join(TABLES), "-c", "max_bytes_per_trigger=256kB"]
     for option, settings in (("--lake-options", location.options), ("--iceberg-catalog", location.catalog)):
         further += [option, ",".join(f"{name}={value}" for name, value in settings)]
     for batches in (1, 3):

@@ -188,12 +188,12 @@ def test_a_run_that_is_killed_loses_and_doubles_nothing_and_one_that_is_stopped_
     folder: str, wal: WalBuilder, tmp_path: Path
 ) -> None:
     tables = tmp_path / "tables"
-    options = ("--tables", "records,transactions", "--interval", "100ms", "--max-bytes-per-trigger", "64kB")
+    options = ("--tables", "records,transactions", "--interval", "100ms", "-c", "max_bytes_per_trigger=64kB")
     with process(folder, tables, *options) as killed:
         lines = [next_event(killed) for _ in range(3)]
         killed.kill()
     assert [line["event"] for line in lines] == ["batch"] * 3
-    with process(folder, tables, *options, "--max-bytes-per-trigger", "1MB") as stopped:
+    with process(folder, tables, *options, "-c", "max_bytes_per_trigger=1MB") as stopped:
         while (line := next_event(stopped))["lag_bytes"] > 100_000:
             assert line["event"] == "batch"
         os.killpg(stopped.pid, signal.SIGTERM)  # A Ctrl-C comes to all of the group, too.
@@ -263,7 +263,16 @@ def test_a_run_whose_jvm_hangs_ends_within_its_time_and_loses_nothing(
     folder: str, wal: WalBuilder, tmp_path: Path
 ) -> None:
     tables = tmp_path / "tables"
-    options = ("--tables", "records", "--interval", "100ms", "--max-bytes-per-trigger", "1MB", "--drain-timeout", "1s")
+    options = (
+        "--tables",
+        "records",
+        "--interval",
+        "100ms",
+        "-c",
+        "max_bytes_per_trigger=1MB",
+        "-c",
+        "drain_timeout=1s",
+    )
     with process(folder, tables, *options) as started:
         lines = [next_event(started)]
         (java,) = map(int, Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split())

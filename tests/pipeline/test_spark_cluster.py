@@ -45,9 +45,9 @@ class Job:
         lake = {**dict(self.tables.options), "endpoint": relay.endpoint}
         return (
             *("--archive-options", joined(self.archive.place.options), "--lake-options", joined(lake)),
-            *("--tables", ",".join(TABLES), "--max-bytes-per-trigger", "2MB"),
-            *("--master", cluster.url, "--cores", "2"),
-            *(word for setting in cluster.settings for word in ("--spark-conf", setting)),
+            *("--tables", ",".join(TABLES), "-c", "max_bytes_per_trigger=2MB"),
+            *("--master", cluster.url, "-c", "cores=2"),
+            *(word for setting in cluster.settings for word in ("-c", f"spark_conf={setting}")),
         )
 
     def assert_each_record_is_there_once(self) -> None:

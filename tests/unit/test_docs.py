@@ -55,6 +55,7 @@ from tests.simulation.test_scenarios import BITES
 from tests.simulation.truncate_checker import TruncateChecker
 from tests.simulation.world import World
 from tests.unit.test_layers import LAYERS, PURE, PURE_FOLDERS
+from walproxy.cli.pipeline_commands.keys import KeyedCommand
 from walproxy.pipeline.schemas import COLUMNS, VIEWS, spark_ddl
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.progress import Progress
@@ -69,6 +70,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md
 SETTINGS = {
     role.section: (role, "SAFEKEEPER" if role is SAFEKEEPER else "WALPROXY")
     for role in walproxy.cli.configuration.ROLES
+    if role.settings is not None
 }
 PROGRAMS = {"safekeeper": safekeeper.cli.cli, "walproxy": walproxy.cli.cli}
 
@@ -153,6 +155,7 @@ def option_table(program: str) -> str:
         "| key of the file | command line | environment | default | what it sets |",
         "|---|---|---|---|---|",
     ]
+    assert role.settings is not None
     for name, declared in options_of(role.settings).items():
         default = f"`{declared.default}`" if isinstance(declared.default, str) else ""
         reload = " (reload)" if declared.reloadable else ""
@@ -472,6 +475,7 @@ def test_every_command_of_the_pipeline_and_its_options_are_described(name: str, 
         if isinstance(parameter, click.Option)
         for option in parameter.opts
     }
+    options |= {each.name for part in parts if isinstance(part, KeyedCommand) for each in part.keys if each.name}
     assert not sorted(option for option in options if not re.search(rf"`{option}(?![\w-])", text + tables))
 
 

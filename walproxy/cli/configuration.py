@@ -44,7 +44,24 @@ _Result = TypeVar("_Result")
 
 PROXY: Final = Role("proxy", ProxyConfig, absent=("safekeepers",))
 AGENT: Final = Role("agent", AgentConfig, machines="servers", machine_key="name", absent=("safekeepers",))
-ROLES: Final = (SAFEKEEPER, PROXY, AGENT, RESTORE)
+PIPELINE: Final = Role(
+    "pipeline",
+    None,
+    keys=("max_bytes_per_trigger", "checkpoint", "drain_timeout", "cores", "memory", "spark_conf"),
+)
+"""Those of `walproxy pipeline run`."""
+
+APPLY: Final = Role(
+    "apply",
+    None,
+    keys=(
+        *("text_column", "arrays", "max_bytes", "memory", "keep", "copy_sessions", "copy_range_size"),
+        *("on_bad_value", "max_retained", "http_allow", "http_hosts", "http_password_file"),
+    ),
+)
+"""Those of `walproxy pipeline apply`."""
+
+ROLES: Final = (SAFEKEEPER, PROXY, AGENT, RESTORE, PIPELINE, APPLY)
 _WILDCARDS = ("0.0.0.0", "::")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -363,7 +363,7 @@ class ApplyJob:
             self._job = msgspec.structs.replace(self._job, starts_over=True)
             write_job(self._state, self._job)
             raise _SlotTooFarBehind(
-                f"slot {self._options.slot!r} retains {retained_bytes} bytes of WAL, more than --max-retained allows "
+                f"slot {self._options.slot!r} retains {retained_bytes} bytes of WAL, more than max_retained allows "
                 f"({limit}): it is dropped, and all tables are copied again"
             )
         return retained_bytes

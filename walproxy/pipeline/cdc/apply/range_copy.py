@@ -96,7 +96,7 @@ def require_room_for(connection: Connection, sessions: int) -> None:
     most = max(limit - _OTHER_SESSIONS, 1)
     if sessions > most:
         raise ConfigurationError(
-            f"--copy-sessions {sessions}: the server permits {limit} connections (max_connections without those that "
+            f"copy_sessions {sessions}: the server permits {limit} connections (max_connections without those that "
             f"are reserved for superusers), of which the job needs {_OTHER_SESSIONS} more: give at most {most}"
         )
 
