@@ -89,6 +89,5 @@ def _log(deployment: Deployment, service: str) -> str:
 
 def _take_in(deployment: Deployment) -> None:
     """The command of docs/guide/operations.md for a volume that was lost."""
-    members = "1=safekeeper1:5454,2=safekeeper2:5454,3=safekeeper3:5454"
-    command = ("walproxy", "members", "replace", "3", "--safekeepers", members)
+    command = ("walproxy", "members", "replace", "3")
     deployment.compose("exec", "-T", PROXIES[0], *command)

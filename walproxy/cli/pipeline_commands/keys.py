@@ -50,7 +50,7 @@ class Key(click.Parameter):
 
     def described(self, ctx: click.Context) -> tuple[str, str]:
         """Return its name and its help."""
-        default = f"  [default: {self.default}]" if isinstance(self.default, str | int) else ""
+        default = f"  [default: {self.default}]" if isinstance(self.default, str | int) and self.default != "" else ""
         return f"{self.name} {self.make_metavar(ctx)}", f"{self.help}{default}"
 
 
