@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from safekeeper.base.cluster_file import ClusterFile
-from walproxy.cli.configuration import PROXY, ROLES, SAFEKEEPER
+from safekeeper.process.config import SAFEKEEPER
+from walproxy.cli.configuration import PROXY, roles
 
 ROOT = Path(__file__).parents[2]
 FILE: dict[str, Any] = msgspec.yaml.decode((ROOT / "docker-compose.yml").read_bytes())
@@ -56,7 +57,7 @@ def test_volumes_are_named_and_every_one_is_used() -> None:
 
 
 def test_the_file_of_the_cluster_is_that_of_its_services() -> None:
-    file = ClusterFile(ROOT / "deploy" / "walproxy.toml", ROLES)
+    file = ClusterFile(ROOT / "deploy" / "walproxy.toml", roles())
     places = file.addresses("safekeepers")
     for name in ("safekeeper1", "safekeeper2", "safekeeper3", "walproxy", "walproxy2"):
         assert "./deploy/walproxy.toml:/etc/walproxy/walproxy.toml:ro" in SERVICES[name]["volumes"]

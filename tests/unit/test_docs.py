@@ -69,7 +69,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md
 # By the section of the cluster's file.
 SETTINGS = {
     role.section: (role, "SAFEKEEPER" if role is SAFEKEEPER else "WALPROXY")
-    for role in walproxy.cli.configuration.ROLES
+    for role in walproxy.cli.configuration.roles()
     if role.settings is not None
 }
 PROGRAMS = {"safekeeper": safekeeper.cli.cli, "walproxy": walproxy.cli.cli}

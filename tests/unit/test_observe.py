@@ -114,10 +114,11 @@ def metrics(collector: Collector) -> set[str]:
 def test_everything_that_is_asked_is_a_service_with_its_port() -> None:
     prometheus = msgspec.yaml.decode((DEPLOY / "observe" / "prometheus.yml").read_bytes())
     compose = (DEPLOY.parent / "docker-compose.yml").read_text()
+    cluster = (DEPLOY / "walproxy.toml").read_text()
     targets = [t for job in prometheus["scrape_configs"] for part in job["static_configs"] for t in part["targets"]]
     assert len(targets) == 5
     for service, port in (target.split(":") for target in targets):
         assert re.search(rf"^  {service}:$", compose, re.MULTILINE), service
         assert re.search(rf":{port}\"", compose), port
         # Otherwise the listener answers 421.
-        assert re.search(rf"HTTP_HOSTS: .*\b{service}\b", compose), service
+        assert re.search(rf"^http_hosts = .*\b{service}\b", cluster, re.MULTILINE), service

@@ -8,8 +8,8 @@ import click
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.cli.configuration import proxy_options, proxy_pages
 from walproxy.cli.parameters import DURATION, SIZE
+from walproxy.cli.proxy_pages import proxy_options, proxy_pages
 from walproxy.proxy.health_check import Level, Threshold, Thresholds, Verdict, judge
 from walproxy.proxy.status_client import NoAnswer, fetch_status
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from walproxy.cli.configuration import proxy_options, proxy_pages
+from walproxy.cli.proxy_pages import proxy_options, proxy_pages
 from walproxy.proxy.levels import levels_of
 from walproxy.proxy.levels_table import level_line, render_levels
 from walproxy.proxy.status_client import fetch_status

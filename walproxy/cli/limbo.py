@@ -8,7 +8,7 @@ import click
 
 from safekeeper.base.errors import WalproxyError
 from walproxy.cli import shown_page
-from walproxy.cli.configuration import proxy_pages
+from walproxy.cli.proxy_pages import proxy_pages
 from walproxy.limbo.table import render, summarise
 from walproxy.proxy.status_client import Access, fetch_page, shown_url
 

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
-from walproxy.cli.configuration import proxy_options
+from walproxy.cli.proxy_pages import proxy_options
 from walproxy.terminal import output_console
 
 _INTERVAL_S_MIN = 0.1

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from walproxy.cli import shown_page
-from walproxy.cli.configuration import proxy_pages
+from walproxy.cli.proxy_pages import proxy_pages
 from walproxy.proxy.status_client import fetch_status
 from walproxy.proxy.status_table import render, summarise
 

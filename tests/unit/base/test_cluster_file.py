@@ -6,7 +6,8 @@ import pytest
 
 from safekeeper.base.cluster_file import ClusterFile, is_host
 from safekeeper.base.errors import ConfigurationError
-from walproxy.cli.configuration import AGENT, PROXY, ROLES, SAFEKEEPER
+from safekeeper.process.config import SAFEKEEPER
+from walproxy.cli.configuration import AGENT, PROXY, roles
 
 CLUSTER = """
 secret_file = "/etc/walproxy/secret"
@@ -37,7 +38,7 @@ pg2 = "db2:5432"
 def written(folder: Path, text: str) -> ClusterFile:
     path = folder / "walproxy.toml"
     path.write_text(text)
-    return ClusterFile(path, ROLES)
+    return ClusterFile(path, roles())
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.settings import Address
 from safekeeper.process.config import load_config
 from walproxy.cli import configuration
-from walproxy.cli.configuration import ProxyPages, load_agent, load_connection, load_proxy, proxy_pages
+from walproxy.cli.configuration import load_agent, load_connection, load_proxy
+from walproxy.cli.proxy_pages import ProxyPages, proxy_pages
 from walproxy.proxy.config import ConnectionConfig, MembersConfig
 from walproxy.proxy.status_client import NO_ACCESS, Access, NoAnswer
 
