@@ -30,7 +30,6 @@ from walproxy.agent.config import AgentConfig
 from walproxy.agent.decision import (
     SILENCE_S,
     AllowWrites,
-    ClusterView,
     Decider,
     EndWrites,
     FailOver,
@@ -45,6 +44,7 @@ from walproxy.agent.decision import (
     Stop,
     Wait,
     describe,
+    leader_of,
     without_order,
 )
 from walproxy.agent.decision import Step as Decided
@@ -59,9 +59,7 @@ from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Chang
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.agent.sight import Sight
-from walproxy.agent.state import AgentState
-from walproxy.agent.state import ClusterView as ShownView
-from walproxy.agent.state import view_of as shown_view_of
+from walproxy.agent.state import AgentState, ClusterView, view_of
 from walproxy.agent.watchdog import Watchdog
 from walproxy.failover.discarded_report import discarded_report, write_report
 from walproxy.failover.failover import Failover
@@ -95,7 +93,6 @@ class Agent:
         credentials: for the safekeepers.
         look: the last look at the server.
         view: the last exchange.
-        sight: the same, as received.
         commits: whether commits succeed through the own proxy.
     """
 
@@ -128,8 +125,7 @@ class Agent:
             )
         )
         self.look = ServerLook(ServerState.MISSING)
-        self.sight = Sight(time.monotonic(), None)
-        self.view = ClusterView(time.monotonic(), has_quorum=False, problem="no safekeeper has replied yet")
+        self.view = ClusterView(time.monotonic(), problem="no safekeeper has replied yet")
         self.commits = False
         self._progress = Progress()
         self._looked_at = -1.0
@@ -149,7 +145,6 @@ class Agent:
         self._step: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[None] | None = None
         self._prepared: asyncio.Task[None] | None = None
-        self._shown = ShownView(problem=self.view.problem)
         self._started_at = time.time()
         self._quorum_seen_at = 0.0
         self._promoted: tuple[Order | None, float, int, Promotion] | None = None
@@ -224,20 +219,14 @@ class Agent:
         while True:
             began_at = time.monotonic()
             self._exchange_now.clear()
-            self.sight = await self._views.exchange(encode(self.report()), timeout_s=timeout_s)
-            view = view_of(self.sight)
-            self.view = view
-            try:
-                self._shown = shown_view_of(self.sight)
-            except RemoteProtocolError:
-                self._shown = replace(self._shown, has_quorum=view.has_quorum, problem=view.problem)
+            self.view = view = _view_of(await self._views.exchange(encode(self.report()), timeout_s=timeout_s))
             if view.has_quorum:
                 self._quorum_seen_at = time.time()
             self._decider.saw(view)
             heard_age_s = view.leader_heard_age_s
             if self._promoted is None and heard_age_s is not None and heard_age_s < SILENCE_S:
                 self._is_settling = False
-            leader = view.leader()
+            leader = leader_of(view)
             if leader is not None and leader.name != self._last_leader:
                 self._last_leader = leader.name
                 self._say(f"{leader.name} leads, on timeline {leader.tli}")
@@ -326,7 +315,7 @@ class Agent:
         it would only be refused.
         """
         look = self.look
-        is_current = not (self.view.log_tli and self.view.is_sealed_off(look.tli))
+        is_current = not (self.view.log.tli and self.view.is_sealed_off(look.tli))
         is_useful = is_current if look.state is ServerState.PRIMARY else self._decider.own.may_lead
         if self._is_failing_over or self._promoted is not None:
             await self._proxy.keep_running(now)
@@ -365,7 +354,7 @@ class Agent:
             agent=self.config.name,
             old_tli=old_tli,
             tli=promotion.tli,
-            term=self.view.term,
+            term=self.view.log.term,
             fork_lsn=promotion.fork_lsn,
             seconds=round(now - lost_at, 3),
             at=round(time.time(), 3),
@@ -433,7 +422,7 @@ class Agent:
         """Return what the pages of this agent show."""
         return AgentState(
             own=self.report(),
-            view=self._shown,
+            view=self.view,
             made_at=min(self.view.sent_at, self._looked_at),
             started_at=self._started_at,
             quorum_seen_at=self._quorum_seen_at,
@@ -569,7 +558,7 @@ class Agent:
         kind = order.kind if order is not None else "failover"
         began_at = time.monotonic()
         lost_at = self._decider.leader_heard_at or began_at
-        self._doing = f"{kind}: sealing timeline {self.view.log_tli}"
+        self._doing = f"{kind}: sealing timeline {self.view.log.tli}"
         why = "ordered" if order is not None else "the leader is lost"
         log_event(_log, "failover-begun", {"kind": kind}, "%s begins: %s", kind, why)
         if self.config.watchdog != "off":
@@ -803,24 +792,11 @@ class _Show:
         self._agent._doing = f"{self._kind}: {text}" + (f" ({missing_bytes} bytes)" if missing_bytes else "")
 
 
-def view_of(sight: Sight) -> ClusterView:
-    """Return what the decision needs of an exchange."""
-    log, problem = sight.log(), sight.missing()
+def _view_of(sight: Sight) -> ClusterView:
+    """Return what an exchange has found; the agent is paused if the shared settings cannot be read."""
     try:
-        settings = sight.shared()
+        return view_of(sight)
     except RemoteProtocolError as error:
-        settings, problem = AgentSettings(is_paused=True), f"the shared settings cannot be read: {error}"
-    return ClusterView(
-        sent_at=sight.began_at,
-        has_quorum=sight.has_quorum(),
-        is_new=sight.is_new(),
-        system_id=sight.system_id(),
-        leader_heard_age_s=sight.leader_heard_age_s(),
-        log_tli=log.log_tli if log is not None else 0,
-        floor=log.floor if log is not None else 0,
-        term=log.last_term if log is not None else 0,
-        end_lsn=log.flush_lsn if log is not None else 0,
-        reports={name: (seen.report, seen.age_s) for name, seen in sight.reports().items()},
-        settings=settings,
-        problem=problem,
-    )
+        return replace(
+            view_of(sight, AgentSettings(is_paused=True)), problem=f"the shared settings cannot be read: {error}"
+        )

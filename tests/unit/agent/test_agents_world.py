@@ -20,7 +20,6 @@ from walproxy.agent import decision
 from walproxy.agent.control_data import ControlData
 from walproxy.agent.decision import (
     AllowWrites,
-    ClusterView,
     Decider,
     EndWrites,
     FailOver,
@@ -39,6 +38,8 @@ from walproxy.agent.decision import (
 )
 from walproxy.agent.report import AgentReport, AgentSettings, Order
 from walproxy.agent.server_look import ServerLook, ServerState
+from walproxy.agent.sight import SeenReport
+from walproxy.agent.state import ClusterView, LogPositions
 
 STEP_S = 0.05
 FAULTS_END_S = 60.0
@@ -227,9 +228,8 @@ class World:
             sent_at=clock - self.random.uniform(0.0, 0.2),
             has_quorum=has_quorum,
             leader_heard_age_s=ages[1] if has_quorum else None,
-            log_tli=self.log_tli,
-            floor=self.floor,
-            reports=reports,
+            log=LogPositions(tli=self.log_tli, floor=self.floor),
+            agents=tuple(SeenReport(*reports[name]) for name in sorted(reports)),
             settings=max((each.settings for each in reached), key=lambda each: each[0], default=(0, AgentSettings()))[
                 1
             ],
