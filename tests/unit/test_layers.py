@@ -74,7 +74,7 @@ PURE = sorted(
         *(ROOT / "safekeeper" / "net" / name for name in ("admission.py", "http_access.py", "share.py")),
         *(ROOT / "walproxy" / "agent" / name for name in ("report.py", "sight.py")),
         ROOT / "walproxy" / "failover" / "discarded.py",
-        *(ROOT / "walproxy" / "proxy" / name for name in ("gate.py", "levels.py")),
+        *(ROOT / "walproxy" / "proxy" / name for name in ("gate.py", "levels.py", "members_plan.py", "sight.py")),
         *(
             ROOT / "walproxy" / "limbo" / name
             for name in (

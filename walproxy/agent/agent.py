@@ -58,7 +58,7 @@ from walproxy.agent.rejoin_plan import RejoinPlan, Way
 from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Change, Order, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.server_look import ServerLook, ServerState
-from walproxy.agent.sight import Sight
+from walproxy.agent.sight import AgentSight
 from walproxy.agent.state import AgentState, ClusterView, view_of
 from walproxy.agent.watchdog import Watchdog
 from walproxy.failover.discarded_report import discarded_report, write_report
@@ -792,7 +792,7 @@ class _Show:
         self._agent._doing = f"{self._kind}: {text}" + (f" ({missing_bytes} bytes)" if missing_bytes else "")
 
 
-def _view_of(sight: Sight) -> ClusterView:
+def _view_of(sight: AgentSight) -> ClusterView:
     """Return what an exchange has found; the agent is paused if the shared settings cannot be read."""
     try:
         return view_of(sight)

@@ -13,7 +13,7 @@ import msgspec
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.agent.report import AgentReport, AgentSettings, Change, Order
 from walproxy.agent.server_look import ServerState
-from walproxy.agent.sight import SeenReport, Sight
+from walproxy.agent.sight import AgentSight, SeenReport
 
 # An agent that has not reported for longer is not shown: safekeepers keep its report until they restart.
 SHOWN_FOR_S = 24 * 3600.0
@@ -105,7 +105,7 @@ class AgentState:
         return replace(self.view, agents=_shown([SeenReport(self.own, passed_s), *others]))
 
 
-def view_of(sight: Sight, settings: AgentSettings | None = None) -> ClusterView:
+def view_of(sight: AgentSight, settings: AgentSettings | None = None) -> ClusterView:
     """Return what an exchange with the safekeepers has found.
 
     Args:

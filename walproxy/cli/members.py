@@ -33,11 +33,10 @@ from walproxy.proxy.members_plan import (
     Quorum,
     Remove,
     Replace,
-    Seen,
     Wish,
     member_rows,
-    present_cluster,
 )
+from walproxy.proxy.sight import Sight
 from walproxy.proxy.status_table import format_bytes
 from walproxy.terminal import Column, FittedTable, output_console
 
@@ -89,11 +88,11 @@ def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
       walproxy members list --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
     """
 
-    async def look(fleet: Fleet) -> dict[int, Seen]:
+    async def look(fleet: Fleet) -> Sight:
         return await fleet.look()
 
     sight = _with_fleet(_load(config, command_line), look)
-    cluster = present_cluster(sight)
+    cluster = sight.present_cluster()
     rows = member_rows(cluster, sight)
     if as_json:
         click.echo(json.dumps({**_cluster_as_json(cluster), "safekeepers": [_row_as_json(row) for row in rows]}))

@@ -328,7 +328,6 @@ async def greet_all(config: ProxyConfig) -> dict[int, SafekeeperRequests]:
     try:
         for safekeeper_id, address in config.safekeepers:
             connections[safekeeper_id] = connection = SafekeeperRequests(safekeeper_id, address, credentials)
-            await connection.connect()
             await connection.greet(run)
             live_proposer_id = (
                 await connection.ask(PreVoteRequest(run, takeover=False), PreVoteResponse)

@@ -19,8 +19,9 @@ from safekeeper.consensus.messages import (
     KeptReport,
 )
 from walproxy.agent.report import AgentReport, AgentSettings, encode
-from walproxy.agent.sight import Sight, TimedView, latest_cluster
+from walproxy.agent.sight import AgentSight, TimedView
 from walproxy.proposer.roster import Cluster
+from walproxy.proxy.sight import latest_cluster
 
 CLUSTER = "c" * 32
 
@@ -38,12 +39,13 @@ def view(safekeeper_id: int, **changes: Any) -> AgentView:
 
 def sight(
     views: Mapping[int, AgentView], membership: Membership | None = THREE, problems: Mapping[int, str] | None = None
-) -> Sight:
+) -> AgentSight:
     cluster = Cluster(CLUSTER, membership) if membership is not None else None
-    return Sight(10.0, cluster, {i: TimedView(each, 10.0) for i, each in views.items()}, problems or {})
+    timed = {i: TimedView(each, 10.0) for i, each in views.items()}
+    return AgentSight(problems=problems or {}, began_at=10.0, cluster=cluster, views=timed)
 
 
-def aged(ages_ms: Mapping[int, int], membership: Membership = THREE) -> Sight:
+def aged(ages_ms: Mapping[int, int], membership: Membership = THREE) -> AgentSight:
     return sight({i: view(i, leader_age_ms=age_ms) for i, age_ms in ages_ms.items()}, membership)
 
 
