@@ -28,7 +28,7 @@ from safekeeper.consensus.messages import (
     Refusal,
     RefusalCode,
 )
-from safekeeper.peers.codec import AGENTS_MAX
+from safekeeper.peers.message_checks import AGENTS_MAX
 from safekeeper.storage.control_file import StateFile
 from safekeeper.storage.data_folder import KeptSettings
 

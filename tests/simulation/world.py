@@ -22,6 +22,7 @@ from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import PROTOCOL_VERSION
 from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
+from safekeeper.peers import message_checks
 from tests.simulation import quorums
 from tests.simulation.archive import ARCHIVE_ID, ModelArchive, SimArchiver
 from tests.simulation.bends import Bends
@@ -746,7 +747,7 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         (reference_term, "ARCHIVER_PROBLEM_S", 0.5),
         (reference_term, "ARCHIVER_STALL_S", 2.0),
         (reference_term, "ARCHIVER_REST_S", 1.0),
-        (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
+        (message_checks, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (wire_module, "_BUFFER_BYTES", 32 << 10),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
         (archiving_module, "GONE_GRACE_S", 0.5),

@@ -68,7 +68,7 @@ PURE = sorted(
         *(path for folder in PURE_FOLDERS for path in (ROOT / folder).glob("*.py")),
         *(ROOT / "safekeeper" / "base" / name for name in ("lsn.py", "timelines.py", "log_once.py", "histogram.py")),
         *(ROOT / "safekeeper" / "base" / name for name in ("events.py", "event_catalogue.py")),
-        *(ROOT / "safekeeper" / "peers" / name for name in ("codec.py", "peer_auth.py")),
+        *(ROOT / "safekeeper" / "peers" / name for name in ("codec.py", "message_checks.py", "peer_auth.py")),
         *(ROOT / "safekeeper" / "archive" / name for name in ("objects.py", "catalog.py")),
         ROOT / "safekeeper" / "archiving" / "plan.py",
         *(ROOT / "safekeeper" / "net" / name for name in ("admission.py", "http_access.py", "share.py")),

@@ -22,7 +22,7 @@ from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.membership import Member
 from safekeeper.consensus.messages import AcceptorGreeting, AgentExchange, AgentSettingsVersion, AgentView, RefusalCode
 from safekeeper.net.safekeeper_connection import Credentials
-from safekeeper.peers.codec import AGENT_REPORT_BYTES_MAX, AGENT_SETTINGS_BYTES_MAX
+from safekeeper.peers.message_checks import AGENT_REPORT_BYTES_MAX, AGENT_SETTINGS_BYTES_MAX
 from walproxy.agent.report import AgentSettings, encode
 from walproxy.agent.sight import AgentSight, TimedView
 from walproxy.proposer.roster import Cluster
