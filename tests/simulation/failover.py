@@ -237,8 +237,6 @@ class Command:
         self._dies_after = ""
         self.world.clock.after(0.05 * self.world.rng.random(), self.kill)
 
-    # ------------------------------------------------------------------ what it shows
-
     def step(self, text: str) -> None:
         """A step has begun, or ended."""
         self.world.note(self.name, "shows", text)
@@ -249,8 +247,6 @@ class Command:
     def waiting(self, text: str, missing_bytes: int = 0) -> None:
         """It waits for something."""
         self.waits_for = text
-
-    # ------------------------------------------------------------------ the seal, under the eyes of the checkers
 
     def begins(self, proposer: Proposer) -> None:
         """A proposer begins to seal."""
@@ -311,8 +307,6 @@ class FailoverOperator:
         self._chance = random.Random(f"{world.seed} failovers")
         self._proxies: list[SimProxy] = []
         self.missing: frozenset[int] = frozenset()
-
-    # ------------------------------------------------------------------ while there are faults
 
     def begin(self, *, wanted: str = "", old_is_dead: bool, dies_after: str = "", unreachable: frozenset[str]) -> None:
         """Run the command, beside others that run already. None runs beside one that cancels."""
@@ -391,8 +385,6 @@ class FailoverOperator:
                     proxy.start()
                 else:
                     proxy.lose_primary()
-
-    # ------------------------------------------------------------------ the second phase
 
     def loses_primaries(self) -> bool:
         """Return whether every primary is lost when the faults end: nothing but standbys and safekeepers is left."""

@@ -99,8 +99,6 @@ class ShellDisk(StorageDisk):
     def _watch(self) -> None:
         self.fs.on_durable = self._look
 
-    # ------------------------------------------------------------------ what is durable
-
     def _look(self) -> None:
         """Something has become durable: look what."""
         before = self.control
@@ -154,8 +152,6 @@ class ShellDisk(StorageDisk):
                 if parsed is not None:
                     self._segments[parsed[1]] = content
         return self._segments
-
-    # ------------------------------------------------------------------ what the safekeeper does
 
     def opened(self, control: ControlState | None, storage: WalStorage | None) -> None:
         """Compare what a safekeeper has found at its start with what must be there, and with what is durable by now."""

@@ -199,8 +199,6 @@ class World:
         if self.retention.has_archive:
             self.begin_archive(seed)
 
-    # ------------------------------------------------------------------ building
-
     def add_proxy(self, primary: VirtualPrimary | None = None, takeover: bool = False) -> SimProxy:
         """Start another proxy."""
         kind = RealProxy if self.has_real_proxies else SimProxy
@@ -262,8 +260,6 @@ class World:
     def checker(self) -> Checker:
         """The truth of the cluster that the operator goes on with."""
         return self.truths.current
-
-    # ------------------------------------------------------------------ what the parts ask for
 
     def note(self, who: str, verb: str, *what: Any) -> None:
         """Remember what happened; it is put into words only if the run fails."""
@@ -343,8 +339,6 @@ class World:
                 self._with_clients.append(host)
                 self.start_workload(host)
 
-    # ------------------------------------------------------------------ running
-
     def trace(self) -> list[str]:
         """Return what happened last, a line each."""
         return [line(*happened) for happened in list(self._trace)[-TRACE_LINES:]]
@@ -401,8 +395,6 @@ class World:
             elif not is_long:
                 primary.flush()
         self.clock.after(self._record_delay_s(), self._write, primary, self.is_healing)
-
-    # ------------------------------------------------------------------ the second phase
 
     def heal(self, without: frozenset[int] = frozenset()) -> None:
         """Repair everything that can be repaired; when all is still, settle on the primary that the log came from.

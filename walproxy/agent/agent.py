@@ -154,8 +154,6 @@ class Agent:
         self._exchange_now = asyncio.Event()
         self._stopping = asyncio.Event()
 
-    # ------------------------------------------------------------------ life
-
     async def run(self) -> None:
         """Work until `stop`. The server goes on without the agent; the proxy does not.
 
@@ -210,8 +208,6 @@ class Agent:
         if config.log_format != "text":
             arguments += ["--log-format", config.log_format]  # Both write to the same log.
         return arguments
-
-    # ------------------------------------------------------------------ loops
 
     async def _exchange_loop(self) -> None:
         timeout_s = min(1.0, self.config.dead_after / 4)
@@ -306,8 +302,6 @@ class Agent:
         else:
             self._waits_for.over()
 
-    # ------------------------------------------------------------------ beside the steps
-
     async def _keep_proxy(self, now: float) -> None:
         """Run the proxy beside a primary, also while that restarts, and beside a standby that may be promoted.
 
@@ -378,8 +372,6 @@ class Agent:
 
         self._recording = asyncio.create_task(self._change_settings(add))
 
-    # ------------------------------------------------------------------ what others see
-
     def report(self) -> AgentReport:
         """Return what this agent reports now."""
         look, config = self.look, self.config
@@ -427,8 +419,6 @@ class Agent:
             started_at=self._started_at,
             quorum_seen_at=self._quorum_seen_at,
         )
-
-    # ------------------------------------------------------------------ steps
 
     async def _take(self, step: "Decided | Configure") -> None:
         """Take one step. An error is logged, and shown as the agent's problem until a step succeeds."""

@@ -55,9 +55,6 @@ def demote_after_s(dead_after_s: float) -> float:
     return dead_after_s - max(0.4, 0.2 * dead_after_s)
 
 
-# ---------------------------------------------------------------------- what is seen
-
-
 def fresh_reports(view: ClusterView) -> list[AgentReport]:
     """Return the reports of the agents that are not away, ordered by name."""
     return [seen.report for seen in view.agents if seen.age_s < FRESH_S]
@@ -79,9 +76,6 @@ class Own:
     may_lead: bool = True
     priority: int = 100
     stops_without_quorum: bool = False
-
-
-# ---------------------------------------------------------------------- what is done
 
 
 @dataclass(frozen=True)
@@ -182,9 +176,6 @@ Step = (
 )
 
 
-# ---------------------------------------------------------------------- the decision
-
-
 @dataclass
 class Decider:
     """The decisions of one agent, and what it remembers between them. Times are those of its clock, in seconds.
@@ -283,8 +274,6 @@ class Decider:
             case _:
                 return Wait(look.problem or f"PostgreSQL is {look.state.value}")
 
-    # ------------------------------------------------------------------ memory
-
     def _remember(self, now: float, look: ServerLook) -> None:
         if self.leader_heard_at is None:
             # Found running by an agent that has just started: it has a second to hear from the safekeepers.
@@ -308,8 +297,6 @@ class Decider:
     def _dead_after_s(self, view: ClusterView) -> float:
         """Return how long the most impatient agent waits."""
         return min([self.own.dead_after_s, *(report.dead_after_s for report in fresh_reports(view))])
-
-    # ------------------------------------------------------------------ states of the server
 
     def _as_primary(self, now: float, look: ServerLook, view: ClusterView, commits: bool) -> Step:
         if _is_foreign(look, view):
@@ -475,8 +462,6 @@ class Decider:
                 f"{look.problem}; no heartbeat of a leader for {silent_s:.1f} s", self.own.stops_without_quorum
             )
         return Wait(look.problem)
-
-    # ------------------------------------------------------------------ candidates
 
     @staticmethod
     def _is_promoted(report: AgentReport, view: ClusterView) -> bool:

@@ -195,8 +195,6 @@ class SafekeeperViews:
         for peer in self._peers.values():
             await _disconnect(peer)
 
-    # ------------------------------------------------------------------ one exchange
-
     async def _until(
         self, is_enough: Callable[[AgentSight], bool], settings: AgentSettingsVersion | None, deadline: float
     ) -> AgentSight:
@@ -327,8 +325,6 @@ class SafekeeperViews:
             waited_s = self._clock() - peer.began_at
             return f"safekeeper {safekeeper_id} at {peer.address} has not replied for {waited_s:.1f} s"
         return peer.problem
-
-    # ------------------------------------------------------------------ one safekeeper
 
     async def _converse(self, safekeeper_id: int, peer: _Peer, current: _Round) -> None:
         """Exchange with one safekeeper."""

@@ -239,8 +239,6 @@ class Failover:
             )
         return "nothing was changed"
 
-    # ------------------------------------------------------------------ steps
-
     async def _seal_and_promote(self, survey: Survey, wanted: str, *, takeover: bool) -> tuple[str, Promotion]:
         """Seal the log's timeline, and promote a standby to the number that this seal gives out."""
         tli, in_use_tli = survey.log.log_tli, survey.in_use_tli
@@ -432,8 +430,6 @@ class Failover:
                 f"waiting for a walproxy run that takes {name} over{f' ({problems})' if problems else ''}"
             )
             await asyncio.sleep(_POLL_S)
-
-    # ------------------------------------------------------------------ parts
 
     def _sealed(self, seal: Seal, *, takeover: bool = False) -> AbstractAsyncContextManager[Sealed]:
         self._sealing_tli = seal.tli

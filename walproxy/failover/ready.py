@@ -185,8 +185,6 @@ class ReadyToPromote:
             f"{look.name} would take timeline {promoted_tli}, far above {end.promoted_tli}: repeat the command"
         )
 
-    # ------------------------------------------------------------------ steps
-
     async def _seal(self, stack: AsyncExitStack, tli: int, left_s: float) -> Sealer:
         """Seal a timeline until the end of `stack`, also if a proxy leads that has lost its primary a moment ago."""
         self._doing = f"sealing timeline {tli}"

@@ -101,9 +101,6 @@ async def switch_over(
     return report
 
 
-# ---------------------------------------------------------------------- the old primary is stopped
-
-
 async def _stop(old: Server, command: str, show: Show) -> None:
     show.step(f"stopping {old.name}")
     await run_command(command)
@@ -142,9 +139,6 @@ async def run_command(command: str, timeout_s: float = _STOP_TIMEOUT_S) -> None:
     if process.returncode != 0:
         text = " ".join(output.decode(errors="replace").split())[:_OUTPUT_MAX] or "no output"
         raise WalproxyError(f"{command!r} failed with exit code {process.returncode}: {text}")
-
-
-# ---------------------------------------------------------------------- the old primary goes on, read-only
 
 
 @contextlib.asynccontextmanager

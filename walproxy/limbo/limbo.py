@@ -100,8 +100,6 @@ class Limbo:
         """Return the time of its clock, the event loop's by default."""
         return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
 
-    # ------------------------------------------------------------------ events of the proxy
-
     def stream_begins(self, lsn: Lsn, tli: int) -> None:
         """Another stream begins at `lsn`: WAL above it is received a second time, or replaced by that of `tli`."""
         self.queue.stop()
@@ -121,8 +119,6 @@ class Limbo:
                     "transaction %d (%s at %s) is discarded: timeline %d begins at %s",
                     *(entry.xid, entry.kind, format_lsn(entry.start_lsn), next_tli, format_lsn(lsn)),
                 )
-
-    # ------------------------------------------------------------------ the watch
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -190,8 +186,6 @@ class Limbo:
         if not self.queue.read_bytes or now <= then:
             return None
         return (commit_lsn - from_lsn) / (now - then) * self.queue.read_commits / self.queue.read_bytes
-
-    # ------------------------------------------------------------------ sessions, and WAL
 
     async def refresh(self, decode_s: float = DECODE_S) -> None:
         """Sample the sessions, then read the WAL that was not read yet, for at most `decode_s`."""
@@ -300,8 +294,6 @@ class Limbo:
         if self.sessions_problem:
             problems.append(f"sessions are unknown: {self.sessions_problem}")
         return "; ".join(problems)
-
-    # ------------------------------------------------------------------ the policy
 
     def waits(self, now: float) -> list[Wait]:
         """Return the commits that wait, oldest first, as far as they are known."""

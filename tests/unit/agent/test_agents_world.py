@@ -119,8 +119,6 @@ class World:
         self.changes = 0
         self.last_commit_at = self.now
 
-    # ------------------------------------------------------------------ what is true
-
     def clock(self, node: Node) -> float:
         return self.now * node.drift
 
@@ -154,8 +152,6 @@ class World:
             f"{self.now - 100:.2f}: two servers accept writes: "
             f"{[(node.name, node.tli, node.steps[-4:]) for node in accepting]}, floor {self.floor}, log {self.log_tli}"
         )
-
-    # ------------------------------------------------------------------ the agents' loops
 
     def run_agent(self, node: Node) -> None:
         clock = self.clock(node)
@@ -241,8 +237,6 @@ class World:
         for safekeeper in self.reached(node):
             safekeeper.settings = self.changes, without_order(safekeeper.settings[1], order)
 
-    # ------------------------------------------------------------------ the steps
-
     def finish(self, node: Node, step: Step) -> None:
         decider, node.step = node.decider, None
         if isinstance(step, FailOver):
@@ -300,8 +294,6 @@ class World:
         if step.order is not None:
             decider.orders_done.add(step.order.id)
             self.change_settings(node, step.order)
-
-    # ------------------------------------------------------------------ faults
 
     def fault(self) -> None:
         node = self.random.choice(self.nodes)

@@ -102,9 +102,6 @@ def ordered(kind: str, agent: str = "", order_id: str = "1") -> AgentSettings:
     return AgentSettings(order=Order(order_id, kind, agent))
 
 
-# ---------------------------------------------------------------------- a primary
-
-
 def test_healthy_primary_waits() -> None:
     assert decide(PRIMARY, view(LEADER), name="pg1", commits=True) == Wait()
 
@@ -176,9 +173,6 @@ def test_view_that_is_old_is_no_quorum() -> None:
     decider = Decider(Own("pg1"))
     decider.saw(seen)
     assert isinstance(decider.decide(NOW + FRESH_S + 0.1, PRIMARY, seen, commits=False), Wait)
-
-
-# ---------------------------------------------------------------------- a standby
 
 
 def test_standby_waits_while_a_leader_is_heard() -> None:
@@ -301,9 +295,6 @@ def test_standby_that_cannot_be_promoted_says_why(
     assert isinstance(step, Wait) and reason in step.reason
 
 
-# ---------------------------------------------------------------------- a server that does not run
-
-
 def test_stopped_standby_is_started_without_a_quorum() -> None:
     assert decide(STOPPED_STANDBY, view(has_quorum=False)) == StartStandby()
 
@@ -404,9 +395,6 @@ def test_standby_that_hangs_is_left_alone() -> None:
 
 def test_missing_data_folder_is_said() -> None:
     assert "pg_basebackup" in str(decide(ServerLook(ServerState.MISSING), view()))
-
-
-# ---------------------------------------------------------------------- orders and pause
 
 
 @pytest.mark.parametrize("look", [PRIMARY, STANDBY, STOPPED_PRIMARY, STOPPED_STANDBY])
