@@ -23,7 +23,7 @@ from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.synthetic_wal import end_of_the_first_part, last_complete_end
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_loop import VirtualLoop
-from walproxy.failover.failover import Failover, Report
+from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.primary import Ancestor
 from walproxy.proposer.proposer import Proposer
@@ -164,7 +164,7 @@ class Command:
         self.proposer: Proposer | None = None
         self.sealed: Elected | None = None
         self.is_over = False
-        self.report: Report | None = None
+        self.report: FailoverReport | None = None
         self.error = self.waits_for = ""
         self._without_object: Proposer | None = None
         self._dies_after = dies_after

@@ -247,6 +247,18 @@ def _listed_in(line: str) -> list[str]:
     return found[1].split(", ") if found else []
 
 
+def test_a_public_class_name_means_one_thing_in_a_package() -> None:
+    owners: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, []).append(".".join(module.split(".")[:2]))
+    doubled = {name: packages for name, packages in owners.items() if len(packages) > 1}
+    assert {name for name, packages in doubled.items() if len(set(packages)) < len(packages)} == set()
+    # The same word for two things of two packages.
+    assert doubled.keys() <= {"Origin", "SourceUnavailable", "StartReplication", "TimelineEnd"}
+
+
 def test_nothing_that_is_shipped_imports_a_test() -> None:
     assert with_any({module: imported_of(module, "tests") for module in MODULES}) == {}
 

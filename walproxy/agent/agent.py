@@ -40,6 +40,7 @@ from walproxy.agent.decision import (
     Rejoin,
     StartPrimary,
     StartStandby,
+    Step,
     StepDown,
     Stop,
     Wait,
@@ -47,15 +48,14 @@ from walproxy.agent.decision import (
     leader_of,
     without_order,
 )
-from walproxy.agent.decision import Step as Decided
 from walproxy.agent.lease import EtcdLease
 from walproxy.agent.lease_guard import LeaseGuard
 from walproxy.agent.managed_server import ManagedServer
-from walproxy.agent.proxy_process import Progress, ProxyProcess
-from walproxy.agent.rejoin import Rejoin as RejoinRun
+from walproxy.agent.proxy_process import ProxyProcess, ProxyProgress
+from walproxy.agent.rejoin import RejoinRun
 from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.rejoin_plan import RejoinPlan, Way
-from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Change, Order, encode
+from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Order, PrimaryChange, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.agent.sight import AgentSight
@@ -127,7 +127,7 @@ class Agent:
         self.look = ServerLook(ServerState.MISSING)
         self.view = ClusterView(time.monotonic(), problem="no safekeeper has replied yet")
         self.commits = False
-        self._progress = Progress()
+        self._progress = ProxyProgress()
         self._looked_at = -1.0
         self._look_needed_at = 0.0
         self._server_version = 0
@@ -343,7 +343,7 @@ class Agent:
         if self._promoted is None or not self.commits:
             return
         (order, lost_at, old_tli, promotion), self._promoted = self._promoted, None
-        change = Change(
+        change = PrimaryChange(
             kind=order.kind if order is not None else "failover",
             agent=self.config.name,
             old_tli=old_tli,
@@ -420,7 +420,7 @@ class Agent:
             quorum_seen_at=self._quorum_seen_at,
         )
 
-    async def _take(self, step: "Decided | Configure") -> None:
+    async def _take(self, step: "Step | Configure") -> None:
         """Take one step. An error is logged, and shown as the agent's problem until a step succeeds."""
         try:
             match step:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.agent.report import AgentReport, AgentSettings, Change, Order
+from walproxy.agent.report import AgentReport, AgentSettings, Order, PrimaryChange
 from walproxy.agent.server_look import ServerState
 from walproxy.agent.sight import AgentSight, SeenReport
 
@@ -218,7 +218,7 @@ def order_content(order: Order | None) -> dict[str, Any] | None:
     return None if order is None else {"id": order.id, "kind": order.kind, "agent": order.agent or None, "at": order.at}
 
 
-def change_content(change: Change) -> dict[str, Any]:
+def change_content(change: PrimaryChange) -> dict[str, Any]:
     """Return a change of the primary as JSON."""
     return {**msgspec.structs.asdict(change), "fork_lsn": format_lsn(change.fork_lsn)}
 

@@ -9,7 +9,7 @@ import click
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
 from walproxy.cli.parameters import DURATION, SIZE, client_access, proxy_options
-from walproxy.proxy.health_check import Level, Threshold, Thresholds, Verdict, judge
+from walproxy.proxy.health_check import CheckLevel, CheckResult, Threshold, Thresholds, judge
 from walproxy.proxy.status_client import NoAnswer, fetch_status, shown_url
 
 
@@ -88,15 +88,16 @@ def check(
     raise SystemExit(verdict.level.value)
 
 
-def _ask(url: str, tls_ca: Path | None, http_password_file: Path | None, thresholds: Thresholds) -> Verdict:
+def _ask(url: str, tls_ca: Path | None, http_password_file: Path | None, thresholds: Thresholds) -> CheckResult:
     """Return the verdict on the proxy at `url`, or UNKNOWN with the reason."""
     try:
         return judge(fetch_status(url, client_access(tls_ca, http_password_file)), thresholds)
     except NoAnswer as error:
-        return Verdict(str(error), [(Level.CRITICAL, "")])
+        return CheckResult(str(error), [(CheckLevel.CRITICAL, "")])
     except WalproxyError as error:
-        return Verdict(str(error), [(Level.UNKNOWN, "")])
+        return CheckResult(str(error), [(CheckLevel.UNKNOWN, "")])
     except KeyError as missing:
-        return Verdict(
-            f"{shown_url(url)} is a walproxy of another version: its /status lacks {missing}", [(Level.UNKNOWN, "")]
+        return CheckResult(
+            f"{shown_url(url)} is a walproxy of another version: its /status lacks {missing}",
+            [(CheckLevel.UNKNOWN, "")],
         )

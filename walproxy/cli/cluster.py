@@ -23,7 +23,7 @@ from walproxy.agent.orders import (
     NO_AGENTS,
     REINIT,
     SWITCHOVER,
-    Headway,
+    OrderHeadway,
     check_failover,
     check_quorum,
     check_reinit,
@@ -31,7 +31,7 @@ from walproxy.agent.orders import (
     describe,
     is_pending,
 )
-from walproxy.agent.report import AgentReport, Change, Order
+from walproxy.agent.report import AgentReport, Order, PrimaryChange
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.server_look import ServerState
 from walproxy.agent.sight import SeenReport
@@ -47,7 +47,7 @@ from walproxy.cli.parameters import DURATION
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.status_table import format_bytes
-from walproxy.terminal import Column, Fit, FittedTable, output_console
+from walproxy.terminal import Fit, FittedTable, TableColumn, output_console
 
 _Result = TypeVar("_Result")
 EXIT_INTERRUPTED = 130
@@ -55,23 +55,23 @@ _LINE_INTERVAL_S = 5.0
 _PAUSE_TIMEOUT_S = 15.0
 _DEFAULT_PRIORITY = AgentReport("").priority
 _AGENTS: Final = (
-    Column("agent"),
-    Column("address", leaves=2),
-    Column("role"),
-    Column("state"),
-    Column("TL", leaves=3, is_right=True),
-    Column("lag", leaves=4, is_right=True),
-    Column("tags", leaves=1),
-    Column("doing", fit=Fit.WRAP),
+    TableColumn("agent"),
+    TableColumn("address", leaves=2),
+    TableColumn("role"),
+    TableColumn("state"),
+    TableColumn("TL", leaves=3, is_right=True),
+    TableColumn("lag", leaves=4, is_right=True),
+    TableColumn("tags", leaves=1),
+    TableColumn("doing", fit=Fit.WRAP),
 )
 _CHANGES: Final = (
-    Column("when"),
-    Column("what", leaves=4),
-    Column("new primary"),
-    Column("TL", leaves=3, is_right=True),
-    Column("term", leaves=1, is_right=True),
-    Column("fork", leaves=2),
-    Column("without a leader", is_right=True),
+    TableColumn("when"),
+    TableColumn("what", leaves=4),
+    TableColumn("new primary"),
+    TableColumn("TL", leaves=3, is_right=True),
+    TableColumn("term", leaves=1, is_right=True),
+    TableColumn("fork", leaves=2),
+    TableColumn("without a leader", is_right=True),
 )
 
 _options = settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
@@ -383,7 +383,7 @@ class _ProgressOfOrder:
         if self._status is not None:
             self._status.stop()
 
-    def show(self, headway: Headway) -> None:
+    def show(self, headway: OrderHeadway) -> None:
         """Show how far it is."""
         if self._status is not None:
             self._status.update(Text(headway.what))
@@ -448,7 +448,7 @@ def _cells(seen: SeenReport, view: ClusterView) -> list[str]:
     ]
 
 
-def _print_changes(changes: tuple[Change, ...]) -> None:
+def _print_changes(changes: tuple[PrimaryChange, ...]) -> None:
     if not changes:
         click.echo("no agent has changed the primary yet")
         return

@@ -17,7 +17,7 @@ from safekeeper.base.lsn import format_lsn
 from walproxy.cli.failover_progress import FailoverProgress
 from walproxy.cli.failover_survey import print_survey
 from walproxy.failover.config import FailoverConfig
-from walproxy.failover.failover import Failover, Report
+from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.credentials import read_peer_credentials
@@ -149,7 +149,7 @@ async def _until_stopped(
             await run.close()
 
 
-def print_report(report: Report, as_json: bool) -> None:
+def print_report(report: FailoverReport, as_json: bool) -> None:
     """Print the end of a failover."""
     if as_json:
         click.echo(

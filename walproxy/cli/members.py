@@ -38,7 +38,7 @@ from walproxy.proxy.members_plan import (
 )
 from walproxy.proxy.sight import Sight
 from walproxy.proxy.status_table import format_bytes
-from walproxy.terminal import Column, FittedTable, output_console
+from walproxy.terminal import FittedTable, TableColumn, output_console
 
 _Result = TypeVar("_Result")
 _LINE_INTERVAL_S = 5.0
@@ -54,12 +54,12 @@ def _place(text: str) -> tuple[int, Address | None]:
 
 _PLACE: Final = Parameter("ID[=HOST:PORT]", _place)
 _COLUMNS: Final = (
-    Column("safekeeper"),
-    Column("address", leaves=3),
-    Column("role"),
-    Column("folder", leaves=1),
-    Column("flush", leaves=4),
-    Column("lag", leaves=2, is_right=True),
+    TableColumn("safekeeper"),
+    TableColumn("address", leaves=3),
+    TableColumn("role"),
+    TableColumn("folder", leaves=1),
+    TableColumn("flush", leaves=4),
+    TableColumn("lag", leaves=2, is_right=True),
 )
 _ID: Final = click.IntRange(min=1)
 _options = settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)

@@ -70,7 +70,7 @@ class Consent:
 
 
 @dataclass(frozen=True)
-class Survey:
+class RebootstrapSurvey:
     """The state before a rebootstrap.
 
     Attributes:
@@ -157,7 +157,7 @@ class Survey:
             )
 
 
-async def survey(config: ProxyConfig) -> Survey:
+async def survey(config: ProxyConfig) -> RebootstrapSurvey:
     """Request the positions of the primary and of every safekeeper.
 
     Raises:
@@ -171,7 +171,7 @@ async def survey(config: ProxyConfig) -> Survey:
     finally:
         for connection in connections.values():
             await connection.close()
-    return Survey(
+    return RebootstrapSurvey(
         primary,
         {i: connection.greeting for i, connection in connections.items()},
         {i: gap for i, gap in given_up.items() if gap is not None},
@@ -247,7 +247,7 @@ async def _look_at_slot(config: ProxyConfig) -> SlotState | None:
         return None
 
 
-async def execute(config: ProxyConfig, before: Survey) -> str:
+async def execute(config: ProxyConfig, before: RebootstrapSurvey) -> str:
     """Begin a new cluster on all safekeepers and return its id.
 
     Raises:

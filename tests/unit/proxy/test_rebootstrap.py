@@ -46,7 +46,7 @@ from safekeeper.waldecode.format import PAGE_HEADER
 from tests.unit.event_loop import on_the_loop
 from walproxy.postgres.replication import PrimaryFacts
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
-from walproxy.proxy.rebootstrap import Consent, GivenUp, Survey, execute, survey
+from walproxy.proxy.rebootstrap import Consent, GivenUp, RebootstrapSurvey, execute, survey
 from walproxy.proxy.rebootstrap_undo import UndoSurvey, execute_undo, survey_undo
 
 SYSTEM_ID = 7
@@ -146,9 +146,9 @@ async def cluster(*safekeepers: FakeSafekeeper) -> AsyncIterator[ProxyConfig]:
             await safekeeper.server.wait_closed()
 
 
-def surveyed(*safekeepers: FakeSafekeeper, primary: PrimaryFacts = PRIMARY) -> Survey:
+def surveyed(*safekeepers: FakeSafekeeper, primary: PrimaryFacts = PRIMARY) -> RebootstrapSurvey:
     greetings = {number: safekeeper.greeting for number, safekeeper in enumerate(safekeepers, 1)}
-    return Survey(primary, greetings, {})
+    return RebootstrapSurvey(primary, greetings, {})
 
 
 @on_the_loop
@@ -278,7 +278,9 @@ def ends_on(tli: int, record_end_lsn: int = 0) -> Callable[[FakeSafekeeper], Non
     return change
 
 
-def survey_of(primary: PrimaryFacts, *safekeepers: FakeSafekeeper, monkeypatch: pytest.MonkeyPatch) -> Survey:
+def survey_of(
+    primary: PrimaryFacts, *safekeepers: FakeSafekeeper, monkeypatch: pytest.MonkeyPatch
+) -> RebootstrapSurvey:
     found = []
 
     async def look(config: ProxyConfig) -> PrimaryFacts:

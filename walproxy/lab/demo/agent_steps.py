@@ -4,7 +4,7 @@ import itertools
 import time
 
 from walproxy.lab.cluster.agent_cluster import AgentCluster
-from walproxy.lab.demo.stage import Stage, Step
+from walproxy.lab.demo.stage import DemoStage, Step
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.transactions import SingleStatement
 from walproxy.postgres.patience import slowdown
@@ -14,7 +14,7 @@ _START_S_MAX = 60.0
 _FAILOVER_S_MAX = 60.0
 
 
-def _primary_dies(stage: Stage) -> str:
+def _primary_dies(stage: DemoStage) -> str:
     directory = stage.cluster.directory / "agents"
     directory.mkdir(mode=0o755)
     with AgentCluster(directory, stage.cluster.postgres.binaries) as cluster:

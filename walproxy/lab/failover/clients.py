@@ -28,8 +28,8 @@ import psycopg
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
 from walproxy.lab.failover.host import Place
-from walproxy.lab.failover.rows import Row, Rows, insert
-from walproxy.lab.load.history import History, Operation, Outcome
+from walproxy.lab.failover.rows import Row, RowIds, insert
+from walproxy.lab.load.history import History, HistoryOperation, Outcome
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class RoamingClients(ABC, Generic[T]):
         if self._failure is not None:
             raise WalproxyError(f"a client of the load has ended: {self._failure!r}") from self._failure
 
-    def wait_for_commit(self, since: float, timeout_s: float) -> Operation[T] | None:
+    def wait_for_commit(self, since: float, timeout_s: float) -> HistoryOperation[T] | None:
         """Wait for the first acknowledged transaction that began at `since` or later; None: none in time."""
         self.book.wait_for(lambda: self._failure or self.book.first_begun_since(since), timeout_s)
         self.check()
@@ -167,10 +167,10 @@ class RoamingClients(ABC, Generic[T]):
         """
 
 
-class Clients(RoamingClients[Row]):
+class RowClients(RoamingClients[Row]):
     """Clients that write one row after the other."""
 
-    def __init__(self, places: Sequence[Place], rows: Rows, *, count: int = 16, rate: float = 80.0) -> None:
+    def __init__(self, places: Sequence[Place], rows: RowIds, *, count: int = 16, rate: float = 80.0) -> None:
         super().__init__(places, count=count, rate=rate, name=APPLICATION_NAME)
         self._rows = rows
 
@@ -189,7 +189,7 @@ class Clients(RoamingClients[Row]):
             outcome = "ok"
         finally:
             hang_up.cancel()
-            self.book.add(Operation(client, row, begun_at, time.monotonic(), outcome))
+            self.book.add(HistoryOperation(client, row, begun_at, time.monotonic(), outcome))
 
 
 def shut_down(descriptor: int) -> None:

@@ -19,7 +19,7 @@ from walproxy.lab.failover.host import Host, Place
 from walproxy.lab.list_append.check import find_anomalies
 from walproxy.lab.list_append.transactions import ListTransaction, Step
 from walproxy.lab.list_append.workload import BEGIN, CONFIRM, READ_ALL, draw, is_read_only, read_at_the_end
-from walproxy.lab.load.history import Operation, Outcome
+from walproxy.lab.load.history import HistoryOperation, Outcome
 
 APPLICATION_NAME = "failover lists"
 # Another order of the transactions would help the first one, so it is not committed.
@@ -28,14 +28,14 @@ _SHOWN = 5
 
 
 @dataclass(slots=True)
-class Tried:
+class TriedTransaction:
     """A transaction: its server, and the steps that have a result."""
 
     server: str
     steps: list[Step] = field(default_factory=list)
 
 
-class ListClients(RoamingClients[Tried]):
+class ListClients(RoamingClients[TriedTransaction]):
     """Clients that try one transaction of appends and reads after the other."""
 
     def __init__(self, places: Sequence[Place], chance: Random, *, count: int = 4, rate: float = 40.0) -> None:
@@ -45,7 +45,7 @@ class ListClients(RoamingClients[Tried]):
 
     async def _try(self, client: int, connection: psycopg.AsyncConnection[Any], server: str) -> None:
         wishes = draw(next(self._numbers), self._chance)
-        tried = Tried(server)
+        tried = TriedTransaction(server)
         outcome: Outcome = "fail"
         hang_up = self.hang_up_later(client, connection)
         begun_at = time.monotonic()
@@ -65,10 +65,10 @@ class ListClients(RoamingClients[Tried]):
             await connection.execute(b"ROLLBACK")
         finally:
             hang_up.cancel()
-            self.book.add(Operation(client, tried, begun_at, time.monotonic(), outcome))
+            self.book.add(HistoryOperation(client, tried, begun_at, time.monotonic(), outcome))
 
 
-def find_violations(operations: Sequence[Operation[Tried]], leader: Host) -> list[str]:
+def find_violations(operations: Sequence[HistoryOperation[TriedTransaction]], leader: Host) -> list[str]:
     """Return the anomalies of a history, with what the primary has at its end.
 
     Args:
@@ -89,7 +89,7 @@ def find_violations(operations: Sequence[Operation[Tried]], leader: Host) -> lis
     return [*lines, f"lists: {len(found) - _SHOWN} more anomalies"] if len(found) > _SHOWN else lines
 
 
-def as_history(operations: Sequence[Operation[Tried]]) -> list[ListTransaction]:
+def as_history(operations: Sequence[HistoryOperation[TriedTransaction]]) -> list[ListTransaction]:
     """Return the history of the operations; transactions are named by client, server and time since the first one."""
     first = min((each.begun_at for each in operations), default=0.0)
     return [

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from safekeeper.base.timelines import Lineage, parse_timeline_history, timeline_history_name
 from walproxy.lab.failover import checks, discarded, list_clients, wal_truth
-from walproxy.lab.failover.clients import Clients
+from walproxy.lab.failover.clients import RowClients
 from walproxy.lab.failover.host import Host
 from walproxy.lab.failover.injector import Injector
 from walproxy.lab.failover.plan import KILL_AGENT, POWER_LOSS, SWITCHOVER, PlannedRound
 from walproxy.lab.failover.results import RoundResult
-from walproxy.lab.failover.rows import TABLE, Attempt, Book, Rows
+from walproxy.lab.failover.rows import TABLE, Attempt, Book, RowIds
 from walproxy.lab.failover.site import Health, NotWell, Site, remove
 from walproxy.lab.failover.wal_keeper import KeptWal, WalKeeper
 from walproxy.lab.failover.writers import LocalWriter, Probe
@@ -56,7 +56,7 @@ class Rounds:
         self._site = site
         self._dead_after_s = dead_after_s
         self._show = show
-        self._rows = Rows()
+        self._rows = RowIds()
         self._direct = Book()  # of probes and local writers
         self._injector = Injector(site)
         self._probes = [Probe(host, self._rows, self._direct) for host in site.hosts.values()]
@@ -64,7 +64,7 @@ class Rounds:
         self._seen = 0, 0  # how many attempts of clients and of direct writers earlier rounds have had
         self._reports = {path for host in site.hosts.values() for path in self._new_reports(host, set())}
         places = [host.place for host in site.hosts.values()]
-        self.clients = Clients(places, self._rows)
+        self.clients = RowClients(places, self._rows)
         self.list_clients = list_clients.ListClients(places, random.Random(f"{seed}/lists"))
         self.results: list[RoundResult] = []
 

@@ -9,7 +9,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal
 
-from walproxy.lab.load.history import History, Operation
+from walproxy.lab.load.history import History, HistoryOperation
 
 Writer = Literal["client", "probe", "local"]
 
@@ -37,11 +37,11 @@ class Row:
     xid: int = 0
 
 
-Attempt = Operation[Row]
+Attempt = HistoryOperation[Row]
 Book = History[Row]
 
 
-class Rows:
+class RowIds:
     """Gives out the ids. Threads may share it."""
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ class NotWell(WalproxyError):
 
 
 @dataclass(frozen=True)
-class Sight:
+class ServerSight:
     """A server as it replies.
 
     Attributes:
@@ -285,16 +285,16 @@ class Site:
 
     # Looking at it.
 
-    def look(self) -> dict[str, Sight | str]:
+    def look(self) -> dict[str, ServerSight | str]:
         """Return each server as it replies, or why it does not."""
-        sights: dict[str, Sight | str] = {}
+        sights: dict[str, ServerSight | str] = {}
         for name, host in self.hosts.items():
             try:
                 [(in_recovery, lsn, tli)] = host.execute(_LOOK)
             except psycopg.Error as error:
                 sights[name] = " ".join(str(error).split())
             else:
-                sights[name] = Sight(not in_recovery, parse_lsn(lsn) if lsn else 0, tli or 0)
+                sights[name] = ServerSight(not in_recovery, parse_lsn(lsn) if lsn else 0, tli or 0)
         return sights
 
     def wait_until_well(self, timeout_s: float) -> Health:
@@ -304,29 +304,29 @@ class Site:
             NotWell: not in time.
         """
         found: Health | None = None
-        sights: dict[str, Sight | str] = {}
+        sights: dict[str, ServerSight | str] = {}
 
         def is_well() -> bool:
             nonlocal found, sights
             sights = self.look()
             found = self._health(sights, found)
             return found is not None and all(
-                isinstance(sight, Sight) and sight.lsn >= found.lsn for sight in sights.values()
+                isinstance(sight, ServerSight) and sight.lsn >= found.lsn for sight in sights.values()
             )
 
         _wait_until(is_well, lambda: f"all is well: {self._described(sights)}", timeout_s)
         assert found is not None  # is_well() has set it.
         return found
 
-    def _health(self, sights: dict[str, Sight | str], before: Health | None) -> Health | None:
+    def _health(self, sights: dict[str, ServerSight | str], before: Health | None) -> Health | None:
         """Return the state, with the position of `before` if that is still the leader; None if not all is well."""
-        leaders = [name for name, sight in sights.items() if isinstance(sight, Sight) and sight.is_primary]
+        leaders = [name for name, sight in sights.items() if isinstance(sight, ServerSight) and sight.is_primary]
         if len(leaders) != 1:
             return None
         leader = self.hosts[leaders[0]]
         sight = sights[leader.name]
-        assert isinstance(sight, Sight)
-        if any(not isinstance(other, Sight) or other.tli != sight.tli for other in sights.values()):
+        assert isinstance(sight, ServerSight)
+        if any(not isinstance(other, ServerSight) or other.tli != sight.tli for other in sights.values()):
             return None
         if not leader.is_leader():
             return None
@@ -334,11 +334,11 @@ class Site:
             return before
         return Health(leader, sight.tli, sight.lsn)
 
-    def _described(self, sights: dict[str, Sight | str]) -> str:
+    def _described(self, sights: dict[str, ServerSight | str]) -> str:
         lines = []
         for name, host in self.hosts.items():
             sight = sights.get(name, "not looked at")
-            if isinstance(sight, Sight):
+            if isinstance(sight, ServerSight):
                 role = "primary" if sight.is_primary else "standby"
                 sight = f"{role} on timeline {sight.tli} at {format_lsn(sight.lsn)}"
             leads = ", leads" if host.is_leader() else ""

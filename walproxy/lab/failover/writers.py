@@ -14,8 +14,8 @@ import time
 import psycopg
 
 from walproxy.lab.failover.host import Host
-from walproxy.lab.failover.rows import Book, Rows, Writer, insert
-from walproxy.lab.load.history import Operation, Outcome
+from walproxy.lab.failover.rows import Book, RowIds, Writer, insert
+from walproxy.lab.load.history import HistoryOperation, Outcome
 
 _PROBE_PAUSE_S = 0.1
 _LOCAL_PAUSE_S = 0.002
@@ -35,7 +35,7 @@ class DirectWriter:
     writer: Writer = "probe"
     setup = "SET synchronous_commit = on"
 
-    def __init__(self, host: Host, rows: Rows, book: Book) -> None:
+    def __init__(self, host: Host, rows: RowIds, book: Book) -> None:
         self._host = host
         self._rows = rows
         self._book = book
@@ -91,7 +91,7 @@ class DirectWriter:
         finally:
             self._has_begun = True
             if row.xid:
-                self._book.add(Operation(0, row, begun_at, time.monotonic(), outcome))
+                self._book.add(HistoryOperation(0, row, begun_at, time.monotonic(), outcome))
 
 
 class Probe(DirectWriter):
@@ -104,7 +104,7 @@ class LocalWriter(DirectWriter):
     writer: Writer = "local"
     setup = "SET synchronous_commit = local"
 
-    def __init__(self, host: Host, rows: Rows, book: Book) -> None:
+    def __init__(self, host: Host, rows: RowIds, book: Book) -> None:
         super().__init__(host, rows, book)
         self._pause_s = _LOCAL_PAUSE_S
 

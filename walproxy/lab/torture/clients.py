@@ -95,7 +95,7 @@ def _chooser(workloads: Sequence[Workload], seed: int) -> Callable[[int], Tried]
     return choose
 
 
-def _kept(operations: Iterable[history.Operation[Tried]], begun_at: float) -> Iterable[Operation]:
+def _kept(operations: Iterable[history.HistoryOperation[Tried]], begun_at: float) -> Iterable[Operation]:
     for each in operations:
         tried = each.transaction
         times_s = each.begun_at - begun_at, each.ended_at - begun_at

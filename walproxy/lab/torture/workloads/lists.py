@@ -19,7 +19,7 @@ from walproxy.lab.list_append.workload import (
     CONFIRM,
     CREATE_TABLE,
     READ_ALL,
-    Wish,
+    WishedStatement,
     draw,
     is_read_only,
     read_at_the_end,
@@ -37,7 +37,7 @@ _EMPTY, _UNKNOWN = "-", "?"
 class ListsAttempt:
     """A transaction that a client tries."""
 
-    def __init__(self, wishes: Sequence[Wish]) -> None:
+    def __init__(self, wishes: Sequence[WishedStatement]) -> None:
         self._wishes = tuple(wishes)
         self._steps: list[Step] = []
         self._is_refused = False
@@ -105,7 +105,7 @@ def parse_lists(what: str) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def _described(step: Step | Wish) -> str:
+def _described(step: Step | WishedStatement) -> str:
     if isinstance(step, Read):
         return f"read {step.key}: {','.join(map(str, step.items)) or _EMPTY}"
     return f"read {step.key}: {_UNKNOWN}" if step.value is None else f"append {step.value} to {step.key}"
