@@ -12,12 +12,12 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.consensus.control_state import NOBODY
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
     AcceptorGreeting,
     AgentSettingsVersion,
     AgentView,
     KeptReport,
 )
+from tests.unit.greetings import empty
 from walproxy.agent.report import AgentReport, AgentSettings, encode
 from walproxy.agent.sight import AgentSight, TimedView
 from walproxy.proposer.roster import Cluster
@@ -193,10 +193,7 @@ def test_what_is_missing_is_one_line() -> None:
 
 
 def greeting(safekeeper_id: int, cluster_id: str, membership: Membership | None) -> AcceptorGreeting:
-    incarnation = f"{safekeeper_id}" * 32
-    return AcceptorGreeting(
-        PROTOCOL_VERSION, safekeeper_id, incarnation, cluster_id, 0, 0, 0, membership, NOBODY, 0, 0, 0, 0, 0, None
-    )
+    return empty(safekeeper_id, cluster_id=cluster_id, membership=membership)
 
 
 def test_the_latest_membership_with_a_quorum_of_its_members_is_the_present_one() -> None:

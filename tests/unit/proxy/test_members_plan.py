@@ -8,7 +8,8 @@ import pytest
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
-from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorGreeting
+from safekeeper.consensus.messages import AcceptorGreeting
+from tests.unit.greetings import empty
 from walproxy.proposer.member_change import Target
 from walproxy.proposer.roster import Cluster
 from walproxy.proxy.members_plan import (
@@ -35,24 +36,16 @@ MAJORITIES = QuorumSizes()
 
 
 def greeting(member: Member, membership: Membership | None = PRESENT, **changes: Any) -> AcceptorGreeting:
-    fields: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "safekeeper_id": member.id,
-        "incarnation": member.incarnation,
-        "cluster_id": CLUSTER if membership is not None else "",
+    of_cluster: dict[str, Any] = {
         "system_id": 7,
         "segment_size": 1 << 20,
         "server_version": 180000,
-        "membership": membership,
-        "promised": LeaderId(7, "run") if membership is not None else LeaderId(0, ""),
-        "last_term": 7 if membership is not None else 0,
         "wal_begin_lsn": 100,
-        "flush_lsn": 900 if membership is not None else 0,
-        "commit_lsn": 900 if membership is not None else 0,
-        "truncate_lsn": 900 if membership is not None else 0,
-        "replaced": None,
     }
-    return AcceptorGreeting(**{**fields, **changes})
+    if membership is not None:
+        of_cluster |= {"cluster_id": CLUSTER, "membership": membership, "promised": LeaderId(7, "run"), "last_term": 7}
+        of_cluster |= dict.fromkeys(("flush_lsn", "commit_lsn", "truncate_lsn"), 900)
+    return empty(member.id, **{"incarnation": member.incarnation, **of_cluster, **changes})
 
 
 def sight(*greetings: AcceptorGreeting, **problems: str) -> Sight:

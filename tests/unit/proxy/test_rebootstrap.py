@@ -16,7 +16,6 @@ from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
     AcceptorGreeting,
     AcceptorMessage,
     Bootstrap,
@@ -44,6 +43,7 @@ from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.peers.peer_auth import NONCE_BYTES, AcceptorSide
 from safekeeper.waldecode.format import PAGE_HEADER
 from tests.unit.event_loop import on_the_loop
+from tests.unit.greetings import empty
 from walproxy.postgres.replication import PrimaryFacts
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.rebootstrap import Consent, GivenUp, RebootstrapSurvey, execute, survey
@@ -66,23 +66,18 @@ PRIMARY = PrimaryFacts(
 
 
 def greeting(safekeeper_id: int, *, flush_lsn: int = 5 << 20, generation: int = 1) -> AcceptorGreeting:
-    members = tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3))
-    return AcceptorGreeting(
-        protocol_version=PROTOCOL_VERSION,
-        safekeeper_id=safekeeper_id,
-        incarnation=f"{safekeeper_id}" * 32,
-        cluster_id="c" * 32 if flush_lsn else "",
-        system_id=SYSTEM_ID if flush_lsn else 0,
-        segment_size=1 << 20 if flush_lsn else 0,
-        server_version=180000,
-        membership=Membership(generation, members) if flush_lsn else None,
-        promised=LeaderId(generation, "a" * 32),
-        last_term=3,
-        wal_begin_lsn=1 << 20 if flush_lsn else 0,
+    greeting = empty(safekeeper_id, server_version=180000, promised=LeaderId(generation, "a" * 32), last_term=3)
+    if not flush_lsn:
+        return greeting
+    return msgspec.structs.replace(
+        greeting,
+        cluster_id="c" * 32,
+        system_id=SYSTEM_ID,
+        segment_size=1 << 20,
+        membership=Membership(generation, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3))),
+        wal_begin_lsn=1 << 20,
         flush_lsn=flush_lsn,
         commit_lsn=flush_lsn,
-        truncate_lsn=0,
-        replaced=None,
     )
 
 
