@@ -47,7 +47,6 @@ IN_MESSAGES = IN_ANY_TEXT | {
 RIGHT: dict[str, tuple[str, ...]] = {
     "docs/guide/costs.md": ("| nobody |",),  # the case's name in the table of walproxy bench
     "walproxy/lab/bench/crashes.py": ('"nobody"', "    nobody  "),  # the case's name in --json
-    "walproxy/lab/bench/readers.py": ('"nobody"',),  # the case's name in --json
     "walproxy/postgres/binaries.py": ('"nobody"',),  # the user
 }
 

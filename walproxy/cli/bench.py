@@ -8,24 +8,13 @@ import click
 import msgspec
 from rich.console import Console
 
-from walproxy.cli.extras import missing_extra_is_one_line
 from walproxy.cli.parameters import DURATION, postgres_option
-from walproxy.cli.pipeline import check_pipeline
 from walproxy.cli.progress import StepsBar
 from walproxy.lab.bench.arms import ARMS, SIZES
 from walproxy.lab.bench.experiments import EXPERIMENTS, Work
 from walproxy.postgres.binaries import choose_server
 
-_DEFAULT_CLIENTS = {
-    "arms": [1, 8, 32],
-    "levels": [1, 4],
-    "readers": [1, 4],
-    "members": [1, 4],
-    "newcomer": [1, 8],
-    "archive": [1, 4],
-    "outage": [1, 4],
-}
-_NEEDS_SPARK = ("pipeline", "growth")
+_DEFAULT_CLIENTS = {"arms": [1, 8, 32], "levels": [1, 4], "members": [1, 4]}
 _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 
 
@@ -42,27 +31,13 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 @click.command()
-@click.option("--bulk", is_flag=True, help="Measure how fast a COPY becomes durable.")
 @click.option("--levels", is_flag=True, help="Compare the levels of synchronous_commit.")
-@click.option("--readers", is_flag=True, help="Measure what readers of WAL cost committing sessions.")
 @click.option("--members", is_flag=True, help="Measure what a slow or stopped safekeeper costs committing sessions.")
 @click.option(
     "--crashes",
     is_flag=True,
     help="Measure how long commits wait when a process starts or crashes, and memory while a safekeeper is down.",
 )
-@click.option("--newcomer", is_flag=True, help="Measure what a new member costs while it receives all WAL.")
-@click.option(
-    "--archive", is_flag=True, help="Measure how fast WAL is archived, and commits while the archive is unavailable."
-)
-@click.option(
-    "--minutes",
-    type=click.FloatRange(0, min_open=True),
-    help="With --archive, instead of rounds: one outage of the archive of this length, measured each minute.",
-)
-@click.option("--pipeline", is_flag=True, help="Measure how fast WAL is decoded and written into tables.")
-@click.option("--grow", is_flag=True, help="With --pipeline: measure memory with one, two and four times the WAL.")
-@click.option("--apply", is_flag=True, help="Measure how fast row changes reach a table, beside pg_recvlogical.")
 @click.option("--clients", callback=_numbers, help="Numbers of clients. Default: 1,8,32; with another experiment 1,4.")
 @click.option(
     "--rounds", default=5, show_default=True, type=click.IntRange(1), help="Number of measurements of each arm."
@@ -73,8 +48,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     default=20,
     show_default=True,
     type=click.IntRange(1),
-    help="pgbench's scale factor; with --archive, --bulk, --crashes, --newcomer or --pipeline, times 50 MB; "
-    "with --apply, times 10,000 changes.",
+    help="pgbench's scale factor; with --crashes, times 50 MB of rows.",
 )
 @click.option("--seed", type=int, help="Seed of the order of measurements; by default a random one, which is printed.")
 @postgres_option
@@ -94,17 +68,9 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: every measurement and the medians.")
 def bench(
-    bulk: bool,
     levels: bool,
-    readers: bool,
     members: bool,
     crashes: bool,
-    newcomer: bool,
-    archive: bool,
-    minutes: float | None,
-    pipeline: bool,
-    grow: bool,
-    apply: bool,
     clients: list[int],
     rounds: int,
     seconds: int,
@@ -127,46 +93,19 @@ def bench(
       walproxy bench --clients 8 --rounds 10 --json > bench.json
       walproxy bench --delay 1ms --clients 1,32
       walproxy bench --arm walproxy --arm walproxy-5 --arm walproxy-7
-      walproxy bench --bulk
       walproxy bench --levels
-      walproxy bench --readers --clients 4
       walproxy bench --members
       walproxy bench --crashes --rounds 3
-      walproxy bench --newcomer --clients 8 --scale 40 --rounds 3
-      walproxy bench --archive
-      walproxy bench --archive --minutes 10 --clients 4
-      walproxy bench --pipeline
-      walproxy bench --pipeline --grow --rounds 3
-      walproxy bench --apply
     """
-    flags = {
-        "bulk": bulk,
-        "levels": levels,
-        "readers": readers,
-        "members": members,
-        "crashes": crashes,
-        "newcomer": newcomer,
-        "archive": archive,
-        "pipeline": pipeline,
-        "apply": apply,
-    }
+    flags = {"levels": levels, "members": members, "crashes": crashes}
     chosen = [name for name, is_chosen in flags.items() if is_chosen]
     if len(chosen) > 1:
         raise click.UsageError(f"--{chosen[0]} cannot be combined with --{chosen[1]}")
     if names and chosen:
         raise click.UsageError(f"--arm cannot be combined with --{chosen[0]}")
-    if delay is not None and chosen not in ([], ["bulk"]):
+    if delay is not None and chosen:
         raise click.UsageError(f"--delay cannot be combined with --{chosen[0]}")
-    if minutes is not None and not archive:
-        raise click.UsageError("--minutes requires --archive")
-    if grow and not pipeline:
-        raise click.UsageError("--grow requires --pipeline")
-    kind = "outage" if minutes is not None else "growth" if grow else chosen[0] if chosen else "arms"
-    if kind in _NEEDS_SPARK:
-        check_pipeline()
-    if kind == "apply":
-        with missing_extra_is_one_line("the pipeline", "pipeline"):
-            import walproxy.pipeline.cdc.apply.delta  # noqa: F401
+    kind = chosen[0] if chosen else "arms"
     binaries = choose_server(major)
     seed = random.randrange(1 << 16) if seed is None else seed
     click.echo(f"seed {seed}", err=True)
@@ -184,7 +123,6 @@ def bench(
             seconds,
             scale,
             seed,
-            minutes or 0.0,
             names,
             1000 * (delay or 0.0),
             bar,

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from walproxy.pipeline.cdc.apply.fingerprint import Column, Evidence, Fingerprint, Heap, Verdict, compare
+from walproxy.pipeline.cdc.apply.fingerprint import (
+    Column,
+    Evidence,
+    Fingerprint,
+    Heap,
+    Verdict,
+    compare,
+    followed_change,
+)
 
 INT, TEXT, VARCHAR, NUMERIC = 23, 25, 1043, 1700
 PLAIN = Fingerprint(
@@ -121,3 +129,27 @@ def test_an_attribute_of_a_composite_type_is_part_of_stored_values_and_a_new_lab
     known = change(PLAIN, types={"attribute 5.1": 3})
     assert compare(known, change(known, types={"attribute 5.1": 3, "attribute 5.2": 9}), evidence()).copy_reason
     assert compare(known, change(known, types={"attribute 5.1": 3, "label 9": 9}), evidence()) == Verdict()
+
+
+def definition(columns: dict[str, Column], *partitions: int, types: tuple[str, ...] = ()) -> Fingerprint:
+    return Fingerprint(1, [], 0, {}, dict.fromkeys(partitions, 5), columns, dict.fromkeys(types, 5))
+
+
+def test_a_change_of_a_definition_is_in_words() -> None:
+    one, two = Column(1, INT, -1), Column(2, TEXT, -1)
+    types = {"a": "int32", "b": "string"}
+    same = definition({"a": one})
+    assert followed_change(same, definition({"a": one}), types) is None
+    assert followed_change(same, definition({"a": one, "b": two}), types) == ("column b was added, here of type string")
+    assert followed_change(same, definition({}, 7, 8), types) == (
+        "2 partitions added; column a was dropped, and keeps its values here"
+    )
+    assert followed_change(same, definition({"a": Column(1, INT, 9)}, 7), types) == (
+        "1 partition added; the type of column a was altered, here it is int32"
+    )
+    assert followed_change(same, definition({"a": one}, types=("label 3",)), types) == (
+        "a type of its columns has new labels"
+    )
+    assert followed_change(same, definition({"a": one, "b": two}, types=("label 3",)), types) == (
+        "column b was added, here of type string"
+    )

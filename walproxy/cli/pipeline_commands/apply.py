@@ -111,12 +111,6 @@ _COPY_RANGE_MIN_BYTES: Final = 1 << 20
     metavar="SIZE",
     help="WAL that the slot may retain on the primary; above it the slot is created again and all tables are copied.",
 )
-@click.option(
-    "--on-schema-change",
-    envvar="WALPROXY_ON_SCHEMA_CHANGE",
-    metavar="URL|FILE",
-    help="Send changes of table definitions there: a POST of JSON for each, or a line of the file.",
-)
 @click.option("--http-listen", type=ADDRESS, help="Address on which to serve /status, /metrics and /readyz.")
 @click.option("--http-allow", type=NETWORKS, help="Networks from which HTTP is accepted.")
 @click.option(
@@ -151,7 +145,6 @@ def apply(
     start_over: bool,
     on_bad_value: OnBadValue,
     max_retained: int | None,
-    on_schema_change: str | None,
     http_listen: Address | None,
     http_allow: Networks | None,
     http_hosts: frozenset[str],
@@ -214,7 +207,6 @@ def apply(
         http_access=http_access(http_hosts, http_password_file),
         mode=mode,
         arrays=arrays,
-        on_schema_change=on_schema_change or None,
         copy_sessions=copy_sessions,
         copy_range_bytes=copy_range_size,
     )

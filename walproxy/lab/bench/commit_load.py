@@ -11,13 +11,8 @@ from walproxy.lab.load.percentiles import percentile
 from walproxy.lab.load.transactions import SingleStatement
 from walproxy.postgres.local_server import LocalPostgres
 
-# A kilobyte a row: at a few hundred commits a second that is more WAL than the slow reader takes.
 _PAYLOAD = "x" * 1000
-# WAL from before the load, for readers that lag: some 50 MiB.
-_TABLE = f"""
-    CREATE TABLE commit_load (payload text);
-    INSERT INTO commit_load SELECT '{_PAYLOAD}' FROM generate_series(1, 40000)
-"""
+_TABLE = "CREATE TABLE commit_load (payload text)"
 _INSERT = SingleStatement("INSERT INTO commit_load VALUES ($1)", _PAYLOAD)
 
 
@@ -30,7 +25,7 @@ class CommitTimes(NamedTuple):
 
 
 def prepare(postgres: LocalPostgres) -> None:
-    """Make the table of the load, with enough WAL for readers to lag."""
+    """Make the table of the load."""
     postgres.execute(_TABLE)
 
 

@@ -7,19 +7,27 @@ keeps a window of the newest only, so none of them may grow with it.
 
 from collections.abc import Sequence
 from statistics import median
+from time import monotonic
 from typing import NamedTuple
 
 import msgspec
+import psycopg
 
-from walproxy.lab.bench import bulk
-from walproxy.lab.bench.arms import Arm
+from safekeeper.base.lsn import parse_lsn
 from walproxy.lab.bench.members import wait_until_caught_up
 from walproxy.lab.cluster.local_cluster import LocalCluster
 from walproxy.lab.process_resources import highest_peak, memory_of
+from walproxy.postgres.local_server import LocalPostgres
 
 PROXY = "proxy"
 GOAL_BYTES = 150_000_000
+SCALE_BYTES = 50_000_000
+"""Of rows, for each unit of --scale."""
 _MEMBER = 3
+_ROW = b"x" * 1000 + b"\n"
+_ROWS_AT_ONCE = 1000
+_TABLE = "CREATE TABLE bulk_load (payload text)"
+_INSERT_LSN = b"SELECT pg_current_wal_insert_lsn()::text"
 
 
 class MemoryCell(NamedTuple):
@@ -61,8 +69,13 @@ class MemoryResult(msgspec.Struct, frozen=True):
     most_bytes: int
 
 
+def prepare(postgres: LocalPostgres) -> None:
+    """Make the table that rows are copied into."""
+    postgres.execute(_TABLE)
+
+
 def take_turn(cluster: LocalCluster, number: int, row_bytes: int) -> list[MemoryTurn]:
-    """Load about `row_bytes` of rows into the table of bulk.py while a safekeeper is dead, and bring that back.
+    """Copy about `row_bytes` of rows into the table of prepare() while a safekeeper is dead, and bring that back.
 
     Raises:
         WalproxyError: a process has failed.
@@ -77,7 +90,7 @@ def take_turn(cluster: LocalCluster, number: int, row_bytes: int) -> list[Memory
     cluster.safekeepers[_MEMBER].kill9()
     pids = {name: process.pid or 0 for name, process in processes.items()}
     before = {name: memory_of(pid) for name, pid in pids.items()}
-    copied = bulk.take_turn(Arm("walproxy", cluster.postgres, lambda: pids), number, row_bytes)
+    wal_bytes, seconds = _copy(cluster.postgres, row_bytes)
     after = {name: memory_of(pid) for name, pid in pids.items()}
     cluster.safekeepers[_MEMBER].start()
     wait_until_caught_up(cluster, *cluster.safekeepers)
@@ -86,8 +99,8 @@ def take_turn(cluster: LocalCluster, number: int, row_bytes: int) -> list[Memory
         MemoryTurn(
             number,
             name,
-            copied.wal_bytes,
-            copied.seconds,
+            wal_bytes,
+            seconds,
             before[name].resident_bytes,
             after[name].resident_bytes,
             highest_peak(before[name], after[name]),
@@ -95,6 +108,26 @@ def take_turn(cluster: LocalCluster, number: int, row_bytes: int) -> list[Memory
         )
         for name in processes
     ]
+
+
+def _copy(postgres: LocalPostgres, row_bytes: int) -> tuple[int, float]:
+    """Copy rows in one transaction; return the bytes of WAL, and the seconds until its commit is acknowledged."""
+    chunk = _ROW * _ROWS_AT_ONCE
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as connection:
+        begin_lsn = _insert_lsn(connection)
+        began_at = monotonic()
+        with connection.cursor().copy("COPY bulk_load FROM STDIN") as copy:
+            for _ in range(max(1, row_bytes // len(chunk))):
+                copy.write(chunk)
+        seconds = monotonic() - began_at
+        wal_bytes = _insert_lsn(connection) - begin_lsn
+        connection.execute("TRUNCATE bulk_load")
+    return wal_bytes, seconds
+
+
+def _insert_lsn(connection: "psycopg.Connection[tuple[str, ...]]") -> int:
+    [(lsn,)] = connection.execute(_INSERT_LSN).fetchall()
+    return parse_lsn(lsn)
 
 
 def compare_memory(turns: Sequence[MemoryTurn]) -> list[MemoryResult]:

@@ -50,17 +50,6 @@ def run(postgres: LocalPostgres, clients: int, seconds: int, synchronous_commit:
     return Measured(float(tps[1]), statistics.fmean(times_ms), statistics.median(times_ms))
 
 
-def run_script(postgres: LocalPostgres, script: Path, clients: int, seconds: int, scale: int) -> None:
-    """Run a script of pgbench's, which finds `scale` in `:scale`; its commits wait for no standby.
-
-    Raises:
-        WalproxyError: it failed.
-    """
-    arguments = ["--no-vacuum", "--client", str(clients), "--jobs", str(min(clients, os.cpu_count() or 1))]
-    arguments += ["--time", str(seconds), "--scale", str(scale), f"--file={script}"]
-    _run(postgres, arguments, "off")
-
-
 def parse_log(lines: Iterable[str]) -> list[float]:
     """Return the time of each transaction in milliseconds, from the lines that `pgbench --log` writes.
 

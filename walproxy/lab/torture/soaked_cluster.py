@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from walproxy.lab.bench.local_archive import LocalArchive
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
 from walproxy.lab.testing import WalproxyCluster
 from walproxy.lab.torture.soak import SoakedCluster
@@ -65,10 +64,9 @@ def soaked_cluster(
             containers.wait_until_streaming()
             yield containers
         return
-    archive = LocalArchive(directory / "archive")
+    archive = ("--archive", str(directory / "archive"), "--archive-partial-interval", str(_PARTIAL_INTERVAL_S))
     server = LocalPostgres(choose_server(major), directory / "postgres", settings=_SETTINGS)
-    options = (*archive.options(_PARTIAL_INTERVAL_S), *_OPTIONS)
-    with LocalCluster(directory, server, safekeepers, safekeeper_options=options) as cluster:
+    with LocalCluster(directory, server, safekeepers, safekeeper_options=(*archive, *_OPTIONS)) as cluster:
         server.init()
         cluster.start()
         cluster.add_standby(_STANDBY)

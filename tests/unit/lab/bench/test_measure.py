@@ -1,11 +1,9 @@
-"""What the turns of the benchmark's arms add up to, and what is read out of pgbench and out of a load."""
+"""What the turns of the benchmark's arms add up to, and what is read out of pgbench."""
 
 import pytest
 
-from walproxy.lab.bench.commit_cases import cells_of
 from walproxy.lab.bench.measure import ArmCell, Turn, compare
 from walproxy.lab.bench.pgbench import parse_log
-from walproxy.lab.bench.readers import CASES, NOBODY, ReaderTurn, compare_readers
 
 
 def test_arms_are_compared_with_the_baseline_and_with_postgresql_s_own_quorum() -> None:
@@ -47,25 +45,3 @@ def test_the_memory_of_each_process_is_the_median_of_what_it_had_in_the_rounds()
 
 def test_the_time_of_a_transaction_is_the_third_word_of_its_line_in_microseconds() -> None:
     assert parse_log(["0 199 2241 0 1175850568 995598", "1 4 507 0 1175850568 1000"]) == [2.241, 0.507]
-
-
-def test_readers_are_compared_with_nobody_reading_at_the_same_number_of_clients() -> None:
-    turns = [
-        ReaderTurn(number, cell.case, cell.clients, 100.0, cell.clients * usual * (number + 1), slowest, [])
-        for number in range(3)
-        for cell in cells_of(CASES, [1, 4])
-        for usual, slowest in [(1.0, 10.0) if cell.case == NOBODY else (1.05, 15.0)]
-    ]
-    results = compare_readers(turns)
-    assert [each.case for each in results] == 2 * list(CASES)
-    ten = next(each for each in results if each.case == "ten" and each.clients == 4)
-    assert ten.to_nobody == pytest.approx(1.05)
-    assert (ten.low, ten.high) == (pytest.approx(1.05), pytest.approx(1.05))
-    assert ten.p99_to_nobody == pytest.approx(1.5)
-    assert ten.p50_ms == pytest.approx(8.4)
-
-
-def test_the_readers_are_one_slow_ten_and_one_stopped_on_one_safekeeper_and_one_on_each() -> None:
-    assert CASES[NOBODY].readers == 0
-    assert CASES["ten"] == ("reading", 10, (1,))
-    assert {case.kind for case in CASES.values() if case.safekeepers == (1, 2, 3)} == {"slow", "reading", "stopped"}

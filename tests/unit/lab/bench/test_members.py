@@ -2,8 +2,7 @@
 
 import pytest
 
-from walproxy.lab.bench.commit_cases import CommitTurn, cells_of
-from walproxy.lab.bench.members import CASES, DEAD, SLOW, WELL, compare_members
+from walproxy.lab.bench.members import DEAD, SLOW, WELL, MemberTurn, cells, compare_members
 
 P50_MS = {WELL: 4.0, SLOW: 5.0, DEAD: 3.0}
 
@@ -11,9 +10,9 @@ P50_MS = {WELL: 4.0, SLOW: 5.0, DEAD: 3.0}
 def test_a_bad_member_is_compared_with_all_well_in_the_same_round() -> None:
     turns = [
         # The machine is twice as slow in each round as in the one before.
-        CommitTurn(number, *cell, 100.0, P50_MS[cell.case] * 2**number, 10.0)
+        MemberTurn(number, *cell, 100.0, P50_MS[cell.case] * 2**number, 10.0)
         for number in range(3)
-        for cell in cells_of(CASES, [1, 8])
+        for cell in cells([1, 8])
     ]
     results = {(each.case, each.clients): each for each in compare_members(turns)}
     assert len(results) == 6

@@ -23,9 +23,6 @@ following       what a table that follows can do, and its position
 delta           such a table in Delta Lake's format
 iceberg         such a table in Iceberg's format
 options         the options of a job
-announcements   what is announced of changes of definitions; pure
-announcer       sends it, from a thread
-receivers       HTTP servers and files that it is sent to
 job_file        what the job keeps beside the tables
 status_files    what the job reports, for people and for monitoring
 status_pages    the same over HTTP

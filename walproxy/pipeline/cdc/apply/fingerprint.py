@@ -141,6 +141,29 @@ def compare(known: Fingerprint, now: Fingerprint, evidence: Evidence) -> Verdict
     return Verdict(None, frozenset(arrived - born), born, frozenset(writers), added, changed)
 
 
+def followed_change(before: Fingerprint, after: Fingerprint, types: Mapping[str, str]) -> str | None:
+    """Return what changed in a definition that is followed; None if that is no change of the definition.
+
+    Args:
+        types: of the columns of the table that follows, as text.
+    """
+    parts = []
+    added = after.columns.keys() - before.columns.keys()
+    for name in added:
+        parts.append(f"column {name} was added, here of type {types.get(name, 'unknown')}")
+    for name in before.columns.keys() - after.columns.keys():
+        parts.append(f"column {name} was dropped, and keeps its values here")
+    for name, column in after.columns.items():
+        if name in before.columns and before.columns[name] != column:
+            parts.append(f"the type of column {name} was altered, here it is {types.get(name, 'unknown')}")
+    partitions = len(after.partitions.keys() - before.partitions.keys())
+    if partitions:
+        parts.append(f"{partitions} partition{'s' if partitions > 1 else ''} added")
+    if after.types.keys() - before.types.keys() and not added:
+        parts.append("a type of its columns has new labels")
+    return "; ".join(sorted(parts)) or None
+
+
 def _is_born(oid: int, known: Fingerprint, evidence: Evidence) -> bool:
     """Return whether a partition, and each one above it that is new too, was created as such."""
     while oid != known.oid and oid not in known.partitions:

@@ -26,7 +26,6 @@ import msgspec
 
 from safekeeper.base.errors import ArchiveError, ArchiveUnavailable, ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.pipeline.cdc.apply.announcer import Announcer, announcing
 from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.following import Position
 from walproxy.pipeline.cdc.apply.job_file import Job, job_state, only_job, read_job, write_job
@@ -102,30 +101,20 @@ def run_apply(
     """
     stop = stop or threading.Event()
     status = StatusFiles(options.location)
-    with announcing(options.on_schema_change) as announcer, only_job(options.location), _served(options, status):
+    with only_job(options.location), _served(options, status):
         begins = True
         while True:
             try:
-                with opened_job(
-                    options,
-                    first=begins,
-                    ends=once,
-                    stop=stop,
-                    status=status,
-                    announcer=announcer,
-                    on_copy=on_copy,
-                ) as job:
+                with opened_job(options, first=begins, ends=once, stop=stop, status=status, on_copy=on_copy) as job:
                     begins = False
                     job.copy_missing()
                     if once:
                         job.follow_until_now(stop)
-                        job.end_announcements()
                         job.require_all()
                         return
                     while not stop.is_set():
                         if not job.step():
                             stop.wait(options.interval_s)
-                    job.end_announcements()
                     return
             except Stopped as error:
                 _log.info("%s", error)
@@ -164,7 +153,6 @@ def opened_job(
     ends: bool,
     stop: threading.Event | None = None,
     status: StatusFiles | None = None,
-    announcer: Announcer | None = None,
     on_copy: Callable[[CopyProgress], None] = no_report,
 ) -> Iterator["ApplyJob"]:
     """Give the job, with its connections.
@@ -174,11 +162,9 @@ def opened_job(
         ends: it ends when all tables are up to now; copies wait for open transactions as long as it takes.
         stop: when set, a step does not wait for a server that sends nothing.
         status: what the job reports to.
-        announcer: what announces changes of definitions.
         on_copy: as for `run_apply`.
     """
     stop, status = stop or threading.Event(), status or StatusFiles(options.location)
-    announcer = announcer or Announcer(None)
     if options.location.folder is None and first:
         check_format(options.location, options.format)
         require_single_winner(options.location.object_store())
@@ -203,7 +189,7 @@ def opened_job(
         require_position(asking, options.slot, job.position_lsn)  # the session holds the slot: no other one moves it
         # A job that does not get the slot has not disturbed the one that has it.
         write_job(state, job)
-        opened = ApplyJob(options, state, job, feed, asking, stop, status, announcer, ends=ends, on_copy=on_copy)
+        opened = ApplyJob(options, state, job, feed, asking, stop, status, ends=ends, on_copy=on_copy)
         yield stack.enter_context(closing(opened))
 
 
@@ -239,7 +225,6 @@ def _job_of(options: ApplyOptions, state: StateObject, connection: Connection, *
             {},
             mode=options.mode,
             arrays=arrays,
-            announcements=[] if job is None else job.announcements,
         )
     asked: list[tuple[str, object, object]] = [
         ("the cluster", job.system_id, identity),
@@ -274,7 +259,6 @@ class ApplyJob:
         asking: Connection,
         stop: threading.Event,
         status: StatusFiles,
-        announcer: Announcer,
         *,
         ends: bool,
         on_copy: Callable[[CopyProgress], None],
@@ -297,7 +281,6 @@ class ApplyJob:
             stop=stop,
         )
         self._status = status
-        self._announcer = announcer
         self._tidied_at: dict[TableName, float] = {}
         self._copy_reported_at = 0.0
         ranges = RangeOptions(options.copy_sessions, options.copy_range_bytes, stop, self._report_copy)
@@ -354,8 +337,6 @@ class ApplyJob:
         if end_lsn <= begin_lsn:
             if self.tables.is_retry_due():
                 self.copy_missing()
-            elif self._announcer.has_taken:
-                self._note(begin_lsn)
             self._status.write(self._job, self.tables, 0, retained_bytes)
             return False
         self.tables.look()
@@ -434,12 +415,6 @@ class ApplyJob:
     def _copy(self) -> None:
         self.tables.copy(self.wait_for_quorum, lambda: self._note(self._job.position_lsn))
 
-    def end_announcements(self) -> None:
-        """Wait some seconds for the receiver of announcements, and keep those that it does not take."""
-        self._announcer.drain()
-        if self._announcer.has_taken:
-            self._note(self._job.position_lsn)
-
     def _report_copy(self, progress: CopyProgress) -> None:
         """Report how far a copy is: to the caller each time, in the files from time to time."""
         self._on_copy(progress)
@@ -452,9 +427,6 @@ class ApplyJob:
         self._status.write(self._job, self.tables, lag_bytes, retained_bytes, copying=progress)
 
     def _note(self, position_lsn: Lsn) -> None:
-        announcements = self._announcer.pending(
-            self._job.announcements, self.tables.take_changes(), self._job.database, self._job.slot, position_lsn
-        )
         self._job = msgspec.structs.replace(
             self._job,
             position_lsn=position_lsn,
@@ -462,10 +434,8 @@ class ApplyJob:
             copying=self.tables.copying(),
             quarantined=dict(self.tables.quarantined),
             to_copy=self.tables.to_copy(),
-            announcements=announcements,
         )
         write_job(self._state, self._job)
-        self._announcer.send(announcements)
 
     def _tidy(self, table: TableName) -> None:
         self._tidied_at[table] = time.monotonic()

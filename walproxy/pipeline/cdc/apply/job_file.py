@@ -18,7 +18,6 @@ import msgspec
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.cache_folder import cache_folder
-from walproxy.pipeline.cdc.apply.announcements import Announcement
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.choices import ArrayColumns
 from walproxy.pipeline.lake.disk import locked, storage_errors, sync_folder
@@ -94,7 +93,6 @@ class Job(msgspec.Struct, frozen=True):
         mode: what the tables keep of changes.
         arrays: what arrays are in the tables: text in a file of an older version.
         to_copy: by name: why tables are to be copied that were copied before.
-        announcements: changes of definitions that the receiver has not taken yet, oldest first.
         starts_over: the slot is to be made again, and all tables are to be copied again.
         owner: differs between jobs that run, also between those of one process.
     """
@@ -114,7 +112,6 @@ class Job(msgspec.Struct, frozen=True):
     copying: dict[str, Copying] = {}
     arrays: ArrayColumns = "text"
     to_copy: dict[str, str] = {}
-    announcements: list[Announcement] = []
 
 
 def job_state(tables: LakeLocation) -> StateObject:

@@ -45,7 +45,6 @@ class ApplyOptions(NamedTuple):
         http_access: the host names and the password of requests.
         mode: what the tables keep of changes.
         arrays: what arrays are in the tables; None: what they are so far, lists in a new job.
-        on_schema_change: the URL or the file to which changes of definitions are announced; None: nowhere.
         copy_sessions: that copy tables, or ranges of a large one, at the same time.
         copy_range_bytes: of a table that each of them reads at once.
     """
@@ -72,7 +71,6 @@ class ApplyOptions(NamedTuple):
     http_access: HttpAccess = OPEN_TO_ALL
     mode: FollowingMode = "mirror"
     arrays: ArrayColumns | None = None
-    on_schema_change: str | None = None
     copy_sessions: int = COPY_SESSIONS
     copy_range_bytes: int = COPY_RANGE_BYTES
 

@@ -55,7 +55,6 @@ class ApplyStatus(msgspec.Struct, frozen=True):
         current_time: Unix time at which the tables were known last to have everything that was on the quorum; before
             the first time, that of the start of the first job.
         mode: what the tables keep of changes.
-        announcements: of changes of definitions that the receiver has not taken yet.
     """
 
     slot: str
@@ -67,7 +66,6 @@ class ApplyStatus(msgspec.Struct, frozen=True):
     tables: dict[str, TableStatus]
     current_time: float = 0.0
     mode: str = "mirror"
-    announcements: int = 0
 
 
 class StatusFiles:
@@ -126,7 +124,6 @@ class StatusFiles:
             },
             self._current_at,
             job.mode,
-            len(job.announcements),
         )
         self.last, self.problem = status, ""
         if self._tables.folder is None:
@@ -186,10 +183,6 @@ def _metrics(status: ApplyStatus) -> Iterable[str]:
         "walproxy_apply_position_bytes": ("LSN below which all tables that follow have everything.", position_lsn),
         "walproxy_apply_lag_bytes": ("WAL on the quorum that is not read yet.", status.lag_bytes),
         "walproxy_apply_slot_retained_bytes": ("WAL that the slot retains on the primary.", status.retained_bytes),
-        "walproxy_apply_announcements_pending": (
-            "Announcements of schema changes that the receiver has not taken yet.",
-            status.announcements,
-        ),
         "walproxy_apply_report_time_seconds": ("Unix time of this report.", status.time),
         "walproxy_apply_current_time_seconds": (
             "Unix time at which the tables had everything that was on the quorum.",

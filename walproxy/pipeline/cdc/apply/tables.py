@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.pipeline.cdc.apply.announcements import NO_LONGER_PUBLISHED, NOT_COPIED_YET, TableChange
 from walproxy.pipeline.cdc.apply.copies_at_once import copy_tables
 from walproxy.pipeline.cdc.apply.copying import Snapshot, SnapshotDelayed
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
@@ -30,7 +29,7 @@ from walproxy.pipeline.cdc.apply.target import Target
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type, is_array
 from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
-from walproxy.pipeline.cdc.publication import TableName, base_type, parse_table
+from walproxy.pipeline.cdc.publication import TableName, base_type
 from walproxy.pipeline.cdc.published_tables import PublishedTable, published_tables
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_value
 
@@ -41,6 +40,7 @@ _RETRY_MAX_S: Final = 3600.0
 _SNAPSHOT_WAIT_S: Final = 10.0
 _SNAPSHOT_WAIT_MAX_S: Final = 600.0
 _COPY_ATTEMPTS: Final = 3
+_NOT_COPIED_YET: Final = "it was not copied yet"
 
 
 class _Problem(NamedTuple):
@@ -73,7 +73,6 @@ class Tables:
         self._ranges = ranges
         self._snapshot_wait_s = None if waits_for_copies else _SNAPSHOT_WAIT_S
         self._lists = job.arrays == "list"
-        self._changes: list[TableChange] = []
         self._types: dict[tuple[int, int], pa.DataType] = {}
         self._followings: dict[TableName, FollowingTable] = {}
         self._targets: dict[TableName, Target] = {}
@@ -90,15 +89,15 @@ class Tables:
             if name in published:
                 self._take_up(published[name], known)
             else:
-                self._stop(parse_table(name))
+                _log_unpublished(name)
         for name, copying in job.copying.items():
             if name in published and name not in job.tables:
-                self._take_up_copy(published[name], copying, job.to_copy.get(name, NOT_COPIED_YET))
+                self._take_up_copy(published[name], copying)
         for name, reason in job.to_copy.items():
             if name in self.quarantined:
                 continue
             if name not in published:
-                self._stop(parse_table(name))
+                _log_unpublished(name)
             elif published[name] not in self._targets:
                 self._to_copy.setdefault(published[name], reason)
 
@@ -121,7 +120,7 @@ class Tables:
     def to_copy(self) -> dict[str, str]:
         """Return why tables are to be copied again, but for those that were not copied yet."""
         reasons = self._being_copied | self._to_copy
-        return {str(table): reason for table, reason in reasons.items() if reason != NOT_COPIED_YET}
+        return {str(table): reason for table, reason in reasons.items() if reason != _NOT_COPIED_YET}
 
     def following(self, table: TableName) -> FollowingTable:
         """Return a table of the folder, whether it exists or not."""
@@ -139,17 +138,16 @@ class Tables:
         for table, target in list(self._targets.items()):
             if table not in published:
                 self._drop(table)
-                self._stop(table)
+                _log_unpublished(str(table))
                 continue
             now = published[table]
             with self._quarantining(table, now):
                 if now.problem is not None:
                     raise SourceRefused(f"{table} cannot be followed: {now.problem}")
                 target.look(now, self)
-                self._note_followed(target)
         for name in self.quarantined.keys() - {str(table) for table in published}:
             del self.quarantined[name]
-            self._stop(parse_table(name))
+            _log_unpublished(name)
         for table, now in published.items():
             if table not in self._targets:
                 self._look_at_absent(table, now)
@@ -185,23 +183,6 @@ class Tables:
         """End a step: `is_current` if it took all changes that the catalogs may show already."""
         for target in self:
             target.settle(is_current=is_current)
-            self._note_followed(target)
-
-    def take_changes(self) -> list[TableChange]:
-        """Return the changes of definitions that were dealt with since the last call."""
-        changes, self._changes = self._changes, []
-        return changes
-
-    def _note_followed(self, target: Target) -> None:
-        self._changes += [TableChange(target.table, "followed", change) for change in target.take_followed()]
-
-    def _note_copied(self, table: TableName, reason: str, lsn: Lsn) -> None:
-        if reason != NOT_COPIED_YET:
-            self._changes.append(TableChange(table, "copied", reason, lsn))
-
-    def _stop(self, table: TableName) -> None:
-        self._changes.append(TableChange(table, "stopped", NO_LONGER_PUBLISHED))
-        _log.warning("%s is not followed: %s", table, NO_LONGER_PUBLISHED)
 
     def copy_again(self, table: TableName, reason: str) -> None:
         """Copy a table with the next `copy`."""
@@ -290,7 +271,6 @@ class Tables:
         """Follow a table whose copy is committed. The job's file has that with the next note."""
         table = copy.made.table
         self.copies += 1
-        self._note_copied(table, copy.reason, copy.position.lsn)
         self._being_copied.pop(table, None)
         del self._copying[table]
         self._end_quarantine(table)
@@ -327,7 +307,7 @@ class Tables:
             else:
                 self._follow(table, known, fingerprint, position)
 
-    def _take_up_copy(self, table: TableName, copying: Copying, reason: str) -> None:
+    def _take_up_copy(self, table: TableName, copying: Copying) -> None:
         """Follow a table whose copy was committed just before the job ended; else it is copied later."""
         with self._quarantining(table):
             following = self.following(table)
@@ -335,7 +315,6 @@ class Tables:
                 self._policy.copy_state_file(following).remove()  # Its files are the table's.
                 self._take_up(table, copying.known)
                 self._end_quarantine(table)
-                self._note_copied(table, reason, copying.lsn)
 
     def _follow(self, table: TableName, known: KnownTable, fingerprint: Fingerprint, position: Position) -> None:
         target = Target(self.following(table), known, fingerprint, self._type_of, position, self._policy.mode)
@@ -362,7 +341,7 @@ class Tables:
             with self._quarantining(table, now):
                 raise SourceRefused(f"{table} cannot be followed: {now.problem}")
         elif quarantined is None:
-            self._to_copy[table] = NOT_COPIED_YET
+            self._to_copy[table] = _NOT_COPIED_YET
         else:
             self._to_copy[table] = f"it was quarantined ({quarantined.reason})"
 
@@ -385,7 +364,6 @@ class Tables:
                 _log.error("%s is quarantined, the other tables continue: %s", table, error)
                 since = time.time() if known is None else known.since
                 self.quarantined[str(table)] = Quarantined(str(error), since)
-                self._changes.append(TableChange(table, "quarantined", str(error)))
 
     @contextlib.contextmanager
     def _copied_instead(self, target: Target) -> Iterator[None]:
@@ -424,3 +402,7 @@ class Tables:
         if key not in self._types:
             self._types[key] = arrow_type(*base_type(self._asking, *key), lists=self._lists)
         return self._types[key]
+
+
+def _log_unpublished(name: str) -> None:
+    _log.warning("%s is not followed: it is no longer published: its copy stays as it is", name)

@@ -12,6 +12,7 @@ The catalogs are compared before the changes of a step are taken, and may be new
 changes themselves announce is compared with the known columns too.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple, Protocol
 
@@ -19,8 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from safekeeper.base.lsn import Lsn
-from walproxy.pipeline.cdc.apply.announcements import followed_change
-from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, compare
+from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, compare, followed_change
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.held_changes import HeldChanges, KeptRows, Layout, NetRows
 from walproxy.pipeline.cdc.apply.history import HistoryRows
@@ -33,6 +33,8 @@ from walproxy.pipeline.cdc.column_types import holds
 from walproxy.pipeline.cdc.messages import Begin, Relation
 from walproxy.pipeline.cdc.published_tables import PublishedTable
 from walproxy.pipeline.choices import FollowingMode
+
+_log = logging.getLogger(__name__)
 
 _FULL_IDENTITY: Final = "f"
 _TRUNCATES_MAX: Final = 1000
@@ -105,7 +107,6 @@ class Target:
         self.known = known
         self.copy_reason: str | None = None
         self._fingerprint = fingerprint
-        self._followed: list[str] = []
         self._awaited: frozenset[int] = frozenset()  # transactions that must turn out to have truncated the table
         self._seen: Fingerprint | None = None  # accepted once they have
         self._truncated_by: set[int] = set()
@@ -163,18 +164,15 @@ class Target:
             dropped = sorted({*self.known.dropped, *gone})
             types = {field.name: str(field.type) for field in self._schema}
             change = followed_change(self._fingerprint, self._seen, types)
-            self._followed += [] if change is None else [change]
+            if change is not None:
+                # The job's file has the new definition later: a crash loses no line, and may repeat one.
+                _log.info("%s follows a change of its definition: %s", self.table, change)
             self._fingerprint, self._seen = self._seen, None
             self.known = msgspec.structs.replace(self.known, fingerprint=self._fingerprint, dropped=dropped)
             if len(self._truncated_by) > _TRUNCATES_MAX:
                 self._truncated_by.clear()  # An unexplained file costs a copy.
         elif is_current:
             self.copy_reason = "its rows were rewritten"
-
-    def take_followed(self) -> list[str]:
-        """Return the changes of the definition that were followed since the last call."""
-        followed, self._followed = self._followed, []
-        return followed
 
     def must_be_copied(self, reason: str) -> None:
         """Take no further changes, and hold none."""

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.pipeline.cdc.apply.announcer import announcing
 from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, no_report, opened_job
 from walproxy.pipeline.cdc.apply.job_file import only_job
@@ -97,9 +96,8 @@ def run_verify(
     """
     stop = stop or threading.Event()
     with (
-        announcing(options.on_schema_change) as announcer,
         only_job(options.location),
-        opened_job(options, first=True, ends=True, stop=stop, announcer=announcer, on_copy=on_copy) as job,
+        opened_job(options, first=True, ends=True, stop=stop, on_copy=on_copy) as job,
     ):
         job.copy_missing()
         job.follow_until_now(stop)
@@ -109,7 +107,6 @@ def run_verify(
             job.copy_again(different, "it differed from its source")
             verified.update(_verify(job, options, different, stop))
             different = frozenset(each.table for each in verified.values() if not each.is_same)
-        job.end_announcements()
         if different:
             names = ", ".join(str(table) for table in sorted(different))
             hint = "report this" if repair else "copy them again with --repair"
