@@ -6,8 +6,6 @@ difference is the time that the clients need to find the new primary.
 """
 
 import asyncio
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -23,7 +21,7 @@ from walproxy.lab.failover.host import Host
 from walproxy.lab.failover.injector import Injector
 from walproxy.lab.failover.plan import KILL_AGENT, POWER_LOSS, SWITCHOVER, PlannedRound
 from walproxy.lab.failover.results import RoundResult
-from walproxy.lab.failover.rows import TABLE, Attempt, Book, Rows
+from walproxy.lab.failover.rows import Attempt, Book, Rows, row_ids
 from walproxy.lab.failover.site import Health, NotWell, Site, remove
 from walproxy.lab.failover.wal_keeper import KeptWal, WalKeeper
 from walproxy.lab.list_append.workload import CONFIRM
@@ -34,7 +32,6 @@ Show = Callable[[str], None]
 
 _WELL_WITHIN_S = 120.0
 _COMMITS_WITHIN_S = 60.0
-_SWITCHOVER_WITHIN_S = 60.0
 _GAP_MARGIN_S = 0.2
 _STAYS_WELL_S = 1.0
 _STEP_S = 0.1
@@ -140,7 +137,7 @@ class Rounds:
         violations = checks.find_two_servers(_synchronous(attempts))
         violations += checks.find_two_writers_of_a_timeline(attempts)
         for host in self._site.hosts.values():
-            there = _ids(host, 0)
+            there = row_ids(host)
             violations += [f"at the end, {host.name}: {line}" for line in checks.find_lost(_promised(attempts), there)]
         return violations
 
@@ -185,28 +182,13 @@ class Rounds:
 
     def _switch_over(self, planned: PlannedRound, before: Health) -> tuple[float, list[str]]:
         """Run the command of a switchover; return when it began, and its violations."""
-        site = self._site
-        others = [host for host in site.hosts.values() if host is not before.leader]
+        others = [host for host in self._site.hosts.values() if host is not before.leader]
         to = others[planned.other % len(others)]
         begun_at = time.monotonic()
-        try:
-            answer = subprocess.run(
-                site.manager.switchover(to.place, site.around),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_SWITCHOVER_WITHIN_S,
-                env={**os.environ, **site.environment},
-            )
-        except subprocess.TimeoutExpired:
-            return begun_at, [f"the switchover to {to.name} has not ended within {_SWITCHOVER_WITHIN_S:g} s"]
-        if answer.returncode != 0:
-            reason = " ".join((answer.stderr or answer.stdout).split())[-500:]
-            return begun_at, [f"the switchover to {to.name} failed with exit code {answer.returncode}: {reason}"]
-        if not any(host.is_leader() for host in others):
-            return begun_at, [f"no other host leads after the switchover to {to.name}"]
-        return begun_at, []
+        problem = self._site.switch_over(to)
+        if not problem and not any(host.is_leader() for host in others):
+            problem = f"no other host leads after the switchover to {to.name}"
+        return begun_at, [problem] if problem else []
 
     def _settle(self) -> Health:
         """Wait until all is well, commits go on, and it stays so.
@@ -240,7 +222,7 @@ class Rounds:
         clients, direct = self.clients.history.operations, self._direct.operations
         attempts = [*clients[self._seen[0] :], *direct[self._seen[1] :]]
         seen = len(clients), len(direct)
-        there = _ids(after.leader, min((attempt.transaction.id for attempt in attempts), default=0))
+        there = row_ids(after.leader, min((attempt.transaction.id for attempt in attempts), default=0))
         violations = [*result.violations]
         violations += [f"{after.leader.name}: {line}" for line in checks.find_lost(_promised(attempts), there)]
         violations += checks.find_two_servers(_synchronous(attempts))
@@ -319,11 +301,6 @@ def _synchronous(attempts: Iterable[Attempt]) -> Iterator[Attempt]:
 def _promised(attempts: Iterable[Attempt]) -> Iterator[Attempt]:
     """Yield those whose acknowledgement is a promise."""
     return (attempt for attempt in _synchronous(attempts) if attempt.outcome == "ok")
-
-
-def _ids(host: Host, first: int) -> set[int]:
-    """Return the ids of the rows on a server, from the first one on."""
-    return {row[0] for row in host.execute(f"SELECT id FROM {TABLE} WHERE id >= {first}")}
 
 
 def _lineage(host: Host, tli: int) -> Lineage:

@@ -9,6 +9,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal
 
+from walproxy.lab.failover.host import Host
 from walproxy.lab.load.history import History, Operation
 from walproxy.lab.load.libpq_session import LibpqSession
 from walproxy.lab.load.transactions import Block
@@ -46,6 +47,11 @@ class Row(Block):
 
 Attempt = Operation[Row]
 Book = History[Row]
+
+
+def row_ids(host: Host, first: int = 0) -> set[int]:
+    """Return the ids of the rows on a server, from the first one on."""
+    return {row[0] for row in host.execute(f"SELECT id FROM {TABLE} WHERE id >= {first}")}
 
 
 class Rows:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ _SETTINGS = {
     "dynamic_shared_memory_type": "mmap",
 }
 _STARTS_WITHIN_S = 90.0
+_SWITCHOVER_WITHIN_S = 60.0
 _POLL_S = 0.1
 _LOG_LINES = 6
 _LOOK = """
@@ -282,6 +284,27 @@ class Site:
         path = place.data_directory / "local.conf"
         path.write_text("".join(f"{name} = '{value}'\n" for name, value in settings.items()))
         _give(path)
+
+    # Doing to it what an operator does.
+
+    def switch_over(self, to: Host) -> str:
+        """Make a host's server the primary by the manager's command; return what is wrong, empty if nothing is."""
+        try:
+            answer = subprocess.run(
+                self.manager.switchover(to.place, self.around),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_SWITCHOVER_WITHIN_S,
+                env={**os.environ, **self.environment},
+            )
+        except subprocess.TimeoutExpired:
+            return f"the switchover to {to.name} has not ended within {_SWITCHOVER_WITHIN_S:g} s"
+        if answer.returncode != 0:
+            reason = " ".join((answer.stderr or answer.stdout).split())[-500:]
+            return f"the switchover to {to.name} failed with exit code {answer.returncode}: {reason}"
+        return ""
 
     # Looking at it.
 
