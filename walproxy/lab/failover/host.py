@@ -10,7 +10,6 @@ import http.client
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,8 +37,7 @@ class PlacedProcess(LocalProcess):
 
     Args:
         address: where its HTTP listener is.
-        words_in: those before its command, see `Network.words_in`.
-        program: those of the command before its arguments, by default this interpreter.
+        words: those before its arguments: of `Network.words_in`, and the program.
     """
 
     def __init__(
@@ -50,12 +48,11 @@ class PlacedProcess(LocalProcess):
         log_path: Path,
         *,
         address: str,
-        words_in: Sequence[str],
-        program: Sequence[str] = (sys.executable,),
+        words: Sequence[str],
     ) -> None:
         super().__init__(name, arguments, http_port, log_path)
         self._address = address
-        self._words = (*words_in, *program)
+        self._words = tuple(words)
 
     @property
     def url(self) -> str:
@@ -81,7 +78,6 @@ class Place:
         address: its IP address.
         folder: of all its files; exists.
         pg_port, http_port, proxy_http_port: of its listeners.
-        words_in: those before a command that run it there.
     """
 
     name: str
@@ -90,7 +86,6 @@ class Place:
     pg_port: int
     http_port: int
     proxy_http_port: int
-    words_in: tuple[str, ...]
 
     @property
     def data_directory(self) -> Path:
@@ -124,7 +119,7 @@ class Host:
         run_id: unique among all runs on this machine.
     """
 
-    def __init__(self, place: Place, manager: PlacedProcess, run_id: str) -> None:
+    def __init__(self, place: Place, manager: LocalProcess, run_id: str) -> None:
         self.place = place
         self.manager = manager
         mark = f"{run_id}:{place.name}"
@@ -195,12 +190,13 @@ class Host:
             yield pid, "postgres"
         for folder in Path("/proc").glob("[0-9]*"):
             pid = int(folder.name)
+            if pid == manager:
+                yield pid, "manager"
+                continue
             if pid in postgres or not self._is_marked(folder):
                 continue
             words = _words(folder)
-            if pid == manager:
-                yield pid, "manager"
-            elif b"walproxy" in b" ".join(words) and b"run" in words:
+            if b"walproxy" in b" ".join(words) and b"run" in words:
                 yield pid, "proxy"
             else:
                 yield pid, "other"

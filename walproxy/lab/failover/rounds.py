@@ -21,10 +21,11 @@ from walproxy.lab.failover.host import Host
 from walproxy.lab.failover.injector import Injector
 from walproxy.lab.failover.plan import KILL_AGENT, POWER_LOSS, SWITCHOVER, PlannedRound
 from walproxy.lab.failover.results import RoundResult
-from walproxy.lab.failover.rows import Attempt, Book, Rows, row_ids
+from walproxy.lab.failover.rows import CREATE_TABLE, Attempt, Book, Rows, row_ids
 from walproxy.lab.failover.site import Health, NotWell, Site, remove
 from walproxy.lab.failover.wal_keeper import KeptWal, WalKeeper
 from walproxy.lab.list_append.workload import CONFIRM
+from walproxy.lab.list_append.workload import CREATE_TABLE as CREATE_LISTS
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.torture.aftermath import check_tables
 
@@ -74,6 +75,9 @@ class Rounds:
         Raises:
             WalproxyError: none is acknowledged.
         """
+        leader = self._site.wait_for_leader()
+        leader.execute(CREATE_TABLE)
+        leader.execute(CREATE_LISTS)
         if self._site.manager.has_discarded_reports:
             self._keeper.start()
         for clients in self._all_clients():
