@@ -184,6 +184,7 @@ class LocalCluster:
         former_primaries: those that `promote` has replaced.
         reader_options: the parameters of `standby_conninfo` besides hosts.
         outlives_us: the daemons go on when this process ends without `close`.
+        engine: what it runs on.
 
     Args:
         candidates: names of standbys to come; the proxies know where they will be, and follow one that is promoted.
@@ -193,6 +194,7 @@ class LocalCluster:
     """
 
     process_type: ClassVar[type[LocalProcess]] = LocalProcess
+    engine: ClassVar[str] = "processes"
 
     def __init__(
         self,
@@ -231,6 +233,27 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def conninfo(self) -> str:
+        """The primary's connection string."""
+        return self.postgres.conninfo()
+
+    @property
+    def daemons(self) -> dict[str, LocalProcess]:
+        """The safekeepers and proxies by name: safekeeper1, ..., walproxy, ..."""
+        safekeepers = {f"safekeeper{i}": process for i, process in self.safekeepers.items()}
+        return safekeepers | {proxy.name: proxy for proxy in self.proxies}
+
+    def process_ids(self) -> dict[str, int]:
+        """Return the processes that live, by name, those of PostgreSQL included."""
+        processes: dict[str, LocalPostgres | LocalProcess] = {"postgres": self.postgres, **self.daemons}
+        processes |= self.standbys
+        return {name: process.pid for name, process in processes.items() if process.pid is not None}
+
+    def status_of(self, who: str) -> dict[str, Any] | None:
+        """Return a daemon's /status, None if it does not answer."""
+        return self.daemons[who].status()
 
     @property
     def proxy(self) -> LocalProcess:
