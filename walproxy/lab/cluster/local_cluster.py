@@ -64,10 +64,22 @@ class LocalProcess:
         log_path: its output.
         http_tls: the CA to trust at its HTTP listener, None if that has no TLS.
         outlives_us: it goes on when this process ends without having ended it.
+
+    Args:
+        program: the words before its arguments.
+        address: where its HTTP listener is.
     """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], http_port: int, log_path: Path, outlives_us: bool = False
+        self,
+        name: str,
+        arguments: Sequence[str],
+        http_port: int,
+        log_path: Path,
+        outlives_us: bool = False,
+        *,
+        program: Sequence[str] = (sys.executable,),
+        address: str = "127.0.0.1",
     ) -> None:
         self.name = name
         self.arguments = list(arguments)
@@ -76,12 +88,14 @@ class LocalProcess:
         self.outlives_us = outlives_us
         self.environment: dict[str, str] = {}
         self.http_tls: ssl.SSLContext | None = None
+        self._program = tuple(program)
+        self._address = address
         self._process: Child | None = None
 
     @property
     def url(self) -> str:
         """The address of its HTTP listener."""
-        return f"{'https' if self.http_tls else 'http'}://127.0.0.1:{self.http_port}"
+        return f"{'https' if self.http_tls else 'http'}://{self._address}:{self.http_port}"
 
     @property
     def pid(self) -> int | None:
@@ -98,7 +112,7 @@ class LocalProcess:
 
     def _spawn(self, output: IO[bytes], environment: dict[str, str]) -> Child:
         return subprocess.Popen(
-            [*(() if self.outlives_us else end_with_parent("KILL")), sys.executable, *self.arguments],
+            [*(() if self.outlives_us else end_with_parent("KILL")), *self._program, *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -9,19 +9,17 @@ import contextlib
 import http.client
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import psycopg
 
 from safekeeper.base.errors import WalproxyError
 from walproxy.agent.processes import processes_of
-from walproxy.lab.cluster.local_cluster import Child, LocalProcess
-from walproxy.postgres.local_server import end_with_parent
+from walproxy.lab.cluster.local_cluster import LocalProcess
 
 Part = Literal["manager", "proxy", "postgres", "other"]
 
@@ -30,43 +28,6 @@ _HTTP_TIMEOUT_S = 2.0
 _CONNECT_TIMEOUT_S = 2
 _ENDS_WITHIN_S = 20.0
 _POLL_S = 0.02
-
-
-class PlacedProcess(LocalProcess):
-    """A daemon at a member's place in the network.
-
-    Args:
-        address: where its HTTP listener is.
-        words: those before its arguments: of `Network.words_in`, and the program.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        http_port: int,
-        log_path: Path,
-        *,
-        address: str,
-        words: Sequence[str],
-    ) -> None:
-        super().__init__(name, arguments, http_port, log_path)
-        self._address = address
-        self._words = tuple(words)
-
-    @property
-    def url(self) -> str:
-        return f"http://{self._address}:{self.http_port}"
-
-    def _spawn(self, output: IO[bytes], environment: dict[str, str]) -> Child:
-        return subprocess.Popen(
-            [*end_with_parent("KILL"), *self._words, *self.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
-        )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.lab.cluster.local_cluster import SAFEKEEPER, LocalProcess
 from walproxy.lab.cluster.reader_passfile import reader_passfile
-from walproxy.lab.failover.host import Host, Place, PlacedProcess
+from walproxy.lab.failover.host import Host, Place
 from walproxy.lab.failover.manager import Manager, Supporter, Surroundings
 from walproxy.lab.failover.network import Network
 from walproxy.postgres.binaries import ServerBinaries, reachable_binaries, server_user
@@ -234,8 +234,7 @@ class Site:
         words_in = self.network.words_in(member)
         if not words_in and program == sys.executable:
             return self.process_type(name, arguments, http_port, log_path)
-        words = (*words_in, program)
-        return PlacedProcess(name, arguments, http_port, log_path, address=address, words=words)
+        return LocalProcess(name, arguments, http_port, log_path, program=(*words_in, program), address=address)
 
     def _add_safekeeper(self, number: int, folder: Path) -> tuple[int, int]:
         """Make a safekeeper; return the ports of its proposers' and replication listeners."""
