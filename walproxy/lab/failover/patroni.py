@@ -26,6 +26,7 @@ from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.failover.host import Place
 from walproxy.lab.failover.manager import Supporter, Surroundings
 from walproxy.postgres.binaries import server_user
+from walproxy.postgres.local_server import as_reader_of_all
 
 TTL_S = 20
 
@@ -84,7 +85,10 @@ class PatroniManager:
         user = server_user()
         if user is not None:
             os.chown(path, user.uid, user.gid)
-        patroni = shlex.join([*_as_server_user(), sys.executable, "-m", "patroni", str(path)])
+        reader = (
+            as_reader_of_all(user) if user is not None else ()
+        )  # Of files that only root may read, and as that user.
+        patroni = shlex.join([*reader, sys.executable, "-m", "patroni", str(path)])
         lines = [f"export HOME={shlex.quote(str(place.folder))} PYTHONWARNINGS=ignore", f"exec {patroni}"]
         if self._with_walproxy:
             proxy = shlex.join(self._proxy(place, around))
@@ -181,12 +185,3 @@ class PatroniManager:
             },
             "postgresql": postgresql,
         }
-
-
-def _as_server_user() -> Sequence[str]:
-    """Return the words before a command that root runs as the servers' user, who may read what only root may."""
-    user = server_user()
-    if user is None:
-        return ()
-    words = ("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups")
-    return (*words, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--")
