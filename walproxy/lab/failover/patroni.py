@@ -85,9 +85,7 @@ class PatroniManager:
         user = server_user()
         if user is not None:
             os.chown(path, user.uid, user.gid)
-        reader = (
-            as_reader_of_all(user) if user is not None else ()
-        )  # Of files that only root may read, and as that user.
+        reader = as_reader_of_all(user) if user is not None else ()
         patroni = shlex.join([*reader, sys.executable, "-m", "patroni", str(path)])
         lines = [f"export HOME={shlex.quote(str(place.folder))} PYTHONWARNINGS=ignore", f"exec {patroni}"]
         if self._with_walproxy:
@@ -99,7 +97,8 @@ class PatroniManager:
         # Of its own synchronous replication, only the synchronous standby can be the candidate.
         candidate = ("--candidate", to.name) if self._with_walproxy else ()
         path = to.folder / "patroni.json"
-        return (sys.executable, "-m", "patroni.ctl", "-c", str(path), "switchover", _SCOPE, *candidate, "--force")
+        command = (sys.executable, "-c", "from patroni.ctl import ctl; ctl()", "-c", str(path))
+        return (*command, "switchover", _SCOPE, *candidate, "--force")
 
     def expire_leader(self) -> None:
         """Remove the leader's key from etcd, as etcd does once its time to live is over.
