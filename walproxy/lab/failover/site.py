@@ -28,7 +28,7 @@ from walproxy.lab.failover.manager import Manager, Supporter, Surroundings
 from walproxy.lab.failover.network import Network
 from walproxy.postgres.binaries import ServerBinaries, reachable_binaries, server_user
 from walproxy.postgres.local_server import LocalPostgres
-from walproxy.postgres.patience import TimeLimit
+from walproxy.postgres.patience import TimeLimit, slowdown
 
 HOST_NAMES = ("pg1", "pg2", "pg3")
 SAFEKEEPER_IDS = (1, 2, 3)
@@ -295,6 +295,7 @@ class Site:
 
     def switch_over(self, to: Host) -> str:
         """Make a host's server the primary by the manager's command; return what is wrong, empty if nothing is."""
+        timeout_s = _SWITCHOVER_WITHIN_S * slowdown()
         try:
             answer = subprocess.run(
                 self.manager.switchover(to.place, self.around),
@@ -302,11 +303,11 @@ class Site:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=_SWITCHOVER_WITHIN_S,
+                timeout=timeout_s,
                 env={**os.environ, **self.environment},
             )
         except subprocess.TimeoutExpired:
-            return f"the switchover to {to.name} has not ended within {_SWITCHOVER_WITHIN_S:g} s"
+            return f"the switchover to {to.name} has not ended within {timeout_s:.0f} s"
         if answer.returncode != 0:
             reason = " ".join((answer.stderr or answer.stdout).split())[-500:]
             return f"the switchover to {to.name} failed with exit code {answer.returncode}: {reason}"
