@@ -43,12 +43,6 @@ class Injector:
         else:
             host.stop("proxy")
 
-    def join_safekeepers(self, host: Host) -> None:
-        """End `cut_safekeepers`."""
-        self._network.heal(host.name)
-        if not self._network.has_partitions:
-            host.resume("proxy")
-
     def strike(self, planned: PlannedRound, host: Host) -> float:
         """Let the fault begin, after the safekeepers were cut off for `cut_ms`; return when, by `time.monotonic`."""
         if planned.cut_ms:
