@@ -68,7 +68,7 @@ class ProxyProcess:
         self.problem = ""
         self._ends = ProblemLog(_log)
         self._starts = RateLimit(CHANGES_A_MINUTE, 60.0)
-        self._start = asyncio.Lock()  # The agent's step and its failover may start or end it at the same time.
+        self._lock = asyncio.Lock()  # The agent's step and its failover may start or end it at the same time.
 
     @property
     def is_running(self) -> bool:
@@ -77,7 +77,7 @@ class ProxyProcess:
 
     async def keep_running(self, now: float) -> None:
         """Start it if it does not run; one that ends again and again is started with a growing pause."""
-        async with self._start:
+        async with self._lock:
             if not self.is_running:
                 await self._start_again(now)
 
@@ -140,7 +140,7 @@ class ProxyProcess:
 
     async def _take(self) -> asyncio.subprocess.Process | None:
         """Return the process, which the caller ends; a start under way is over first."""
-        async with self._start:
+        async with self._lock:
             process, self._process = self._process, None
             self._close_reports()
         return process

@@ -49,7 +49,7 @@ def scripted(folder: Path, replies: Sequence[str]) -> ProxyProcess:
 
 def test_calls_at_the_same_time_start_one_process_and_an_end_waits_for_a_start(tmp_path: Path) -> None:
     marker = tmp_path / "started"
-    program = f"import os, time; open({str(marker)!r} + str(os.getpid()), 'w'); time.sleep(60)"
+    program = f"import os, signal; open({str(marker)!r} + str(os.getpid()), 'w'); signal.pause()"
     process = ProxyProcess([], (sys.executable, "-c", program))
 
     @on_the_loop

@@ -101,8 +101,8 @@ def figures_of(run: Run) -> Figures:
     return Figures(
         width_us / 1e6,
         _bins(run, width_us),
-        _sums(run.operations),
-        {workload: _sums(operations) for workload, operations in sorted(by_workload.items())},
+        sums_of(run.operations),
+        {workload: sums_of(operations) for workload, operations in sorted(by_workload.items())},
         _gaps(run),
         _fault_sums(run),
     )
@@ -128,7 +128,7 @@ def _us(seconds: float) -> int:
 
 
 def _bin(begin_s: float, operations: Sequence[Operation], run_s: float) -> TimeBin:
-    sums = _sums(operations)
+    sums = sums_of(operations)
     others: dict[Outcome, float] = {}
     for operation in operations:
         if operation.outcome != "ok":
@@ -136,7 +136,8 @@ def _bin(begin_s: float, operations: Sequence[Operation], run_s: float) -> TimeB
     return TimeBin(begin_s, sums.counts, sums.p50_s, sums.p99_s, sums.max_s, others)
 
 
-def _sums(operations: Iterable[Operation]) -> OutcomeSums:
+def sums_of(operations: Iterable[Operation]) -> OutcomeSums:
+    """Return the outcomes and times of some operations."""
     counts: Counter[Outcome] = Counter()
     times_s = []
     for operation in operations:
@@ -150,11 +151,15 @@ def _sums(operations: Iterable[Operation]) -> OutcomeSums:
     return OutcomeSums(all_counts, percentile(times_s, 50), percentile(times_s, 99), times_s[-1])
 
 
+def pauses_of(operations: Iterable[Operation], run_s: float) -> list[tuple[float, float]]:
+    """Return the times (begin, end) without an acknowledged commit, the longest first."""
+    ends_s = sorted(each.ended_s for each in operations if each.outcome == "ok" and each.ended_s is not None)
+    moments_s = [0.0, *(end_s for end_s in ends_s if end_s < run_s), run_s]
+    return sorted(pairwise(moments_s), key=lambda pair: pair[0] - pair[1])
+
+
 def _gaps(run: Run) -> list[Gap]:
-    """Return the longest times without an acknowledged commit, the longest first."""
-    ends_s = sorted(each.ended_s for each in run.operations if each.outcome == "ok" and each.ended_s is not None)
-    moments_s = [0.0, *(end_s for end_s in ends_s if end_s < run.seconds), run.seconds]
-    longest = sorted(pairwise(moments_s), key=lambda pair: pair[0] - pair[1])[:_GAPS_MAX]
+    longest = pauses_of(run.operations, run.seconds)[:_GAPS_MAX]
     return [Gap(begin_s, end_s, _faults_within(run, begin_s, end_s)) for begin_s, end_s in longest if end_s > begin_s]
 
 

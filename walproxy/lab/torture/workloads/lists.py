@@ -10,6 +10,7 @@ from random import Random
 from typing import Final
 
 import asyncpg
+import psycopg
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.list_append.check import find_anomalies
@@ -29,7 +30,10 @@ from walproxy.lab.torture.record import Operation, Violation
 from walproxy.lab.torture.workloads.interface import Attempt, shortened
 
 # Another order of the transactions would help the first one, so it is not committed.
-_REFUSALS: Final = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+_REFUSALS: Final = (
+    *(asyncpg.SerializationError, asyncpg.DeadlockDetectedError),
+    *(psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected),
+)
 _STEP: Final = re.compile(r"append (?P<value>\d+) to (?P<list>\d+)|read (?P<key>\d+): (?P<items>\?|-|\d+(?:,\d+)*)")
 _EMPTY, _UNKNOWN = "-", "?"
 
