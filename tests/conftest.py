@@ -8,10 +8,12 @@ run.
 """
 
 import gc
+import logging
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -44,6 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell ignores Ctrl-C in what it runs in the background, and children inherit that. Some tests send it to theirs.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def same_log() -> Iterator[None]:
+    """The root logger has the handlers and the level of before after each test: a command called in it sets both."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

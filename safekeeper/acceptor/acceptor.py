@@ -150,8 +150,6 @@ class Acceptor(AcceptorLog):
             TailRequest: self._tail,
         }
 
-    # ------------------------------------------------------------------ events
-
     def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
         """Handle a proposer's message.
 
@@ -311,8 +309,6 @@ class Acceptor(AcceptorLog):
         if self.pull is not None and self.pull.leader_id != self.leader:
             raise InvariantViolation(f"{self.leader} leads, and WAL is pulled for {self.pull.leader_id}")
 
-    # ------------------------------------------------------------------ for status pages
-
     @property
     def is_voter(self) -> bool:
         """Whether this data folder is a member: only then may it vote and does it count (S8)."""
@@ -338,8 +334,6 @@ class Acceptor(AcceptorLog):
         if not self.is_voter:
             return "learner"
         return "following" if self.leader is not None else "idle"
-
-    # ------------------------------------------------------------------ greeting, bootstrap
 
     def _greeting(self, connection: int, message: ProposerGreeting) -> Effects:
         control = self.control
@@ -451,8 +445,6 @@ class Acceptor(AcceptorLog):
         if control.cluster_id == cluster_id:
             return control.membership
         return replaced.membership if replaced is not None and replaced.cluster_id == cluster_id else None
-
-    # ------------------------------------------------------------------ elections
 
     def _pre_vote(self, connection: int, message: PreVoteRequest, now: float) -> Effects:
         live_proposer_id = self._live_proposer_id(now)
@@ -582,8 +574,6 @@ class Acceptor(AcceptorLog):
         yield from self._report_archive()
         yield from self._settle_forks()
 
-    # ------------------------------------------------------------------ streaming
-
     def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
         if not (yield from self._is_adopted(connection, message.leader_id)):
             return
@@ -645,8 +635,6 @@ class Acceptor(AcceptorLog):
         """Relay the leader's answer to the command that is still connected."""
         if connection == self.leader_connection and message.request_id in self._greeted:
             yield Send(message.request_id, msgspec.structs.replace(message, request_id=0))
-
-    # ------------------------------------------------------------------ data folders (S8e)
 
     def _tell_folders(self, connection: int) -> Effects:
         """Tell a proposer what is known of the members' data folders, before the answer that it decides by."""
@@ -768,8 +756,6 @@ class Acceptor(AcceptorLog):
             )
             yield Send(self.leader_connection, report)
 
-    # ------------------------------------------------------------------ WAL from other members, and for them
-
     def _pull_wal(self, connection: int, message: PullWal, now: float) -> Effects:
         """Begin to pull WAL, or continue under the new request; end it if no source is named (6.6)."""
         if not (yield from self._is_adopted(connection, message.leader_id)):
@@ -837,8 +823,6 @@ class Acceptor(AcceptorLog):
         is_whole = control.truncate_to is None and not control.is_log_pending
         return control.promised == leader_id and last_term(control.history) == leader_id.term and is_whole
 
-    # ------------------------------------------------------------------ agents
-
     def _agent_exchange(self, connection: int, message: AgentExchange, now: float) -> Effects:
         """Let an agent of this cluster exchange with the others (step 14)."""
         cluster_id = self.control.cluster_id
@@ -863,8 +847,6 @@ class Acceptor(AcceptorLog):
         else:
             reason = f"safekeeper {self.control.safekeeper_id} belongs to another cluster: correct --safekeepers"
             yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason)
-
-    # ------------------------------------------------------------------ reads for the proposer
 
     def _read(self, connection: int, message: ReadRequest, now: float) -> Effects:
         if not (yield from self._may_read(connection, message.leader_id, message.begin_lsn, message.end_lsn)):
@@ -906,8 +888,6 @@ class Acceptor(AcceptorLog):
             yield from self._refuse(connection, RefusalCode.RANGE, reason)
             return False
         return True
-
-    # ------------------------------------------------------------------ helpers
 
     def _hear_leader(self, now: float, healthy: bool) -> None:
         self._leader_seen_at = now

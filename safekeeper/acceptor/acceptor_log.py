@@ -176,8 +176,6 @@ class AcceptorLog:
             lsn -= self.control.segment_size
         return lsn
 
-    # ------------------------------------------------------------------ the readable log
-
     @property
     def readable_lsn(self) -> Lsn:
         """End of the WAL that readers may receive: what is below is committed, and on disk here (S7).
@@ -200,8 +198,6 @@ class AcceptorLog:
             if not 0 < record_end_lsn <= committed_lsn:
                 return
             self._open_fork_lsn = next_tli_switch(self.control.history, self._open_fork_lsn)
-
-    # ------------------------------------------------------------------ adoption (S5)
 
     def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
         """Adopt the elected proposer's history (S5), cutting what diverges; or return why not."""
@@ -473,8 +469,6 @@ class AcceptorLog:
             yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
             yield from self._persist(truncate_to=None)
 
-    # ------------------------------------------------------------------ bytes and positions
-
     def _write(self, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
         """Write at the write position; begin a segment with the new timeline's name where the timeline changes."""
         end_lsn = begin_lsn + len(payload)
@@ -521,8 +515,6 @@ class AcceptorLog:
         self.archived_lsn = control.archived_lsn
         self.archive_id = control.archive_id
         self.folders = {state.identity: state for state in control.folders}
-
-    # ------------------------------------------------------------------ data folders (S8e)
 
     @property
     def folder_state(self) -> FolderState:

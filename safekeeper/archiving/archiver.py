@@ -7,7 +7,7 @@
 
 `ArchivingPlan` decides what is uploaded in which order. Only that runs on the event loop: WAL is read, checked,
 compressed and sent in the archiver's own threads, from the segment's file. If another log is adopted meanwhile, the
-upload ends without a receipt, so wrong bytes do not count (safekeeper/storage/wal_reading.py, `SegmentSource`).
+upload ends without a receipt, so wrong bytes do not count (safekeeper/storage/wal_reading.py, `SegmentBytes`).
 
 Files that have a receipt when the archiving starts, and that are below the leader's archived_lsn, are accepted without
 a comparison: an archiver has read them back. All others are compared with the local WAL.
@@ -40,7 +40,7 @@ from safekeeper.base.worker import Worker
 from safekeeper.node.node import Node
 from safekeeper.node.readable_log import LogView
 from safekeeper.storage.filesystem import FileSystem
-from safekeeper.storage.wal_reading import SegmentSource
+from safekeeper.storage.wal_reading import SegmentBytes
 
 if TYPE_CHECKING:
     from safekeeper.archive.upload import Content, Uploader
@@ -336,7 +336,7 @@ class Archiver:
     def _segment_source(self, file: ArchivedFile, path: Path) -> "Content":
         acceptor, history = self._acceptor, self._acceptor.control.history
         # A log is cut only when another history is adopted, and another cluster's log has another history, too.
-        return SegmentSource(self._fs, path, file.end_lsn - file.begin_lsn, lambda: acceptor.control.history is history)
+        return SegmentBytes(self._fs, path, file.end_lsn - file.begin_lsn, lambda: acceptor.control.history is history)
 
     def _path_of(self, file: ArchivedFile) -> Path:
         storage = self._node.folder.storage

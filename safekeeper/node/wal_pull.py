@@ -33,7 +33,8 @@ from safekeeper.consensus.messages import (
 )
 from safekeeper.net.safekeeper_connection import Credentials, SafekeeperConnection
 from safekeeper.node.node import Node
-from safekeeper.peers.codec import PROBLEM_BYTES_MAX, encode
+from safekeeper.peers.codec import encode
+from safekeeper.peers.message_checks import PROBLEM_BYTES_MAX
 
 BLOCK_BYTES = 512 << 10
 BLOCKS_IN_FLIGHT = 2

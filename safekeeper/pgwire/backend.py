@@ -43,8 +43,8 @@ _KEEPALIVE_LENGTH = _KEEPALIVE.size - 1
 _AUTHENTICATION_OK, _AUTHENTICATION_SASL, _AUTHENTICATION_SASL_CONTINUE, _AUTHENTICATION_SASL_FINAL = 0, 10, 11, 12
 
 
-class Column(NamedTuple):
-    """A column of a result: `Column("systemid", *TEXT)`."""
+class ResultColumn(NamedTuple):
+    """A column of a result: `ResultColumn("systemid", *TEXT)`."""
 
     name: str
     type_oid: int
@@ -99,7 +99,7 @@ def ready_for_query() -> bytes:
     return _message(b"Z", b"I")
 
 
-def row_description(columns: Sequence[Column]) -> bytes:
+def row_description(columns: Sequence[ResultColumn]) -> bytes:
     """Return the column descriptions of a result. All values are text."""
     fields = (_string(name) + _COLUMN.pack(0, 0, type_oid, size, -1, 0) for name, type_oid, size in columns)
     return _message(b"T", struct.pack(">h", len(columns)) + b"".join(fields))

@@ -21,7 +21,7 @@ from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
 from safekeeper.node.node import Node
 from safekeeper.serving.readers import ReaderHub
-from safekeeper.serving.replication_connection import ReplicationConnection
+from safekeeper.serving.replication_connection import ReplicationClient
 from safekeeper.serving.slots import Slots
 from safekeeper.serving.users import KnownUsers
 
@@ -34,7 +34,7 @@ _WATCH_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class ReplicationListener(Listener[ReplicationConnection]):
+class ReplicationListener(Listener[ReplicationClient]):
     """Listens for replication clients.
 
     Attributes:
@@ -75,7 +75,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
 
     def new_protocol(self) -> asyncio.BaseProtocol:
         """See Listener."""
-        return ReplicationConnection(self)
+        return ReplicationClient(self)
 
     async def close(self) -> None:
         """Send the readers the readable WAL, for at most GOODBYE_S, and close all connections."""
@@ -131,17 +131,17 @@ class ReplicationListener(Listener[ReplicationConnection]):
 
     # The connections.
 
-    def admit(self, connection: ReplicationConnection, host: str) -> None:
+    def admit(self, connection: ReplicationClient, host: str) -> None:
         """See Listener."""
         super().admit(connection, host)
         _log.debug("%s", connection)
 
-    def evict(self, connection: ReplicationConnection, reason: str) -> None:
+    def evict(self, connection: ReplicationClient, reason: str) -> None:
         """See Listener."""
         self.forget(connection.number)
         connection.abort()
 
-    def logged_in(self, connection: ReplicationConnection) -> bool:
+    def logged_in(self, connection: ReplicationClient) -> bool:
         """Count a connection as proven; return whether the limit allows it."""
         if self.admission.prove(connection.number).admitted:
             return True
@@ -149,7 +149,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         self._warn(f"refused {connection}: {limit} are already connected (pg_connections_max)")
         return False
 
-    def close_connection(self, connection: ReplicationConnection, reason: str, *, stranger: bool = False) -> None:
+    def close_connection(self, connection: ReplicationClient, reason: str, *, stranger: bool = False) -> None:
         """Close a connection once everything written is sent. `reason`: for the log, empty to log nothing."""
         if reason and stranger:
             self._warn(f"closed {connection}: {reason}")
@@ -167,7 +167,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         if more is not None:
             _log.log(level, "%s%s", line, more)
 
-    def lost(self, connection: ReplicationConnection) -> None:
+    def lost(self, connection: ReplicationClient) -> None:
         """Forget a connection that is closed."""
         self.slots.connection_lost(connection.number)
         if self.forget(connection.number) is not None:

@@ -28,7 +28,6 @@ LONG_PAGE_HEADER_SIZE: Final = PAGE_HEADER_SIZE + LONG_PAGE_HEADER_TAIL.size
 
 FIRST_IS_CONTRECORD: Final = 0x0001
 LONG_HEADER: Final = 0x0002
-BACKUP_BLOCKS_REMOVABLE: Final = 0x0004
 # A crash lost the record that was being continued; this page begins with another record (14, and minors of 13).
 FIRST_IS_OVERWRITE_CONTRECORD: Final = 0x0008
 ALL_PAGE_FLAGS: Final = 0x000F

@@ -28,7 +28,7 @@ _TOP_LEVEL_XID, _ORIGIN, _MAIN_DATA_LONG, _MAIN_DATA_SHORT = 252, 253, 254, 255
 _U16, _U32, _RELATION = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<III")
 
 
-class Relation(NamedTuple):
+class RelationLocator(NamedTuple):
     """A file of a table or index, as WAL names it. `tablespace` and `database` are oids; database 0 is shared."""
 
     tablespace: int
@@ -46,7 +46,7 @@ class RecordBody(NamedTuple):
         main: the main data.
     """
 
-    relation: Relation | None
+    relation: RelationLocator | None
     fork: int
     top_xid: int
     main: bytes
@@ -75,7 +75,7 @@ def malformed(record: Record, major: int) -> WalFormatError:
 def _parse(body: bytes, major: int) -> RecordBody:
     at, end = 0, len(body)
     data_bytes = main_bytes = 0  # of all data after the headers, and of the main data
-    relation: Relation | None = None
+    relation: RelationLocator | None = None
     fork = top_xid = 0
     while end - at > data_bytes:
         block_id = body[at]
@@ -92,7 +92,7 @@ def _parse(body: bytes, major: int) -> RecordBody:
                 data_bytes += min(image_bytes, PAGE_SIZE)
             if not flags & _SAME_RELATION:
                 if relation is None:
-                    relation, fork = Relation._make(_RELATION.unpack_from(body, at)), flags & _FORK_MASK
+                    relation, fork = RelationLocator._make(_RELATION.unpack_from(body, at)), flags & _FORK_MASK
                 at += _RELATION.size
             elif relation is None:
                 raise ValueError("a block of the same relation without one before it")

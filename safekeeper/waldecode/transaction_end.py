@@ -12,7 +12,7 @@ import struct
 from typing import Final, NamedTuple
 
 from safekeeper.waldecode.format import RM_XACT, align
-from safekeeper.waldecode.record_body import Relation, malformed
+from safekeeper.waldecode.record_body import RelationLocator, malformed
 from safekeeper.waldecode.records import Record
 
 OPERATION_MASK: Final = 0x70
@@ -48,7 +48,7 @@ class TransactionEnd(NamedTuple):
     xid: int
     time_us: int
     subxids: tuple[int, ...]
-    dropped: tuple[Relation, ...]
+    dropped: tuple[RelationLocator, ...]
     changes_catalogs: bool
     gid: bytes
 
@@ -92,7 +92,7 @@ def _parse_end(record: Record, main: bytes, major: int) -> TransactionEnd:
     if xinfo & ~_KNOWN_XINFO or (xinfo & _STATS and major < _STATS_SINCE):
         raise ValueError("an unknown section")
     subxids: tuple[int, ...] = ()
-    dropped: tuple[Relation, ...] = ()
+    dropped: tuple[RelationLocator, ...] = ()
     xid, gid = record.xid, b""
     if xinfo & _DBINFO:
         at += 8
@@ -143,10 +143,10 @@ def _numbers(main: bytes, at: int, count: int) -> tuple[int, ...]:
     return struct.unpack_from(f"<{count}I", main, at)
 
 
-def _relations(main: bytes, at: int, count: int) -> tuple[Relation, ...]:
+def _relations(main: bytes, at: int, count: int) -> tuple[RelationLocator, ...]:
     if not count:
         return ()  # What precedes them need not be padded.
     end = at + count * _RELATION.size
     if count < 0 or end > len(main):
         raise ValueError("more relations than the record has bytes")
-    return tuple(map(Relation._make, _RELATION.iter_unpack(main[at:end])))
+    return tuple(map(RelationLocator._make, _RELATION.iter_unpack(main[at:end])))

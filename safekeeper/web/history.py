@@ -22,7 +22,7 @@ SPAN_S: Final = 600.0
 _log = logging.getLogger(__name__)
 
 
-class History:
+class SampleHistory:
     """The samples of one process. On the event loop's thread, which runs already.
 
     Args:

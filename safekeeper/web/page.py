@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from safekeeper.net.http_server import Answer, QueryRoute, Route, SlowRoute, Text
-from safekeeper.web.history import History
+from safekeeper.web.history import SampleHistory
 from safekeeper.web.live import LiveStream
 
 # frame-ancestors, base-uri and form-action do not follow default-src.
@@ -62,7 +62,7 @@ def with_page(
     parts: dict[str, Callable[[], Any]] = {"status": functools.partial(_content_of, routes["/status"]), **(more or {})}
     if "/events" in routes:
         parts["events"] = _RecentEvents(routes["/events"])
-    history = History(parts["status"], page, confirms_per_s) if keeps_history else None
+    history = SampleHistory(parts["status"], page, confirms_per_s) if keeps_history else None
     live = LiveStream(parts, HEADERS, history)
     files = {f"/web/{each.name}": _file(each.name) for each in _FILES.iterdir() if not each.name.endswith(".html")}
     return {**routes, "/": _file(f"{page}.html"), **files, "/live": lambda: (200, live)}

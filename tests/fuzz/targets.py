@@ -36,7 +36,7 @@ from safekeeper.pgwire.commands import StartReplication, parse_command
 from safekeeper.pgwire.events import CommandReceived, CopyEnded, StartTls
 from safekeeper.pgwire.frontend import parse_copy_data, parse_string
 from safekeeper.pgwire.scram import SCRAM_SHA_256, ScramServer, make_verifier
-from safekeeper.pgwire.session import Session, State
+from safekeeper.pgwire.session import Session, SessionState
 from safekeeper.pgwire.startup import admission
 from safekeeper.waldecode.records import Record, RecordDecoder
 from tests.fuzz import schedules, seeds
@@ -172,7 +172,7 @@ def _serve(session: Session, event: object) -> None:
         session.begin_copy()
     elif isinstance(event, CommandReceived):
         session.complete("DONE")
-    elif isinstance(event, CopyEnded) and session.state is State.COPY_ENDING:
+    elif isinstance(event, CopyEnded) and session.state is SessionState.COPY_ENDING:
         session.finish_copy(None)
 
 

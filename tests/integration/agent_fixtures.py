@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from walproxy.agent.managed_server import ManagedServer
-from walproxy.agent.rejoin import Rejoin
+from walproxy.agent.rejoin import RejoinRun
 from walproxy.postgres.binaries import ServerBinaries, reachable_binaries, server_user
 from walproxy.postgres.local_server import free_port
 
@@ -75,8 +75,8 @@ class AgentsServer:
             cursor = connection.execute(sql.encode())
             return cursor.fetchall() if cursor.description else []
 
-    def rejoin(self, source: "AgentsServer", **options: Any) -> Rejoin:
-        return Rejoin(self.managed, source.conninfo, primary_conninfo=source.conninfo, **options)
+    def rejoin(self, source: "AgentsServer", **options: Any) -> RejoinRun:
+        return RejoinRun(self.managed, source.conninfo, primary_conninfo=source.conninfo, **options)
 
 
 @contextmanager

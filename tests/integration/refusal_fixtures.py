@@ -1,6 +1,6 @@
 """A whole cluster to which bad things are given, and what it must say about them.
 
-`Stand` is a `LocalCluster` whose proxies may end: `end_of` returns the exit code and the one line that says why.
+`Stand` is a cluster whose proxies may end: `end_of` returns the exit code and the one line that says why.
 `untouched` is what a refusal must leave as it was. `Relay` stands between a proxy and a safekeeper and reads along.
 """
 
@@ -11,17 +11,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from safekeeper.base.lsn import parse_lsn
 from safekeeper.consensus.messages import ProposerMessage
 from safekeeper.peers.codec import PROPOSER_AUTHENTICATION, PROPOSER_DIALECT, FrameDecoder
 from safekeeper.peers.peer_auth import Proof
 from tests.cluster_templates import init_by_copying
-from tests.forking.daemons import ForkedLocalProcess
 from tests.forking.daemons import run_walproxy as run_walproxy
-from tests.scratch import on_disk
+from tests.integration.cluster_fixtures import Gated
 from tests.waiting import NotThereYet, entry
 from tests.waiting import wait_for as wait_for
-from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
+from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.lab.wal_compare import compare_wal
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries
 
@@ -45,13 +43,8 @@ def only_line(text: str) -> str:
     return lines[0]
 
 
-class Stand(LocalCluster):
+class Stand(Gated):
     """A cluster with 1 MiB segments; its first proxy is started by `serve`."""
-
-    process_type = ForkedLocalProcess
-
-    def safekeeper_directory(self, safekeeper_id: int) -> Path:
-        return on_disk(self.directory) / f"safekeeper-{safekeeper_id}"
 
     def serve(self) -> "Stand":
         """Start everything; commits wait for the quorum from then on."""
@@ -101,7 +94,7 @@ class Stand(LocalCluster):
 
     def verify(self, *safekeeper_ids: int) -> None:
         """The safekeepers, by default all, have the primary's bytes, all of them."""
-        commit_lsn = self.primary_lsn()
+        commit_lsn = self.primary_flush_lsn()
         wait_for(lambda: self.commit_lsn() >= commit_lsn, "the quorum has the primary's WAL")
         for safekeeper_id in safekeeper_ids or tuple(self.safekeepers):
             wait_for(
@@ -111,15 +104,6 @@ class Stand(LocalCluster):
             wal = self.safekeeper_directory(safekeeper_id) / "wal"
             compare_wal(wal, [self.postgres.pg_wal], SEGMENT_SIZE, commit_lsn)
 
-    def primary_lsn(self) -> int:
-        """Return where the primary's WAL on disk ends."""
-        return parse_lsn(self.postgres.execute("SELECT pg_current_wal_flush_lsn()::text")[0][0])
-
-    def flush_lsn_of(self, safekeeper_id: int) -> int:
-        """Return a safekeeper's flush_lsn by its own word, 0 if it does not answer."""
-        status = self.safekeepers[safekeeper_id].status()
-        return parse_lsn(status["flush_lsn"]) if status is not None else 0
-
     def wipe(self, safekeeper_id: int) -> None:
         """Take a safekeeper's disk away: an empty folder is in its place."""
         self.safekeepers[safekeeper_id].kill9()
@@ -127,15 +111,8 @@ class Stand(LocalCluster):
 
     def switch_to(self, postgres: LocalPostgres) -> None:
         """Let another server be the primary; the old one is closed with the cluster."""
-        self.formerly.append(self.postgres)
+        self.former_primaries.append(self.postgres)
         self.postgres = postgres
-
-    formerly: list[LocalPostgres]
-
-    def close(self) -> None:
-        super().close()
-        for postgres in self.formerly:
-            postgres.close()
 
 
 def end_of(process: LocalProcess, timeout_s: float = 20.0) -> tuple[int, str]:
@@ -167,9 +144,7 @@ def make_server(binaries: ServerBinaries, template: Path, directory: Path, **set
 
 def make_stand(directory: Path, postgres: LocalPostgres, safekeeper_count: int = 3) -> Stand:
     """Return a cluster whose processes do not run yet."""
-    stand = Stand(directory, postgres, safekeeper_count)
-    stand.formerly = []
-    return stand
+    return Stand(directory, postgres, safekeeper_count)
 
 
 class Relay:

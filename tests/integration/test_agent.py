@@ -17,7 +17,10 @@ from tests.integration.conftest import NEWEST
 from tests.integration.refusal_fixtures import run_walproxy
 from tests.integration.test_hostile_http import REQUESTS, read_answers
 from tests.waiting import wait_for
-from walproxy.lab.cluster.agent_cluster import AgentCluster
+from walproxy.agent.processes import postmaster_of
+from walproxy.lab.failover.manager import AgentManager
+from walproxy.lab.failover.network import LoopbackNetwork
+from walproxy.lab.failover.site import Site
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.transactions import SingleStatement
 from walproxy.postgres.binaries import ServerBinaries
@@ -25,7 +28,7 @@ from walproxy.postgres.binaries import ServerBinaries
 pytestmark = NEWEST
 
 
-class Agents(AgentCluster):
+class Agents(Site):
     process_type = ForkedLocalProcess
 
 
@@ -39,14 +42,14 @@ class Book:
         self.cluster = cluster
         numbers, hosts = itertools.count(1), itertools.cycle(cluster.hosts.values())
         self._clients = Clients(
-            lambda: next(hosts).postgres.conninfo(),
+            lambda: next(hosts).place.local_conninfo,
             count,
             lambda _: SingleStatement("INSERT INTO book VALUES ($1)", next(numbers)),
             hangs_up_after_s=30.0,
         )
 
     def __enter__(self) -> "Book":
-        self.cluster.wait_for_leader().postgres.execute("CREATE TABLE book (n int)")
+        self.cluster.wait_for_leader().execute("CREATE TABLE book (n int)")
         self._clients.start()
         return self
 
@@ -64,7 +67,7 @@ class Book:
         """Every acknowledged row is on the leader."""
         self._clients.stop(5.0)
         acknowledged = {each.transaction.arguments[0] for each in self._clients.history.acknowledged}
-        there = {n for (n,) in self.cluster.wait_for_leader().postgres.execute("SELECT n FROM book")}
+        there = {n for (n,) in self.cluster.wait_for_leader().execute("SELECT n FROM book")}
         assert acknowledged <= there, f"lost: {sorted(acknowledged - there)[:10]}"
 
 
@@ -72,9 +75,11 @@ class Book:
 def new_agents(servers: dict[int, ServerBinaries], major: int, template: Path, folder: Path) -> Iterator[NewAgents]:
     made: list[Agents] = []
 
-    def make(*options: str) -> Agents:
-        made.append(Agents(folder, servers[major], options=options))
-        return made[-1].start(lambda postgres: init_by_copying(postgres, template))
+    def make(dead_after_s: float) -> Agents:
+        manager = AgentManager(dead_after_s)
+        made.append(Agents(folder, servers[major], LoopbackNetwork(), manager, volatile_disks=False))
+        made[-1].start(lambda postgres: init_by_copying(postgres, template))
+        return made[-1]
 
     yield make
     for cluster in made:
@@ -82,22 +87,23 @@ def new_agents(servers: dict[int, ServerBinaries], major: int, template: Path, f
 
 
 def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(new_agents: NewAgents) -> None:
-    cluster = new_agents("-c", "dead_after=5")
+    cluster = new_agents(5.0)
     old = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
         # The proxy ends with the agent: this commit reaches no safekeeper, and its client does not wait for them.
-        old.agent.kill9()
-        wait_for(lambda: not old.postgres.execute("SELECT 1 FROM pg_stat_replication"), "its proxy has ended")
-        old.postgres.execute("SET synchronous_commit = local; INSERT INTO book VALUES (-1)")
-        old.kill9()
+        old.manager.kill9()
+        wait_for(lambda: not old.execute("SELECT 1 FROM pg_stat_replication"), "its proxy has ended")
+        old.execute("SET synchronous_commit = local; INSERT INTO book VALUES (-1)")
+        old.kill()
         book.wait_for_commit()
         new = cluster.wait_for_leader("pg2", "pg3")
-        old.agent.start()
-        cluster.wait_until(lambda: cluster.is_standby("pg1"), "the old primary is a standby")
+        old.start()
+        cluster.wait_until_well(30.0)  # The old primary is a standby.
         book.wait_for_commit()
         book.verify()
         promoted = f"agent {new.name}"
+        options = "--safekeepers", cluster.around.safekeepers
         wanted = (
             ("agent pg1", "agent-started"),
             ("walproxy", "term-begun"),
@@ -109,7 +115,7 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
 
         def is_listed() -> bool:
             """Return whether the safekeepers have all of that, in this order."""
-            listed = run_walproxy("events", "--json", "--safekeepers", cluster.safekeepers_option).stdout.splitlines()
+            listed = run_walproxy("events", "--json", *options, environment=cluster.environment).stdout.splitlines()
             # Of a proxy without its run and machine.
             happened[:] = [
                 (re.sub(r"^walproxy .*", "walproxy", each["source"]), each["event"]) for each in map(json.loads, listed)
@@ -126,58 +132,59 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
 
         wait_for(is_listed, lambda: f"{wanted}, two seals and primary-streams are listed in this order: {happened}")
         # Clients were without commits for at least this: the loss is known after dead_after, and only then acted on.
-        shown = run_walproxy("cluster", "history", "--json", "--safekeepers", cluster.safekeepers_option).stdout
+        shown = run_walproxy("cluster", "history", "--json", *options, environment=cluster.environment).stdout
         assert json.loads(shown)[-1]["seconds"] >= 5, shown
-    assert new.postgres.execute("SELECT count(*) FROM book WHERE n = -1") == [(0,)]
-    [path] = (cluster.directory / "pg1.discarded").iterdir()
+    assert new.execute("SELECT count(*) FROM book WHERE n = -1") == [(0,)]
+    [path] = old.place.discarded_directory.iterdir()
     report = json.loads(path.read_text())
     assert report["commit_count"] >= 1
     assert any(relation["inserted"] == 1 for each in report["transactions"] for relation in each["relations"])
 
 
 def test_primary_whose_logins_block_stays_the_primary(new_agents: NewAgents) -> None:
-    cluster = new_agents("-c", "dead_after=4")
+    cluster = new_agents(4.0)
     leader = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
-        before = leader.server.look()
-        with psycopg.connect(leader.postgres.conninfo()) as owner:
+        before = postmaster_of(leader.place.data_directory)
+        with psycopg.connect(leader.place.local_conninfo) as owner:
             owner.execute("LOCK TABLE pg_authid IN ACCESS EXCLUSIVE MODE")
             began_at = time.monotonic()
             # Longer than an agent waits before it kills a server that hangs, with the time of a look.
             wait_for(
                 lambda: time.monotonic() - began_at > 12 and book.wait_for_commit() is not None, "12 s have passed"
             )
-        assert leader.server.look().pid == before.pid
-        assert "killing PostgreSQL" not in leader.agent.log_tail(500)
+        assert postmaster_of(leader.place.data_directory) == before
+        assert "killing PostgreSQL" not in leader.manager.log_tail(500)
         book.verify()
     assert cluster.wait_for_leader().name == "pg1"
 
 
 def test_pipelined_requests_at_the_agent_of_the_primary_end_no_writes(new_agents: NewAgents) -> None:
-    cluster = new_agents("-c", "dead_after=5")
+    cluster = new_agents(5.0)
     leader = cluster.hosts["pg1"]
     with Book(cluster) as book:
         book.wait_for_commit()
         counts = [[0] for _ in range(2)]
-        clients = [threading.Thread(target=read_answers, args=(leader.agent.http_port, count)) for count in counts]
+        clients = [threading.Thread(target=read_answers, args=(leader.place.http_port, count)) for count in counts]
         for client in clients:
             client.start()
         while any(client.is_alive() for client in clients):
             book.wait_for_commit()
         assert counts == [[REQUESTS]] * 2
-        assert "no writes from now on" not in leader.agent.log_path.read_text()
-        assert leader.server.look().tli == 1 and cluster.is_leader("pg1")
+        assert "no writes from now on" not in leader.manager.log_path.read_text()
+        after = cluster.wait_until_well(30.0)
+        assert (after.leader, after.tli) == (leader, 1)
         book.verify()
 
 
 def test_primary_without_a_quorum_ends_its_writes_and_the_server_is_started_again(new_agents: NewAgents) -> None:
-    cluster = new_agents("-c", "dead_after=5")
+    cluster = new_agents(5.0)
     leader = cluster.hosts["pg1"]
 
     def is_read_only() -> bool:
         try:
-            return leader.postgres.execute("SHOW default_transaction_read_only") == [("on",)]
+            return leader.execute("SHOW default_transaction_read_only") == [("on",)]
         except psycopg.OperationalError:
             return False  # The agent closes all sessions, also this one if it begins or has just begun.
 
@@ -186,10 +193,10 @@ def test_primary_without_a_quorum_ends_its_writes_and_the_server_is_started_agai
     wait_for(is_read_only, "the primary is read-only")
     for i in (1, 2):
         cluster.safekeepers[i].resume()
-    cluster.wait_for_leader("pg1")
-    assert leader.server.look().tli == 1
+    after = cluster.wait_until_well(30.0)
+    assert (after.leader, after.tli) == (leader, 1)
     with Book(cluster) as book:
         book.wait_for_commit()
-        leader.server.kill()
+        leader.kill("postgres")
         book.wait_for_commit()
         book.verify()

@@ -13,7 +13,7 @@ from tests.integration.cluster_fixtures import Gated
 from tests.integration.conftest import NEWEST
 from walproxy.agent.report import AgentReport, AgentSettings, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
-from walproxy.agent.sight import Sight
+from walproxy.agent.sight import AgentSight
 
 pytestmark = NEWEST
 DEADLINE_S = 20.0
@@ -29,10 +29,10 @@ class Agent:
         self.report = encode(AgentReport(name)) if name else b""
         self.views = SafekeeperViews(safekeepers, Credentials(local_secret=LocalSecret()), name)
 
-    async def look(self) -> Sight:
+    async def look(self) -> AgentSight:
         return await self.views.exchange(self.report, timeout_s=TIMEOUT_S)
 
-    async def until(self, condition: Callable[[Sight], bool]) -> Sight:
+    async def until(self, condition: Callable[[AgentSight], bool]) -> AgentSight:
         """Exchange until what is seen is as wanted."""
         async with asyncio.timeout(DEADLINE_S):
             while not condition(sight := await self.look()):
@@ -40,11 +40,11 @@ class Agent:
             return sight
 
 
-def has_lost_the_leader_for(age_s: float) -> Callable[[Sight], bool]:
+def has_lost_the_leader_for(age_s: float) -> Callable[[AgentSight], bool]:
     return lambda sight: (sight.leader_heard_age_s() or 0.0) >= age_s
 
 
-def hears_a_leader(sight: Sight) -> bool:
+def hears_a_leader(sight: AgentSight) -> bool:
     age_s = sight.leader_heard_age_s()
     return age_s is not None and age_s < 1.0
 

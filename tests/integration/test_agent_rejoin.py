@@ -17,10 +17,10 @@ from tests.integration.agent_fixtures import AgentsServer, agents_servers
 from tests.integration.conftest import EVERY, MOSTLY_NEWEST, NEWEST
 from tests.waiting import wait_for
 from walproxy.agent.errors import RejoinFailed
-from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder, Step
+from walproxy.agent.rejoin_folder import Overwrite, OverwriteStep, RejoinFolder
 from walproxy.agent.rejoin_plan import RejoinPlan, Way
 from walproxy.agent.server_look import ServerState
-from walproxy.failover.discarded import Rows
+from walproxy.failover.discarded import RowCounts
 from walproxy.failover.discarded_report import DiscardedReport, discarded_report
 from walproxy.failover.relation_names import with_names
 from walproxy.postgres.binaries import ServerBinaries
@@ -102,7 +102,7 @@ def test_diverged_old_primary_is_rewound(pair: Pair, folder: Path) -> None:
     (report,) = reports
     (lost,) = report.tail.transactions
     assert {report.names.get(relation): rows for relation, rows in lost.rows.items()} == {
-        "postgres.public.t": Rows(inserted=1000)
+        "postgres.public.t": RowCounts(inserted=1000)
     }
     assert discarded_report(kept, plan.fork.lsn).tail.transactions[0].rows == lost.rows
     verify_standby(old, new)
@@ -239,9 +239,9 @@ def test_attempt_that_ended_at_any_step_is_continued(pair: Pair) -> None:
     rejoin._run = run  # type: ignore[method-assign]
     # The data folder is renamed, and the new one is not in its place.
     paths = RejoinFolder(old.data_directory)
-    paths.write(Overwrite(Step.BASE_BACKUP, new.managed.look().system_id, 1))
+    paths.write(Overwrite(OverwriteStep.BASE_BACKUP, new.managed.look().system_id, 1))
     rejoin._back_up()
-    paths.write(Overwrite(Step.SWAP, new.managed.look().system_id, 1))
+    paths.write(Overwrite(OverwriteStep.SWAP, new.managed.look().system_id, 1))
     old.data_directory.rename(paths.old)
     assert old.managed.look().state is ServerState.MISSING
     assert rejoin.run() is Way.BASE_BACKUP

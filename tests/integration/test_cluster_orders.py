@@ -14,6 +14,8 @@ from tests.integration.conftest import NEWEST
 from tests.integration.refusal_fixtures import only_line, run_walproxy
 from tests.integration.test_agent import Agents
 from tests.waiting import wait_for
+from walproxy.lab.failover.manager import AgentManager
+from walproxy.lab.failover.network import LoopbackNetwork
 from walproxy.postgres.binaries import ServerBinaries
 
 pytestmark = NEWEST
@@ -22,13 +24,16 @@ TIMEOUT_S = 40.0
 
 @pytest.fixture
 def agents(servers: dict[int, ServerBinaries], major: int, template: Path, folder: Path) -> Iterator[Agents]:
-    with Agents(folder, servers[major], names=("pg1", "pg2")) as made:
-        yield made.start(lambda postgres: init_by_copying(postgres, template))
+    network, names = LoopbackNetwork(), ("pg1", "pg2")
+    with Agents(folder, servers[major], network, AgentManager(), names=names, volatile_disks=False) as made:
+        made.start(lambda postgres: init_by_copying(postgres, template))
+        yield made
 
 
 def run(agents: Agents, *arguments: str) -> subprocess.CompletedProcess[str]:
     group = () if arguments[0] == "switchover" else ("cluster",)
-    return run_walproxy(*group, *arguments, "--safekeepers", agents.safekeepers_option)
+    words = *group, *arguments, "--safekeepers", agents.around.safekeepers
+    return run_walproxy(*words, environment=agents.environment)
 
 
 def result(agents: Agents, *arguments: str) -> Any:
@@ -40,7 +45,8 @@ def result(agents: Agents, *arguments: str) -> Any:
 
 def answer(agents: Agents, name: str, path: str) -> tuple[int, Any]:
     """Return status code and content of a page of an agent."""
-    connection = http.client.HTTPConnection("127.0.0.1", agents.hosts[name].agent.http_port, timeout=10)
+    place = agents.hosts[name].place
+    connection = http.client.HTTPConnection(place.address, place.http_port, timeout=10)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -66,7 +72,7 @@ def test_operator_moves_the_primary_pauses_and_rebuilds(agents: Agents) -> None:
     ]
     head, _, one, two = run(agents, "show").stdout.splitlines()
     assert head.endswith("; a quorum of safekeepers replies")
-    assert one.split()[:5] == ["pg1", f"127.0.0.1:{agents.hosts['pg1'].postgres.port}", "leader", "running", "1"]
+    assert one.split()[:5] == ["pg1", f"127.0.0.1:{agents.hosts['pg1'].place.pg_port}", "leader", "running", "1"]
     assert two.split()[2:5] == ["replica", "streaming", "1"]
 
     ended = result(agents, "switchover", "--to", "pg2", "--yes")
@@ -80,7 +86,7 @@ def test_operator_moves_the_primary_pauses_and_rebuilds(agents: Agents) -> None:
     assert "the agents are paused, and execute no order: walproxy cluster resume" in only_line(refused.stderr)
     assert result(agents, "resume", "--wait")["missing"] == []
 
-    folder = agents.hosts["pg1"].postgres.data_directory
+    folder = agents.hosts["pg1"].place.data_directory
     inode = folder.stat().st_ino
     rebuilt = run(agents, "reinit", "pg1", "--yes")
     assert rebuilt.returncode == 0, rebuilt.stderr

@@ -74,7 +74,7 @@ def test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself(new_stand: N
     before_lsn = stand.flush_lsn_of(3)
     assert before_lsn > 0
     filler.unlink()
-    wait_for(lambda: stand.flush_lsn_of(3) >= stand.primary_lsn(), "the full one catches up by itself")
+    wait_for(lambda: stand.flush_lsn_of(3) >= stand.primary_flush_lsn(), "the full one catches up by itself")
     stand.verify()
     assert "disk space for the WAL is available again" in log_of(full)
 

@@ -15,7 +15,7 @@ from tests.primary_answer import answer_to
 from tests.unit.proxy.test_gate import PARSED, REFUSED
 from walproxy.postgres.local_server import LocalPostgres
 from walproxy.proxy.gate import GateState, classify
-from walproxy.proxy.health_check import Level, Thresholds, judge
+from walproxy.proxy.health_check import CheckLevel, Thresholds, judge
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def configure(cluster: Gated, **settings: str) -> None:
 
 def until(
     cluster: Gated, state: GateState, *, hangs: bool = False, exempt: bool = False, is_lost: bool = False
-) -> tuple[Level, str]:
+) -> tuple[CheckLevel, str]:
     """Wait until the proxy has found this; return the level and the line of `walproxy check`.
 
     Args:
@@ -79,7 +79,9 @@ def test_a_setting_that_lets_commits_pass_is_found_within_seconds_and_so_is_its_
     assert "commits" not in until(cluster, GateState.GATED)[1]
     configure(cluster, synchronous_standby_names="")
     level, line = until(cluster, GateState.NOT_GATED)
-    assert level is Level.CRITICAL and "commits do not wait for the quorum: synchronous_standby_names is ''" in line
+    assert (
+        level is CheckLevel.CRITICAL and "commits do not wait for the quorum: synchronous_standby_names is ''" in line
+    )
     wait_for(lambda: "ERROR" in log_of(cluster) and "commits do not wait for the quorum" in log_of(cluster), "a line")
     status = subprocess.run(
         [sys.executable, "-m", "walproxy", "status", "--url", cluster.proxy.url], capture_output=True, text=True
@@ -99,7 +101,7 @@ def test_a_setting_that_lets_commits_pass_is_found_within_seconds_and_so_is_its_
     until(cluster, GateState.GATED)
     cluster.postgres.execute("ALTER ROLE postgres SET synchronous_commit = off")
     level, line = until(cluster, GateState.GATED, exempt=True)
-    assert level is Level.WARNING and "commits of role postgres (off) do not wait" in line
+    assert level is CheckLevel.WARNING and "commits of role postgres (off) do not wait" in line
 
 
 @EVERY
@@ -107,15 +109,15 @@ def test_a_standby_that_is_chosen_instead_of_the_proxy_or_beside_it_is_found(new
     cluster = new_gated().start_gated()
     until(cluster, GateState.GATED)
     configure(cluster, synchronous_standby_names="other, walproxy")
-    assert until(cluster, GateState.WITH_OTHERS)[0] is Level.WARNING
+    assert until(cluster, GateState.WITH_OTHERS)[0] is CheckLevel.WARNING
     with receiver(cluster, "other"):
         level, line = until(cluster, GateState.NOT_GATED)
-        assert level is Level.CRITICAL and "commits return once other has them" in line
+        assert level is CheckLevel.CRITICAL and "commits return once other has them" in line
         cluster.safekeepers[2].pause()
         cluster.safekeepers[3].pause()
         Commit(cluster.postgres).wait()
         level, line = until(cluster, GateState.NOT_GATED, is_lost=True)
-        assert level is Level.CRITICAL and "commits wait" not in line
+        assert level is CheckLevel.CRITICAL and "commits wait" not in line
         cluster.safekeepers[2].resume()
         cluster.safekeepers[3].resume()
         for setting, state in (
@@ -129,7 +131,7 @@ def test_a_standby_that_is_chosen_instead_of_the_proxy_or_beside_it_is_found(new
             until(cluster, state)
     configure(cluster, synchronous_standby_names="FIRST 2 (walproxy, other)")
     level, line = until(cluster, GateState.WITH_OTHERS, hangs=True)
-    assert level is Level.CRITICAL and "commits hang" in line
+    assert level is CheckLevel.CRITICAL and "commits hang" in line
     commit = Commit(cluster.postgres)
     wait_for(lambda: cluster.waiters() == 1, "the commit waits")
     configure(cluster, synchronous_standby_names="walproxy")

@@ -13,6 +13,8 @@ from tests.integration.conftest import NEWEST
 from tests.integration.haproxy_fixtures import Backend, haproxy
 from tests.integration.test_agent import Agents
 from tests.waiting import wait_for
+from walproxy.lab.failover.manager import AgentManager
+from walproxy.lab.failover.network import LoopbackNetwork
 from walproxy.postgres.binaries import ServerBinaries
 
 # HAProxy needs two failed checks, or one that succeeds, one every 500 ms.
@@ -82,24 +84,24 @@ def server_behind(port: int) -> int:
 def test_clients_behind_haproxy_reach_the_new_leader_by_themselves(
     servers: dict[int, ServerBinaries], major: int, template: Path, folder: Path
 ) -> None:
-    names, options = ("pg1", "pg2"), ("-c", "dead_after=2")
-    with Agents(folder, servers[major], names=names, options=options) as agents:
+    network, names = LoopbackNetwork(), ("pg1", "pg2")
+    with Agents(folder, servers[major], network, AgentManager(2.0), names=names, volatile_disks=False) as agents:
         agents.start(lambda postgres: init_by_copying(postgres, template))
-        one, two = (host.postgres for host in agents.hosts.values())
-        one.execute("CREATE TABLE written (port int DEFAULT current_setting('port')::int)")
-        backends = [Backend(name, host.postgres.port, host.agent.http_port) for name, host in agents.hosts.items()]
+        one, two = agents.hosts["pg1"].place.pg_port, agents.hosts["pg2"].place.pg_port
+        agents.hosts["pg1"].execute("CREATE TABLE written (port int DEFAULT current_setting('port')::int)")
+        backends = [Backend(name, host.place.pg_port, host.place.http_port) for name, host in agents.hosts.items()]
         with haproxy(folder, backends) as ports, client_of(ports.primary) as client:
-            wait_for(lambda: client.last == one.port, "the client writes on the leader", _SWITCH_TIMEOUT_S)
-            wait_for(lambda: server_behind(ports.replicas) == two.port, "reads go to the standby", _SWITCH_TIMEOUT_S)
-            wait_for(lambda: server_behind(ports.old) == one.port, "OPTIONS / is the leader's", _SWITCH_TIMEOUT_S)
-            agents.hosts["pg1"].kill9()
-            wait_for(lambda: client.last == two.port, "the client writes on the new leader", _SWITCH_TIMEOUT_S)
-            wait_for(lambda: server_behind(ports.old) == two.port, "OPTIONS / is the new leader's", _SWITCH_TIMEOUT_S)
-            agents.hosts["pg1"].agent.start()
-            wait_for(lambda: server_behind(ports.replicas) == one.port, "reads go to the old one", _SWITCH_TIMEOUT_S)
-            wait_for(lambda: {server_behind(ports.primary) for _ in range(4)} == {two.port}, "one is the only one", 20)
+            wait_for(lambda: client.last == one, "the client writes on the leader", _SWITCH_TIMEOUT_S)
+            wait_for(lambda: server_behind(ports.replicas) == two, "reads go to the standby", _SWITCH_TIMEOUT_S)
+            wait_for(lambda: server_behind(ports.old) == one, "OPTIONS / is the leader's", _SWITCH_TIMEOUT_S)
+            agents.hosts["pg1"].kill()
+            wait_for(lambda: client.last == two, "the client writes on the new leader", _SWITCH_TIMEOUT_S)
+            wait_for(lambda: server_behind(ports.old) == two, "OPTIONS / is the new leader's", _SWITCH_TIMEOUT_S)
+            agents.hosts["pg1"].start()
+            wait_for(lambda: server_behind(ports.replicas) == one, "reads go to the old one", _SWITCH_TIMEOUT_S)
+            wait_for(lambda: {server_behind(ports.primary) for _ in range(4)} == {two}, "one is the only one", 20)
             client.end()
-        rows = dict(two.execute("SELECT port, count(*) FROM written GROUP BY port"))
-        assert client.rows.keys() == rows.keys() == {one.port, two.port}
+        rows = dict(agents.hosts["pg2"].execute("SELECT port, count(*) FROM written GROUP BY port"))
+        assert client.rows.keys() == rows.keys() == {one, two}
         # One that was in doubt may be there, too.
         assert all(client.rows[port] <= count <= client.rows[port] + 1 for port, count in rows.items())

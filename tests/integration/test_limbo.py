@@ -18,6 +18,7 @@ from tests.integration.conftest import EVERY, NEWEST, NewGated
 from tests.integration.refusal_fixtures import run_walproxy
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.limbo.literals import mask_literals
+from walproxy.postgres.sessions import APPLICATION_NAME
 
 CLIENTS = 32
 ROWS_EACH = 25
@@ -433,10 +434,21 @@ def test_when_all_connections_are_used_up_the_wal_is_shown(new_gated: NewGated) 
     with lost_quorum(cluster), contextlib.ExitStack() as stack:
         commits = commits_that_wait(cluster, 4)
         xids = by_xid(limbo_of(cluster.proxy)).keys()
-        with pytest.raises(psycopg.OperationalError, match="too many clients"):
-            while True:
-                stack.enter_context(psycopg.connect(cluster.postgres.conninfo()))
-        wait_for(lambda: "too many clients" in str(limbo_of(cluster.proxy)["problem"]), "it cannot connect", WAIT_S)
+        killer = stack.enter_context(psycopg.connect(cluster.postgres.conninfo(), autocommit=True))
+
+        def is_without_a_session() -> bool:
+            """Take all connections, that of the proxy's session, too; return whether the proxy has found none."""
+            killer.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = %s AND backend_type = 'client backend'",
+                [APPLICATION_NAME],
+            )
+            with pytest.raises(psycopg.OperationalError, match="too many clients"):
+                while True:
+                    stack.enter_context(psycopg.connect(cluster.postgres.conninfo()))
+            return "too many clients" in str(limbo_of(cluster.proxy)["problem"])
+
+        wait_for(is_without_a_session, "it cannot connect", WAIT_S)
         content = limbo_of(cluster.proxy)
         assert (content["entries"], by_xid(content).keys()) == (4, xids), content
     for commit in commits:

@@ -65,7 +65,7 @@ def server_on(past: Past, template: Path, name: str) -> LocalPostgres:
     """Return a server on a copy of `template`, not started, that does not wait for anybody."""
     directory = past.stand.directory / name
     server = make_server(past.stand.postgres.binaries, template, directory, synchronous_standby_names="")
-    past.stand.formerly.append(server)
+    past.stand.former_primaries.append(server)
     return server
 
 
@@ -88,7 +88,7 @@ def refused(past: Past, server: LocalPostgres) -> str:
 def test_another_system_is_refused_before_anybody_is_asked_for_a_promise(past: Past) -> None:
     directory = past.stand.directory / "other-system"
     server = LocalPostgres(past.stand.postgres.binaries, directory).init(wal_segment_mib=1)
-    past.stand.formerly.append(server.start())
+    past.stand.former_primaries.append(server.start())
     before = past.stand.untouched()
     line = refused(past, server)
     assert "of 3 safekeepers refuse it" in line and "system identifier" in line
@@ -167,7 +167,7 @@ def test_a_fork_that_fits_is_accepted_and_a_second_line_of_descent_is_not(new_st
     old = stand.postgres
     new = promoted(stand, old.data_directory, "new")
     rival = promoted(stand, old.data_directory, "rival")
-    stand.formerly.append(rival)
+    stand.former_primaries.append(rival)
     assert stand.proxy.stop() == 0
     stand.switch_to(new)
     stand.proxies[0] = stand.proxy_for("onto-new")

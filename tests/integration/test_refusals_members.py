@@ -72,7 +72,7 @@ def test_an_empty_folder_among_members_is_fed_and_does_not_count(new_stand: NewS
     stand.wait_for_state("waiting_for_quorum")
     commit = Commit(stand.postgres, "INSERT INTO ledger VALUES (3)")
     wait_for(lambda: not commit.waits or _waiters(stand) > 0, "the commit waits or is over")
-    wait_for(lambda: stand.flush_lsn_of(3) >= stand.primary_lsn(), "the learner has the commit's WAL")
+    wait_for(lambda: stand.flush_lsn_of(3) >= stand.primary_flush_lsn(), "the learner has the commit's WAL")
     assert commit.waits
     stand.safekeepers[1].start()
     commit.wait()
@@ -109,7 +109,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
     stand.wipe(3)
     stand.safekeepers[3].start()
     other = LocalPostgres(stand.postgres.binaries, folder / "other").init(wal_segment_mib=1).start()
-    stand.formerly.append(other)
+    stand.former_primaries.append(other)
     alone = stand.make_proxy("alone", conninfo=other.conninfo())
     alone.arguments[alone.arguments.index("--safekeepers") + 1] = f"3=127.0.0.1:{port_of(stand, 3)}"
     stand.proxies.insert(0, alone)

@@ -12,14 +12,14 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from safekeeper.waldecode.record_body import Relation
+from safekeeper.waldecode.record_body import RelationLocator
 from tests.integration.conftest import EVERY, NewCluster
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.source import Source
 from walproxy.failover.relation_names import relation_names
 from walproxy.failover.server import Server
 from walproxy.limbo.sessions import end_waits, is_fenced, read_waiting_sessions, set_fence
-from walproxy.limbo.waits import Session
+from walproxy.limbo.waits import WaitingSession
 from walproxy.pipeline.cdc.publication import TableName, create_publication, drop_publication
 from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.safe_lsn import NO_QUORUM, SafeLsn
@@ -92,7 +92,7 @@ async def fence(conninfo: str) -> None:
 
 
 async def end_a_wait(conninfo: str) -> None:
-    session = Session(1, 3, "postgres", "", "", "COMMIT", "")
+    session = WaitingSession(1, 3, "postgres", "", "", "COMMIT", "")
     await end_waits(conninfo, [session], lambda _: True, terminate=True, timeout_s=10)
 
 
@@ -110,7 +110,7 @@ def failover_looks(conninfo: str) -> None:
 
 def names_of_relations(server: LocalPostgres, conninfo: str) -> None:
     [(oid, file)] = server.execute("SELECT oid::bigint, 1259 FROM pg_database WHERE datname = 'shop'")
-    names, problems = relation_names(conninfo, [Relation(1663, int(oid), int(file))])
+    names, problems = relation_names(conninfo, [RelationLocator(1663, int(oid), int(file))])
     assert not problems, problems
     assert set(names.values()) <= {"shop.pg_catalog.pg_class"}
 

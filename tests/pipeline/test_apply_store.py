@@ -120,7 +120,8 @@ def test_a_job_that_is_killed_at_a_commit_goes_on_where_its_tables_are(
         words = (source, tmp_path / "lake", "delta", ["--once"])
         fault.job = ApplyProcess(*words, located(moto, source, relay.endpoint).below("lake"))
         assert fault.job.wait() == -signal.SIGKILL
-    assert len(versions(options, "log")) == 2 and len(versions(options, "t")) == 1
+    found = versions(options, "log"), versions(options, "t")
+    assert tuple(map(len, found)) == (2, 1), f"{found}; the job's log:\n{fault.job.log.read_text()}"
     source.run(*MORE)
     run_apply(options, once=True)
     compare(source, options.location, "delta", *TABLES)

@@ -29,7 +29,7 @@ from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.rows import TypedTable, change_batches, typed_batches
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect, patiently
-from walproxy.pipeline.cdc.slot import SlotState, advance, create_slot, protocol_version, read_slot, usable_slot
+from walproxy.pipeline.cdc.slot import LogicalSlot, advance, create_slot, protocol_version, read_slot, usable_slot
 from walproxy.postgres.local_server import LocalPostgres, find_servers
 
 MAJORS = sorted({min(find_servers()), max(find_servers())})
@@ -312,7 +312,7 @@ def test_a_slot_whose_wal_was_removed_is_refused(source: Source) -> None:
         source.run("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
 
 
-def state_but_for_what_it_retains(source: Source) -> SlotState:
+def state_but_for_what_it_retains(source: Source) -> LogicalSlot:
     """Return the slot without the number of bytes, which rises with whatever the server writes."""
     state = read_slot(source.connection, source.slot)
     assert state is not None

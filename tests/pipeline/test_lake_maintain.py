@@ -18,7 +18,7 @@ from walproxy.pipeline.jobs.maintain import Maintained, maintain
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_lake_table, open_lake_table
 from walproxy.pipeline.lake.position import After
-from walproxy.pipeline.lake.table import LakeTable, Removal
+from walproxy.pipeline.lake.table import LakeTable, RemovedFiles
 
 OF_ANY_AGE_S = -3600.0
 
@@ -69,7 +69,7 @@ def test_small_files_are_merged_and_what_is_old_is_removed(location: LakeLocatio
 
     progress: list[Any] = []
     (done,) = maintain(location, orphans_after_s=OF_ANY_AGE_S, progress=lambda *step: progress.append(step))
-    orphans = Removal(1, orphan.bytes)
+    orphans = RemovedFiles(1, orphan.bytes)
     size = done.compaction.bytes_after
     assert done == Maintained("rows", table.format, done.compaction, orphans=orphans, files=1, bytes=size)
     assert (done.compaction.files_removed, done.compaction.files_added, done.compaction.rows) == (3, 1, 3)

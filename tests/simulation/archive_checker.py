@@ -28,8 +28,6 @@ class ArchiveChecker:
         # What every member has had once, need not be on a member again that a new term has cut below it.
         self._was_on_all_lsn: Lsn = 0
 
-    # ------------------------------------------------------------------ what is archived
-
     def on_upload(self, safekeeper: "SimSafekeeper", key: ArchiveKey, content: bytes) -> None:
         """An archiver has read what it is about to upload: that is committed (S7)."""
         truth = self._truth
@@ -59,8 +57,6 @@ class ArchiveChecker:
             ours = truth.committed[key.begin_lsn - truth.base_lsn : key.end_lsn - truth.base_lsn]
             if content != ours:
                 self._require_incomplete("somebody", key, content, ours)
-
-    # ------------------------------------------------------------------ how far it is
 
     def archived_end(self, history: TermHistory) -> Lsn:
         """Return how far the bytes of the log with this history are archived without a gap, from its beginning on."""
@@ -94,8 +90,6 @@ class ArchiveChecker:
         if self._believed.get(safekeeper.id) != believed:
             self._believed[safekeeper.id] = believed
             self.on_told(safekeeper.name, *believed)
-
-    # ------------------------------------------------------------------ what is removed
 
     def on_persist(self, safekeeper: "SimSafekeeper") -> None:
         """A log begins later from now on: what lies below is committed, and kept elsewhere."""

@@ -123,8 +123,6 @@ class Checker:
         """End of the committed log, 0 if nothing is committed."""
         return self.base_lsn + len(self.committed) if self.base_lsn else 0
 
-    # ------------------------------------------------------------------ elections and commits
-
     def on_proposer_stepped(self, proxy: "SimProxy", proposer: "Proposer") -> None:
         """A proposer has handled an event: did it win a term, did it count something as committed?"""
         leadership = proposer.leadership
@@ -339,8 +337,6 @@ class Checker:
                 "CommittedNotOverwritten", f"{proxy.name} says commit_lsn {format_lsn(commit_lsn)} too early"
             )
 
-    # ------------------------------------------------------------------ what PostgreSQL is told
-
     def on_status(self, proxy: "SimProxy", primary: "VirtualPrimary", status: ReportStatus) -> None:
         """PostgreSQL is told positions, and releases whoever waits for them (S1)."""
         if not status.write_lsn and not status.flush_lsn and not status.apply_lsn:
@@ -369,8 +365,6 @@ class Checker:
         # What a later term has given up is released on the old primary, if its proxy does not know yet, and is gone.
         limits = [lsn for given_up_in, lsn in self.given_up.items() if given_up_in > term]
         self._on_acked(primary, min([status.flush_lsn, *limits]))
-
-    # ------------------------------------------------------------------ failovers
 
     def on_sealed(self, seal: Seal, elected: Elected) -> None:
         """An operator is told that a timeline is sealed (S15)."""
@@ -427,8 +421,6 @@ class Checker:
                     f"{floor} were sealed at {format_lsn(lsn)}",
                 )
 
-    # ------------------------------------------------------------------ what is acknowledged
-
     def _replayed_lsn(self, flush_lsn: Lsn) -> Lsn:
         """Return how far those have replayed, now or ever, that the operator waits for."""
         rule = self.world.apply_rule
@@ -474,8 +466,6 @@ class Checker:
                 f"{primary.name} releases commits up to {format_lsn(acked_lsn)}, its bytes are not the committed ones",
             )
         self.acked_lsn = max(self.acked_lsn, acked_lsn)
-
-    # ------------------------------------------------------------------ what an acceptor says and does
 
     def on_acceptor_says(self, safekeeper: "SimSafekeeper", message: "AcceptorMessage") -> None:
         """What leaves a safekeeper must be true of its disk (S2)."""
@@ -583,8 +573,6 @@ class Checker:
         """WAL was cut: what is committed must still be on a quorum."""
         self.check_committed_is_held()
 
-    # ------------------------------------------------------------------ life and death
-
     def on_start(self, safekeeper: "SimSafekeeper") -> None:
         """A safekeeper starts."""
         self.readers.on_death(safekeeper)
@@ -596,8 +584,6 @@ class Checker:
 
     def on_wipe(self, safekeeper: "SimSafekeeper") -> None:
         """The disk is gone, by the fault's own hand."""
-
-    # ------------------------------------------------------------------ logs and quorums
 
     def log_of(self, history: TermHistory, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
         """Return the bytes [begin_lsn, end_lsn) of the log with this history, fewer if nobody holds all of them."""

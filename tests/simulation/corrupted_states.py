@@ -115,9 +115,6 @@ def _near(rng: random.Random, positions: tuple[int, ...]) -> int:
     return max(0, rng.choice(positions) + rng.choice((0, 0, -1, 1, 500, -500)))
 
 
-# ------------------------------------------------------------------ an acceptor
-
-
 def _of_acceptor(rng: random.Random, acceptor: Acceptor) -> tuple[str, Any]:
     """Draw the attribute of an acceptor to change, and its value."""
     control, promised = acceptor.control, acceptor.control.promised
@@ -155,9 +152,6 @@ def _is_sound_acceptor(acceptor: Acceptor) -> bool:
     leads = follows if leader is not None else acceptor.leader_connection is None
     pulls = acceptor.pull is None or acceptor.pull.leader_id == leader
     return is_ordered and keeps_positions and keeps_promise and leads and pulls
-
-
-# ------------------------------------------------------------------ a proposer
 
 
 def _of_owner(rng: random.Random, proposer: Proposer, owner: Any) -> tuple[str, Any]:

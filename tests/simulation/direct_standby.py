@@ -115,8 +115,6 @@ class DirectStandby:
                 self.source, self.received_lsn, self._stray_since_s = line, end_lsn, None
                 return
 
-    # ------------------------------------------------------------------ following
-
     def _look(self) -> None:
         now, primary = self.world.clock.now, self.world.current
         if not self.received_lsn:

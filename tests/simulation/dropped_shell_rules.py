@@ -17,7 +17,7 @@ from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_work import Flush
 from safekeeper.storage.filesystem import FileSystem
 from safekeeper.storage.recovery import NamedSegment
-from safekeeper.storage.segment_file import SegmentFile, Slot
+from safekeeper.storage.segment_file import FooterSlot, SegmentFile
 
 _hand_to_disk = Node._hand_to_disk
 _store = ControlFile.store
@@ -80,7 +80,9 @@ def load_any_folder(folder: DataFolder, safekeeper_id: int, new_incarnation: str
     _load(folder, control.safekeeper_id if control is not None else safekeeper_id, new_incarnation)
 
 
-def open_in_place(fs: FileSystem, directory: Path, segment: NamedSegment, slot: Slot, segment_size: int) -> SegmentFile:
+def open_in_place(
+    fs: FileSystem, directory: Path, segment: NamedSegment, slot: FooterSlot, segment_size: int
+) -> SegmentFile:
     """Go on in the last segment as it is found."""
     path = segment.path(directory, segment_size)
     return SegmentFile(

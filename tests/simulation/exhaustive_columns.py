@@ -138,8 +138,6 @@ class Columns:
         self._truth_after = Table(truth_after, FIELD_VALUES)
         self._holds_committed = Table(lambda node, truth: steps.holds_committed(node, truths[truth]))
 
-    # ------------------------------------------------------------------ states
-
     def packed(self, state: State) -> Batch:
         """Return a batch of one state."""
         queues = [self._queues.number(queue) for queue in (*state.requests, *state.answers)]
@@ -160,8 +158,6 @@ class Columns:
             self._truths.items[fields[self._truth]],
             fields[self._crashes],
         )
-
-    # ------------------------------------------------------------------ steps
 
     def successors(self, batch: Batch) -> Iterator[tuple[int, Change]]:
         """Yield every step that is possible in a state of a batch, and the number of its kind.

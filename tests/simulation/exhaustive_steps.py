@@ -229,8 +229,6 @@ class Steps:
         crashes = state.crashes - 1
         return self._checked(State(nodes, state.runners, tuple(requests), tuple(answers), state.truth, crashes))
 
-    # ------------------------------------------------------------------ invariants
-
     def truth_after(self, truth: Truth, run: int, number: int) -> Truth:
         """Return what is known after a step of a run, which is the runner `number` now: it may have won, or committed.
 

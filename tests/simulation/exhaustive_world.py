@@ -164,8 +164,6 @@ class Machines:
             self._words[message] = str(self.messages[message])
         return self._words[message]
 
-    # ------------------------------------------------------------------ safekeepers
-
     def new_node(self, safekeeper_id: int, promised: LeaderId, history: TermHistory, wal: bytes) -> int:
         """Return a member that has just started on this log; without a history it is empty."""
         membership = _BEFORE_THE_CHANGE if self.changes else _MEMBERSHIP
@@ -252,8 +250,6 @@ class Machines:
             disk.durable = len(disk.wal)
             self._known[key] = self._restarted(disk)
         return int(self._known[key])
-
-    # ------------------------------------------------------------------ proposers
 
     def start(self, run: int, nodes: tuple[int, ...]) -> tuple[Moved, tuple[int, ...]]:
         """A run starts: it greets all, and is about to ask for their votes. The second value: the safekeepers then."""

@@ -23,7 +23,7 @@ from tests.simulation.primary import FIRST_LSN, VirtualPrimary
 from tests.simulation.synthetic_wal import end_of_the_first_part, last_complete_end
 from tests.simulation.violation import Violation
 from tests.simulation.virtual_loop import VirtualLoop
-from walproxy.failover.failover import Failover, Report
+from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.primary import Ancestor
 from walproxy.proposer.proposer import Proposer
@@ -164,7 +164,7 @@ class Command:
         self.proposer: Proposer | None = None
         self.sealed: Elected | None = None
         self.is_over = False
-        self.report: Report | None = None
+        self.report: FailoverReport | None = None
         self.error = self.waits_for = ""
         self._without_object: Proposer | None = None
         self._dies_after = dies_after
@@ -237,8 +237,6 @@ class Command:
         self._dies_after = ""
         self.world.clock.after(0.05 * self.world.rng.random(), self.kill)
 
-    # ------------------------------------------------------------------ what it shows
-
     def step(self, text: str) -> None:
         """A step has begun, or ended."""
         self.world.note(self.name, "shows", text)
@@ -249,8 +247,6 @@ class Command:
     def waiting(self, text: str, missing_bytes: int = 0) -> None:
         """It waits for something."""
         self.waits_for = text
-
-    # ------------------------------------------------------------------ the seal, under the eyes of the checkers
 
     def begins(self, proposer: Proposer) -> None:
         """A proposer begins to seal."""
@@ -311,8 +307,6 @@ class FailoverOperator:
         self._chance = random.Random(f"{world.seed} failovers")
         self._proxies: list[SimProxy] = []
         self.missing: frozenset[int] = frozenset()
-
-    # ------------------------------------------------------------------ while there are faults
 
     def begin(self, *, wanted: str = "", old_is_dead: bool, dies_after: str = "", unreachable: frozenset[str]) -> None:
         """Run the command, beside others that run already. None runs beside one that cancels."""
@@ -391,8 +385,6 @@ class FailoverOperator:
                     proxy.start()
                 else:
                     proxy.lose_primary()
-
-    # ------------------------------------------------------------------ the second phase
 
     def loses_primaries(self) -> bool:
         """Return whether every primary is lost when the faults end: nothing but standbys and safekeepers is left."""

@@ -50,9 +50,6 @@ def running_command() -> "Command":
     return cast("Command", loop.owner)
 
 
-# ---------------------------------------------------------------------- safekeepers
-
-
 class VirtualConnection:
     """A connection to a safekeeper, as `SafekeeperConnection` is one: over the virtual network, without bytes."""
 
@@ -159,9 +156,6 @@ class SealerProposer(Proposer):
             raise
 
 
-# ---------------------------------------------------------------------- servers
-
-
 class VirtualServer:
     """A server over SQL, as walproxy/failover/server.py sees it: a primary, a standby, or nothing that answers."""
 
@@ -261,9 +255,6 @@ def _replayed_lsn(primary: VirtualPrimary) -> Lsn:
     return primary.own_lsn if primary.ancestors and not primary.life else 0
 
 
-# ---------------------------------------------------------------------- WAL
-
-
 class SyntheticRecord(NamedTuple):
     """A record, as far as log_end.py looks at it."""
 
@@ -294,9 +285,6 @@ class SyntheticDecoder:
             if end_lsn > self._found_lsn:
                 self._found_lsn = end_lsn
                 yield SyntheticRecord(end_lsn)
-
-
-# ---------------------------------------------------------------------- chance, time, words
 
 
 class _Chance:

@@ -85,8 +85,6 @@ class Faults(OperatorFaults):
     def _soon(self) -> float:
         return self.rng.choice((0.1, 0.5, 2.0)) * (0.5 + self.rng.random())
 
-    # ------------------------------------------------------------------ safekeepers
-
     def crash_safekeeper(self) -> None:
         """At once, or at one of the next effects, so that every place between two effects is met."""
         safekeeper = self._safekeeper()
@@ -304,8 +302,6 @@ class Faults(OperatorFaults):
         else:
             disk.fs.crash_in(self.rng.randint(1, 20))
 
-    # ------------------------------------------------------------------ the network
-
     def break_connection(self) -> None:
         connections = list(self.world.network.connections.values())
         if connections:
@@ -330,8 +326,6 @@ class Faults(OperatorFaults):
         blocked = sorted(self.world.network.blocked)
         for each in blocked if self.rng.random() < 0.3 else blocked[: self.rng.randint(0, 2)]:
             self.world.network.unblock(*each)
-
-    # ------------------------------------------------------------------ proxies
 
     def restart_proxy(self) -> None:
         proxy = self._proxy()
@@ -409,8 +403,6 @@ class Faults(OperatorFaults):
             proxy.start()
         else:
             proxy.lose_primary()
-
-    # ------------------------------------------------------------------ primaries
 
     def crash_primary(self) -> None:
         primary = self.rng.choice(self.world.primaries)

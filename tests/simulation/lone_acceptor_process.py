@@ -81,8 +81,6 @@ class LoneProcess(LoneElections, LoneWal, LoneOrders):
         """Return what happened last, a line each."""
         return [" ".join(map(shown, happened)) for happened in self._trace]
 
-    # ------------------------------------------------------------------ the process
-
     def _start(self) -> None:
         control, end_lsn = self._disk.open()
         assert control is not None  # it was written at the beginning
@@ -206,8 +204,6 @@ class LoneProcess(LoneElections, LoneWal, LoneOrders):
         if self._reads and self._chance(0.5):
             request = self._reads.pop(0)
             self._checker.serves(request, self._acceptor.serves(request))
-
-    # ------------------------------------------------------------------ events of this one only
 
     def _greet(self, well: bool = False) -> None:
         super()._greet(well)

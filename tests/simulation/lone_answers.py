@@ -56,8 +56,6 @@ class LoneAnswers(LoneShell):
         self._confirms = rng.choice((0.7, 0.02))  # How soon the end of a pull is confirmed that was to end.
         self._falls_mute = rng.choice((0.0, 0.0, 0.004, 0.03))
 
-    # ------------------------------------------------------------------ answers
-
     def _waiting(self) -> list[Safekeeper]:
         """Return those that have something to answer, also on a connection whose end was not reported yet."""
         late = self._pending_losses
@@ -176,8 +174,6 @@ class LoneAnswers(LoneShell):
             if not safekeeper.is_connected:
                 return
         self._event("message", safekeeper.id, message, self._now_s)
-
-    # ------------------------------------------------------------------ what nobody has asked for
 
     def _repeat(self) -> None:
         """An old answer comes once more; positions of a member never go back within a term."""

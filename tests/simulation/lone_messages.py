@@ -70,8 +70,6 @@ class DrawnMessages(ABC):
     def _time_passes_for_reads(self) -> None:
         """Let what members read be answered, or not."""
 
-    # ------------------------------------------------------------------ what is drawn
-
     def _chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 

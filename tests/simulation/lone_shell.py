@@ -109,8 +109,6 @@ class LoneShell:
         """Return what happened last, a line each."""
         return [" ".join(map(shown, happened)) for happened in self._trace]
 
-    # ------------------------------------------------------------------ events, and the actions that follow
-
     def _event(self, name: str, *arguments: Any) -> None:
         self._trace.append((f"{self._now_s:8.3f}", name, *arguments))
         try:
@@ -167,8 +165,6 @@ class LoneShell:
         self._settle()
         self._now_s += self.rng.choice((0.0, 0.03, 0.1, 0.3))
         self._event("tick", self._now_s, self.rng.random())
-
-    # ------------------------------------------------------------------ connections
 
     def _open_ones(self) -> list[Safekeeper]:
         return [each for each in self._safekeepers.values() if each.is_connected]

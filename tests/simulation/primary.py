@@ -96,8 +96,6 @@ class VirtualPrimary:
             ),
         )
 
-    # ------------------------------------------------------------------ writing
-
     def write_record(self, size: int, *, is_timed: bool = False) -> Lsn:
         """Insert a record of `size` bytes, a commit if it bears a time; return its end."""
         if self.repeated:
@@ -127,8 +125,6 @@ class VirtualPrimary:
             self.flush_lsn = target_lsn
             if self.walsender is not None:
                 self.walsender.primary_has_more()
-
-    # ------------------------------------------------------------------ life and death
 
     @property
     def answers(self) -> bool:
@@ -174,8 +170,6 @@ class VirtualPrimary:
         if self.told_lsn:
             self.oldest_lsn = max(self.oldest_lsn, segment_start(self.told_lsn, SEGMENT_SIZE))
 
-    # ------------------------------------------------------------------ streaming
-
     def tli_end(self, tli: int) -> Lsn | None:
         """Return where it left timeline `tli`, its flush position for the present one, None for one it never had."""
         if tli == self.tli:
@@ -195,8 +189,6 @@ class VirtualPrimary:
         """A status update: commits whose records end at or below these are released, by level."""
         self.told_lsn = max(self.told_lsn, flush_lsn)
         self.told_apply_lsn = max(self.told_apply_lsn, apply_lsn)
-
-    # ------------------------------------------------------------------ descendants
 
     def record_end_at_or_below(self, lsn: Lsn) -> Lsn:
         """Return the end of the last complete record at or below `lsn`: where a recovery would stop."""

@@ -127,8 +127,6 @@ class SimProxy:
         self._truth = world.checker
         self._backlog: list[tuple[int, Callable[..., None], tuple[Any, ...]]] | None = None
 
-    # ------------------------------------------------------------------ life and death
-
     def new_proposer(self, kind: type[Proposer], config: ProposerConfig) -> Proposer:
         """Return the proposer of a run, with the reference beside it if the seed has drawn that."""
         if self.world.has_reference and self.world.watches_proposers:
@@ -275,8 +273,6 @@ class SimProxy:
         elif life == self.life:
             event(*args)
 
-    # ------------------------------------------------------------------ the state machine
-
     def _step(self, actions: list[Action]) -> None:
         proposer, world = self.proposer, self.world
         assert proposer is not None  # events come to the living only
@@ -379,8 +375,6 @@ class SimProxy:
         self.world.proxy_finished(self)
         self.stop()
 
-    # ------------------------------------------------------------------ safekeepers
-
     def _connect(self, safekeeper_id: int) -> None:
         if safekeeper_id in self._connections or safekeeper_id not in self._known_peers():
             return
@@ -446,8 +440,6 @@ class SimProxy:
         self.world.note(self.name, "loses", safekeeper_id)
         self._later(CONNECT_RETRY_S * (0.5 + self.world.rng.random()), self._connect, safekeeper_id)
         self._step(self.proposer.disconnected(safekeeper_id, self.clock.now))
-
-    # ------------------------------------------------------------------ the primary
 
     def _primary_delay_s(self) -> float:
         return self.world.rng.random() * self.world.network.delay_s
@@ -668,8 +660,6 @@ class SimProxy:
     def _slot_lsn(self, commit_lsn: Lsn) -> Lsn:
         """Return what the primary may be told, whose slot then keeps what it will be compared with."""
         return slot_lsn(self._tail, self._tail_begin_lsn, commit_lsn) if commit_lsn else 0
-
-    # ------------------------------------------------------------------ time
 
     def _tick(self) -> None:
         assert self.proposer is not None

@@ -143,9 +143,6 @@ def new_connection(safekeeper_id: int, credentials: Any, **callbacks: Any) -> An
     return kind(safekeeper_id, credentials, **callbacks)
 
 
-# ---------------------------------------------------------------------- where the checkers look on
-
-
 def observed_proposer(config: Any) -> Proposer:
     """Return the proposer of the proxy that is starting, at whose steps the checkers look on."""
     shell = running_proxy()
@@ -205,9 +202,6 @@ class SmallWindow(Window):
             self.capacity_bytes = capacity_bytes
         shell.world.counts.count("window evictions", int(has_moved))
         return has_moved
-
-
-# ---------------------------------------------------------------------- WAL, SQL, chance, time
 
 
 class SyntheticChecksums:

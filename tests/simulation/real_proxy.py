@@ -76,8 +76,6 @@ class RealProxy(SimProxy):
         self._sockets = 0
         self._drains: list[Any] = []
 
-    # ------------------------------------------------------------------ life and death
-
     def start(self) -> None:
         """Start a run, unless one is alive or the proxy was taken out."""
         if self.proposer is None and self.may_start:
@@ -225,8 +223,6 @@ class RealProxy(SimProxy):
         except ConfigurationError:
             self.world.counts.count("changes of members refused")
 
-    # ------------------------------------------------------------------ safekeepers
-
     def delay_s(self) -> float:
         """Return how long something takes on its way."""
         return self.chance.random() * self.world.network.delay_s
@@ -272,8 +268,6 @@ class RealProxy(SimProxy):
             self.world.note(self.name, "says", message, connection.number)
             self.world.network.send(connection, TO_SAFEKEEPER, message)
 
-    # ------------------------------------------------------------------ the primary
-
     def primary_at(self, conninfo: str) -> "VirtualPrimary":
         """Return the primary that a name leads to."""
         return (self.primary, *self._listed)[host_index(conninfo)]
@@ -318,8 +312,6 @@ class RealProxy(SimProxy):
                 self._sender.is_mute = True
             else:
                 self._sender.breaks()
-
-    # ------------------------------------------------------------------ where the checkers look on
 
     def handles(self, safekeeper_id: int, message: Any) -> None:
         """The proposer handles a message."""

@@ -83,8 +83,6 @@ class RealPuller:
     def wake(self) -> None:
         """See SimPuller: the real one is informed by the node."""
 
-    # ------------------------------------------------------------------ connections
-
     async def connect(self, new_protocol: Any, host: str) -> Any:
         """Connect to the source that a virtual address names."""
         source = self.world.safekeepers[int(host[1:])]
@@ -121,8 +119,6 @@ class RealPuller:
         if transport is not None:
             transport.ended(self.chance.random() < 0.5)
 
-    # ------------------------------------------------------------------ see SocketOwner
-
     def is_allowed_to_say(self, message: Any, connection: Connection) -> bool:
         """Check what is asked of a source."""
         if self._safekeeper.disk.fs.is_down:
@@ -145,8 +141,6 @@ class RealPuller:
         """The process has closed a connection."""
         if self._transports.pop(connection.number, None) is not None and not self._safekeeper.disk.fs.is_down:
             self.world.network.close(connection, TO_SAFEKEEPER)
-
-    # ------------------------------------------------------------------ checks
 
     def _pull(self) -> PullWal | None:
         acceptor = self._safekeeper.acceptor

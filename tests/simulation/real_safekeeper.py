@@ -89,8 +89,6 @@ class RealSafekeeper(ObservedShell):
         if random.Random(f"{world.seed} real pulls of {safekeeper_id}").random() < REAL_PULLS:
             self.puller = self.real_puller = RealPuller(world, self)
 
-    # ------------------------------------------------------------------ life and death
-
     @property
     def is_hung(self) -> bool:  # type: ignore[override]
         """Whether its process is stopped."""
@@ -191,8 +189,6 @@ class RealSafekeeper(ObservedShell):
             self.real_puller.crashed()
         self.disk.on_persist = None
         super().crash(power_cut)
-
-    # ------------------------------------------------------------------ what arrives
 
     def received(self, connection: Connection, message: Any) -> None:
         """A message has arrived."""

@@ -331,8 +331,6 @@ class Operator:
         else:
             self._start_stopped()
 
-    # ------------------------------------------------------------------ the second phase
-
     def settle(self) -> None:
         """Repeat what was begun until one cluster has its quorums; wipe what belongs to others.
 

@@ -102,8 +102,6 @@ class ReferenceLog:
         if self.is_misplaced:
             self.written_end = self.durable_end = 0
 
-    # ------------------------------------------------------------------ positions
-
     @property
     def is_misplaced(self) -> bool:
         """Whether the log of the control state is not in place: the files found are not it (A5)."""
@@ -176,8 +174,6 @@ class ReferenceLog:
             NO_END,
         )
 
-    # ------------------------------------------------------------------ effects that several steps request
-
     def persist(self, **changes: Any) -> Effects:
         """A1 and A2: one write, with the present values of what is written lazily."""
         lazy = {
@@ -215,8 +211,6 @@ class ReferenceLog:
                 self.named_lsn, begin_lsn, payload = switch_lsn, switch_lsn, payload[len(before) :]
         yield WriteWal(begin_lsn, payload)
         self.written_end = end_lsn
-
-    # ------------------------------------------------------------------ start, checkpoint, trimming
 
     def start(self) -> Effects:
         """A5, and 5.1 for the own history."""
@@ -316,8 +310,6 @@ class ReferenceLog:
     def _search_anew(self) -> None:
         self._timed_lsn, self._searched_lsn = 0, 0
 
-    # ------------------------------------------------------------------ adoption
-
     def adopt(self, message: Elected) -> Decision:
         """5.4 and 5.5: adopt the history, or return why not."""
         control = self.control
@@ -410,8 +402,6 @@ class ReferenceLog:
             or own_last <= message.forgotten_term
             or any(entry.term > own_last and entry.start_lsn < message.settled_lsn for entry in message.history)
         )
-
-    # ------------------------------------------------------------------ rebootstrap and undo
 
     def undo_refusal(self, message: Bootstrap) -> RefusalCode | None:
         """0.14: why the replaced cluster does not come back here, None if it does."""

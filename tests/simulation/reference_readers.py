@@ -10,12 +10,12 @@ from itertools import pairwise, takewhile
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.readable import (
     Gone,
+    NothingToSend,
     ReadableLog,
     Removed,
-    Send,
+    SendRange,
     Step,
     TimelineEnd,
-    Wait,
     lineage_of,
     next_step,
     refusal_of_start,
@@ -85,10 +85,10 @@ def _step(log: ReadableLog, tli: int, lsn: int, retreated_lsn: int | None) -> St
         return TimelineEnd(tlis[index + 1], path[index][1])
     end_lsn = min(path[index][1], log.end_lsn)
     if retreated_lsn is not None:
-        return Wait() if end_lsn <= retreated_lsn else Gone()
+        return NothingToSend() if end_lsn <= retreated_lsn else Gone()
     if lsn >= end_lsn:
-        return Wait()
-    return Removed(lsn, min(end_lsn, log.begin_lsn)) if lsn < log.begin_lsn else Send(lsn, end_lsn)
+        return NothingToSend()
+    return Removed(lsn, min(end_lsn, log.begin_lsn)) if lsn < log.begin_lsn else SendRange(lsn, end_lsn)
 
 
 def _require(what: str, of: object, actual: object, expected: object) -> None:

@@ -117,8 +117,6 @@ class SimSafekeeper:
         self._refuses = False
         self._heard: tuple[int, LeaderId, float] | None = None
 
-    # ------------------------------------------------------------------ life and death
-
     def start(self) -> None:
         """Start the process, if it is not running, on whatever the disk holds."""
         if self.acceptor is not None:
@@ -221,8 +219,6 @@ class SimSafekeeper:
         self.crash(self.dies_of_power_cut)
         return True
 
-    # ------------------------------------------------------------------ what arrives
-
     def received(self, connection: Connection, message: Any) -> None:
         """A message has arrived."""
         if connection.number not in self._connections:
@@ -317,8 +313,6 @@ class SimSafekeeper:
             else:
                 self._run(acceptor.start(), "start")
                 self.is_serving = self.acceptor is not None
-
-    # ------------------------------------------------------------------ effects
 
     def _disconnect(self, acceptor: Acceptor, connection: Connection) -> None:
         acceptor.disconnected(connection.number)
@@ -525,8 +519,6 @@ class SimSafekeeper:
             counts.count("votes granted" if message.granted else "votes refused")
         elif isinstance(message, Refusal):
             counts.count("messages refused")
-
-    # ------------------------------------------------------------------ flushing beside the handlers
 
     def _begin_flush(self) -> None:
         self._flush_is_due = False

@@ -179,8 +179,6 @@ class Stage(World):
         """Return the records of a list of names."""
         return [self.records[name] for name in names.split()]
 
-    # ------------------------------------------------------------------ commands
-
     def starts(self, name: str, primaries: str, how: str | None) -> None:
         first, *others = (self.primary(primary) for primary in primaries.split())
         known = next((proxy for proxy in self.proxies if proxy.name == name), None)
@@ -434,8 +432,6 @@ class Stage(World):
         if record.start_lsn < self.checker.base_lsn:
             return False  # It is older than the cluster.
         return record.primary.told_lsn >= record.end_lsn and record.wal not in self.checker.committed
-
-    # ------------------------------------------------------------------ conditions
 
     def holds(self, condition: str) -> bool:
         """Tell whether a condition holds now."""

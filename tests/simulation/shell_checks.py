@@ -94,8 +94,6 @@ class ObservedShell(SimSafekeeper):
     _is_quick: bool
     _is_in_thread: bool
 
-    # ------------------------------------------------------------------ where the checkers look on
-
     def handles(self, connection: int | None, message: ProposerMessage, now: float) -> None:
         """The acceptor handles a message, or goes on with it: meanwhile the peer may have ended the connection."""
         if self._handled is not None and self._handled[1] is message:
@@ -274,8 +272,6 @@ class ObservedShell(SimSafekeeper):
                 self.world.counts.count("members that skipped WAL")
             self.world.truths.on_persist(self, before)
 
-    # ------------------------------------------------------------------ the end of the process
-
     def _dies_here(self) -> bool:
         """Die at an effect: nothing that the process does afterwards has an effect; then it is gone."""
         assert self.effects_left is not None
@@ -294,8 +290,6 @@ class ObservedShell(SimSafekeeper):
     def _require_alive(self) -> None:
         if self.disk.fs.is_down or (self.effects_left is not None and self._dies_here()):
             raise VirtualCrash
-
-    # ------------------------------------------------------------------ time
 
     def job_takes_s(self, token: Any) -> float:
         """Return how long a thread takes for a job."""

@@ -20,7 +20,7 @@ from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.term_history import tli_at
 from safekeeper.storage.control_file import CONTROL_FILE_NAME
 from safekeeper.storage.data_folder import WAL_FOLDER
-from safekeeper.storage.segment_file import FOOTER_BYTES, SLOT_BYTES, Slot
+from safekeeper.storage.segment_file import FOOTER_BYTES, SLOT_BYTES, FooterSlot
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.disk import ModelDisk, StorageDisk
 from tests.simulation.synthetic_wal import SEGMENT_SIZE
@@ -99,8 +99,6 @@ class ShellDisk(StorageDisk):
     def _watch(self) -> None:
         self.fs.on_durable = self._look
 
-    # ------------------------------------------------------------------ what is durable
-
     def _look(self) -> None:
         """Something has become durable: look what."""
         before = self.control
@@ -154,8 +152,6 @@ class ShellDisk(StorageDisk):
                 if parsed is not None:
                     self._segments[parsed[1]] = content
         return self._segments
-
-    # ------------------------------------------------------------------ what the safekeeper does
 
     def opened(self, control: ControlState | None, storage: WalStorage | None) -> None:
         """Compare what a safekeeper has found at its start with what must be there, and with what is durable by now."""
@@ -217,7 +213,7 @@ class ShellDisk(StorageDisk):
 def _valid_end(durable: bytearray, begin_lsn: Lsn) -> Lsn:
     """Return where the WAL of a segment ends, by its durable bytes alone."""
     footer = bytes(durable[SEGMENT_SIZE : SEGMENT_SIZE + FOOTER_BYTES])
-    slots = [slot for at in (0, SLOT_BYTES) if (slot := Slot.decode(footer[at : at + SLOT_BYTES])) is not None]
+    slots = [slot for at in (0, SLOT_BYTES) if (slot := FooterSlot.decode(footer[at : at + SLOT_BYTES])) is not None]
     for slot in sorted(slots, reverse=True):
         data = bytes(durable[slot.begin_lsn - begin_lsn : slot.end_lsn - begin_lsn])
         if begin_lsn <= slot.begin_lsn and google_crc32c.value(data) == slot.data_crc:

@@ -359,6 +359,5 @@ class NodeTime:
 REPLACED_FILES: tuple[tuple[Any, str, Any], ...] = ((data_folder_module, "DataDirectoryLock", NoLock),)
 SILENT = logging.Logger("silent", logging.CRITICAL + 1)
 SILENT_LOGS: tuple[tuple[Any, str, Any], ...] = tuple(
-    (module, "_log", SILENT)
-    for module in (agent_registry, disk_space, listener_module, node_module, state_log)
+    (module, "_log", SILENT) for module in (agent_registry, disk_space, listener_module, node_module, state_log)
 )

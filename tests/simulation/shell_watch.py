@@ -183,8 +183,6 @@ class ShellWatch:
         self._published: object = None
         self._failed: BaseException | None = None
 
-    # ------------------------------------------------------------------ what the node asks of the acceptor
-
     def effects(self, effects: Effects, event: str, *arguments: Any) -> Effects:
         """Pass on the effects of an event, and check that each was executed."""
         if self.is_inside:
@@ -268,8 +266,6 @@ class ShellWatch:
         if self._reference is not None:
             self._guarded(self._reference.serves, request, is_served)
 
-    # ------------------------------------------------------------------ what the shell shows
-
     def arrived(self, connection: "Connection", message: ProposerMessage) -> None:
         """A message has reached the socket."""
         self._arrived[connection.number].append(message)
@@ -294,8 +290,6 @@ class ShellWatch:
     def failed(self, error: BaseException) -> None:
         """The storage has failed: the node must end."""
         self._failed = error
-
-    # ------------------------------------------------------------------ checks
 
     def _begin(self) -> None:
         """The node asks for something: what it owes was sent before, and it has not failed."""

@@ -151,8 +151,6 @@ class _Shrinking:
                 self._try_seeds(self._best.schedule)
         self.shrunk.is_done = not self._time_is_over
 
-    # ------------------------------------------------------------------ what is tried
-
     def _end_early(self) -> None:
         """End where it fails, before the second phase if it fails before."""
         plan, ended_at_s = self._best.schedule, ceil(self._best.ended_at_s * 1e4) / 1e4
@@ -197,8 +195,6 @@ class _Shrinking:
     def _with_rate(self, name: str, rate: float) -> Profile:
         changes: dict[str, Any] = {name: rate}
         return replace(self._best.schedule.rates, **changes)
-
-    # ------------------------------------------------------------------ trials
 
     def _try(self, **changes: Any) -> bool:
         """Try the best one with changes, under a few seeds; take it if it fails in the same way and is shorter."""

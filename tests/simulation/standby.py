@@ -120,8 +120,6 @@ class SimStandby:
         self.world.clock.after(self.rng.random() * RECONNECT_S, self._connect, self._stream)
         self.world.clock.after(self.rng.expovariate(1.0) * RESTLESS_EVERY_S, self._be_restless)
 
-    # ------------------------------------------------------------------ coming and going
-
     def _connect(self, stream: int) -> None:
         if stream != self._stream or self.safekeeper is not None:
             return
@@ -225,8 +223,6 @@ class SimStandby:
             self._restart_lsn = self.applied_lsn
             self._reconnect_in(self.rng.choice((0.05, 0.5, 2.0)))
         self.world.clock.after(self.rng.expovariate(1.0) * RESTLESS_EVERY_S, self._be_restless)
-
-    # ------------------------------------------------------------------ streaming
 
     def wake(self) -> None:
         """There may be more to read."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from safekeeper.acceptor.acceptor import Acceptor
-from safekeeper.acceptor.readable import Wait
+from safekeeper.acceptor.readable import NothingToSend
 from tests.simulation import drawn_quorum_sizes, lone_acceptor, lone_proposer, reference_readers
 from tests.simulation.bends import Bends
 from tests.simulation.corrupted_states import check_acceptor, check_proposer
@@ -39,7 +39,7 @@ def _only_positions(proposer: Proposer) -> None:
     ("drive", "holder", "name", "wrong", "found"),
     [
         (lone_acceptor.drive, Acceptor, "check", _nothing, "Checked"),
-        (lone_acceptor.drive, reference_readers, "next_step", lambda *arguments: Wait(), "next step"),
+        (lone_acceptor.drive, reference_readers, "next_step", lambda *arguments: NothingToSend(), "next step"),
         (lone_acceptor.drive, reference_readers, "refusal_of_start", _nothing, "a start is refused"),
         (lone_acceptor.drive, reference_readers, "lineage_of", lambda control, tli: (), "lineage"),
         (lone_proposer.drive, Leadership, "check", _nothing, "Checked"),

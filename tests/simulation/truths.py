@@ -71,8 +71,6 @@ class Truths:
         ]
         return quorums.can_elect(order.membership, there)
 
-    # ------------------------------------------------------------------ what happens to a safekeeper
-
     def on_start(self, safekeeper: "SimSafekeeper") -> None:
         """A safekeeper starts."""
         for truth in self.all():

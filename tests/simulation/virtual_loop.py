@@ -62,8 +62,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._dying: deque[events.Handle] | None = None
         self._is_closed = False
 
-    # ------------------------------------------------------------------ life and death
-
     def run_task(self, coroutine: Coroutine[Any, Any, Any], on_end: "Callable[[asyncio.Task[Any]], None]") -> None:
         """Begin to run the process."""
         self._task = self.create_task(coroutine)
@@ -112,8 +110,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while self._dying:
             self._run(self._dying.popleft())
         self._is_closed = True
-
-    # ------------------------------------------------------------------ what asyncio asks for
 
     def time(self) -> float:
         return self._clock.now
@@ -191,8 +187,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
         """It stays on the clock, and does nothing then."""
-
-    # ------------------------------------------------------------------ running
 
     def _run(self, handle: events.Handle) -> None:
         if self._is_closed or handle._cancelled:

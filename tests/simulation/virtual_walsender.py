@@ -150,8 +150,6 @@ class WalSender:
         """Whether the slot is this walsender's."""
         return self.primary.walsender is self.proxy and self.proxy.slot_holder is self
 
-    # ------------------------------------------------------------------ the ends
-
     def closed(self) -> None:
         """The proxy has closed the connection: the walsender notices that."""
         if not self._is_closed:
@@ -187,8 +185,6 @@ class WalSender:
         clock = self.proxy.world.clock
         self._last_at[way] = max(self._last_at[way], clock.now + self.proxy.delay_s())
         clock.at(self._last_at[way], arrive, *what)
-
-    # ------------------------------------------------------------------ what the primary sends
 
     def begins(self, begin_lsn: Lsn, tli: int) -> None:
         """Begin to stream."""
@@ -253,8 +249,6 @@ class WalSender:
         if not self.is_mute and not self._is_closed:
             self.pgconn.is_over = True
             self.proxy.loop.is_readable(self.number)
-
-    # ------------------------------------------------------------------ what the proxy reports
 
     def proxy_reports(self, message: bytes) -> None:
         """The proxy has handed a status update to libpq."""

@@ -22,6 +22,7 @@ from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import PROTOCOL_VERSION
 from safekeeper.consensus.term_history import cut_history, last_term
 from safekeeper.peers import codec as wire_module
+from safekeeper.peers import message_checks
 from tests.simulation import quorums
 from tests.simulation.archive import ARCHIVE_ID, ModelArchive, SimArchiver
 from tests.simulation.bends import Bends
@@ -198,8 +199,6 @@ class World:
         if self.retention.has_archive:
             self.begin_archive(seed)
 
-    # ------------------------------------------------------------------ building
-
     def add_proxy(self, primary: VirtualPrimary | None = None, takeover: bool = False) -> SimProxy:
         """Start another proxy."""
         kind = RealProxy if self.has_real_proxies else SimProxy
@@ -261,8 +260,6 @@ class World:
     def checker(self) -> Checker:
         """The truth of the cluster that the operator goes on with."""
         return self.truths.current
-
-    # ------------------------------------------------------------------ what the parts ask for
 
     def note(self, who: str, verb: str, *what: Any) -> None:
         """Remember what happened; it is put into words only if the run fails."""
@@ -342,8 +339,6 @@ class World:
                 self._with_clients.append(host)
                 self.start_workload(host)
 
-    # ------------------------------------------------------------------ running
-
     def trace(self) -> list[str]:
         """Return what happened last, a line each."""
         return [line(*happened) for happened in list(self._trace)[-TRACE_LINES:]]
@@ -400,8 +395,6 @@ class World:
             elif not is_long:
                 primary.flush()
         self.clock.after(self._record_delay_s(), self._write, primary, self.is_healing)
-
-    # ------------------------------------------------------------------ the second phase
 
     def heal(self, without: frozenset[int] = frozenset()) -> None:
         """Repair everything that can be repaired; when all is still, settle on the primary that the log came from.
@@ -746,7 +739,7 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         (reference_term, "ARCHIVER_PROBLEM_S", 0.5),
         (reference_term, "ARCHIVER_STALL_S", 2.0),
         (reference_term, "ARCHIVER_REST_S", 1.0),
-        (wire_module, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
+        (message_checks, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (wire_module, "_BUFFER_BYTES", 32 << 10),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),
         (archiving_module, "GONE_GRACE_S", 0.5),

@@ -28,8 +28,10 @@ from typing import NamedTuple
 
 import psycopg
 
-from walproxy.lab.cluster.agent_cluster import AgentCluster
 from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
+from walproxy.lab.failover.manager import AgentManager
+from walproxy.lab.failover.network import LoopbackNetwork
+from walproxy.lab.failover.site import Site as AgentSite
 from walproxy.postgres.binaries import find_servers, reachable_binaries, server_user
 from walproxy.postgres.local_server import LocalPostgres
 
@@ -182,15 +184,16 @@ def cluster_site(folder: Path, major: int) -> Iterator[Site]:
 def agents_site(folder: Path, major: int) -> Iterator[Site]:
     """Yield a primary with its agent, a standby with another one, and three safekeepers."""
     binaries = reachable_binaries(find_servers()[major], server_user())
-    with AgentCluster(folder, binaries, names=("pg1", "pg2")) as cluster:
-        cluster.start()
-        agents = [host.agent for host in cluster.hosts.values()]
-        agent = cluster.hosts["pg1"].agent
+    network, names = LoopbackNetwork(), ("pg1", "pg2")
+    with AgentSite(folder, binaries, network, AgentManager(), names=names, volatile_disks=False) as cluster:
+        leader = cluster.start().leader
+        agents = [host.manager for host in cluster.hosts.values()]
+        place = leader.place
         yield Site(
-            cluster.hosts["pg1"].postgres.conninfo(),
+            place.local_conninfo,
             [each.log_path for each in (*agents, *cluster.safekeepers.values())],
-            {"agent": [agent.http_port], "agent-proxy": [key(agent, "proxy_http")]},
-            {"agent": ([agent.http_port], "/metrics"), "agent-proxy": ([agent.http_port], "/primary")},
+            {"agent": [place.http_port], "agent-proxy": [place.proxy_http_port]},
+            {"agent": ([place.http_port], "/metrics"), "agent-proxy": ([place.http_port], "/primary")},
         )
 
 

@@ -6,28 +6,17 @@ ROUNDS, SEED and DEAD_AFTER of the environment change the run:
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from tests.torture.rounds import run_rounds
 from walproxy.lab.failover.plan import CUT_OFF, KILL_HOST
-from walproxy.lab.failover.results import RunResult
 
 ROUNDS = int(os.environ.get("ROUNDS", "20"))
 SEED = int(os.environ.get("SEED", "1"))
 DEAD_AFTER_S = float(os.environ.get("DEAD_AFTER", "5"))
 HERE = Path(__file__).parent
-
-
-def run_rounds(folder: Path, *arguments: str) -> tuple[int, RunResult]:
-    """Run the command; return its exit code and results. Its lines and its table go to this process's output."""
-    results = folder / "results.json"
-    command = [sys.executable, "-m", "walproxy.lab.failover", "--dir", str(folder), "--results", str(results)]
-    ended = subprocess.run([*command, *arguments], check=False)
-    return ended.returncode, msgspec.json.decode(results.read_bytes(), type=RunResult)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from tests.unit.proxy.test_status import proxy as proxy  # a fixture
 from tests.unit.replication_house import ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN
 from walproxy.agent.metrics import AgentCollector
-from walproxy.agent.report import AgentSettings, Change
+from walproxy.agent.report import AgentSettings, PrimaryChange
 from walproxy.proxy.metrics import ProxyCollector
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import proxy_status
@@ -89,7 +89,7 @@ def test_every_metric_and_its_labels_are_described_and_no_others(tmp_path: Path,
         proxy.measured.connected(1)
         status |= proxy.measured.describe(1.0)
         there |= house.call(lambda: metrics(of_proxy))
-        change = Change("failover", "two", tli=2, term=5)
+        change = PrimaryChange("failover", "two", tli=2, term=5)
         agent = state(STANDBY, settings=AgentSettings(changes=(change,)))
         of_agent = AgentCollector(lambda: agent, {"http": house.listener}, lambda: NOW)
         there |= house.call(lambda: metrics(of_agent))

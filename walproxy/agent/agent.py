@@ -30,7 +30,6 @@ from walproxy.agent.config import AgentConfig
 from walproxy.agent.decision import (
     SILENCE_S,
     AllowWrites,
-    ClusterView,
     Decider,
     EndWrites,
     FailOver,
@@ -41,27 +40,26 @@ from walproxy.agent.decision import (
     Rejoin,
     StartPrimary,
     StartStandby,
+    Step,
     StepDown,
     Stop,
     Wait,
     describe,
+    leader_of,
     without_order,
 )
-from walproxy.agent.decision import Step as Decided
 from walproxy.agent.lease import EtcdLease
 from walproxy.agent.lease_guard import LeaseGuard
 from walproxy.agent.managed_server import ManagedServer
-from walproxy.agent.proxy_process import Progress, ProxyProcess
-from walproxy.agent.rejoin import Rejoin as RejoinRun
+from walproxy.agent.proxy_process import ProxyProcess, ProxyProgress
+from walproxy.agent.rejoin import RejoinRun
 from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.rejoin_plan import RejoinPlan, Way
-from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Change, Order, encode
+from walproxy.agent.report import CHANGES_MAX, AgentReport, AgentSettings, Order, PrimaryChange, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.server_look import ServerLook, ServerState
-from walproxy.agent.sight import Sight
-from walproxy.agent.state import AgentState
-from walproxy.agent.state import ClusterView as ShownView
-from walproxy.agent.state import view_of as shown_view_of
+from walproxy.agent.sight import AgentSight
+from walproxy.agent.state import AgentState, ClusterView, view_of
 from walproxy.agent.watchdog import Watchdog
 from walproxy.failover.discarded_report import discarded_report, write_report
 from walproxy.failover.failover import Failover
@@ -95,7 +93,6 @@ class Agent:
         credentials: for the safekeepers.
         look: the last look at the server.
         view: the last exchange.
-        sight: the same, as received.
         commits: whether commits succeed through the own proxy.
 
     Args:
@@ -131,10 +128,9 @@ class Agent:
             )
         )
         self.look = ServerLook(ServerState.MISSING)
-        self.sight = Sight(time.monotonic(), None)
-        self.view = ClusterView(time.monotonic(), has_quorum=False, problem="no safekeeper has replied yet")
+        self.view = ClusterView(time.monotonic(), problem="no safekeeper has replied yet")
         self.commits = False
-        self._progress = Progress()
+        self._progress = ProxyProgress()
         self._looked_at = -1.0
         self._look_needed_at = 0.0
         self._server_version = 0
@@ -152,7 +148,6 @@ class Agent:
         self._step: asyncio.Task[None] | None = None
         self._recording: asyncio.Task[None] | None = None
         self._prepared: asyncio.Task[None] | None = None
-        self._shown = ShownView(problem=self.view.problem)
         self._started_at = time.time()
         self._quorum_seen_at = 0.0
         self._promoted: tuple[Order | None, float, int, Promotion] | None = None
@@ -161,8 +156,6 @@ class Agent:
         self._look_now = asyncio.Event()
         self._exchange_now = asyncio.Event()
         self._stopping = asyncio.Event()
-
-    # ------------------------------------------------------------------ life
 
     async def run(self) -> None:
         """Work until `stop`. The server goes on without the agent; the proxy does not.
@@ -221,28 +214,20 @@ class Agent:
             arguments += ["-c", f"log_format={config.log_format}"]  # Both write to the same log.
         return arguments
 
-    # ------------------------------------------------------------------ loops
-
     async def _exchange_loop(self) -> None:
         timeout_s = min(1.0, self.config.dead_after / 4)
         interval_s = min(EXCHANGE_INTERVAL_S, self.config.dead_after / 10)
         while True:
             began_at = time.monotonic()
             self._exchange_now.clear()
-            self.sight = await self._views.exchange(encode(self.report()), timeout_s=timeout_s)
-            view = view_of(self.sight)
-            self.view = view
-            try:
-                self._shown = shown_view_of(self.sight)
-            except RemoteProtocolError:
-                self._shown = replace(self._shown, has_quorum=view.has_quorum, problem=view.problem)
+            self.view = view = _view_of(await self._views.exchange(encode(self.report()), timeout_s=timeout_s))
             if view.has_quorum:
                 self._quorum_seen_at = time.time()
             self._decider.saw(view)
             heard_age_s = view.leader_heard_age_s
             if self._promoted is None and heard_age_s is not None and heard_age_s < SILENCE_S:
                 self._is_settling = False
-            leader = view.leader()
+            leader = leader_of(view)
             if leader is not None and leader.name != self._last_leader:
                 self._last_leader = leader.name
                 self._say(f"{leader.name} leads, on timeline {leader.tli}")
@@ -322,8 +307,6 @@ class Agent:
         else:
             self._waits_for.over()
 
-    # ------------------------------------------------------------------ beside the steps
-
     async def _keep_proxy(self, now: float) -> None:
         """Run the proxy beside a primary, also while that restarts, and beside a standby that may be promoted.
 
@@ -331,7 +314,7 @@ class Agent:
         it would only be refused.
         """
         look = self.look
-        is_current = not (self.view.log_tli and self.view.is_sealed_off(look.tli))
+        is_current = not (self.view.log.tli and self.view.is_sealed_off(look.tli))
         is_useful = is_current if look.state is ServerState.PRIMARY else self._decider.own.may_lead
         if self._is_failing_over or self._promoted is not None:
             await self._proxy.keep_running(now)
@@ -365,12 +348,12 @@ class Agent:
         if self._promoted is None or not self.commits:
             return
         (order, lost_at, old_tli, promotion), self._promoted = self._promoted, None
-        change = Change(
+        change = PrimaryChange(
             kind=order.kind if order is not None else "failover",
             agent=self.config.name,
             old_tli=old_tli,
             tli=promotion.tli,
-            term=self.view.term,
+            term=self.view.log.term,
             fork_lsn=promotion.fork_lsn,
             seconds=round(now - lost_at, 3),
             at=round(time.time(), 3),
@@ -393,8 +376,6 @@ class Agent:
             return msgspec.structs.replace(kept, changes=(*kept.changes, change)[-CHANGES_MAX:])
 
         self._recording = asyncio.create_task(self._change_settings(add))
-
-    # ------------------------------------------------------------------ what others see
 
     def report(self) -> AgentReport:
         """Return what this agent reports now."""
@@ -438,15 +419,13 @@ class Agent:
         """Return what the pages of this agent show."""
         return AgentState(
             own=self.report(),
-            view=self._shown,
+            view=self.view,
             made_at=min(self.view.sent_at, self._looked_at),
             started_at=self._started_at,
             quorum_seen_at=self._quorum_seen_at,
         )
 
-    # ------------------------------------------------------------------ steps
-
-    async def _take(self, step: "Decided | Configure") -> None:
+    async def _take(self, step: "Step | Configure") -> None:
         """Take one step. An error is logged, and shown as the agent's problem until a step succeeds."""
         try:
             match step:
@@ -574,7 +553,7 @@ class Agent:
         kind = order.kind if order is not None else "failover"
         began_at = time.monotonic()
         lost_at = self._decider.leader_heard_at or began_at
-        self._doing = f"{kind}: sealing timeline {self.view.log_tli}"
+        self._doing = f"{kind}: sealing timeline {self.view.log.tli}"
         why = "ordered" if order is not None else "the leader is lost"
         log_event(_log, "failover-begun", {"kind": kind}, "%s begins: %s", kind, why)
         if self.config.watchdog != "off":
@@ -808,24 +787,11 @@ class _Show:
         self._agent._doing = f"{self._kind}: {text}" + (f" ({missing_bytes} bytes)" if missing_bytes else "")
 
 
-def view_of(sight: Sight) -> ClusterView:
-    """Return what the decision needs of an exchange."""
-    log, problem = sight.log(), sight.missing()
+def _view_of(sight: AgentSight) -> ClusterView:
+    """Return what an exchange has found; the agent is paused if the shared settings cannot be read."""
     try:
-        settings = sight.shared()
+        return view_of(sight)
     except RemoteProtocolError as error:
-        settings, problem = AgentSettings(is_paused=True), f"the shared settings cannot be read: {error}"
-    return ClusterView(
-        sent_at=sight.began_at,
-        has_quorum=sight.has_quorum(),
-        is_new=sight.is_new(),
-        system_id=sight.system_id(),
-        leader_heard_age_s=sight.leader_heard_age_s(),
-        log_tli=log.log_tli if log is not None else 0,
-        floor=log.floor if log is not None else 0,
-        term=log.last_term if log is not None else 0,
-        end_lsn=log.flush_lsn if log is not None else 0,
-        reports={name: (seen.report, seen.age_s) for name, seen in sight.reports().items()},
-        settings=settings,
-        problem=problem,
-    )
+        return replace(
+            view_of(sight, AgentSettings(is_paused=True)), problem=f"the shared settings cannot be read: {error}"
+        )

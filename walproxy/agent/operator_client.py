@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from safekeeper.base.errors import WalproxyError
-from walproxy.agent.orders import REINIT, Headway, describe, headway
+from walproxy.agent.orders import REINIT, OrderHeadway, describe, headway
 from walproxy.agent.report import AgentSettings, Order
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.state import ClusterView, is_fresh, view_of
@@ -86,7 +86,7 @@ class Operator:
         return order
 
     async def follow(
-        self, order: Order, old_leader: str, timeout_s: float, show: Callable[[Headway], None]
+        self, order: Order, old_leader: str, timeout_s: float, show: Callable[[OrderHeadway], None]
     ) -> ClusterView:
         """Wait until an order is executed; return the cluster then.
 
@@ -104,7 +104,7 @@ class Operator:
         has_begun, gone_at = False, 0.0
         while True:
             view = await self._look_again()
-            now = headway(view, order, old_leader) if view is not None else Headway("no safekeeper replies")
+            now = headway(view, order, old_leader) if view is not None else OrderHeadway("no safekeeper replies")
             has_begun = has_begun or now.has_begun
             if now.failure:
                 raise WalproxyError(f"the {describe(order)} has failed: {now.failure}")

@@ -18,7 +18,7 @@ NO_AGENTS = "no agent reports to the safekeepers: start walproxy agent beside ea
 
 
 @dataclass(frozen=True, slots=True)
-class Headway:
+class OrderHeadway:
     """How far an order is.
 
     Attributes:
@@ -110,7 +110,7 @@ def check_reinit(view: ClusterView, wanted: str) -> AgentReport:
     return leader
 
 
-def headway(view: ClusterView, order: Order, old_leader: str = "") -> Headway:
+def headway(view: ClusterView, order: Order, old_leader: str = "") -> OrderHeadway:
     """Return how far an order is.
 
     Args:
@@ -124,21 +124,23 @@ def headway(view: ClusterView, order: Order, old_leader: str = "") -> Headway:
         # What counts is the new primary: the agents may have come there by themselves, and refuse the order afterwards.
         is_done = leader is not None and leader.name != old_leader and order.agent in ("", leader.name)
     if is_done:
-        return Headway("done", has_begun=True, is_done=True)
+        return OrderHeadway("done", has_begun=True, is_done=True)
     for report in ended:
         if report.order_result:
-            return Headway("", has_begun=True, failure=f"{report.name}: {report.order_result}")
+            return OrderHeadway("", has_begun=True, failure=f"{report.name}: {report.order_result}")
     has_begun = bool(ended) or any(_acts_on(seen.report, order, old_leader) for seen in view.agents if is_fresh(seen))
     present = view.settings.order
     # Fewer safekeepers than a quorum may have older settings only.
     if view.has_quorum and (present is None or present.id != order.id):
         if present is not None:
-            return Headway("", has_begun, failure=f"another order has replaced it: {describe(present)}")
-        return Headway("waiting for the agents' reports", has_begun, is_gone=not ended)
+            return OrderHeadway("", has_begun, failure=f"another order has replaced it: {describe(present)}")
+        return OrderHeadway("waiting for the agents' reports", has_begun, is_gone=not ended)
     activities = "; ".join(_activities(view, order))
     if has_begun:
-        return Headway(activities or "waiting until commits succeed on the new primary", has_begun=True)
-    return Headway(f"waiting until {order.agent or old_leader or 'an agent'} acts{activities and ': '}{activities}")
+        return OrderHeadway(activities or "waiting until commits succeed on the new primary", has_begun=True)
+    return OrderHeadway(
+        f"waiting until {order.agent or old_leader or 'an agent'} acts{activities and ': '}{activities}"
+    )
 
 
 def describe(order: Order) -> str:

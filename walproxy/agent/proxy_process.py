@@ -34,7 +34,7 @@ _REPLY_TIMEOUT_S = 1.0
 _AWAITED_MAX = 8
 
 
-class Progress(NamedTuple):
+class ProxyProgress(NamedTuple):
     """What a proxy has reached.
 
     Attributes:
@@ -45,7 +45,7 @@ class Progress(NamedTuple):
     commits: bool = False
     commit_lsn: Lsn = 0
 
-    def has_advanced(self, before: "Progress") -> bool:
+    def has_advanced(self, before: "ProxyProgress") -> bool:
         """Return whether it has sent WAL of the server to the quorum since `before`."""
         return self.commit_lsn > before.commit_lsn > 0
 
@@ -68,7 +68,7 @@ class ProxyProcess:
         self.problem = ""
         self._ends = ProblemLog(_log)
         self._starts = RateLimit(CHANGES_A_MINUTE, 60.0)
-        self._start = asyncio.Lock()  # The agent's step and its failover may start or end it at the same time.
+        self._lock = asyncio.Lock()  # The agent's step and its failover may start or end it at the same time.
 
     @property
     def is_running(self) -> bool:
@@ -77,7 +77,7 @@ class ProxyProcess:
 
     async def keep_running(self, now: float) -> None:
         """Start it if it does not run; one that ends again and again is started with a growing pause."""
-        async with self._start:
+        async with self._lock:
             if not self.is_running:
                 await self._start_again(now)
 
@@ -140,7 +140,7 @@ class ProxyProcess:
 
     async def _take(self) -> asyncio.subprocess.Process | None:
         """Return the process, which the caller ends; a start under way is over first."""
-        async with self._start:
+        async with self._lock:
             process, self._process = self._process, None
             self._close_reports()
         return process
@@ -156,17 +156,17 @@ class ProxyProcess:
             self._reports.close()
             self._reports = None
 
-    async def progress(self) -> Progress:
+    async def progress(self) -> ProxyProgress:
         """Return whether commits succeed, and how far."""
         reports = self._reports
         if not self.is_running or reports is None or not reports.has_started:
-            return Progress()
+            return ProxyProgress()
         try:
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
                 status = msgspec.json.decode(await reports.request(), type=_Status)
-            return Progress(status.state in SERVING_STATES, parse_lsn(status.commit_lsn))
+            return ProxyProgress(status.state in SERVING_STATES, parse_lsn(status.commit_lsn))
         except (OSError, TimeoutError, msgspec.DecodeError, ConfigurationError):
-            return Progress()  # It hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
+            return ProxyProgress()  # It hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
 
 
 class _Reports:

@@ -27,8 +27,16 @@ from walproxy.agent.control_data import ControlData
 from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.owner_commands import essence, run_as_owner
-from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder, Step
-from walproxy.agent.rejoin_plan import ComparedWal, History, RejoinPlan, Way, check_source, find_fork, plan_rejoin
+from walproxy.agent.rejoin_folder import Overwrite, OverwriteStep, RejoinFolder
+from walproxy.agent.rejoin_plan import (
+    ComparedWal,
+    RejoinPlan,
+    TimelineLineage,
+    Way,
+    check_source,
+    find_fork,
+    plan_rejoin,
+)
 from walproxy.agent.source import Source, SourceFacts
 from walproxy.postgres.problems import ServerProblem
 
@@ -40,7 +48,7 @@ _KEEP_ALL_WAL = "1048576GB"
 _log = logging.getLogger(__name__)
 
 
-class Rejoin:
+class RejoinRun:
     """One old primary on its way to be a standby.
 
     Args:
@@ -109,7 +117,7 @@ class Rejoin:
                 begun = self._begin()
             way = Way.FOLLOW
             if begun is not None:
-                way = Way.REWIND if begun.step is Step.REWIND else Way.BASE_BACKUP
+                way = Way.REWIND if begun.step is OverwriteStep.REWIND else Way.BASE_BACKUP
                 way = self._overwrite(begun) or way
             self._configure_standby(self._data_directory)
             self._folder.remove()
@@ -137,13 +145,13 @@ class Rejoin:
         can_rewind = self._may_rewind and self._has_program("pg_rewind")
         return plan_rejoin(control, local, facts.history, compared, can_rewind), control, facts
 
-    def _local_history(self, control: ControlData) -> History | None:
+    def _local_history(self, control: ControlData) -> TimelineLineage | None:
         tli = control.last_tli
         if tli == 1:
-            return History(1, ())
+            return TimelineLineage(1, ())
         try:
             content = (self._data_directory / "pg_wal" / timeline_history_name(tli)).read_bytes()
-            return History(tli, parse_timeline_history(tli, content))
+            return TimelineLineage(tli, parse_timeline_history(tli, content))
         except (FileNotFoundError, RemoteProtocolError):
             return None
 
@@ -166,7 +174,7 @@ class Rejoin:
         if self._keep_wal is not None:
             self._keep_tail(self._keep_wal, plan, control)
         self._folder.keep_users_files()
-        step = Step.REWIND if plan.way is Way.REWIND else Step.BASE_BACKUP
+        step = OverwriteStep.REWIND if plan.way is Way.REWIND else OverwriteStep.BASE_BACKUP
         overwrite = Overwrite(step, control.system_id, control.tli)
         self._folder.write(overwrite)
         return overwrite
@@ -174,13 +182,13 @@ class Rejoin:
     def _begin_base_backup(self, begun: Overwrite | None) -> Overwrite:
         """Record a base backup, in place of what has begun."""
         if begun is not None:
-            is_copied = begun.step in (Step.BASE_BACKUP, Step.SWAP)
-            return begun if is_copied else self._next(begun, Step.BASE_BACKUP)
+            is_copied = begun.step in (OverwriteStep.BASE_BACKUP, OverwriteStep.SWAP)
+            return begun if is_copied else self._next(begun, OverwriteStep.BASE_BACKUP)
         control, facts = self._server.control_data(), self._source.facts()
         check_source(control, facts.system_id, facts.in_recovery)
         self._check_replaceable(facts)
         self._folder.keep_users_files()
-        overwrite = Overwrite(Step.BASE_BACKUP, control.system_id, control.tli)
+        overwrite = Overwrite(OverwriteStep.BASE_BACKUP, control.system_id, control.tli)
         self._folder.write(overwrite)
         return overwrite
 
@@ -220,17 +228,17 @@ class Rejoin:
     def _overwrite(self, begun: Overwrite) -> Way | None:
         """Execute the steps from the recorded one on; return the way if it has changed meanwhile."""
         changed = None
-        if begun.step is Step.REWIND:
+        if begun.step is OverwriteStep.REWIND:
             if self._rewind(begun):
-                begun = self._next(begun, Step.CONFIGURE)
+                begun = self._next(begun, OverwriteStep.CONFIGURE)
             else:
                 self._check_replaceable(self._checked_source(begun))
-                begun, changed = self._next(begun, Step.BASE_BACKUP), Way.BASE_BACKUP
-        if begun.step is Step.BASE_BACKUP:
+                begun, changed = self._next(begun, OverwriteStep.BASE_BACKUP), Way.BASE_BACKUP
+        if begun.step is OverwriteStep.BASE_BACKUP:
             self._check_replaceable(self._checked_source(begun))
             self._back_up()
-            begun = self._next(begun, Step.SWAP)
-        if begun.step is Step.SWAP:
+            begun = self._next(begun, OverwriteStep.SWAP)
+        if begun.step is OverwriteStep.SWAP:
             self._swap()
         else:
             self._folder.restore_users_files(self._data_directory, self._server.owner())
@@ -242,7 +250,7 @@ class Rejoin:
             raise ConfigurationError("the new primary is another system, or a standby: correct its connection string")
         return facts
 
-    def _next(self, begun: Overwrite, step: Step) -> Overwrite:
+    def _next(self, begun: Overwrite, step: OverwriteStep) -> Overwrite:
         overwrite = Overwrite(step, begun.system_id, begun.tli)
         self._folder.write(overwrite)
         return overwrite

@@ -87,7 +87,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float = 0.0
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+class PrimaryChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """A change of the primary, as its new agent has recorded it.
 
     Attributes:
@@ -125,7 +125,7 @@ class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     is_paused: bool = False
     order: Order | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[PrimaryChange, ...] = ()
 
 
 def encode(value: AgentReport | AgentSettings) -> bytes:

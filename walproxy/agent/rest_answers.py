@@ -15,7 +15,7 @@ from typing import Any
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.settings import address as parse_address
 from safekeeper.net.http_server import Answer, Query, Text
-from walproxy.agent.report import AgentReport, Change
+from walproxy.agent.report import AgentReport, PrimaryChange
 from walproxy.agent.server_look import ServerState
 from walproxy.agent.sight import SeenReport
 from walproxy.agent.state import (
@@ -177,7 +177,7 @@ def patroni_cluster(view: ClusterView) -> dict[str, Any]:
     return content
 
 
-def patroni_history(changes: tuple[Change, ...]) -> list[list[Any]]:
+def patroni_history(changes: tuple[PrimaryChange, ...]) -> list[list[Any]]:
     """Return the content of GET /history: the timeline that ended, where, why, when, and the new primary's agent."""
     lines: list[list[Any]] = []
     before = 0

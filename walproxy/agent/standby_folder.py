@@ -18,7 +18,7 @@ from safekeeper.base.timelines import timeline_history_name
 from walproxy.agent import processes
 from walproxy.agent.agent_settings import sync_folder
 from walproxy.agent.owner_commands import owner_of, run_as_owner
-from walproxy.failover.hand_over import SegmentFile
+from walproxy.failover.hand_over import StandbySegment
 from walproxy.postgres.conninfo import parse_conninfo
 
 _RESTORE_TIMEOUT_S = 30.0
@@ -79,7 +79,7 @@ class LocalStandbyFolder:
 
     # WAL.
 
-    def open_segment(self, name: str, size: int) -> SegmentFile:
+    def open_segment(self, name: str, size: int) -> StandbySegment:
         """See StandbyFolder."""
         return _Segment(self._pg_wal / name, size)
 

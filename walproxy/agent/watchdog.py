@@ -21,10 +21,9 @@ from walproxy.postgres.problems import ServerProblem
 
 DEVICE = Path("/dev/watchdog")
 
-# _IOWR('W', 6, int) and _IOR('W', 7, int) of include/uapi/linux/watchdog.h, as on x86, ARM, RISC-V and s390. On
-# PowerPC, MIPS and SPARC the bits of the direction are others.
+# _IOWR('W', 6, int) of include/uapi/linux/watchdog.h, as on x86, ARM, RISC-V and s390. On PowerPC, MIPS and SPARC the
+# bits of the direction are others.
 WDIOC_SETTIMEOUT = 0xC0045706
-WDIOC_GETTIMEOUT = 0x80045707
 _MAGIC_CLOSE = b"V"
 _ANY_OTHER = b"\0"
 

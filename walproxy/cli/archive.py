@@ -20,7 +20,7 @@ from safekeeper.base.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, format_lsn, 
 from walproxy.cli.parameters import CLUSTER_ID
 from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig, load_sources
 from walproxy.recovery.plan import format_time
-from walproxy.recovery.record_times import Commit
+from walproxy.recovery.record_times import TimedCommit
 from walproxy.recovery.survey import RestorableRange, describe_hole, manifest_of, restorable_ranges, verify
 from walproxy.wal_sources.archive import ArchiveSource
 
@@ -183,7 +183,7 @@ def _reader(config: Path | None, command_line: dict[str, Any]) -> ArchiveReader:
     return ArchiveReader(ArchiveSource(loaded.archive, loaded.archive_options).store)
 
 
-def _time(commit: Commit | None) -> str:
+def _time(commit: TimedCommit | None) -> str:
     return format_time(commit.time) if commit is not None else "(none found)"
 
 

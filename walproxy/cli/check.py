@@ -10,7 +10,7 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
 from walproxy.cli.parameters import DURATION, SIZE
 from walproxy.cli.proxy_pages import proxy_options, proxy_pages
-from walproxy.proxy.health_check import Level, Threshold, Thresholds, Verdict, judge
+from walproxy.proxy.health_check import CheckLevel, CheckResult, Threshold, Thresholds, judge
 from walproxy.proxy.status_client import NoAnswer, fetch_status
 
 
@@ -88,15 +88,15 @@ def check(
     raise SystemExit(verdict.level.value)
 
 
-def _ask(url: str | None, config: Path | None, thresholds: Thresholds) -> Verdict:
+def _ask(url: str | None, config: Path | None, thresholds: Thresholds) -> CheckResult:
     """Return the verdict on the proxy, or UNKNOWN with the reason."""
     try:
         return judge(proxy_pages(url, config).fetch(fetch_status), thresholds)
     except NoAnswer as error:
-        return Verdict(str(error), [(Level.CRITICAL, "")])
+        return CheckResult(str(error), [(CheckLevel.CRITICAL, "")])
     except WalproxyError as error:
-        return Verdict(str(error), [(Level.UNKNOWN, "")])
+        return CheckResult(str(error), [(CheckLevel.UNKNOWN, "")])
     except KeyError as missing:
-        return Verdict(
-            f"the proxy is a walproxy of another version: its /status lacks {missing}", [(Level.UNKNOWN, "")]
+        return CheckResult(
+            f"the proxy is a walproxy of another version: its /status lacks {missing}", [(CheckLevel.UNKNOWN, "")]
         )

@@ -9,22 +9,22 @@ import click
 from safekeeper.base.lsn import format_lsn
 from walproxy.agent.operator_client import Operator
 from walproxy.agent.orders import REINIT, check_quorum, check_reinit
-from walproxy.agent.report import Change
+from walproxy.agent.report import PrimaryChange
 from walproxy.agent.state import change_content, cluster_content
 from walproxy.cli.configuration import connected
 from walproxy.cli.orders import OrderOfCommand, carry_out, print_view, timeout_option, with_operator, yes_option
 from walproxy.proxy.config import MembersConfig
-from walproxy.terminal import Column, FittedTable, output_console
+from walproxy.terminal import FittedTable, TableColumn, output_console
 
 _PAUSE_TIMEOUT_S = 15.0
 _CHANGES: Final = (
-    Column("when"),
-    Column("what", leaves=4),
-    Column("new primary"),
-    Column("TL", leaves=3, is_right=True),
-    Column("term", leaves=1, is_right=True),
-    Column("fork", leaves=2),
-    Column("without a leader", is_right=True),
+    TableColumn("when"),
+    TableColumn("what", leaves=4),
+    TableColumn("new primary"),
+    TableColumn("TL", leaves=3, is_right=True),
+    TableColumn("term", leaves=1, is_right=True),
+    TableColumn("fork", leaves=2),
+    TableColumn("without a leader", is_right=True),
 )
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -148,7 +148,7 @@ def _set_paused(is_paused: bool, wait: bool, as_json: bool, config: MembersConfi
         raise SystemExit(1)
 
 
-def _print_changes(changes: tuple[Change, ...]) -> None:
+def _print_changes(changes: tuple[PrimaryChange, ...]) -> None:
     if not changes:
         click.echo("no agent has changed the primary yet")
         return

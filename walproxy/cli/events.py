@@ -18,14 +18,14 @@ from walproxy.cli.parameters import DURATION, INSTANT, Parameter
 from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.event_reader import EventReader
-from walproxy.terminal import Column, Fit, FittedTable, output_console
+from walproxy.terminal import Fit, FittedTable, TableColumn, output_console
 
 _FOLLOW_INTERVAL_S = 1.0
 _COLUMNS: Final = (
-    Column("time"),
-    Column("source", leaves=1),
-    Column("event", leaves=2),
-    Column("text", fit=Fit.WRAP),
+    TableColumn("time"),
+    TableColumn("source", leaves=1),
+    TableColumn("event", leaves=2),
+    TableColumn("text", fit=Fit.WRAP),
 )
 _STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
 

@@ -16,7 +16,7 @@ from walproxy.cli.configuration import load_connection, server_options
 from walproxy.cli.failover_progress import FailoverProgress
 from walproxy.cli.failover_survey import print_survey
 from walproxy.cli.orders import carry_out, failover_order, timeout_option, yes_option
-from walproxy.failover.failover import Failover, Report
+from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.proxy.config import ConnectionConfig, MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
@@ -151,7 +151,7 @@ async def _until_stopped(
             await run.close()
 
 
-def print_report(report: Report, as_json: bool) -> None:
+def print_report(report: FailoverReport, as_json: bool) -> None:
     """Print the end of a failover."""
     if as_json:
         click.echo(

@@ -31,13 +31,12 @@ from walproxy.proxy.members_plan import (
     Quorum,
     Remove,
     Replace,
-    Seen,
     Wish,
     member_rows,
-    present_cluster,
 )
+from walproxy.proxy.sight import Sight
 from walproxy.proxy.status_table import format_bytes
-from walproxy.terminal import Column, FittedTable, output_console
+from walproxy.terminal import FittedTable, TableColumn, output_console
 
 _Result = TypeVar("_Result")
 _LINE_INTERVAL_S = 5.0
@@ -53,12 +52,12 @@ def _place(text: str) -> tuple[int, Address | None]:
 
 _PLACE: Final = Parameter("ID[=HOST:PORT]", _place)
 _COLUMNS: Final = (
-    Column("safekeeper"),
-    Column("address", leaves=3),
-    Column("role"),
-    Column("folder", leaves=1),
-    Column("flush", leaves=4),
-    Column("lag", leaves=2, is_right=True),
+    TableColumn("safekeeper"),
+    TableColumn("address", leaves=3),
+    TableColumn("role"),
+    TableColumn("folder", leaves=1),
+    TableColumn("flush", leaves=4),
+    TableColumn("lag", leaves=2, is_right=True),
 )
 _ID: Final = click.IntRange(min=1)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -86,11 +85,11 @@ def list_(connection: MembersConfig, as_json: bool) -> None:
       walproxy members list --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
     """
 
-    async def look(fleet: Fleet) -> dict[int, Seen]:
+    async def look(fleet: Fleet) -> Sight:
         return await fleet.look()
 
     sight = _with_fleet(connection, look)
-    cluster = present_cluster(sight)
+    cluster = sight.present_cluster()
     rows = member_rows(cluster, sight)
     if as_json:
         click.echo(json.dumps({**_cluster_as_json(cluster), "safekeepers": [_row_as_json(row) for row in rows]}))

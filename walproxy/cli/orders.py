@@ -23,7 +23,7 @@ from walproxy.agent.orders import (
     NO_AGENTS,
     REINIT,
     SWITCHOVER,
-    Headway,
+    OrderHeadway,
     check_failover,
     check_switchover,
     describe,
@@ -38,21 +38,21 @@ from walproxy.cli.parameters import DURATION
 from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.status_table import format_bytes
-from walproxy.terminal import Column, Fit, FittedTable, output_console
+from walproxy.terminal import Fit, FittedTable, TableColumn, output_console
 
 _Result = TypeVar("_Result")
 EXIT_INTERRUPTED = 130
 _LINE_INTERVAL_S = 5.0
 _DEFAULT_PRIORITY = AgentReport("").priority
 _AGENTS: Final = (
-    Column("agent"),
-    Column("address", leaves=2),
-    Column("role"),
-    Column("state"),
-    Column("TL", leaves=3, is_right=True),
-    Column("lag", leaves=4, is_right=True),
-    Column("tags", leaves=1),
-    Column("doing", fit=Fit.WRAP),
+    TableColumn("agent"),
+    TableColumn("address", leaves=2),
+    TableColumn("role"),
+    TableColumn("state"),
+    TableColumn("TL", leaves=3, is_right=True),
+    TableColumn("lag", leaves=4, is_right=True),
+    TableColumn("tags", leaves=1),
+    TableColumn("doing", fit=Fit.WRAP),
 )
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation before agents are given the order.")
@@ -221,7 +221,7 @@ class _ProgressOfOrder:
         if self._status is not None:
             self._status.stop()
 
-    def show(self, headway: Headway) -> None:
+    def show(self, headway: OrderHeadway) -> None:
         """Show how far it is."""
         if self._status is not None:
             self._status.update(Text(headway.what))

@@ -15,7 +15,7 @@ from walproxy.cli.torture_report import check_report, write_report
 from walproxy.cli.torture_soak import soak_and_show
 from walproxy.cli.torture_stress import stress_and_keep
 from walproxy.lab.testing import EngineName
-from walproxy.lab.torture.run import Plan
+from walproxy.lab.torture.run import RunOptions
 from walproxy.lab.torture.soak import Load
 from walproxy.lab.torture.soak_summary import Summary, as_json, growth_table, summarise
 from walproxy.lab.torture.stress_summary import StressSummary, stress_table, summarise_stress
@@ -101,7 +101,9 @@ def torture(
         click.echo(f"seed {seed}", err=True)
         postgres = None if major is None else str(major)
         options = (clients or 8, rate or 200.0, safekeepers, postgres, engine)
-        stressed, folder = stress_and_keep(lambda directory: Plan(seed, seconds, directory, *options), parent, console)
+        stressed, folder = stress_and_keep(
+            lambda directory: RunOptions(seed, seconds, directory, *options), parent, console
+        )
         run = stressed.run
         _show(summarise_stress(stressed), wants_json)
     for violation in run.violations:

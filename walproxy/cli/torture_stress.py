@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.cli.progress import SecondsBar
-from walproxy.lab.torture.run import Plan, Stressed, stress
+from walproxy.lab.torture.run import RunOptions, Stressed, stress
 
 
 class StressBar(SecondsBar):
@@ -28,7 +28,7 @@ class StressBar(SecondsBar):
 
 
 def stress_and_keep(
-    make_plan: Callable[[Path], Plan], parent: Path | None, console: Console
+    make_plan: Callable[[Path], RunOptions], parent: Path | None, console: Console
 ) -> tuple[Stressed, Path | None]:
     """Stress-test a cluster; return the record, and the folder with data, logs and history if a guarantee was violated.
 

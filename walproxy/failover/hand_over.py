@@ -26,7 +26,7 @@ _PAGE_BYTES = 8192
 _PIECE_BYTES = 1 << 20
 
 
-class SegmentFile(Protocol):
+class StandbySegment(Protocol):
     """A segment of a standby's pg_wal, open for writing. Every call blocks.
 
     Attributes:
@@ -58,7 +58,7 @@ class StandbyFolder(Protocol):
             ConfigurationError: it is not, or its files cannot be written.
         """
 
-    def open_segment(self, name: str, size: int) -> SegmentFile:
+    def open_segment(self, name: str, size: int) -> StandbySegment:
         """Open a segment of pg_wal."""
 
     def place_history(self, tli: int, content: bytes) -> None:
@@ -134,7 +134,7 @@ async def hand_over(
     return handed
 
 
-async def _compare_page(file: SegmentFile, read: Read, segment_lsn: Lsn, replayed_lsn: Lsn) -> None:
+async def _compare_page(file: StandbySegment, read: Read, segment_lsn: Lsn, replayed_lsn: Lsn) -> None:
     """Compare the part of a page that was replayed with the log's."""
     page_lsn = replayed_lsn - replayed_lsn % _PAGE_BYTES
     if page_lsn == replayed_lsn:

@@ -26,7 +26,7 @@ from safekeeper.base.settings import Address
 from safekeeper.base.timelines import PASSED_OVER_HISTORY
 from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.failover.candidates import HostLook, missing_bytes, obstacle, tlis_to_reserve
-from walproxy.failover.failover import Failover, Show
+from walproxy.failover.failover import Failover, StepDisplay
 from walproxy.failover.hand_over import StandbyFolder, hand_over
 from walproxy.failover.log_end import LogEnd, TermWal, find_log_end
 from walproxy.failover.sealer import NotSealed, Sealer, sealed_timeline
@@ -95,7 +95,7 @@ class ReadyToPromote:
         safekeepers: tuple[tuple[int, Address], ...],
         standby: PrimaryHost,
         credentials: Credentials,
-        show: Show,
+        show: StepDisplay,
         *,
         folder: StandbyFolder | None = None,
         old_is_dead: bool = False,
@@ -184,8 +184,6 @@ class ReadyToPromote:
         raise NotReady(
             f"{look.name} would take timeline {promoted_tli}, far above {end.promoted_tli}: repeat the command"
         )
-
-    # ------------------------------------------------------------------ steps
 
     async def _seal(self, stack: AsyncExitStack, tli: int, left_s: float) -> Sealer:
         """Seal a timeline until the end of `stack`, also if a proxy leads that has lost its primary a moment ago."""

@@ -12,7 +12,7 @@ from itertools import islice
 from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import WalproxyError
-from safekeeper.waldecode.record_body import Relation
+from safekeeper.waldecode.record_body import RelationLocator
 from walproxy.failover.discarded import relations_of
 from walproxy.failover.discarded_report import DiscardedReport
 from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection
@@ -34,8 +34,8 @@ def with_names(report: DiscardedReport, conninfo: str, *, timeout_s: float = _TI
 
 
 def relation_names(
-    conninfo: str, relations: Iterable[Relation], *, timeout_s: float = _TIMEOUT_S
-) -> tuple[dict[Relation, str], list[str]]:
+    conninfo: str, relations: Iterable[RelationLocator], *, timeout_s: float = _TIMEOUT_S
+) -> tuple[dict[RelationLocator, str], list[str]]:
     """Return the names, `database.schema.name`, and why some are missing, one line for each database.
 
     Args:
@@ -45,7 +45,7 @@ def relation_names(
     Raises:
         ConfigurationError: the connection string is wrong.
     """
-    by_database: dict[int, list[Relation]] = {}
+    by_database: dict[int, list[RelationLocator]] = {}
     for relation in sorted(set(relations)):
         by_database.setdefault(relation.database, []).append(relation)
     conninfo = sql_conninfo(conninfo)
@@ -76,7 +76,9 @@ def _connected(conninfo: str, timeout_s: float) -> AbstractContextManager[Bounde
     )
 
 
-def _names(connection: BoundedConnection, prefix: str, relations: list[Relation]) -> Iterator[tuple[Relation, str]]:
+def _names(
+    connection: BoundedConnection, prefix: str, relations: list[RelationLocator]
+) -> Iterator[tuple[RelationLocator, str]]:
     remaining = iter(relations)
     while batch := list(islice(remaining, _RELATIONS_PER_QUERY)):
         values = ", ".join(f"({number}, {each.tablespace}, {each.relfilenode})" for number, each in enumerate(batch))

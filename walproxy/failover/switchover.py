@@ -17,7 +17,7 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.failover import rest
 from walproxy.failover.candidates import HostLook, choose, resolve
-from walproxy.failover.failover import Failover, FailoverFailed, Report, Show
+from walproxy.failover.failover import Failover, FailoverFailed, FailoverReport, StepDisplay
 from walproxy.failover.server import Server
 from walproxy.failover.survey import FailoverRefused, Survey
 from walproxy.postgres.hosts import PrimaryHost
@@ -67,8 +67,8 @@ def plan_switchover(survey: Survey, wanted: str) -> Move | None:
 
 
 async def switch_over(
-    failover: Failover, hosts: Sequence[PrimaryHost], wanted: str, show: Show, *, stop_command: str = ""
-) -> Report:
+    failover: Failover, hosts: Sequence[PrimaryHost], wanted: str, show: StepDisplay, *, stop_command: str = ""
+) -> FailoverReport:
     """Move the primary to the standby `wanted`, HOST or HOST:PORT, or finish that.
 
     Args:
@@ -101,10 +101,7 @@ async def switch_over(
     return report
 
 
-# ---------------------------------------------------------------------- the old primary is stopped
-
-
-async def _stop(old: Server, command: str, show: Show) -> None:
+async def _stop(old: Server, command: str, show: StepDisplay) -> None:
     show.step(f"stopping {old.name}")
     await run_command(command)
     look = await asyncio.to_thread(old.look)
@@ -144,11 +141,8 @@ async def run_command(command: str, timeout_s: float = _STOP_TIMEOUT_S) -> None:
         raise WalproxyError(f"{command!r} failed with exit code {process.returncode}: {text}")
 
 
-# ---------------------------------------------------------------------- the old primary goes on, read-only
-
-
 @contextlib.asynccontextmanager
-async def _at_rest(old: Server, failover: Failover, show: Show) -> AsyncIterator[Lsn]:
+async def _at_rest(old: Server, failover: Failover, show: StepDisplay) -> AsyncIterator[Lsn]:
     """Bring the old primary to rest, and yield the end of its WAL; let it go on if the block fails before the seal."""
     show.step(f"ending all sessions of {old.name}; new ones are read-only")
     resting = asyncio.create_task(asyncio.to_thread(rest.bring_to_rest, old))
@@ -167,7 +161,7 @@ async def _at_rest(old: Server, failover: Failover, show: Show) -> AsyncIterator
         raise
 
 
-async def _drained(chosen: Server, written_lsn: Lsn, show: Show) -> None:
+async def _drained(chosen: Server, written_lsn: Lsn, show: StepDisplay) -> None:
     """Wait until the standby has what the old primary had written when it was at rest."""
     deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     while (look := await asyncio.to_thread(chosen.look)).reached_lsn < written_lsn:

@@ -24,7 +24,7 @@ from walproxy.limbo.commit_policy import DETACH, FENCE, TERMINATE, WARN, CommitP
 from walproxy.limbo.facts import ObservedProxy, Positions
 from walproxy.limbo.sessions import READ_ONLY, end_waits, is_fenced, read_waiting_sessions, set_fence
 from walproxy.limbo.transactions import ABORT, Entry, TransactionQueue, first_page_to_read
-from walproxy.limbo.waits import Session, Wait
+from walproxy.limbo.waits import WaitingCommit, WaitingSession
 from walproxy.postgres.problems import PrimaryProblem
 from walproxy.postgres.sessions import SqlSessions
 
@@ -79,7 +79,7 @@ class Limbo:
         self.policy = policy
         self.slow_commit_s = slow_commit_s
         self.shows_literals = False
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, WaitingSession] = {}
         self.sessions_problem = "no sample yet"
         self.sampled_at: float | None = None
         self.is_slow = False
@@ -100,8 +100,6 @@ class Limbo:
         """Return the time of its clock, the event loop's by default."""
         return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
 
-    # ------------------------------------------------------------------ events of the proxy
-
     def stream_begins(self, lsn: Lsn, tli: int) -> None:
         """Another stream begins at `lsn`: WAL above it is received a second time, or replaced by that of `tli`."""
         self.queue.stop()
@@ -121,8 +119,6 @@ class Limbo:
                     "transaction %d (%s at %s) is discarded: timeline %d begins at %s",
                     *(entry.xid, entry.kind, format_lsn(entry.start_lsn), next_tli, format_lsn(lsn)),
                 )
-
-    # ------------------------------------------------------------------ the watch
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -190,8 +186,6 @@ class Limbo:
         if not self.queue.read_bytes or now <= then:
             return None
         return (commit_lsn - from_lsn) / (now - then) * self.queue.read_commits / self.queue.read_bytes
-
-    # ------------------------------------------------------------------ sessions, and WAL
 
     async def refresh(self, decode_s: float = DECODE_S) -> None:
         """Sample the sessions, then read the WAL that was not read yet, for at most `decode_s`."""
@@ -301,20 +295,18 @@ class Limbo:
             problems.append(f"sessions are unknown: {self.sessions_problem}")
         return "; ".join(problems)
 
-    # ------------------------------------------------------------------ the policy
-
-    def waits(self, now: float) -> list[Wait]:
+    def waits(self, now: float) -> list[WaitingCommit]:
         """Return the commits that wait, oldest first, as far as they are known."""
         commit_lsn = self._proxy.limbo_positions().commit_lsn
         entries = [e for e in self.queue if e.kind != ABORT and e.end_lsn > commit_lsn and self.may_wait(e)]
         arrived = self.arrived(entries)
         found = [
-            Wait(entry.xid, entry.end_lsn, now - self._since(entry.xid, at, now), self.sessions.get(entry.xid))
+            WaitingCommit(entry.xid, entry.end_lsn, now - self._since(entry.xid, at, now), self.sessions.get(entry.xid))
             for entry, at in zip(entries, arrived, strict=True)
         ]
         known = {entry.xid for entry in self.queue}
         found += [
-            Wait(session.xid, None, now - self._since(key, None, now), session)
+            WaitingCommit(session.xid, None, now - self._since(key, None, now), session)
             for key, session in self.sessions.items()
             if key not in known
         ]
@@ -350,7 +342,7 @@ class Limbo:
         except PrimaryProblem as problem:
             self._sql_log.note(problem.message, "cannot execute on_commit_timeout: %s", problem.message)
 
-    async def _end_waits(self, overdue: tuple[Wait, ...]) -> None:
+    async def _end_waits(self, overdue: tuple[WaitingCommit, ...]) -> None:
         policy, conninfo = self.policy, self._proxy.sql_conninfo()
         if conninfo is None:
             return
@@ -406,6 +398,6 @@ class Limbo:
             logger.warning("no commit waits: new transactions are read-write again: %s is reset", READ_ONLY)
 
 
-def _xids(waits: tuple[Wait, ...]) -> str:
+def _xids(waits: tuple[WaitingCommit, ...]) -> str:
     shown = ", ".join(str(wait.xid) for wait in waits[:10])
     return f"{shown} and {len(waits) - 10} more" if len(waits) > 10 else shown

@@ -39,7 +39,8 @@ def mask_literals(statement: str) -> str:
 
 def _masked(statement: str) -> Iterator[str]:
     position = 0
-    escapes = False  # A string that continues one of the form E'...', after white space, is of this form, too.
+    # A string that continues one of the form E'...', after white space with a newline, is of this form, too.
+    escapes = has_newline = False
     while match := _TOKEN.match(statement, position):
         kind, text = match.lastgroup, match[0]
         position = match.end()
@@ -55,14 +56,17 @@ def _masked(statement: str) -> Iterator[str]:
                 position = end + len(text) if end >= 0 else len(statement)
             case "prefix":
                 prefix = match["prefix"]
-                escapes = prefix in ("e", "E") or (escapes and not prefix)
+                escapes = prefix in ("e", "E") or (escapes and has_newline and not prefix)
+                has_newline = False
                 yield f"{prefix}'{MASK}'"
                 position = _end_of_string(statement, position, escapes=escapes)
             case "number":
                 yield MASK
             case _:
                 yield text
-        if kind not in ("prefix", "comment", "block") and not text.isspace():
+        if text.isspace():
+            has_newline = has_newline or "\n" in text or "\r" in text
+        elif kind not in ("prefix", "comment"):
             escapes = False
 
 

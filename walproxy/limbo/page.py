@@ -16,7 +16,7 @@ from walproxy.limbo.facts import Facts
 from walproxy.limbo.limbo import Limbo
 from walproxy.limbo.literals import mask_literals
 from walproxy.limbo.transactions import Entry
-from walproxy.limbo.waits import Session
+from walproxy.limbo.waits import WaitingSession
 
 LISTED_MAX: Final = 100
 QUERY_CHARACTERS_MAX: Final = 1000
@@ -92,7 +92,7 @@ def _of_entry(limbo: Limbo, facts: Facts, entry: Entry, arrived_at: float | None
     return _Row(waits_s, content)
 
 
-def _of_session(limbo: Limbo, facts: Facts, key: int, session: Session, now: float) -> _Row:
+def _of_session(limbo: Limbo, facts: Facts, key: int, session: WaitingSession, now: float) -> _Row:
     """A session whose record is not in memory."""
     waits_s = now - limbo.seen_since.get(key, now)
     # All received WAL was reported as durable: only the apply position can be waited for.
@@ -122,7 +122,7 @@ def _of_discarded(limbo: Limbo, facts: Facts, entry: Entry) -> dict[str, Any]:
     return {**content, "state": DISCARDED, "missing": missing_members(entry.end_lsn, facts.flush_lsns)}
 
 
-def _content(limbo: Limbo, entry: Entry, waits_s: float | None, session: Session | None) -> dict[str, Any]:
+def _content(limbo: Limbo, entry: Entry, waits_s: float | None, session: WaitingSession | None) -> dict[str, Any]:
     return {
         "xid": entry.xid,
         "kind": entry.kind,
@@ -138,7 +138,7 @@ def _content(limbo: Limbo, entry: Entry, waits_s: float | None, session: Session
     }
 
 
-def _session(limbo: Limbo, session: Session) -> dict[str, Any]:
+def _session(limbo: Limbo, session: WaitingSession) -> dict[str, Any]:
     query = session.query[:QUERY_CHARACTERS_MAX]
     return {
         "pid": session.pid,

@@ -6,7 +6,7 @@ from safekeeper.base.lsn import Lsn
 
 
 @dataclass(frozen=True)
-class Session:
+class WaitingSession:
     """A session that waits.
 
     Attributes:
@@ -25,7 +25,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitingCommit:
     """A commit that waits.
 
     Attributes:
@@ -36,4 +36,4 @@ class Wait:
     xid: int
     end_lsn: Lsn | None
     waits_s: float
-    session: Session | None
+    session: WaitingSession | None

@@ -104,7 +104,7 @@ class QueryFailed(WalproxyError):
     """DuckDB could not carry out a statement, although it is right."""
 
 
-class Tables(Protocol):
+class QueriedTables(Protocol):
     """The tables that are queried."""
 
     @property
@@ -195,7 +195,7 @@ class Result(NamedTuple):
 
 @contextlib.contextmanager
 def connect(
-    tables: Tables | None = None, *, threads: int | None = None, memory_bytes: int | None = None
+    tables: QueriedTables | None = None, *, threads: int | None = None, memory_bytes: int | None = None
 ) -> Iterator[DuckDBPyConnection]:
     """Open DuckDB for tables, without any view, for this block.
 
@@ -222,7 +222,9 @@ def connect(
             yield connection
 
 
-def add_views(connection: DuckDBPyConnection, tables: Tables, names: Iterable[str], existing: Collection[str]) -> None:
+def add_views(
+    connection: DuckDBPyConnection, tables: QueriedTables, names: Iterable[str], existing: Collection[str]
+) -> None:
     """Make views of tables, as they are now, and of what is made of tables, with these in that case.
 
     Args:
@@ -249,7 +251,7 @@ def add_made_view(connection: DuckDBPyConnection, name: str) -> None:
 
 @contextlib.contextmanager
 def query(
-    tables: Tables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
+    tables: QueriedTables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
 ) -> Iterator[Result]:
     """Give the rows that a statement about tables returns, for this block.
 
@@ -271,7 +273,7 @@ def query(
 
 @contextlib.contextmanager
 def query_arrow(
-    tables: Tables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
+    tables: QueriedTables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
 ) -> Iterator[pa.RecordBatchReader]:
     """Give the rows that a statement about tables returns, for Arrow, for this block. See `query`."""
     with _ready(tables, statement, threads, memory_bytes) as (connection, existing), duckdb_errors(tables, existing):
@@ -280,7 +282,7 @@ def query_arrow(
 
 @contextlib.contextmanager
 def _ready(
-    tables: Tables, statement: str, threads: int | None, memory_bytes: int | None
+    tables: QueriedTables, statement: str, threads: int | None, memory_bytes: int | None
 ) -> Iterator[tuple[DuckDBPyConnection, list[str]]]:
     """Give a connection that can carry out a statement, and the names of all tables."""
     existing = tables.names()
@@ -344,7 +346,7 @@ def identifier(name: str) -> str:
 
 
 @contextlib.contextmanager
-def duckdb_errors(tables: Tables | None = None, existing: Iterable[str] = ()) -> Iterator[None]:
+def duckdb_errors(tables: QueriedTables | None = None, existing: Iterable[str] = ()) -> Iterator[None]:
     """Raise what DuckDB raises as an error of one line.
 
     Args:

@@ -59,7 +59,7 @@ class HostState(Enum):
 
 
 @dataclass(slots=True)
-class Candidate:
+class HostCandidate:
     """A host among the others.
 
     Attributes:
@@ -88,7 +88,7 @@ class HostRota:
 
     def __init__(self, hosts: Sequence[PrimaryHost], refused_retry_s: float = REFUSED_RETRY_S) -> None:
         self.refused_retry_s = refused_retry_s
-        self.candidates = [Candidate(host) for host in hosts]
+        self.candidates = [HostCandidate(host) for host in hosts]
         self.current = self.candidates[0]
         self._first = 0
         self._round = deque(self.candidates)
@@ -98,7 +98,7 @@ class HostRota:
         """Whether there is only one host."""
         return len(self.candidates) == 1
 
-    def next(self, now: float) -> Candidate | None:
+    def next(self, now: float) -> HostCandidate | None:
         """Return the host to try; None at the end of a round, after which the next round begins."""
         if not self._round:
             order = self.candidates[self._first :] + self.candidates[: self._first]

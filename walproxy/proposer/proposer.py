@@ -128,8 +128,6 @@ class Proposer:
         self._jitter = 0.5
         self._steady: dict[int, Progress] = {}
 
-    # ------------------------------------------------------------------ events: safekeepers
-
     def connected(self, safekeeper_id: int, now: float) -> list[Action]:
         """Handle a connection to a safekeeper that is open now."""
         self.roster.connect(safekeeper_id)
@@ -214,8 +212,6 @@ class Proposer:
                 self.campaign.message(safekeeper_id, message, now)
                 self._follow_campaign(self.campaign, now)
         return self._take()
-
-    # ------------------------------------------------------------------ events: the primary
 
     def primary_identified(
         self,
@@ -352,8 +348,6 @@ class Proposer:
         if self.leadership is not None:
             self.leadership.window_begin_lsn = begin_lsn
 
-    # ------------------------------------------------------------------ events: time
-
     def tick(self, now: float, jitter: float) -> list[Action]:
         """Handle the passing of time. `jitter`, uniform in [0, 1), separates the attempts of candidates (step 2)."""
         self._jitter = jitter
@@ -388,8 +382,6 @@ class Proposer:
         self._try_tail_term(now, is_due)
         return self._take()
 
-    # ------------------------------------------------------------------ tail terms (step 12)
-
     def _ends_tail_term(self) -> bool:
         """Return whether a tail term is led and a primary is there. It never ends in the event that has won it."""
         return self.leadership is not None and self.leadership.is_tail and self.primary is not None
@@ -420,8 +412,6 @@ class Proposer:
             self.config, self._stage, self.roster, self._stream, self.candidacy, cluster, None, now, self._out
         )
         self.campaign.begin(now)
-
-    # ------------------------------------------------------------------ events: the operator
 
     def set_apply_rule(self, rule: ApplyRule) -> list[Action]:
         """Designate other standbys: compute the apply position for them at once."""
@@ -516,8 +506,6 @@ class Proposer:
     def forget_refusals(self) -> None:
         """Forget refusals, since an operator may have repaired a host: elections decide about all of them again."""
         self.refusals.forget()
-
-    # ------------------------------------------------------------------ gathering (steps 0 and 1)
 
     def _learn_of_term(self) -> KnownFolders:
         """Learn what the members have on disk in the term that is led; return what is known of its cluster."""
@@ -686,8 +674,6 @@ class Proposer:
             self._bootstrap = None
             self.roster.greet_all(self.primary, now)
 
-    # ------------------------------------------------------------------ campaigns (steps 2 to 4)
-
     def _follow_campaign(self, campaign: Campaign, now: float) -> None:
         """Act on the outcome of the campaign."""
         if campaign.outcome is Outcome.WON:
@@ -727,8 +713,6 @@ class Proposer:
         if self.candidacy.failed:
             pause_s *= 2 ** min(self.candidacy.failed, BACKOFF_DOUBLINGS_MAX) * (0.5 + self._jitter)
         return pause_s
-
-    # ------------------------------------------------------------------ a term (steps 5 to 8)
 
     def _lead(self, campaign: Campaign, now: float) -> None:
         elected, stream = campaign.elected(), self._stream
@@ -854,8 +838,6 @@ class Proposer:
         self.roster.forget_greetings()
         self.roster.greet_all(self.primary, now)
 
-    # ------------------------------------------------------------------ refusals
-
     def _on_refusal(self, safekeeper_id: int, refusal: Refusal, now: float) -> None:
         """Handle a refusal of a safekeeper, according to its code."""
         code, leadership = refusal.code, self.leadership
@@ -924,8 +906,6 @@ class Proposer:
             self.leadership = None
             self._out.append(ReportStatus(0, 0, 0))
         self._out.append(Finish(error))
-
-    # ------------------------------------------------------------------ for the status page
 
     @property
     def knows_a_cluster(self) -> bool:

@@ -21,6 +21,7 @@ gate                    whether commits wait for this proxy: a judgement of Post
 primary_watch           reads these settings, and warns of logical subscribers that run ahead of the quorum
 primary_query           its query
 member_problem          why a member is missing, in one line
+sight                   what was found of the safekeepers at one moment, and their cluster
 rebootstrap             a new cluster on old data folders
 rebootstrap_undo        its undo
 """

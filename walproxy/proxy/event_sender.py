@@ -112,7 +112,6 @@ class EventSender:
         requests = SafekeeperRequests(safekeeper_id, address, self._credentials)
         try:
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await requests.connect()
                 greeting = await requests.greet(self._run)
                 while (page := self._recorder.page(receiver.next_seq)).events:
                     events = tuple(kept.event for kept in page.events)
@@ -124,5 +123,4 @@ class EventSender:
             receiver.try_at = asyncio.get_running_loop().time() + receiver.pause_s
             receiver.pause_s = min(2 * receiver.pause_s, PAUSE_MAX_S)
         finally:
-            if requests.is_open:
-                await requests.close()
+            await requests.close()

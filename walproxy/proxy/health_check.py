@@ -13,7 +13,7 @@ from typing import Any
 STALLED_WARNING_S = 60.0
 
 
-class Level(IntEnum):
+class CheckLevel(IntEnum):
     """The severity; the value is the exit code."""
 
     OK = 0
@@ -29,13 +29,13 @@ class Threshold:
     warning: float | None = None
     critical: float | None = None
 
-    def level(self, value: float) -> Level:
+    def level(self, value: float) -> CheckLevel:
         """Return the level of this value."""
         if self.critical is not None and value >= self.critical:
-            return Level.CRITICAL
+            return CheckLevel.CRITICAL
         if self.warning is not None and value >= self.warning:
-            return Level.WARNING
-        return Level.OK
+            return CheckLevel.WARNING
+        return CheckLevel.OK
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Thresholds:
 
 
 @dataclass
-class Verdict:
+class CheckResult:
     """The result of a check.
 
     Attributes:
@@ -66,13 +66,13 @@ class Verdict:
     """
 
     summary: str
-    problems: list[tuple[Level, str]] = field(default_factory=list)
+    problems: list[tuple[CheckLevel, str]] = field(default_factory=list)
     figures: dict[str, tuple[float, str, Threshold]] = field(default_factory=dict)
 
     @property
-    def level(self) -> Level:
+    def level(self) -> CheckLevel:
         """The highest level of all problems and figures."""
-        return max((level for level, _ in self.problems), default=Level.OK)
+        return max((level for level, _ in self.problems), default=CheckLevel.OK)
 
     def line(self) -> str:
         """Return it as the one line that a monitoring plugin prints."""
@@ -114,14 +114,14 @@ def commits_pass(status: Mapping[str, Any]) -> bool:
     return gate is not None and gate["state"] == "not gated"
 
 
-def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
+def judge(status: Mapping[str, Any], thresholds: Thresholds) -> CheckResult:
     """Return the result of the check of a proxy, from its /status."""
     if status["spare"]:
-        verdict = Verdict("spare: another proxy serves")
+        verdict = CheckResult("spare: another proxy serves")
         _judge_sql(status, verdict)
         return verdict
     members = status["members"]
-    verdict = Verdict(status["state"])
+    verdict = CheckResult(status["state"])
     _judge_gate(status["gate"], verdict)
     _judge_commits(status, thresholds, verdict)
     if members is not None:
@@ -134,38 +134,40 @@ def judge(status: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     archive = status["archive"]
     if archive is not None:
         if archive["problem"]:
-            verdict.problems.append((Level.WARNING, f"cannot archive: {archive['problem']}"))
+            verdict.problems.append((CheckLevel.WARNING, f"cannot archive: {archive['problem']}"))
         if archive["lag_bytes"] is not None:
             lag = archive["lag_bytes"]
             verdict.note("archive_lag", lag, "B", thresholds.archive_lag_bytes, f"{lag} bytes are not archived")
     if status["apply_problem"]:
-        verdict.problems.append((Level.WARNING, f"remote_apply is blocked: {status['apply_problem']}"))
+        verdict.problems.append((CheckLevel.WARNING, f"remote_apply is blocked: {status['apply_problem']}"))
     _judge_sql(status, verdict)
     _judge_standbys(status, verdict)
     hosts = status["primary"]["hosts"]
     refused = [each for each in hosts if each["state"] == "refused"]
-    verdict.problems += [(Level.WARNING, f"primary {each['host']} is refused: {each['problem']}") for each in refused]
+    verdict.problems += [
+        (CheckLevel.WARNING, f"primary {each['host']} is refused: {each['problem']}") for each in refused
+    ]
     return verdict
 
 
-def _judge_gate(gate: Mapping[str, Any] | None, verdict: Verdict) -> None:
+def _judge_gate(gate: Mapping[str, Any] | None, verdict: CheckResult) -> None:
     """Add whether commits wait for the quorum at all; nothing while no primary is known."""
     if gate is None:
         return
     reason = gate["reason"]
     if gate["state"] == "not gated":
-        verdict.problems.append((Level.CRITICAL, f"commits do not wait for the quorum: {reason}"))
+        verdict.problems.append((CheckLevel.CRITICAL, f"commits do not wait for the quorum: {reason}"))
     elif gate["hangs"]:
-        verdict.problems.append((Level.CRITICAL, f"commits wait for another standby: {reason}"))
+        verdict.problems.append((CheckLevel.CRITICAL, f"commits wait for another standby: {reason}"))
     elif gate["state"] == "unknown":
-        verdict.problems.append((Level.WARNING, f"whether commits wait for the quorum is unknown: {reason}"))
+        verdict.problems.append((CheckLevel.WARNING, f"whether commits wait for the quorum is unknown: {reason}"))
     elif reason:
-        verdict.problems.append((Level.WARNING, f"commits may return without the quorum: {reason}"))
+        verdict.problems.append((CheckLevel.WARNING, f"commits may return without the quorum: {reason}"))
     if gate["exempt"]:
-        verdict.problems.append((Level.WARNING, gate["exempt"]))
+        verdict.problems.append((CheckLevel.WARNING, gate["exempt"]))
 
 
-def _judge_standbys(status: Mapping[str, Any], verdict: Verdict) -> None:
+def _judge_standbys(status: Mapping[str, Any], verdict: CheckResult) -> None:
     """Add the standbys that receive WAL and do not replay it."""
     for each in status["standbys"]:
         if each["stalled_s"] is not None and each["stalled_s"] >= STALLED_WARNING_S:
@@ -173,16 +175,16 @@ def _judge_standbys(status: Mapping[str, Any], verdict: Verdict) -> None:
                 f"standby {each['name']} has replayed nothing for {each['stalled_s']:.0f} s although it receives WAL: "
                 "a failover may not be able to promote it; its log states why"
             )
-            verdict.problems.append((Level.WARNING, problem))
+            verdict.problems.append((CheckLevel.WARNING, problem))
 
 
-def _judge_sql(status: Mapping[str, Any], verdict: Verdict) -> None:
+def _judge_sql(status: Mapping[str, Any], verdict: CheckResult) -> None:
     problem = status["primary"].get("sql_problem")
     if problem:
-        verdict.problems.append((Level.WARNING, f"SQL on the primary is not possible: {problem}"))
+        verdict.problems.append((CheckLevel.WARNING, f"SQL on the primary is not possible: {problem}"))
 
 
-def _judge_commits(status: Mapping[str, Any], thresholds: Thresholds, verdict: Verdict) -> None:
+def _judge_commits(status: Mapping[str, Any], thresholds: Thresholds, verdict: CheckResult) -> None:
     """Add the time for which commits have waited."""
     lost, state = status["quorum_lost"], status["state"]
     effect = "" if commits_pass(status) else ": commits wait"
@@ -195,7 +197,7 @@ def _judge_commits(status: Mapping[str, Any], thresholds: Thresholds, verdict: V
         problem = f"not ready for {wait_s:.0f} s{effect}" + (f": {reason}" if reason else "")
     verdict.figures["waiting"] = (wait_s, "s", thresholds.wait_s)
     is_fine = state == "streaming" and lost is None and status["not_ready_s"] is None
-    level = Level.OK if is_fine else thresholds.wait_s.level(wait_s)
+    level = CheckLevel.OK if is_fine else thresholds.wait_s.level(wait_s)
     if level:
         verdict.problems.append((level, problem))
     if lost is not None and lost["waiting_sessions"] is not None:

@@ -159,8 +159,6 @@ class PrimaryFeed:
         self._slot_check_at = 0.0
         self._new_slot_lsn: Lsn = 0  # the restart_lsn of a slot that was just created, until it is checked
 
-    # ------------------------------------------------------------------ requests of the owner
-
     def identify(self) -> None:
         """Identify the primary again; the answer is `primary_identified`."""
         self._requests.put_nowait(None)
@@ -222,8 +220,6 @@ class PrimaryFeed:
     def report_standbys(self, oldest_xmins: tuple[int, int] | None) -> None:
         """Report the oldest (xmin, catalog_xmin) that standbys need, 0 if none; None while unknown."""
         self._feedback = oldest_xmins
-
-    # ------------------------------------------------------------------ the connection
 
     async def run(self) -> None:
         """Keep a connection open until cancelled or failed."""
@@ -574,8 +570,6 @@ class PrimaryFeed:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
-    # ------------------------------------------------------------------ the stream
-
     def _on_wal(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
         start = self._start
         assert start is not None  # set before the stream began
@@ -630,8 +624,6 @@ class PrimaryFeed:
             else:
                 loop.call_later(wait_s, self._send_status)
 
-    # ------------------------------------------------------------------ positions
-
     def _current_positions(self) -> tuple[Lsn, Lsn, Lsn]:
         """Return the positions to send on this stream: never more than was received on it."""
         connection = self._connection
@@ -675,8 +667,6 @@ class PrimaryFeed:
                     logger.warning("no data from the primary for %.0f s: reconnecting", silent_s)
                     connection.close()
             await asyncio.sleep(interval_s if interval_s < STATUS_INTERVAL_S else STATUS_INTERVAL_S / 4)
-
-    # ------------------------------------------------------------------ the end
 
     def _on_usable_connection(self) -> None:
         """Handle a connection that works: a problem from now on is a new one, and the first pause is short again."""

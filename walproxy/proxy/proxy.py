@@ -183,8 +183,6 @@ class Proxy:
         self._finished: asyncio.Future[WalproxyError | None]
         self._loop: asyncio.AbstractEventLoop
 
-    # ------------------------------------------------------------------ life
-
     async def run(self) -> WalproxyError | None:
         """Serve until stopped; returns the error that ended it, None after `stop`."""
         self._loop = asyncio.get_running_loop()
@@ -487,8 +485,6 @@ class Proxy:
         """Return how many sessions wait for their commits, or None and why that is unknown."""
         return self.primary_watch.waiting_sessions() if self.primary_watch is not None else (None, "not counted yet")
 
-    # ------------------------------------------------------------------ events: links
-
     def link_up(self, safekeeper_id: int) -> None:
         """Handle a connection to a safekeeper that is open now."""
         self.measured.connected(safekeeper_id)
@@ -511,8 +507,6 @@ class Proxy:
         else:
             self.measured.answers.count(message)
             self._handle(actions)
-
-    # ------------------------------------------------------------------ events: the feed
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
         """Handle the identity of the primary."""
@@ -589,8 +583,6 @@ class Proxy:
     def quorum_end_lsn(self) -> Lsn:
         """Return commit_lsn while a term is led, else the highest flush_lsn that a safekeeper has reported."""
         return self.proposer.quorum_end_lsn
-
-    # ------------------------------------------------------------------ actions
 
     def _handle(self, actions: list[Action]) -> None:
         """Execute the actions of an event that may have changed the phase, and observe that."""
@@ -680,8 +672,6 @@ class Proxy:
             if isinstance(action.error, PrimaryRefused):
                 record_event(logger, "primary-refused", {}, str(action.error))
             self._finish(action.error)
-
-    # ------------------------------------------------------------------ the window
 
     def _uncommitted_bytes(self) -> int:
         commit_lsn, _ = self.proposer.committed_lsns()

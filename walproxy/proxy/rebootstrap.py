@@ -70,7 +70,7 @@ class Consent:
 
 
 @dataclass(frozen=True)
-class Survey:
+class RebootstrapSurvey:
     """The state before a rebootstrap.
 
     Attributes:
@@ -157,7 +157,7 @@ class Survey:
             )
 
 
-async def survey(config: ConnectionConfig) -> Survey:
+async def survey(config: ConnectionConfig) -> RebootstrapSurvey:
     """Request the positions of the primary and of every safekeeper.
 
     Raises:
@@ -171,7 +171,7 @@ async def survey(config: ConnectionConfig) -> Survey:
     finally:
         for connection in connections.values():
             await connection.close()
-    return Survey(
+    return RebootstrapSurvey(
         primary,
         {i: connection.greeting for i, connection in connections.items()},
         {i: gap for i, gap in given_up.items() if gap is not None},
@@ -247,7 +247,7 @@ async def _look_at_slot(config: ConnectionConfig) -> SlotState | None:
         return None
 
 
-async def execute(config: ConnectionConfig, before: Survey) -> str:
+async def execute(config: ConnectionConfig, before: RebootstrapSurvey) -> str:
     """Begin a new cluster on all safekeepers and return its id.
 
     Raises:
@@ -328,7 +328,6 @@ async def greet_all(config: MembersConfig) -> dict[int, SafekeeperRequests]:
     try:
         for safekeeper_id, address in config.safekeepers:
             connections[safekeeper_id] = connection = SafekeeperRequests(safekeeper_id, address, credentials)
-            await connection.connect()
             await connection.greet(run)
             live_proposer_id = (
                 await connection.ask(PreVoteRequest(run, takeover=False), PreVoteResponse)

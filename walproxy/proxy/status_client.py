@@ -17,9 +17,8 @@ _ADVICE = {
     401: "the proxy requires its password: set http_password_file, or give http://any:PASSWORD@HOST:PORT as --url",
     421: "it serves no host of this name: use its IP address in --url, or set http_hosts of the proxy",
 }
-_SHOWN = {
-    "state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn", "times"
-}  # fmt: skip
+_POSITIONS = {"received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"}
+_SHOWN = {"state", "term", "tli", "quorum", "times"} | _POSITIONS
 
 
 class Access(NamedTuple):

@@ -6,29 +6,29 @@ from rich.console import Group
 from rich.text import Text
 
 from walproxy.proxy.levels import slowest_first
-from walproxy.terminal import Column, Fit, FittedTable
+from walproxy.terminal import Fit, FittedTable, TableColumn
 
 _POSITIONS: Final = (
-    Column("received", leaves=2),
-    Column("write", leaves=1),
-    Column("flush", leaves=4),
-    Column("apply", leaves=3),
-    Column("commit"),
+    TableColumn("received", leaves=2),
+    TableColumn("write", leaves=1),
+    TableColumn("flush", leaves=4),
+    TableColumn("apply", leaves=3),
+    TableColumn("commit"),
 )
 _SAFEKEEPERS: Final = (
-    Column("safekeeper"),
-    Column("state"),
-    Column("write", leaves=1),
-    Column("flush", leaves=4),
-    Column("lag", is_right=True),
-    Column("answered", leaves=2, is_right=True),
-    Column("p50/p99", leaves=3, is_right=True),
+    TableColumn("safekeeper"),
+    TableColumn("state"),
+    TableColumn("write", leaves=1),
+    TableColumn("flush", leaves=4),
+    TableColumn("lag", is_right=True),
+    TableColumn("answered", leaves=2, is_right=True),
+    TableColumn("p50/p99", leaves=3, is_right=True),
 )
 _STANDBYS: Final = (
-    Column("standby", fit=Fit.SHORTEN),
-    Column("from", leaves=1),
-    Column("apply lag", leaves=2, is_right=True),
-    Column("if promoted now", fit=Fit.WRAP),
+    TableColumn("standby", fit=Fit.SHORTEN),
+    TableColumn("from", leaves=1),
+    TableColumn("apply lag", leaves=2, is_right=True),
+    TableColumn("if promoted now", fit=Fit.WRAP),
 )
 _GATE_WORDS = {"not gated": "NOT GATED", "unknown": "gate unknown"}
 _GATE_STYLE = {"gated": "green", "gated with others": "yellow", "not gated": "red", "unknown": "yellow"}

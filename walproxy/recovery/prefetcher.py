@@ -31,7 +31,6 @@ from walproxy.recovery.prefetched import BEGUN_SUFFIX, DELIVERED, LOCK, OWNER, P
 
 _IDLE_S = 60.0
 _POLL_S = 0.01
-_LOCK_S = 0.2
 _NAME_BYTES = 24
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
@@ -17,20 +17,23 @@ from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn, segment_start
 from safekeeper.base.timelines import parse_timeline_history
 from walproxy.recovery.pages import PageCheck
-from walproxy.recovery.record_times import Commit, scan
+from walproxy.recovery.record_times import TimedCommit, scan
 from walproxy.wal_sources.source import Origin, SourceCorrupt
 
 _SCANNED_SEGMENTS_MAX = 8
-_DOWNLOADS = 8
-_JOBS_MAX = 4 * _DOWNLOADS
+_DOWNLOADS = 8  # Of a remote store, most of whose time is its replies'.
+_LOCAL_READS = (
+    2  # The rest is computed: 10,000 segments of 1 MiB take 5.6 s with 2 threads, 6.0 s with 4, 7.4 s with 8.
+)
+_JOB_BYTES = 16 << 20  # 10,000 jobs of 1 MiB take 0.3 s longer.
 
 
 class RestorableRange(NamedTuple):
     """WAL without a hole, and the times of the first and the last commit near its ends; None where none was found."""
 
     range: ArchivedRange
-    first_commit: Commit | None
-    last_commit: Commit | None
+    first_commit: TimedCommit | None
+    last_commit: TimedCommit | None
 
 
 class Verdict(NamedTuple):
@@ -85,7 +88,7 @@ def _commits(
     segments: Sequence[Lsn],
     *,
     first: bool,
-) -> Commit | None:
+) -> TimedCommit | None:
     """Return the first, or the last, commit of a range in the nearest of `segments`."""
     for begin_lsn in segments[:_SCANNED_SEGMENTS_MAX]:
         end_lsn = min(begin_lsn + catalog.segment_size, found.end_lsn)
@@ -145,20 +148,21 @@ def verify(
     total = sum(each.plain_bytes for each in objects)
     done = 0
     origin = Origin(manifest.system_id, manifest.segment_size)
-    with ThreadPoolExecutor(_DOWNLOADS) as pool:
+    threads = _DOWNLOADS if reader.store.folder is None else _LOCAL_READS
+    with ThreadPoolExecutor(threads) as pool:
         # A few at a time: a job that waits takes more memory than an entry of the listing.
-        waiting = iter(objects)
-        jobs: dict[Future[str], ArchivedObject] = {}
+        batches = _batches(objects)
+        jobs: set[Future[tuple[int, list[str]]]] = set()
         while True:
-            for each in itertools.islice(waiting, _JOBS_MAX - len(jobs)):
-                jobs[pool.submit(_problem_of, reader, each, origin)] = each
+            for batch in itertools.islice(batches, 4 * threads - len(jobs)):
+                jobs.add(pool.submit(_problems_of, reader, batch, origin))
             if not jobs:
                 break
-            for job in wait(jobs, return_when=FIRST_COMPLETED).done:
-                done += jobs.pop(job).plain_bytes
-                problem = job.result()
-                if problem:
-                    problems.append(problem)
+            finished, jobs = wait(jobs, return_when=FIRST_COMPLETED)
+            for job in finished:
+                plain_bytes, found = job.result()
+                done += plain_bytes
+                problems += found
             progress(done, total)
     return Verdict(len(objects), total, sorted(problems), notes)
 
@@ -180,6 +184,26 @@ def _is_lost(store: ObjectStore, archived: ArchivedObject) -> bool:
     except ObjectMissing:
         return False
     return True
+
+
+def _batches(objects: list[ArchivedObject]) -> Iterator[list[ArchivedObject]]:
+    """Divide the objects into jobs of `_JOB_BYTES`, because each job wakes two threads. Unit: plain bytes."""
+    batch: list[ArchivedObject] = []
+    size = 0
+    for each in objects:
+        batch.append(each)
+        size += each.plain_bytes
+        if size >= _JOB_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _problems_of(reader: ArchiveReader, batch: list[ArchivedObject], origin: Origin) -> tuple[int, list[str]]:
+    """Return the plain bytes of a batch, and what is wrong with its objects."""
+    problems = [_problem_of(reader, each, origin) for each in batch]
+    return sum(each.plain_bytes for each in batch), [problem for problem in problems if problem]
 
 
 def _problem_of(reader: ArchiveReader, archived: ArchivedObject, origin: Origin) -> str:

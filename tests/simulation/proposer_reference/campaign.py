@@ -134,8 +134,6 @@ class ReferenceCampaign:
             else:
                 self._send(safekeeper_id, PreVoteRequest(run, config.takeover and not self._known.was_elected))
 
-    # ------------------------------------------------------------------ what comes
-
     def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> None:
         """An answer."""
         if isinstance(message, PreVoteResponse) and self.phase is Phase.PRE_VOTING and safekeeper_id in self.asked:
@@ -190,8 +188,6 @@ class ReferenceCampaign:
             self._judge(now)
         elif now - self.round_began_at > timing.vote_timeout_s:
             self.outcome = Outcome.LOST
-
-    # ------------------------------------------------------------------ votes
 
     def _elects(self, safekeeper_ids: set[int]) -> bool:
         return can_elect(self.cluster.membership, {self.asked[i] for i in safekeeper_ids if i in self.asked})
@@ -282,8 +278,6 @@ class ReferenceCampaign:
             self.beginning, self.outcome = Beginning(vote.flush_lsn, stream.tli, False), Outcome.WON
         else:
             self.outcome = Outcome.LOST
-
-    # ------------------------------------------------------------------ the primary (4.3 to 4.7)
 
     @property
     def awaits_primary(self) -> bool:
@@ -418,8 +412,6 @@ class ReferenceCampaign:
         else:
             self._segment_is_gone = True
             self._ask_tail()
-
-    # ------------------------------------------------------------------ the term (5.1, 5.2)
 
     def elected(self) -> Elected:
         """The first `Elected` of the term."""

@@ -9,7 +9,7 @@ from safekeeper.base import settings
 from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.agent.agent import Agent
 from walproxy.agent.config import AgentConfig
-from walproxy.agent.decision import ClusterView
+from walproxy.agent.state import ClusterView, LogPositions
 from walproxy.failover.server import Promotion
 
 
@@ -31,10 +31,10 @@ def test_a_promotion_that_another_failover_has_sealed_off_is_over(tmp_path: Path
     """The others would wait half a minute for it."""
     ours = agent(tmp_path)
     ours._promoted, ours._is_settling = (None, 0.0, 15, Promotion(16, 0x1000)), True
-    ours.view = ClusterView(sent_at=0.0, has_quorum=True, log_tli=15, floor=15)
+    ours.view = ClusterView(sent_at=0.0, has_quorum=True, log=LogPositions(tli=15, floor=15))
     ours._note_resumption(1.0)
     assert ours.report().is_failing_over
-    ours.view = ClusterView(sent_at=1.0, has_quorum=True, log_tli=15, floor=16)
+    ours.view = ClusterView(sent_at=1.0, has_quorum=True, log=LogPositions(tli=15, floor=16))
     ours._note_resumption(2.0)
     assert not ours.report().is_failing_over
     # It is not the one that commits go on with, either.

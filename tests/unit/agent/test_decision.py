@@ -15,7 +15,6 @@ from walproxy.agent.decision import (
     RETRY_S,
     TURN_S,
     AllowWrites,
-    ClusterView,
     Decider,
     EndWrites,
     FailOver,
@@ -35,6 +34,8 @@ from walproxy.agent.decision import (
 )
 from walproxy.agent.report import AgentReport, AgentSettings, Order
 from walproxy.agent.server_look import ServerLook, ServerState
+from walproxy.agent.sight import SeenReport
+from walproxy.agent.state import ClusterView, LogPositions
 
 NOW = 1000.0
 SYSTEM = 7
@@ -61,21 +62,22 @@ def report(name: str, state: str = "standby", **more: object) -> AgentReport:
 LEADER = report("pg1", "primary", is_leader=True)
 
 
-def view(*reports: AgentReport, age_s: float = 0.0, heard_s: float | None = 0.1, **more: object) -> ClusterView:
-    known: dict[str, object] = {
-        "log_tli": 1,
-        "term": 3,
-        "end_lsn": 1000,
-        "system_id": SYSTEM,
-        "has_quorum": True,
-        **more,
-    }
-    if not known["has_quorum"]:
-        heard_s = None
+def view(
+    *reports: AgentReport,
+    age_s: float = 0.0,
+    heard_s: float | None = 0.1,
+    log_tli: int = 1,
+    floor: int = 0,
+    has_quorum: bool = True,
+    **more: object,
+) -> ClusterView:
+    known: dict[str, object] = {"system_id": SYSTEM, **more}
     return ClusterView(
         sent_at=NOW,
-        leader_heard_age_s=heard_s,
-        reports={each.name: (each, age_s) for each in reports},
+        has_quorum=has_quorum,
+        leader_heard_age_s=heard_s if has_quorum else None,
+        log=LogPositions(tli=log_tli, floor=floor, term=3, flush_lsn=1000),
+        agents=tuple(SeenReport(each, age_s) for each in sorted(reports, key=lambda each: each.name)),
         **known,  # type: ignore[arg-type]
     )
 
@@ -98,9 +100,6 @@ def decide(
 
 def ordered(kind: str, agent: str = "", order_id: str = "1") -> AgentSettings:
     return AgentSettings(order=Order(order_id, kind, agent))
-
-
-# ---------------------------------------------------------------------- a primary
 
 
 def test_healthy_primary_waits() -> None:
@@ -176,9 +175,6 @@ def test_view_that_is_old_is_no_quorum() -> None:
     assert isinstance(decider.decide(NOW + FRESH_S + 0.1, PRIMARY, seen, commits=False), Wait)
 
 
-# ---------------------------------------------------------------------- a standby
-
-
 def test_standby_waits_while_a_leader_is_heard() -> None:
     assert decide(STANDBY, view(report("pg2"))) == Wait()
     assert decide(STANDBY, view(report("pg2"), heard_s=4.9)) == Wait()
@@ -247,7 +243,7 @@ def test_a_candidate_that_receives_the_rest_first_lets_the_first_one_go_on() -> 
     lost = view(report("pg2"), report("pg1"), heard_s=6.0)
     assert decider.decide(NOW, STANDBY, lost, commits=False) == Wait("the leader is lost: pg1 is first")
     # The seal of pg1 delivers the rest, and this one reports it first.
-    ahead = replace(lost, reports={**lost.reports, "pg2": (report("pg2", received_lsn=950), 0.0)})
+    ahead = view(report("pg2", received_lsn=950), report("pg1"), heard_s=6.0)
     assert isinstance(decider.decide(NOW + 0.2, STANDBY, ahead, commits=False), Wait)
     # One that is no longer a candidate is not waited for.
     gone = view(report("pg2", received_lsn=950), heard_s=6.0)
@@ -297,9 +293,6 @@ def test_standby_that_cannot_be_promoted_says_why(
 ) -> None:
     step = decide(look, seen, **own)  # type: ignore[arg-type]
     assert isinstance(step, Wait) and reason in step.reason
-
-
-# ---------------------------------------------------------------------- a server that does not run
 
 
 def test_stopped_standby_is_started_without_a_quorum() -> None:
@@ -402,9 +395,6 @@ def test_standby_that_hangs_is_left_alone() -> None:
 
 def test_missing_data_folder_is_said() -> None:
     assert "pg_basebackup" in str(decide(ServerLook(ServerState.MISSING), view()))
-
-
-# ---------------------------------------------------------------------- orders and pause
 
 
 @pytest.mark.parametrize("look", [PRIMARY, STANDBY, STOPPED_PRIMARY, STOPPED_STANDBY])

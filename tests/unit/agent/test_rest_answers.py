@@ -7,7 +7,7 @@ import pytest
 
 from safekeeper.net.http_server import Text
 from tests.unit.agent.states import CLUSTER, COMMIT_LSN, LEADER, NOW, STANDBY, THIRD, report, state
-from walproxy.agent.report import AgentReport, AgentSettings, Change
+from walproxy.agent.report import AgentReport, AgentSettings, PrimaryChange
 from walproxy.agent.rest_answers import PAGES, BadQuery, answer, parse_size
 from walproxy.agent.state import AgentState, LogPositions
 
@@ -266,16 +266,18 @@ def test_an_agent_may_report_nonsense() -> None:
 
 def test_history_has_the_timeline_that_ended() -> None:
     changes = (
-        Change("failover", "two", tli=3, term=5, fork_lsn=COMMIT_LSN, seconds=4.5, at=1_700_000_000.7, old_tli=1),
-        Change("switchover", "one", tli=7, term=9, fork_lsn=COMMIT_LSN + 8),
-        Change("failover", "two", tli=8, term=11, old_tli=6),
+        PrimaryChange(
+            "failover", "two", tli=3, term=5, fork_lsn=COMMIT_LSN, seconds=4.5, at=1_700_000_000.7, old_tli=1
+        ),
+        PrimaryChange("switchover", "one", tli=7, term=9, fork_lsn=COMMIT_LSN + 8),
+        PrimaryChange("failover", "two", tli=8, term=11, old_tli=6),
     )
     assert get("/history", state(LEADER, settings=AgentSettings(changes=changes)))[1] == [
         [1, COMMIT_LSN, "failover", "2023-11-14T22:13:20+00:00", "two"],
         [3, COMMIT_LSN + 8, "switchover", "1970-01-01T00:00:00+00:00", "one"],
         [6, 0, "failover", "1970-01-01T00:00:00+00:00", "two"],
     ]
-    only = AgentSettings(changes=(Change("failover", "two", tli=2, term=5),))
+    only = AgentSettings(changes=(PrimaryChange("failover", "two", tli=2, term=5),))
     assert get("/history", state(LEADER, settings=only))[1][0][0] == 1
 
 

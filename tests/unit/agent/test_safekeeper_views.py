@@ -15,8 +15,6 @@ from safekeeper.base.settings import Address
 from safekeeper.consensus.control_state import NOBODY
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
-    AcceptorGreeting,
     AcceptorMessage,
     AgentExchange,
     AgentSettingsVersion,
@@ -30,6 +28,7 @@ from safekeeper.consensus.messages import (
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.codec import PROPOSER_DIALECT, FrameDecoder, encode
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
+from tests.unit.greetings import empty
 from walproxy.agent import safekeeper_views
 from walproxy.agent.report import AgentReport, AgentSettings
 from walproxy.agent.report import encode as as_json
@@ -110,8 +109,7 @@ class FakeSafekeeper:
             return Refusal(code, "because", NOBODY)
         if isinstance(message, ProposerGreeting):
             assert message.safekeeper_id == self.id
-            known = self.cluster_id, 0, 0, 0, self.membership, NOBODY, *[0] * 5
-            return AcceptorGreeting(PROTOCOL_VERSION, self.id, self.incarnation, *known, None)
+            return empty(self.id, incarnation=self.incarnation, cluster_id=self.cluster_id, membership=self.membership)
         assert isinstance(message, AgentExchange), message
         assert message.cluster_id == self.cluster_id
         self.received.append(message)

@@ -24,7 +24,7 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import ArchiveReport, Bootstrap, Bootstrapped
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.storage.filesystem import RealFileSystem
-from safekeeper.storage.wal_reading import SegmentSource
+from safekeeper.storage.wal_reading import SegmentBytes
 from tests.unit.event_loop import DEADLINE_S
 from tests.unit.replication_house import Leader, ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SERVER_VERSION, SYSTEM_ID
@@ -396,7 +396,7 @@ def test_a_source_whose_log_has_changed_gives_no_bytes(tmp_path: Path) -> None:
     path = tmp_path / "segment"
     path.write_bytes(WAL[:SEGMENT_SIZE] * 2)
     states = iter([True, False])
-    source = SegmentSource(RealFileSystem(), path, 2 * SEGMENT_SIZE, lambda: next(states))
+    source = SegmentBytes(RealFileSystem(), path, 2 * SEGMENT_SIZE, lambda: next(states))
     pieces = source.pieces()
     assert next(pieces) == WAL[:SEGMENT_SIZE]
     with pytest.raises(LogChanged):

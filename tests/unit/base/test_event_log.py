@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,16 +11,6 @@ from safekeeper.base.events import KeptEvent
 from safekeeper.base.logs import ProblemLog, configure, log_event, record_event
 
 logger = logging.getLogger("safekeeper.test")
-
-
-@pytest.fixture(autouse=True)
-def other_log() -> Iterator[None]:
-    """The log as it was before, after each test."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def configured(level: str, log_format: str = "text") -> tuple[EventRecorder, io.StringIO]:

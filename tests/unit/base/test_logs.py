@@ -2,9 +2,6 @@
 
 import io
 import logging
-from collections.abc import Iterator
-
-import pytest
 
 from safekeeper.base.logs import LineFormatter, RateLimit, RateLimits, configure, one_line, set_level
 
@@ -44,16 +41,7 @@ def test_lines_that_differ_in_figures_only_are_limited_together_and_other_lines_
     assert limits.admit("term 6 ends at 1/AC for run 2f24b18f") == " (and 1 more such lines suppressed)"
 
 
-@pytest.fixture
-def root_logger() -> Iterator[logging.Logger]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield root
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-def test_the_level_can_be_changed_while_the_program_runs(root_logger: logging.Logger) -> None:
+def test_the_level_can_be_changed_while_the_program_runs() -> None:
     stream = io.StringIO()
     configure(lambda: "x", "warning", stream)
     logging.getLogger("a").info("not shown")

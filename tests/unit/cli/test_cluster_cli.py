@@ -18,7 +18,7 @@ from tests.unit.agent.states import COMMIT_LSN, LEADER, STANDBY, THIRD, report
 from tests.unit.cli.test_walproxy_cli import MEMBERS, Result, one_line
 from tests.unit.cli.test_walproxy_cli import Here as Here
 from tests.unit.cli.test_walproxy_cli import here as here  # a fixture
-from walproxy.agent.report import AgentSettings, Change, Order
+from walproxy.agent.report import AgentSettings, Order, PrimaryChange
 
 ONE = report(LEADER)
 TWO = report(STANDBY)
@@ -74,7 +74,7 @@ def promotes(views: ScriptedViews) -> None:
     order = present_order(views)
     views.change("one", has_resigned=False, state="stopped", doing="rejoin")
     views.change("two", state="primary", is_leader=True, tli=3, order_done=order.id)
-    change = Change(order.kind, "two", tli=3, term=9, seconds=1.234, old_tli=2)
+    change = PrimaryChange(order.kind, "two", tli=3, term=9, seconds=1.234, old_tli=2)
     assert views.settings is not None
     views.settings = msgspec.structs.replace(views.settings, changes=(change,), order=None)
 
@@ -324,7 +324,7 @@ def test_safekeepers_that_do_not_reply_for_a_while_do_not_end_it(cluster: Cluste
 
 def test_a_failover_is_ordered_without_a_leader(cluster: Cluster) -> None:
     cluster.views.change("one", is_leader=False, state="stopped")
-    cluster.views.settings = AgentSettings(changes=(Change("failover", "two", tli=2, term=6, seconds=1.5),))
+    cluster.views.settings = AgentSettings(changes=(PrimaryChange("failover", "two", tli=2, term=6, seconds=1.5),))
     cluster.views.steps = [nothing, lambda views: views.change("two", state="primary", is_leader=True, tli=3)]
     # The new agent has not recorded the change yet.
     assert cluster("failover", "--yes").stdout == "two is the primary on timeline 3 in term 7: commits go on\n"
@@ -410,7 +410,9 @@ def test_pause_waits_for_the_agents_that_report(cluster: Cluster, monkeypatch: p
 def test_history_is_the_changes_of_the_primary(cluster: Cluster) -> None:
     assert cluster("history").stdout == "no agent has changed the primary yet\n"
     assert cluster.json("history") == []
-    change = Change("failover", "two", tli=3, term=9, fork_lsn=COMMIT_LSN, seconds=4.5, at=1_700_000_000, old_tli=1)
+    change = PrimaryChange(
+        "failover", "two", tli=3, term=9, fork_lsn=COMMIT_LSN, seconds=4.5, at=1_700_000_000, old_tli=1
+    )
     cluster.views.settings = AgentSettings(changes=(change,))
     line = cluster("history").stdout.splitlines()[1]
     assert line.split() == ["2023-11-14T22:13:20+00:00", "failover", "two", "3", "9", "0/5000000", "4.50", "s"]

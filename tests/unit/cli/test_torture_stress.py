@@ -13,7 +13,7 @@ from safekeeper.base.errors import ConfigurationError, WalproxyError
 from walproxy.cli import torture_stress
 from walproxy.cli.torture import torture
 from walproxy.lab.torture.record import Fault, Operation, Run, Violation
-from walproxy.lab.torture.run import Plan, Stressed, Watcher
+from walproxy.lab.torture.run import RunOptions, Stressed, Watcher
 
 LOST = Violation("Lost", "insert 7: acknowledged at 1.100 s, and not in the table")
 
@@ -22,11 +22,11 @@ class Stress:
     """In the place of a real one: notes the plan, leaves a file, and ends as it was told."""
 
     def __init__(self) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[RunOptions] = []
         self.violations: list[Violation] = []
         self.error: Exception | None = None
 
-    def __call__(self, plan: Plan, watcher: Watcher) -> Stressed:
+    def __call__(self, plan: RunOptions, watcher: Watcher) -> Stressed:
         self.plans.append(plan)
         plan.directory.mkdir()
         (plan.directory / "safekeeper-1.log").write_text("INFO")

@@ -94,6 +94,10 @@ def test_any_text_is_masked_in_time_and_twice_is_once(statement: str) -> None:
         ("DO $$ BEGIN PERFORM 'x'; END $$; DO $a$ $b$ $a$", "DO $$?$$; DO $$?$$"),
         ("SELECT 1 -- password: x\n, 2 /* a /* b */ c */ FROM t", "SELECT ? --?\n, ? /*?*/ FROM t"),
         ("SELECT 'a'\n'b', E'a' -- c\n'b\\'c'", "SELECT '?'\n'?', E'?' --?\n'?'"),
+        # It is continued on another line only; otherwise the second string is one of its own.
+        ("SELECT E'a' 'b\\''c' , d", "SELECT E'?' '?'"),
+        ("SELECT E'a'/* \n */'b\\''c' , d", "SELECT E'?'/*?*/'?'"),
+        ("SELECT E'a'\r'b\\'' , d", "SELECT E'?'\r'?' , d"),
         ("SELECT 'cut", "SELECT '?'"),
         ("SELECT E'cut\\'", "SELECT E'?'"),
         ("SELECT /* cut", "SELECT /*?*/"),

@@ -11,6 +11,16 @@ from tests.unit.event_loop import on_the_loop, until
 from tests.unit.held_turns import HeldTurns
 
 
+class Refuse:
+    """Refuses each connection; keeps the ports that they came from."""
+
+    def __init__(self) -> None:
+        self.arrived: list[int] = []
+
+    def __call__(self, host: str, port: int) -> None:
+        self.arrived.append(port)
+
+
 def test_between_a_few_connections_that_are_refused_the_loop_does_everything_else() -> None:
     turn = 0
     refused_in: list[int] = []  # By connection: the turn of the loop in which it was refused.
@@ -47,18 +57,14 @@ def test_while_the_share_of_time_is_short_one_connection_is_accepted_in_a_turn()
     @on_the_loop
     async def run() -> None:
         turns = HeldTurns()
-        arrived: list[int] = []
-
-        def refuse(host: str, port: int) -> None:
-            arrived.append(port)
-
+        refuse = Refuse()
         listening = await ListeningSockets.open(Address(HOST, 0), refuse, turns)
         try:
             flood = [socket.create_connection((HOST, listening.port)) for _ in range(ACCEPTS_AT_ONCE + 2)]
             for accepted in (ACCEPTS_AT_ONCE, ACCEPTS_AT_ONCE + 1):
                 await until(lambda: bool(turns.held))
                 turns.release()
-                assert len(arrived) == accepted
+                assert len(refuse.arrived) == accepted
                 turns.charge(HOST, 0.1)
             for connection in flood:
                 connection.close()
@@ -72,11 +78,7 @@ def test_of_many_sockets_each_is_accepted_from_and_none_before_all_others_again(
     @on_the_loop
     async def run() -> None:
         turns = HeldTurns()
-        arrived: list[int] = []
-
-        def refuse(host: str, port: int) -> None:
-            arrived.append(port)
-
+        refuse = Refuse()
         sockets = [socket.create_server((HOST, 0)) for _ in range(ACCEPTS_AT_ONCE + 3)]
         for each in sockets:
             each.setblocking(False)
@@ -84,13 +86,13 @@ def test_of_many_sockets_each_is_accepted_from_and_none_before_all_others_again(
         clients = [[socket.create_connection(each.getsockname()) for each in sockets] for _ in range(2)]
         listening = ListeningSockets(sockets, refuse, turns)
         try:
-            while len(arrived) < 2 * len(sockets):
+            while len(refuse.arrived) < 2 * len(sockets):
                 await until(lambda: bool(turns.held))
-                before = len(arrived)
+                before = len(refuse.arrived)
                 turns.release()
-                assert 1 <= len(arrived) - before <= ACCEPTS_AT_ONCE
+                assert 1 <= len(refuse.arrived) - before <= ACCEPTS_AT_ONCE
             firsts = {each.getsockname()[1] for each in clients[0]}
-            assert set(arrived[: len(sockets)]) == firsts
+            assert set(refuse.arrived[: len(sockets)]) == firsts
             for each in (*clients[0], *clients[1]):
                 each.close()
             socket.create_connection(sockets[0].getsockname()).close()
@@ -98,6 +100,6 @@ def test_of_many_sockets_each_is_accepted_from_and_none_before_all_others_again(
         finally:
             listening.close()
         turns.release()
-        assert len(arrived) == 2 * len(sockets)
+        assert len(refuse.arrived) == 2 * len(sockets)
 
     run()

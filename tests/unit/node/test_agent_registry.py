@@ -22,7 +22,7 @@ from safekeeper.consensus.messages import (
     RefusalCode,
 )
 from safekeeper.node.agent_registry import REPORT_FORGOTTEN_AFTER_S
-from safekeeper.peers.codec import AGENTS_MAX
+from safekeeper.peers.message_checks import AGENTS_MAX
 from safekeeper.storage.inspection import as_json, inspect_folder, settings_rows
 from tests.unit.event_loop import on_the_loop, until
 from tests.unit.faulty_filesystem import FaultyFileSystem

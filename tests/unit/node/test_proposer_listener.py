@@ -815,13 +815,19 @@ async def test_what_waits_for_the_node_stays_encrypted_and_comes_in_order_afterw
         assert kinds == [VoteResponse, *count * [PreVoteResponse], VoteResponse]
 
 
+async def stranger_that_waits(there: House) -> tuple[Client, HeldTurns]:
+    """Return a connection that has sent its greeting, and the turns, which it waits for."""
+    there.listener.turns = turns = HeldTurns()
+    stranger = await there.client()
+    stranger.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
+    await until(lambda: len(turns.held) == 1)
+    return stranger, turns
+
+
 @on_the_loop
 async def test_the_messages_of_a_connection_that_is_not_proven_wait_for_its_turn(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
-        there.listener.turns = turns = HeldTurns()
-        stranger = await there.client()
-        stranger.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
-        await until(lambda: len(turns.held) == 1)
+        stranger, turns = await stranger_that_waits(there)
         assert not there.listener.admission.proven and not there.connection()._transport.is_reading()
         turns.release()
         assert isinstance(await stranger.receive(), AcceptorGreeting)
@@ -833,10 +839,7 @@ async def test_the_messages_of_a_connection_that_is_not_proven_wait_for_its_turn
 @on_the_loop
 async def test_a_closed_connection_does_not_wait_for_its_turn_any_longer(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
-        there.listener.turns = turns = HeldTurns()
-        stranger = await there.client()
-        stranger.send(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
-        await until(lambda: len(turns.held) == 1)
+        _, turns = await stranger_that_waits(there)
         there.listener.evict(there.connection(), "")
         await until(lambda: not turns.held)
 

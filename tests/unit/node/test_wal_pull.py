@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.consensus.control_state import NOBODY, LeaderId
+from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
@@ -33,11 +33,10 @@ from safekeeper.node.peer_reads import QUEUED_MAX
 from safekeeper.node.wal_pull import BLOCK_BYTES, WalPuller
 from safekeeper.peers.codec import PROPOSER_DIALECT, FrameDecoder, encode
 from tests.unit.event_loop import on_the_loop, until
+from tests.unit.greetings import empty
 from tests.unit.node.test_proposer_listener import BASE_LSN, LEADER, MIB, SEGMENT_SIZE, Client, House, house
 
-GREETING = AcceptorGreeting(
-    PROTOCOL_VERSION, 2, "b" * 32, "c" * 32, 5, SEGMENT_SIZE, 150018, None, NOBODY, 1, BASE_LSN, BASE_LSN, 0, 0, None
-)
+GREETING = empty(2, cluster_id="c" * 32, last_term=1, wal_begin_lsn=BASE_LSN, flush_lsn=BASE_LSN)
 END_LSN = BASE_LSN + 3 * MIB
 Answer = Callable[[PeerRead], list[AcceptorMessage] | None]
 

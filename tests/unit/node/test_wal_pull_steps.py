@@ -29,7 +29,8 @@ from safekeeper.consensus.messages import (
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.node import wal_pull
 from safekeeper.node.wal_pull import BLOCK_BYTES, BLOCKS_IN_FLIGHT, Answers, WalPuller
-from safekeeper.peers.codec import PROBLEM_BYTES_MAX, PROPOSER_DIALECT, FrameDecoder, encode
+from safekeeper.peers.codec import PROPOSER_DIALECT, FrameDecoder, encode
+from safekeeper.peers.message_checks import PROBLEM_BYTES_MAX
 from tests.unit.event_loop import on_the_loop, until
 from tests.unit.node.test_proposer_listener import BASE_LSN, LEADER, MIB, SEGMENT_SIZE, Client, House, append, house
 from tests.unit.node.test_wal_pull import END_LSN, GREETING, pull_ended

@@ -56,20 +56,22 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import (
     ACCEPTOR_DIALECT,
-    AGENT_NAME_BYTES_MAX,
-    AGENT_REPORT_BYTES_MAX,
-    AGENT_SETTINGS_BYTES_MAX,
-    AGENTS_MAX,
     CONTROL_BYTES_MAX,
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
-    PROBLEM_BYTES_MAX,
     PROPOSER_AUTHENTICATION,
     PROPOSER_DIALECT,
     AppendEncoder,
     DeliveringDecoder,
     FrameDecoder,
     encode,
+)
+from safekeeper.peers.message_checks import (
+    AGENT_NAME_BYTES_MAX,
+    AGENT_REPORT_BYTES_MAX,
+    AGENT_SETTINGS_BYTES_MAX,
+    AGENTS_MAX,
+    PROBLEM_BYTES_MAX,
 )
 
 words = st.text("0123456789abcdefXYZ_-", min_size=1, max_size=32)

@@ -31,7 +31,7 @@ from safekeeper.pgwire.events import (
     StatusUpdate,
 )
 from safekeeper.pgwire.scram import make_verifier
-from safekeeper.pgwire.session import Session, State
+from safekeeper.pgwire.session import Session, SessionState
 from tests.unit.certificates import Authority
 from tests.unit.pgwire.test_channel_binding import ECDSA, RSA, certificate
 from tests.unit.pgwire_client import answer, new_session
@@ -100,7 +100,7 @@ class Server:
     def _serve(self, connection: socket.socket) -> Served:
         session = new_session(tls=self._tls is not None, users=self._users)
         listener = _Listener(connection, session, self._tls, self._shown_certificate)
-        while session.state is not State.CLOSED:
+        while session.state is not SessionState.CLOSED:
             data = connection.recv(65536)
             if not data:
                 listener.served.eof = session.explain_eof()
@@ -151,7 +151,7 @@ class _Listener:
     def _decrypt(self, channel: TlsChannel, data: bytes) -> bytes:
         plaintext = channel.receive(data)
         self._connection.sendall(channel.take_outgoing())
-        if channel.established and self._session.state is State.TLS_HANDSHAKE:
+        if channel.established and self._session.state is SessionState.TLS_HANDSHAKE:
             self._session.tls_started(self._shown_certificate or channel.server_certificate_der)
         return plaintext
 

@@ -19,7 +19,6 @@ from safekeeper.consensus.control_state import NOBODY, TERM_MAX, LeaderId, TliHi
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     DIGEST_PAGE_SIZE,
-    PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendResponse,
     ArchiveAssignment,
@@ -41,6 +40,7 @@ from safekeeper.consensus.messages import (
 )
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import encode
+from tests.unit.greetings import empty
 from walproxy.proposer.actions import (
     Action,
     Disconnect,
@@ -129,30 +129,20 @@ class Table:
 
 
 def greeting(safekeeper_id: int, **changes: Any) -> AcceptorGreeting:
-    message = AcceptorGreeting(
-        protocol_version=PROTOCOL_VERSION,
-        safekeeper_id=safekeeper_id,
-        incarnation=str(safekeeper_id) * 32,
-        cluster_id=CLUSTER,
-        system_id=7,
-        segment_size=SEGMENT,
-        server_version=150000,
-        membership=MEMBERS,
-        promised=LeaderId(5, "before"),
-        last_term=3,
-        wal_begin_lsn=BASE,
-        flush_lsn=END,
-        commit_lsn=BASE,
-        truncate_lsn=BASE,
-        replaced=None,
-    )
-    return msgspec.structs.replace(message, **changes)
-
-
-def empty(safekeeper_id: int) -> AcceptorGreeting:
-    return AcceptorGreeting(
-        PROTOCOL_VERSION, safekeeper_id, str(safekeeper_id) * 32, "", 0, 0, 0, None, NOBODY, 0, 0, 0, 0, 0, None
-    )
+    of_log = {
+        "cluster_id": CLUSTER,
+        "system_id": 7,
+        "segment_size": SEGMENT,
+        "server_version": 150000,
+        "membership": MEMBERS,
+        "promised": LeaderId(5, "before"),
+        "last_term": 3,
+        "wal_begin_lsn": BASE,
+        "flush_lsn": END,
+        "commit_lsn": BASE,
+        "truncate_lsn": BASE,
+    }
+    return empty(safekeeper_id, **{**of_log, **changes})
 
 
 def greet_empty(table: "Table") -> None:

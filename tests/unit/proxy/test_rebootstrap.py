@@ -16,7 +16,6 @@ from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
     AcceptorGreeting,
     AcceptorMessage,
     Bootstrap,
@@ -44,9 +43,10 @@ from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.peers.peer_auth import NONCE_BYTES, AcceptorSide
 from safekeeper.waldecode.format import PAGE_HEADER
 from tests.unit.event_loop import on_the_loop
+from tests.unit.greetings import empty
 from walproxy.postgres.replication import PrimaryFacts
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
-from walproxy.proxy.rebootstrap import Consent, GivenUp, Survey, execute, survey
+from walproxy.proxy.rebootstrap import Consent, GivenUp, RebootstrapSurvey, execute, survey
 from walproxy.proxy.rebootstrap_undo import UndoSurvey, execute_undo, survey_undo
 
 SYSTEM_ID = 7
@@ -66,23 +66,18 @@ PRIMARY = PrimaryFacts(
 
 
 def greeting(safekeeper_id: int, *, flush_lsn: int = 5 << 20, generation: int = 1) -> AcceptorGreeting:
-    members = tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3))
-    return AcceptorGreeting(
-        protocol_version=PROTOCOL_VERSION,
-        safekeeper_id=safekeeper_id,
-        incarnation=f"{safekeeper_id}" * 32,
-        cluster_id="c" * 32 if flush_lsn else "",
-        system_id=SYSTEM_ID if flush_lsn else 0,
-        segment_size=1 << 20 if flush_lsn else 0,
-        server_version=180000,
-        membership=Membership(generation, members) if flush_lsn else None,
-        promised=LeaderId(generation, "a" * 32),
-        last_term=3,
-        wal_begin_lsn=1 << 20 if flush_lsn else 0,
+    greeting = empty(safekeeper_id, server_version=180000, promised=LeaderId(generation, "a" * 32), last_term=3)
+    if not flush_lsn:
+        return greeting
+    return msgspec.structs.replace(
+        greeting,
+        cluster_id="c" * 32,
+        system_id=SYSTEM_ID,
+        segment_size=1 << 20,
+        membership=Membership(generation, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3))),
+        wal_begin_lsn=1 << 20,
         flush_lsn=flush_lsn,
         commit_lsn=flush_lsn,
-        truncate_lsn=0,
-        replaced=None,
     )
 
 
@@ -146,9 +141,9 @@ async def cluster(*safekeepers: FakeSafekeeper) -> AsyncIterator[ProxyConfig]:
             await safekeeper.server.wait_closed()
 
 
-def surveyed(*safekeepers: FakeSafekeeper, primary: PrimaryFacts = PRIMARY) -> Survey:
+def surveyed(*safekeepers: FakeSafekeeper, primary: PrimaryFacts = PRIMARY) -> RebootstrapSurvey:
     greetings = {number: safekeeper.greeting for number, safekeeper in enumerate(safekeepers, 1)}
-    return Survey(primary, greetings, {})
+    return RebootstrapSurvey(primary, greetings, {})
 
 
 @on_the_loop
@@ -278,7 +273,9 @@ def ends_on(tli: int, record_end_lsn: int = 0) -> Callable[[FakeSafekeeper], Non
     return change
 
 
-def survey_of(primary: PrimaryFacts, *safekeepers: FakeSafekeeper, monkeypatch: pytest.MonkeyPatch) -> Survey:
+def survey_of(
+    primary: PrimaryFacts, *safekeepers: FakeSafekeeper, monkeypatch: pytest.MonkeyPatch
+) -> RebootstrapSurvey:
     found = []
 
     async def look(config: ProxyConfig) -> PrimaryFacts:

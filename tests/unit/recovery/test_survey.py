@@ -72,6 +72,8 @@ class ManySegments:
         objects = [ArchivedObject(file, key, crcs[key], MIB, False) for key, file in self.files.items()]
         return Catalog(Listing(objects, [], [], [], []), MIB, {})
 
+    folder = None
+
     def get(self, key: str) -> bytes:
         return b'{"system_id": 5}'
 

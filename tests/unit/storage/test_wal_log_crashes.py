@@ -18,7 +18,7 @@ from safekeeper.base.errors import StorageFailed
 from safekeeper.base.lsn import Lsn, segment_start
 from safekeeper.storage.disk_work import Flush
 from safekeeper.storage.recovery import NamedSegment
-from safekeeper.storage.segment_file import FOOTER_BYTES, SegmentFile, Slot, create_segment
+from safekeeper.storage.segment_file import FOOTER_BYTES, FooterSlot, SegmentFile, create_segment
 from safekeeper.storage.wal_log import WalStorage
 from tests.simulation.storage_machine import DIRECTORY, SEGMENT_SIZE, Decision, Machine, run_schedule
 from tests.simulation.virtual_disk import VirtualCrash, VirtualFile, VirtualFileSystem
@@ -123,7 +123,7 @@ def walk_to_the_last_file(patch: pytest.MonkeyPatch) -> None:
 
     def planted(
         fs: VirtualFileSystem, directory: Path, found: list[NamedSegment], segment_size: int
-    ) -> tuple[int, Slot]:
+    ) -> tuple[int, FooterSlot]:
         return len(found) - 1, recovery_module._slot_of(fs, directory, found[-1], segment_size)
 
     patch.setattr(recovery_module, "_walk", planted)
@@ -188,7 +188,7 @@ def open_without_rewriting(patch: pytest.MonkeyPatch) -> None:
     """(g) Recovery trusts a page cache that shows what the disk has lost."""
 
     def planted(
-        fs: VirtualFileSystem, directory: Path, segment: NamedSegment, slot: Slot, segment_size: int
+        fs: VirtualFileSystem, directory: Path, segment: NamedSegment, slot: FooterSlot, segment_size: int
     ) -> SegmentFile:
         return SegmentFile(
             fs.open(segment.path(directory, segment_size)),

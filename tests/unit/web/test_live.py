@@ -8,7 +8,7 @@ import pytest
 
 import safekeeper.web.history
 import safekeeper.web.live
-from safekeeper.web.history import History
+from safekeeper.web.history import SampleHistory
 from safekeeper.web.live import LiveStream
 from tests.unit.event_loop import on_the_loop, until
 from tests.unit.web.page_contents import EVIL
@@ -175,7 +175,7 @@ def test_the_first_frame_has_what_was_before_and_a_sample_that_fails_is_a_gap(
             disk = {"free_bytes": 7, "busy_s": 0}
             return {"flush_lsn": lsn, "commit_lsn": lsn} | ({"disk": disk} if lsn != "0/1" else {})
 
-        history = History(status, "safekeeper")
+        history = SampleHistory(status, "safekeeper")
         await until(lambda: len(history.samples) >= 3)
         assert [each["status"] for each in list(history.samples)[:2]] == [
             {"flush_lsn": lsn, "commit_lsn": lsn, "disk": {"free_bytes": 7}} for lsn in ("0/0", "0/2")
@@ -201,7 +201,7 @@ def test_the_history_has_the_rate_of_confirms_of_a_proxy(monkeypatch: pytest.Mon
     @on_the_loop
     async def run() -> None:
         rates = iter((0.5, None, 2.0))
-        history = History(lambda: status, "proxy", lambda: next(rates))
+        history = SampleHistory(lambda: status, "proxy", lambda: next(rates))
         await until(lambda: len(history.samples) == 3)
         assert [each["limbo"] for each in history.samples] == [{"confirms_per_s": rate} for rate in (0.5, None, 2.0)]
         assert history.samples[0]["status"] == {name: status[name] for name in status if name != "state"}
@@ -212,7 +212,7 @@ def test_the_history_has_the_rate_of_confirms_of_a_proxy(monkeypatch: pytest.Mon
 def test_the_history_is_ten_minutes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     @on_the_loop
     async def run() -> None:
-        history = History(dict, "proxy")
+        history = SampleHistory(dict, "proxy")
         assert history.samples.maxlen == 120
         assert safekeeper.web.history.INTERVAL_S * 120 == safekeeper.web.history.SPAN_S
 

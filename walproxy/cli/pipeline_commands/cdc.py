@@ -118,9 +118,9 @@ def status(
             click.echo(f"{name}: key {', '.join(key) or 'none'}")
     followed = None
     if to is not None:
-        from walproxy.cli.pipeline_work.apply_status import FollowedTables
+        from walproxy.cli.pipeline_work.apply_status import ApplyPosition
 
-        followed = FollowedTables(to, lake_options, safe_lsn)
+        followed = ApplyPosition(to, lake_options, safe_lsn)
     if as_json:
         content = {
             "slot": slot,

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from walproxy.pipeline.duck import FolderTables, Tables
+from walproxy.pipeline.duck import FolderTables, QueriedTables
 from walproxy.pipeline.lake.names import APPLY_JOB_FILE, local_folder
 
 
-def tables_at(place: str, options: Mapping[str, str], catalog: Mapping[str, str]) -> Tables:
+def tables_at(place: str, options: Mapping[str, str], catalog: Mapping[str, str]) -> QueriedTables:
     """Return the tables of a place.
 
     Args:
@@ -16,7 +16,7 @@ def tables_at(place: str, options: Mapping[str, str], catalog: Mapping[str, str]
         ConfigurationError: it is not a place of tables, or an option is not valid.
     """
     is_folder = not options and not catalog and ("://" not in place or place.lower().startswith("file://"))
-    tables: Tables
+    tables: QueriedTables
     if is_folder:
         folder = local_folder(place)
         tables = FolderTables(folder)

@@ -22,7 +22,7 @@ from walproxy.pipeline.input.foreign.names import segment_of
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.jobs.waldump import Done, Scan, format_as_json
 from walproxy.pipeline.jobs.waldump_selection import (
-    Relation,
+    RelationPath,
     Selection,
     Stats,
     rmgr_names,
@@ -48,7 +48,7 @@ def print_records(path: str, wanted: Wanted) -> None:
         end_lsn=LSN_MAX if end is None else end,
         rmids=frozenset(map(rmid_of, wanted.rmgr)) if wanted.rmgr else None,
         xid=wanted.xid,
-        relation=Relation(*wanted.relation) if wanted.relation is not None else None,
+        relation=RelationPath(*wanted.relation) if wanted.relation is not None else None,
         fork=FORKS.index(wanted.fork) if wanted.fork is not None else None,
         block=wanted.block,
         full_page=wanted.fullpage,

@@ -15,7 +15,7 @@ from walproxy.postgres.binaries import ServerBinaries
 _Cell = TypeVar("_Cell", bound=tuple[Any, ...])
 
 
-class Progress(Protocol):
+class ExperimentProgress(Protocol):
     """Receives the progress of an experiment."""
 
     def expect(self, steps: int) -> None:
@@ -48,7 +48,7 @@ class Work:
     seed: int
     arms: tuple[str, ...]
     delay_ms: float
-    progress: Progress
+    progress: ExperimentProgress
 
     @property
     def conditions(self) -> str:

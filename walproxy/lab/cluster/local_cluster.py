@@ -64,10 +64,22 @@ class LocalProcess:
         log_path: its output.
         http_tls: the CA to trust at its HTTP listener, None if that has no TLS.
         outlives_us: it goes on when this process ends without having ended it.
+
+    Args:
+        program: the words before its arguments.
+        address: where its HTTP listener is.
     """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], http_port: int, log_path: Path, outlives_us: bool = False
+        self,
+        name: str,
+        arguments: Sequence[str],
+        http_port: int,
+        log_path: Path,
+        outlives_us: bool = False,
+        *,
+        program: Sequence[str] = (sys.executable,),
+        address: str = "127.0.0.1",
     ) -> None:
         self.name = name
         self.arguments = list(arguments)
@@ -76,12 +88,14 @@ class LocalProcess:
         self.outlives_us = outlives_us
         self.environment: dict[str, str] = {}
         self.http_tls: ssl.SSLContext | None = None
+        self._program = tuple(program)
+        self._address = address
         self._process: Child | None = None
 
     @property
     def url(self) -> str:
         """The address of its HTTP listener."""
-        return f"{'https' if self.http_tls else 'http'}://127.0.0.1:{self.http_port}"
+        return f"{'https' if self.http_tls else 'http'}://{self._address}:{self.http_port}"
 
     @property
     def pid(self) -> int | None:
@@ -98,7 +112,7 @@ class LocalProcess:
 
     def _spawn(self, output: IO[bytes], environment: dict[str, str]) -> Child:
         return subprocess.Popen(
-            [*(() if self.outlives_us else end_with_parent("KILL")), sys.executable, *self.arguments],
+            [*(() if self.outlives_us else end_with_parent("KILL")), *self._program, *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -184,6 +198,7 @@ class LocalCluster:
         former_primaries: those that `promote` has replaced.
         reader_options: the parameters of `standby_conninfo` besides hosts.
         outlives_us: the daemons go on when this process ends without `close`.
+        engine: what it runs on.
 
     Args:
         candidates: names of standbys to come; the proxies know where they will be, and follow one that is promoted.
@@ -193,6 +208,7 @@ class LocalCluster:
     """
 
     process_type: ClassVar[type[LocalProcess]] = LocalProcess
+    engine: ClassVar[str] = "processes"
 
     def __init__(
         self,
@@ -231,6 +247,27 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def conninfo(self) -> str:
+        """The primary's connection string."""
+        return self.postgres.conninfo()
+
+    @property
+    def daemons(self) -> dict[str, LocalProcess]:
+        """The safekeepers and proxies by name: safekeeper1, ..., walproxy, ..."""
+        safekeepers = {f"safekeeper{i}": process for i, process in self.safekeepers.items()}
+        return safekeepers | {proxy.name: proxy for proxy in self.proxies}
+
+    def process_ids(self) -> dict[str, int]:
+        """Return the processes that live, by name, those of PostgreSQL included."""
+        processes: dict[str, LocalPostgres | LocalProcess] = {"postgres": self.postgres, **self.daemons}
+        processes |= self.standbys
+        return {name: process.pid for name, process in processes.items() if process.pid is not None}
+
+    def status_of(self, who: str) -> dict[str, Any] | None:
+        """Return a daemon's /status, None if it does not answer."""
+        return self.daemons[who].status()
 
     @property
     def proxy(self) -> LocalProcess:

@@ -3,8 +3,10 @@
 import itertools
 import time
 
-from walproxy.lab.cluster.agent_cluster import AgentCluster
-from walproxy.lab.demo.stage import Stage, Step
+from walproxy.lab.demo.stage import DemoStage, Step
+from walproxy.lab.failover.manager import AgentManager
+from walproxy.lab.failover.network import LoopbackNetwork
+from walproxy.lab.failover.site import Site
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.transactions import SingleStatement
 from walproxy.postgres.patience import slowdown
@@ -14,28 +16,29 @@ _START_S_MAX = 60.0
 _FAILOVER_S_MAX = 60.0
 
 
-def _primary_dies(stage: Stage) -> str:
+def _primary_dies(stage: DemoStage) -> str:
     directory = stage.cluster.directory / "agents"
     directory.mkdir(mode=0o755)
-    with AgentCluster(directory, stage.cluster.postgres.binaries) as cluster:
-        old = cluster.start().wait_for_leader(timeout_s=_START_S_MAX)
-        old.postgres.execute("CREATE TABLE seen (n int)")
-        numbers, hosts = itertools.count(1), itertools.cycle(cluster.hosts.values())
+    binaries = stage.cluster.postgres.binaries
+    with Site(directory, binaries, LoopbackNetwork(), AgentManager(), volatile_disks=False) as site:
+        old = site.start().leader
+        old.execute("CREATE TABLE seen (n int)")
+        numbers, hosts = itertools.count(1), itertools.cycle(site.hosts.values())
         clients = Clients(
-            lambda: next(hosts).postgres.conninfo(),
+            lambda: next(hosts).place.local_conninfo,
             _CLIENTS,
             lambda _: SingleStatement("INSERT INTO seen VALUES ($1)", next(numbers)),
         )
         with clients:
             clients.wait_for_commit(time.monotonic(), _FAILOVER_S_MAX * slowdown())
-            old.kill9()
+            old.kill()
             clients.wait_for_commit(time.monotonic(), _FAILOVER_S_MAX * slowdown())
-            new = cluster.wait_for_leader(timeout_s=_START_S_MAX)
-            old.agent.start()
-            cluster.wait_until(lambda: cluster.is_standby(old.name), f"{old.name} is a standby", _FAILOVER_S_MAX)
+            new = site.wait_for_leader(timeout_s=_START_S_MAX)
+            old.start()
+            site.wait_until_well(_FAILOVER_S_MAX)
             clients.wait_for_commit(time.monotonic(), _FAILOVER_S_MAX * slowdown())
         acknowledged = {each.transaction.arguments[0] for each in clients.history.acknowledged}
-        there = {number for (number,) in new.postgres.execute("SELECT n FROM seen")}
+        there = {number for (number,) in new.execute("SELECT n FROM seen")}
         lost = len(acknowledged - there)
         stage.require(not lost, f"{lost} acknowledged rows are lost")
         ends = sorted(each.ended_at for each in clients.history.acknowledged)

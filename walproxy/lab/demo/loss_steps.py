@@ -13,7 +13,7 @@ from pathlib import Path
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.lab.demo.books import compare_books
-from walproxy.lab.demo.stage import SHORT_WATCH_S, Stage, Step, StepUnfinished
+from walproxy.lab.demo.stage import SHORT_WATCH_S, DemoStage, Step, StepUnfinished
 from walproxy.postgres.binaries import server_user
 from walproxy.postgres.local_server import LocalPostgres
 from walproxy.proxy.status_table import format_bytes
@@ -41,7 +41,7 @@ def archive_folder(directory: Path) -> Path:
     return directory / "archive"
 
 
-def _take_base_backup(stage: Stage) -> str:
+def _take_base_backup(stage: DemoStage) -> str:
     cluster = stage.cluster
     began_at = time.monotonic()
     cluster.postgres.back_up(_backup_folder(stage))
@@ -51,7 +51,7 @@ def _take_base_backup(stage: Stage) -> str:
     return f"pg_basebackup took {seconds:.1f} s under load; the archive has the WAL up to {format_lsn(target_lsn)}"
 
 
-def _remove_old_wal(stage: Stage) -> str:
+def _remove_old_wal(stage: DemoStage) -> str:
     cluster = stage.cluster
     before = [_size_of(stage.wal_folder(i)) for i in cluster.safekeepers]
     # The proxies that still run after the shutdown may be electing, and one that is deposed ends.
@@ -74,7 +74,7 @@ def _remove_old_wal(stage: Stage) -> str:
     )
 
 
-def _lose_everything(stage: Stage) -> str:
+def _lose_everything(stage: DemoStage) -> str:
     cluster = stage.cluster
     stage.observe(SHORT_WATCH_S)
     cluster.postgres.kill9()
@@ -98,7 +98,7 @@ def _lose_everything(stage: Stage) -> str:
     )
 
 
-def _restore(stage: Stage) -> str:
+def _restore(stage: DemoStage) -> str:
     cluster = stage.cluster
     target = cluster.directory / "restored"
     user = server_user()
@@ -126,7 +126,7 @@ def _restore(stage: Stage) -> str:
     return f"restored, started and recovered{up_to} in {seconds:.1f} s; {compare_books(stage)}"
 
 
-def _begin_again(stage: Stage) -> str:
+def _begin_again(stage: DemoStage) -> str:
     cluster = stage.cluster
     for safekeeper in cluster.safekeepers.values():
         safekeeper.start()
@@ -152,7 +152,7 @@ def _begin_again(stage: Stage) -> str:
     return f"commits and the archive continue; now {compare_books(stage)}"
 
 
-def _start_proxies(stage: Stage) -> None:
+def _start_proxies(stage: DemoStage) -> None:
     """Start the first proxy, and when it serves the other one as its spare."""
     cluster = stage.cluster
     serving, spare = cluster.proxies
@@ -162,7 +162,7 @@ def _start_proxies(stage: Stage) -> None:
     stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the other proxy is a spare")
 
 
-def _backup_folder(stage: Stage) -> Path:
+def _backup_folder(stage: DemoStage) -> Path:
     return stage.cluster.directory / "base-backup"
 
 

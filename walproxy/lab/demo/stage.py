@@ -50,7 +50,7 @@ class StepUnfinished(WalproxyError):
 
 
 @dataclass
-class Stage:
+class DemoStage:
     """Everything that a step may use.
 
     Attributes:
@@ -222,7 +222,7 @@ class Step(NamedTuple):
     """One step: what it is called, and what it does; that returns what was seen, or raises."""
 
     title: str
-    act: Callable[[Stage], str]
+    act: Callable[[DemoStage], str]
 
 
 def leading_proxy(cluster: LocalCluster) -> tuple[LocalProcess, dict[str, Any]] | None:
@@ -236,7 +236,7 @@ def leading_proxy(cluster: LocalCluster) -> tuple[LocalProcess, dict[str, Any]] 
     return max(answers, key=closeness, default=None)
 
 
-def serving_proxy(stage: Stage) -> tuple[LocalProcess, dict[str, Any]]:
+def serving_proxy(stage: DemoStage) -> tuple[LocalProcess, dict[str, Any]]:
     """Return the proxy through which commits succeed, and its /status, once there is one."""
     found: list[tuple[LocalProcess, dict[str, Any]]] = []
 

@@ -9,9 +9,8 @@ manager         what runs on each host to manage its PostgreSQL: walproxy agent,
 patroni         Patroni, to compare the gaps
 site            the whole: servers, safekeepers, hosts; and whether all is well
 rows            the rows that are written, and what became of each
-clients         the load: libpq clients with a list of all hosts, which reconnect by themselves
-list_clients    clients that append to lists and read them, and the check of what they have seen
-writers         a writer to each server directly, and one that commits with synchronous_commit = local
+clients         the load: clients with a list of all hosts, which write rows, or append to lists and read them; a probe
+                of each server, and a writer that commits with synchronous_commit = local
 plan            the rounds, by a seed
 injector        carries out and ends the fault of a round
 wal_keeper      copies the WAL of a primary that has ended, before its rejoin overwrites it

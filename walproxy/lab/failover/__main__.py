@@ -14,7 +14,6 @@ from pathlib import Path
 
 import click
 import msgspec
-import psycopg
 from rich.console import Console
 
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, WalproxyError
@@ -26,6 +25,7 @@ from walproxy.lab.failover.plan import FAULTS, NETWORK, PlannedRound, plan_round
 from walproxy.lab.failover.results import RunResult, gap_table
 from walproxy.lab.failover.rounds import Rounds
 from walproxy.lab.failover.site import Site, remove
+from walproxy.lab.load.clients import CONNECTION_ERRORS
 from walproxy.postgres.binaries import choose_server
 
 _AGENT, _PATRONI, _PATRONI_ALONE = "agent", "patroni", "patroni-alone"
@@ -113,8 +113,8 @@ def main(
         load_average=round(os.getloadavg()[2], 1),
         cores=os.cpu_count() or 1,
         rounds=played.results,
-        acknowledged=len(played.clients.book.acknowledged),
-        acknowledged_on_lists=len(played.list_clients.book.acknowledged),
+        acknowledged=len(played.clients.history.acknowledged),
+        acknowledged_on_lists=len(played.list_clients.history.acknowledged),
         violations=[*(line for each in played.results for line in each.violations), *violations],
     )
     if has_goals:
@@ -147,7 +147,7 @@ def _play(site: Site, planned: Sequence[PlannedRound], dead_after_s: float, seed
         violations += rounds.check_lists()
     except KeyboardInterrupt:
         violations.append("interrupted")
-    except (WalproxyError, psycopg.Error) as error:
+    except (WalproxyError, *CONNECTION_ERRORS) as error:
         violations.append(str(error))
     return rounds, violations
 

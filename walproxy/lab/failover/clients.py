@@ -1,43 +1,36 @@
-"""The load: clients of libpq that have a list of all hosts, and find the primary by target_session_attrs=read-write.
+"""The clients of a run (walproxy/lab/load): of libpq, with a list of all hosts, or at one server directly.
 
-As the other load (walproxy/lab/load), they run on an event loop in a thread of their own, reconnect by themselves, and
-never repeat a row: each is acknowledged, certainly not committed, or in doubt.
-
-A client that waits for too long hangs up, as an application with a timeout does: it shuts its socket down, and never
-cancels (PostgreSQL acknowledges a cancelled wait for its standbys). TCP's own timeouts are set, too: a partition ends
-connections by nothing else.
+Those with a list find the primary by target_session_attrs=read-write. A client that waits for too long hangs up, as an
+application with a timeout does. TCP's own timeouts are set, too: a partition ends connections by nothing else.
 
 libpq waits for two seconds, the least that it takes, at a host that swallows packets, and asks the other hosts before
 or after. Clients that all hung up at the same instant would go on in step, and find the new primary every two seconds
 only: nearly all gaps were 6.1 to 6.3 s. So their timeouts differ, as those of applications do. And they pause before
 they reconnect: without that, sixteen clients open hundreds of connections a second while no server accepts writes.
+
+Those at one server reach it through its Unix socket, which no partition cuts, and wait there for as long as it hangs. A
+probe is at each server all the time, and commits with synchronous_commit = on whenever that accepts writes: what is
+acknowledged on two servers at the same time, these see. A local writer commits with synchronous_commit = local on the
+primary of a round, so that it has rows which no quorum may have.
 """
 
-import asyncio
-import os
-import random
-import socket
-import threading
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
-import psycopg
+from psycopg.conninfo import make_conninfo
 
-from safekeeper.base.errors import WalproxyError
-from safekeeper.base.logs import one_line
-from walproxy.lab.failover.host import Place
-from walproxy.lab.failover.rows import Row, Rows, insert
-from walproxy.lab.load.history import History, Operation, Outcome
+from walproxy.lab.failover.host import Host, Place
+from walproxy.lab.failover.rows import Book, Row, RowIds, Writer
+from walproxy.lab.load.clients import Clients
+from walproxy.lab.load.libpq_session import libpq_session
+from walproxy.lab.torture.clients import TortureClients
+from walproxy.lab.torture.workloads.lists import Lists
 
-T = TypeVar("T")
+LISTS: Final = (Lists(),)
+SLOW_LOCAL_RATE: Final = 20.0
 
-APPLICATION_NAME: Final = "failover load"
-
-_HANG_UP_AFTER_S: Final = 1.0, 3.0
-_RECONNECT_PAUSE_S: Final = 0.2, 0.6
-_ENDS_WITHIN_S: Final = 30.0
+_LOCAL_RATE: Final = 400.0
+_PROBE_RATE: Final = 10.0
 _OPTIONS: Final = {
     "user": "postgres",
     "dbname": "postgres",
@@ -50,152 +43,58 @@ _OPTIONS: Final = {
     "keepalives_count": "2",
     "tcp_user_timeout": "2000",
 }
+_ROAMING: Final[dict[str, Any]] = {
+    "hangs_up_after_s": 1.0,
+    "hang_up_spread_s": 2.0,
+    "reconnect_pause_s": (0.2, 0.6),
+    "connect": libpq_session,
+}
 
 
-class RoamingClients(ABC, Generic[T]):
-    """`count` clients, from `start` until `stop`.
+def row_clients(places: Sequence[Place], rows: RowIds) -> Clients[Row]:
+    """Return the load: clients of all hosts that write one row after the other."""
+    conninfo = _of_all(places)
+    return Clients(
+        lambda: conninfo, 16, lambda _: rows.next("client"), application_name="failover load", rate=80.0, **_ROAMING
+    )
 
-    Attributes:
-        book: of all their transactions.
 
-    Args:
-        places: all hosts.
-        rate: transactions a second of all clients together, while nothing makes them wait.
-        name: of the sessions.
+def list_clients(places: Sequence[Place], seed: int, begun_at: float) -> TortureClients:
+    """Return clients of all hosts that append to lists and read them.
+
+    They are connected also to an old primary that still serves. What they read there does not count: their COMMIT is
+    not acknowledged.
     """
-
-    def __init__(self, places: Sequence[Place], *, count: int, rate: float, name: str) -> None:
-        self.book: History[T] = History()
-        self._conninfo = psycopg.conninfo.make_conninfo(
-            "",
-            host=",".join(place.address for place in places),
-            port=",".join(str(place.pg_port) for place in places),
-            application_name=name,
-            **_OPTIONS,
-        )
-        self._names = {(place.address, place.pg_port): place.name for place in places}
-        self._count = count
-        self._interval_s = count / rate
-        first_s, last_s = _HANG_UP_AFTER_S
-        self._hang_up_after_s = [first_s + (last_s - first_s) * number / count for number in range(count)]
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._loop = asyncio.new_event_loop()
-        self._stopping = asyncio.Event()
-        self._failure: BaseException | None = None
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Let each client end its transaction, or hang up.
-
-        Raises:
-            WalproxyError: a client has ended by an error, or does not end.
-        """
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(_ENDS_WITHIN_S)
-            if self._thread.is_alive():
-                raise WalproxyError(f"clients of the load do not end; the last problem was: {self.book.problem}")
-        self.check()
-
-    def check(self) -> None:
-        """Do nothing while the clients do what they should.
-
-        Raises:
-            WalproxyError: one has ended by an error.
-        """
-        if self._failure is not None:
-            raise WalproxyError(f"a client of the load has ended: {self._failure!r}") from self._failure
-
-    def wait_for_commit(self, since: float, timeout_s: float) -> Operation[T] | None:
-        """Wait for the first acknowledged transaction that began at `since` or later; None: none in time."""
-        self.book.wait_for(lambda: self._failure or self.book.first_begun_since(since), timeout_s)
-        self.check()
-        return self.book.first_begun_since(since)
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            try:
-                runner.run(self._run_clients())
-            except BaseException as error:
-                self._failure = error
-        self.book.wake()
-
-    async def _run_clients(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for client in range(1, self._count + 1):
-                group.create_task(self._run_client(client))
-
-    async def _run_client(self, client: int) -> None:
-        while not self._stopping.is_set():
-            try:
-                await self._connect_and_commit(client)
-            except (psycopg.Error, OSError) as error:
-                self.book.problem = one_line(f"{type(error).__name__}: {error}")
-                await asyncio.sleep(random.uniform(*_RECONNECT_PAUSE_S))
-
-    async def _connect_and_commit(self, client: int) -> None:
-        """Commit until the load is stopped.
-
-        Raises:
-            psycopg.Error, OSError: the connection cannot be made, or is of no use any longer.
-        """
-        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
-        try:
-            server = self._names[connection.info.hostaddr or connection.info.host, connection.info.port]
-            while not self._stopping.is_set():
-                begun_at = time.monotonic()
-                await self._try(client, connection, server)
-                await asyncio.sleep(max(0.0, self._interval_s - (time.monotonic() - begun_at)))
-        finally:
-            # Not close(): that waits for a transaction that is in progress.
-            connection.pgconn.finish()
-
-    def hang_up_later(self, client: int, connection: psycopg.AsyncConnection[Any]) -> asyncio.TimerHandle:
-        """End a connection when its client has waited for too long, unless the handle is cancelled before."""
-        after_s = self._hang_up_after_s[client - 1]
-        return asyncio.get_running_loop().call_later(after_s, shut_down, connection.fileno())
-
-    @abstractmethod
-    async def _try(self, client: int, connection: psycopg.AsyncConnection[Any], server: str) -> None:
-        """Try one transaction, and keep what became of it.
-
-        Raises:
-            psycopg.Error, OSError: the connection is of no use any longer.
-        """
+    return TortureClients(
+        _of_all(places), 4, 40.0, LISTS, seed, begun_at, application_name="failover lists", **_ROAMING
+    )
 
 
-class Clients(RoamingClients[Row]):
-    """Clients that write one row after the other."""
-
-    def __init__(self, places: Sequence[Place], rows: Rows, *, count: int = 16, rate: float = 80.0) -> None:
-        super().__init__(places, count=count, rate=rate, name=APPLICATION_NAME)
-        self._rows = rows
-
-    async def _try(self, client: int, connection: psycopg.AsyncConnection[Any], server: str) -> None:
-        row = self._rows.next("client", server)
-        outcome: Outcome = "fail"
-        hang_up = self.hang_up_later(client, connection)
-        begun_at = time.monotonic()
-        try:
-            cursor = await connection.execute(insert(row).encode())
-            while cursor.nextset():
-                pass
-            row.xid, row.tli = map(int, await cursor.fetchone() or (0, 0))
-            outcome = "unknown"
-            await connection.execute(b"COMMIT")
-            outcome = "ok"
-        finally:
-            hang_up.cancel()
-            self.book.add(Operation(client, row, begun_at, time.monotonic(), outcome))
+def probe(host: Host, rows: RowIds, book: Book) -> Clients[Row]:
+    """Return the probe of a server."""
+    return _direct(host, "probe", "on", _PROBE_RATE, rows, book)
 
 
-def shut_down(descriptor: int) -> None:
-    """End the connection of a socket, whose owner then reads its end. The descriptor stays the owner's."""
-    with socket.socket(fileno=os.dup(descriptor)) as shared:
-        try:
-            shared.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # It was no longer connected.
+def local_writer(host: Host, rows: RowIds, book: Book) -> Clients[Row]:
+    """Return a writer of many rows; at SLOW_LOCAL_RATE, of few."""
+    return _direct(host, "local", "local", _LOCAL_RATE, rows, book)
+
+
+def _direct(host: Host, writer: Writer, synchronous_commit: str, rate: float, rows: RowIds, book: Book) -> Clients[Row]:
+    options = f"-c synchronous_commit={synchronous_commit}"
+    conninfo = make_conninfo(host.place.local_conninfo, options=options, connect_timeout="2")
+    return Clients(
+        lambda: conninfo,
+        1,
+        lambda _: rows.next(writer),
+        book,
+        application_name=f"failover {writer} {host.name}",
+        rate=rate,
+        reconnect_pause_s=(0.2, 0.2),
+        connect=libpq_session,
+    )
+
+
+def _of_all(places: Sequence[Place]) -> str:
+    hosts = ",".join(place.address for place in places)
+    return make_conninfo("", host=hosts, port=",".join(str(place.pg_port) for place in places), **_OPTIONS)

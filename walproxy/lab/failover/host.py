@@ -9,20 +9,17 @@ import contextlib
 import http.client
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import psycopg
 
 from safekeeper.base.errors import WalproxyError
 from walproxy.agent.processes import processes_of
-from walproxy.lab.cluster.local_cluster import Child, LocalProcess
-from walproxy.postgres.local_server import end_with_parent
+from walproxy.lab.cluster.local_cluster import LocalProcess
 
 Part = Literal["manager", "proxy", "postgres", "other"]
 
@@ -31,45 +28,6 @@ _HTTP_TIMEOUT_S = 2.0
 _CONNECT_TIMEOUT_S = 2
 _ENDS_WITHIN_S = 20.0
 _POLL_S = 0.02
-
-
-class PlacedProcess(LocalProcess):
-    """A daemon at a member's place in the network.
-
-    Args:
-        address: where its HTTP listener is.
-        words_in: those before its command, see `Network.words_in`.
-        program: those of the command before its arguments, by default this interpreter.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        http_port: int,
-        log_path: Path,
-        *,
-        address: str,
-        words_in: Sequence[str],
-        program: Sequence[str] = (sys.executable,),
-    ) -> None:
-        super().__init__(name, arguments, http_port, log_path)
-        self._address = address
-        self._words = (*words_in, *program)
-
-    @property
-    def url(self) -> str:
-        return f"http://{self._address}:{self.http_port}"
-
-    def _spawn(self, output: IO[bytes], environment: dict[str, str]) -> Child:
-        return subprocess.Popen(
-            [*end_with_parent("KILL"), *self._words, *self.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
-        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +39,6 @@ class Place:
         address: its IP address.
         folder: of all its files; exists.
         pg_port, http_port, proxy_http_port: of its listeners.
-        words_in: those before a command that run it there.
     """
 
     name: str
@@ -90,7 +47,6 @@ class Place:
     pg_port: int
     http_port: int
     proxy_http_port: int
-    words_in: tuple[str, ...]
 
     @property
     def data_directory(self) -> Path:
@@ -124,7 +80,7 @@ class Host:
         run_id: unique among all runs on this machine.
     """
 
-    def __init__(self, place: Place, manager: PlacedProcess, run_id: str) -> None:
+    def __init__(self, place: Place, manager: LocalProcess, run_id: str) -> None:
         self.place = place
         self.manager = manager
         mark = f"{run_id}:{place.name}"
@@ -195,12 +151,13 @@ class Host:
             yield pid, "postgres"
         for folder in Path("/proc").glob("[0-9]*"):
             pid = int(folder.name)
+            if pid == manager:
+                yield pid, "manager"
+                continue
             if pid in postgres or not self._is_marked(folder):
                 continue
             words = _words(folder)
-            if pid == manager:
-                yield pid, "manager"
-            elif b"walproxy" in b" ".join(words) and b"run" in words:
+            if b"walproxy" in b" ".join(words) and b"run" in words:
                 yield pid, "proxy"
             else:
                 yield pid, "other"

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from walproxy.lab.failover.host import Host, PlacedProcess
+from walproxy.lab.cluster.local_cluster import LocalProcess
+from walproxy.lab.failover.host import Host
 from walproxy.lab.failover.network import Direction
 from walproxy.lab.failover.plan import (
     CUT_OFF,
@@ -41,12 +42,6 @@ class Injector:
             self._network.cut(host.name, self._site.safekeeper_addresses.values())
         else:
             host.stop("proxy")
-
-    def join_safekeepers(self, host: Host) -> None:
-        """End `cut_safekeepers`."""
-        self._network.heal(host.name)
-        if not self._network.has_partitions:
-            host.resume("proxy")
 
     def strike(self, planned: PlannedRound, host: Host) -> float:
         """Let the fault begin, after the safekeepers were cut off for `cut_ms`; return when, by `time.monotonic`."""
@@ -130,7 +125,7 @@ class Injector:
             victims += [safekeeper.kill9 for safekeeper in site.safekeepers.values()]
         _at_once(victims)
 
-    def _two_safekeepers(self, planned: PlannedRound) -> list[PlacedProcess]:
+    def _two_safekeepers(self, planned: PlannedRound) -> list[LocalProcess]:
         """Return all but one."""
         safekeepers = list(self._site.safekeepers.values())
         del safekeepers[planned.other % len(safekeepers)]

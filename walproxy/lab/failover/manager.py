@@ -91,7 +91,7 @@ class AgentManager:
     has_discarded_reports = True
     makes_servers = False
 
-    def __init__(self, dead_after_s: float, program: Sequence[str] = AGENT) -> None:
+    def __init__(self, dead_after_s: float = 5.0, program: Sequence[str] = AGENT) -> None:
         self.dead_after_s = dead_after_s
         self._program = tuple(program)
 

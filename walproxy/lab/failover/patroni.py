@@ -5,24 +5,28 @@
     with_walproxy=False   Patroni's own synchronous replication (synchronous_mode), no safekeepers
 
 ttl is the lowest that Patroni takes, 20 s, and it looks every second: its defaults, 30 s and 10 s, make longer gaps.
-A host runs Patroni and, with walproxy, a proxy, which is started again whenever it ends.
+A host runs Patroni and, with walproxy, a proxy, which is started again whenever it ends. Patroni refuses to run as
+root: then it runs as the servers' user.
 """
 
 import importlib.util
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.failover.host import Place
 from walproxy.lab.failover.manager import Supporter, Surroundings
 from walproxy.postgres.binaries import server_user
+from walproxy.postgres.local_server import as_reader_of_all
 
 TTL_S = 20
 
@@ -38,12 +42,16 @@ _PARAMETERS = {
 
 
 class PatroniManager:
-    """Patroni on each host."""
+    """Patroni on each host.
+
+    Args:
+        restores: with walproxy, standbys have a restore_command.
+    """
 
     has_discarded_reports = False
     makes_servers = True
 
-    def __init__(self, *, with_walproxy: bool) -> None:
+    def __init__(self, *, with_walproxy: bool, restores: bool = True) -> None:
         missing = [program for program in ("etcd", "setpriv", "sh") if shutil.which(program) is None]
         if importlib.util.find_spec("patroni") is None:
             missing.append("the Python package patroni[etcd3]")
@@ -51,6 +59,7 @@ class PatroniManager:
             raise ConfigurationError(f"{', '.join(missing)} missing: install etcd-server and patroni[etcd3]")
         self.name = "Patroni with walproxy" if with_walproxy else "Patroni"
         self._with_walproxy = with_walproxy
+        self._restores = restores
         self._etcds: list[str] = []
 
     def supporters(self, around: Surroundings, folder: Path, port: Callable[[int], int]) -> Sequence[Supporter]:
@@ -76,7 +85,8 @@ class PatroniManager:
         user = server_user()
         if user is not None:
             os.chown(path, user.uid, user.gid)
-        patroni = shlex.join([*_as_server_user(), sys.executable, "-m", "patroni", str(path)])
+        reader = as_reader_of_all(user) if user is not None else ()
+        patroni = shlex.join([*reader, sys.executable, "-m", "patroni", str(path)])
         lines = [f"export HOME={shlex.quote(str(place.folder))} PYTHONWARNINGS=ignore", f"exec {patroni}"]
         if self._with_walproxy:
             proxy = shlex.join(self._proxy(place, around))
@@ -87,12 +97,30 @@ class PatroniManager:
         # Of its own synchronous replication, only the synchronous standby can be the candidate.
         candidate = ("--candidate", to.name) if self._with_walproxy else ()
         path = to.folder / "patroni.json"
-        return (sys.executable, "-m", "patroni.ctl", "-c", str(path), "switchover", _SCOPE, *candidate, "--force")
+        command = (sys.executable, "-c", "from patroni.ctl import ctl; ctl()", "-c", str(path))
+        return (*command, "switchover", _SCOPE, *candidate, "--force")
+
+    def expire_leader(self) -> None:
+        """Remove the leader's key from etcd, as etcd does once its time to live is over.
+
+        Raises:
+            subprocess.CalledProcessError: etcd does not accept it.
+        """
+        command = ["etcdctl", f"--endpoints={','.join(self._etcds)}", "del", f"/service/{_SCOPE}/leader"]
+        subprocess.run(command, env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True)
 
     @staticmethod
     def _proxy(place: Place, around: Surroundings) -> list[str]:
+        primary = make_conninfo(
+            "",
+            host=",".join(each.address for each in around.places.values()),
+            port=",".join(str(each.pg_port) for each in around.places.values()),
+            user="postgres",
+            dbname="postgres",
+            target_session_attrs="read-write",
+        )
         return [
-            *(sys.executable, "-m", "walproxy", "run", "--primary", place.local_conninfo),
+            *(sys.executable, "-m", "walproxy", "run", "--primary", primary),
             *("--safekeepers", around.safekeepers, "--bootstrap", "true"),
             *("--http-listen", f"{place.address}:{place.proxy_http_port}"),
         ]
@@ -132,9 +160,10 @@ class PatroniManager:
         if self._with_walproxy:
             dcs["slots"] = {"walproxy": {"type": "physical"}}
             dcs["postgresql"]["parameters"]["synchronous_standby_names"] = "walproxy"
-            # The password file of the recipe, or none: these listeners ask for none.
-            fetch = f"{walproxy} wal-fetch %f %p --safekeepers '{around.standby_conninfo}'"
-            postgresql["recovery_conf"] = {"restore_command": fetch}
+            if self._restores:
+                # The password file of the recipe, or none: these listeners ask for none.
+                fetch = f"{walproxy} wal-fetch %f %p --safekeepers '{around.standby_conninfo}'"
+                postgresql["recovery_conf"] = {"restore_command": fetch}
             postgresql["pre_promote"] = (
                 f"{walproxy} ready-to-promote --pgdata {place.data_directory} --conninfo user=postgres "
                 f"--safekeepers {around.safekeepers} --old-is-dead"
@@ -155,12 +184,3 @@ class PatroniManager:
             },
             "postgresql": postgresql,
         }
-
-
-def _as_server_user() -> Sequence[str]:
-    """Return the words before a command that root runs as the servers' user, who may read what only root may."""
-    user = server_user()
-    if user is None:
-        return ()
-    words = ("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups")
-    return (*words, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--")

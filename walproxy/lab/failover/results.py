@@ -1,7 +1,6 @@
 """The results of the rounds, and the table of the gaps. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final
 
@@ -108,30 +107,6 @@ class RunResult(msgspec.Struct, frozen=True):
         return missed
 
 
-@dataclass
-class _Row:
-    """The sums of one kind."""
-
-    rounds: int = 0
-    changed: list[float] = field(default_factory=list)
-    servers: list[float] = field(default_factory=list)
-    unchanged: list[float] = field(default_factory=list)
-    discarded: int = 0
-    compared: int = 0
-    not_compared: int = 0
-    violations: int = 0
-
-    def add(self, result: RoundResult) -> None:
-        self.rounds += 1
-        (self.changed if result.has_changed else self.unchanged).append(result.gap_s)
-        if result.has_changed:
-            self.servers.append(result.servers_gap_s)
-        self.discarded += result.discarded
-        self.compared += result.compared
-        self.not_compared += result.not_compared
-        self.violations += len(result.violations)
-
-
 def gap_table(result: RunResult) -> Table:
     """Return a table of the gaps by the kind of the fault."""
     title = (
@@ -144,31 +119,34 @@ def gap_table(result: RunResult) -> Table:
     gaps = "gap: median", "max", "servers: median", "without a change: max"
     for name in ("rounds", "changes", *gaps, "discarded", "compared", "violations"):
         table.add_column(name, justify="right")
-    rows: dict[str, _Row] = {}
-    for each in result.rounds:
-        rows.setdefault(each.kind, _Row()).add(each)
     for kind in (*FAULTS, SWITCHOVER):
-        if kind in rows:
-            table.add_row(kind, *_cells(rows[kind]))
-    losses = _Row()
-    for each in result.losses():
-        losses.add(each)
-    if losses.rounds:
+        of_kind = [each for each in result.rounds if each.kind == kind]
+        if of_kind:
+            table.add_row(kind, *_cells(of_kind))
+    losses = result.losses()
+    if losses:
         table.add_section()
         table.add_row("lost primaries", *_cells(losses))
     return table
 
 
-def _cells(row: _Row) -> Sequence[str]:
-    compared = f"{row.compared} of {row.compared + row.not_compared}"
+def _cells(rounds: Sequence[RoundResult]) -> Sequence[str]:
+    changed = [each for each in rounds if each.has_changed]
+    gaps_s, servers_s = [each.gap_s for each in changed], [each.servers_gap_s for each in changed]
+    unchanged_s = [each.gap_s for each in rounds if not each.has_changed]
+    compared = sum(each.compared for each in rounds)
     return (
-        str(row.rounds),
-        str(len(row.changed)),
-        f"{median(row.changed):.2f} s" if row.changed else "",
-        f"{max(row.changed):.2f} s" if row.changed else "",
-        f"{median(row.servers):.2f} s" if row.servers else "",
-        f"{max(row.unchanged):.2f} s" if row.unchanged else "",
-        str(row.discarded),
-        compared,
-        str(row.violations),
+        str(len(rounds)),
+        str(len(changed)),
+        _seconds(median, gaps_s),
+        _seconds(max, gaps_s),
+        _seconds(median, servers_s),
+        _seconds(max, unchanged_s),
+        str(sum(each.discarded for each in rounds)),
+        f"{compared} of {compared + sum(each.not_compared for each in rounds)}",
+        str(sum(len(each.violations) for each in rounds)),
     )
+
+
+def _seconds(of: Callable[[list[float]], float], values_s: list[float]) -> str:
+    return f"{of(values_s):.2f} s" if values_s else ""

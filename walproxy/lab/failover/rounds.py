@@ -5,33 +5,34 @@ client, from just before the fault until all was well. That of the servers has t
 difference is the time that the clients need to find the new primary.
 """
 
-import os
-import random
-import subprocess
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from safekeeper.base.timelines import Lineage, parse_timeline_history, timeline_history_name
-from walproxy.lab.failover import checks, discarded, list_clients, wal_truth
-from walproxy.lab.failover.clients import Clients
+from walproxy.lab.failover import checks, discarded, wal_truth
+from walproxy.lab.failover.clients import LISTS, SLOW_LOCAL_RATE, list_clients, local_writer, probe, row_clients
 from walproxy.lab.failover.host import Host
 from walproxy.lab.failover.injector import Injector
 from walproxy.lab.failover.plan import KILL_AGENT, POWER_LOSS, SWITCHOVER, PlannedRound
 from walproxy.lab.failover.results import RoundResult
-from walproxy.lab.failover.rows import TABLE, Attempt, Book, Rows
+from walproxy.lab.failover.rows import CREATE_TABLE, Attempt, Book, RowIds, row_ids
 from walproxy.lab.failover.site import Health, NotWell, Site, remove
 from walproxy.lab.failover.wal_keeper import KeptWal, WalKeeper
-from walproxy.lab.failover.writers import LocalWriter, Probe
+from walproxy.lab.list_append.workload import CONFIRM
+from walproxy.lab.list_append.workload import CREATE_TABLE as CREATE_LISTS
+from walproxy.lab.load.clients import Clients
+from walproxy.lab.torture.aftermath import check_tables
 
 Show = Callable[[str], None]
 
 _WELL_WITHIN_S = 120.0
 _COMMITS_WITHIN_S = 60.0
-_SWITCHOVER_WITHIN_S = 60.0
 _GAP_MARGIN_S = 0.2
 _STAYS_WELL_S = 1.0
 _STEP_S = 0.1
@@ -56,16 +57,16 @@ class Rounds:
         self._site = site
         self._dead_after_s = dead_after_s
         self._show = show
-        self._rows = Rows()
+        self._rows = RowIds()
         self._direct = Book()  # of probes and local writers
         self._injector = Injector(site)
-        self._probes = [Probe(host, self._rows, self._direct) for host in site.hosts.values()]
+        self._probes = [probe(host, self._rows, self._direct) for host in site.hosts.values()]
         self._keeper = WalKeeper(list(site.hosts.values()), folder, site.segment_size)
         self._seen = 0, 0  # how many attempts of clients and of direct writers earlier rounds have had
         self._reports = {path for host in site.hosts.values() for path in self._new_reports(host, set())}
         places = [host.place for host in site.hosts.values()]
-        self.clients = Clients(places, self._rows)
-        self.list_clients = list_clients.ListClients(places, random.Random(f"{seed}/lists"))
+        self.clients = row_clients(places, self._rows)
+        self.list_clients = list_clients(places, seed, time.monotonic())
         self.results: list[RoundResult] = []
 
     def start(self) -> None:
@@ -74,20 +75,19 @@ class Rounds:
         Raises:
             WalproxyError: none is acknowledged.
         """
+        leader = self._site.wait_for_leader()
+        leader.execute(CREATE_TABLE)
+        leader.execute(CREATE_LISTS)
         if self._site.manager.has_discarded_reports:
             self._keeper.start()
-        self.clients.start()
-        self.list_clients.start()
-        for probe in self._probes:
-            probe.start()
+        for clients in self._all_clients():
+            clients.start()
         self._wait_for_commit(time.monotonic())
 
     def stop(self) -> None:
         """End the load."""
-        self.clients.stop()
-        self.list_clients.stop()
-        for probe in self._probes:
-            probe.stop()
+        for clients in self._all_clients():
+            clients.stop()
         if self._site.manager.has_discarded_reports:
             self._keeper.stop()
 
@@ -117,8 +117,8 @@ class Rounds:
             new=after.leader.name,
             old_tli=before.tli,
             new_tli=after.tli,
-            gap_s=round(self.clients.book.longest_pause_s(begin, end), 3),
-            servers_gap_s=round(self.clients.book.longest_pause_s(begin, end, probed), 3),
+            gap_s=round(self.clients.history.longest_pause_s(begin, end), 3),
+            servers_gap_s=round(self.clients.history.longest_pause_s(begin, end, probed), 3),
             well_s=round(end - undone_at, 3),
             violations=tuple(violations),
         )
@@ -137,11 +137,11 @@ class Rounds:
             WalproxyError: not all is well in time.
         """
         self._settle()
-        attempts = [*self.clients.book.operations, *self._direct.operations]
+        attempts = [*self.clients.history.operations, *self._direct.operations]
         violations = checks.find_two_servers(_synchronous(attempts))
         violations += checks.find_two_writers_of_a_timeline(attempts)
         for host in self._site.hosts.values():
-            there = _ids(host, 0)
+            there = row_ids(host)
             violations += [f"at the end, {host.name}: {line}" for line in checks.find_lost(_promised(attempts), there)]
         return violations
 
@@ -152,7 +152,13 @@ class Rounds:
             WalproxyError: not all is well in time.
         """
         leader = self._site.wait_until_well(_WELL_WITHIN_S).leader
-        return list_clients.find_violations(self.list_clients.book.operations, leader)
+        operations = self.list_clients.ended_since(0)
+        found = asyncio.run(check_tables(leader.place.local_conninfo, operations, LISTS))
+        leader.execute(CONFIRM)  # Acknowledged only if it was the primary.
+        return [f"lists: {each.rule}: {each.message}" for each in found]
+
+    def _all_clients(self) -> list[Clients[Any]]:
+        return [self.clients, self.list_clients, *self._probes]
 
     # The fault.
 
@@ -161,46 +167,32 @@ class Rounds:
         host = before.leader
         writer = None
         if planned.kind not in (KILL_AGENT, POWER_LOSS):
-            writer = LocalWriter(host, self._rows, self._direct)
+            seen = len(self._direct.operations)
+            writer = local_writer(host, self._rows, self._direct)
             writer.start()
-            if not writer.wait_for_first(_COMMITS_WITHIN_S):
+            if not self._direct.wait_for(lambda: _has_local(self._direct.operations[seen:]), _COMMITS_WITHIN_S):
                 raise NotWell(f"{host.name} takes no local writes: {self._direct.problem}")
         struck_at = self._injector.strike(planned, host)
         if writer is not None:
-            writer.slow_down()
+            writer.set_rate(SLOW_LOCAL_RATE)
         if planned.then_after_s:
             self._wait(planned.then_after_s)
             self._injector.strike_again(planned)
         self._wait(planned.lasts_s - planned.then_after_s)
         self._injector.undo(planned, host)
         if writer is not None:
-            writer.stop(0.0)
+            writer.stop(0.0, hang_up=False)
         return struck_at
 
     def _switch_over(self, planned: PlannedRound, before: Health) -> tuple[float, list[str]]:
         """Run the command of a switchover; return when it began, and its violations."""
-        site = self._site
-        others = [host for host in site.hosts.values() if host is not before.leader]
+        others = [host for host in self._site.hosts.values() if host is not before.leader]
         to = others[planned.other % len(others)]
         begun_at = time.monotonic()
-        try:
-            answer = subprocess.run(
-                site.manager.switchover(to.place, site.around),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_SWITCHOVER_WITHIN_S,
-                env={**os.environ, **site.environment},
-            )
-        except subprocess.TimeoutExpired:
-            return begun_at, [f"the switchover to {to.name} has not ended within {_SWITCHOVER_WITHIN_S:g} s"]
-        if answer.returncode != 0:
-            reason = " ".join((answer.stderr or answer.stdout).split())[-500:]
-            return begun_at, [f"the switchover to {to.name} failed with exit code {answer.returncode}: {reason}"]
-        if not any(host.is_leader() for host in others):
-            return begun_at, [f"no other host leads after the switchover to {to.name}"]
-        return begun_at, []
+        problem = self._site.switch_over(to)
+        if not problem and not any(host.is_leader() for host in others):
+            problem = f"no other host leads after the switchover to {to.name}"
+        return begun_at, [problem] if problem else []
 
     def _settle(self) -> Health:
         """Wait until all is well, commits go on, and it stays so.
@@ -218,27 +210,23 @@ class Rounds:
                 return again
 
     def _wait_for_commit(self, since: float) -> None:
-        if self.clients.wait_for_commit(since, _COMMITS_WITHIN_S) is None:
-            raise NotWell(
-                f"no client's commit was acknowledged for {_COMMITS_WITHIN_S:g} s; the last problem of a client: "
-                f"{self.clients.book.problem}"
-            )
+        self.clients.wait_for_commit(since, _COMMITS_WITHIN_S)
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
-            self.clients.check()
-            self.list_clients.check()
+            for clients in self._all_clients():
+                clients.check()
             time.sleep(min(left_s, _STEP_S))
 
     # The checks.
 
     def _check(self, result: RoundResult, after: Health) -> RoundResult:
         """Return the result with the checks of this round."""
-        clients, direct = self.clients.book.operations, self._direct.operations
+        clients, direct = self.clients.history.operations, self._direct.operations
         attempts = [*clients[self._seen[0] :], *direct[self._seen[1] :]]
         seen = len(clients), len(direct)
-        there = _ids(after.leader, min((attempt.transaction.id for attempt in attempts), default=0))
+        there = row_ids(after.leader, min((attempt.transaction.id for attempt in attempts), default=0))
         violations = [*result.violations]
         violations += [f"{after.leader.name}: {line}" for line in checks.find_lost(_promised(attempts), there)]
         violations += checks.find_two_servers(_synchronous(attempts))
@@ -305,6 +293,10 @@ class Rounds:
         return discarded.new_reports(host.place.discarded_directory, known)
 
 
+def _has_local(attempts: Iterable[Attempt]) -> bool:
+    return any(attempt.transaction.writer == "local" for attempt in attempts)
+
+
 def _synchronous(attempts: Iterable[Attempt]) -> Iterator[Attempt]:
     """Yield those that wait for the quorum."""
     return (attempt for attempt in attempts if attempt.transaction.writer != "local")
@@ -313,11 +305,6 @@ def _synchronous(attempts: Iterable[Attempt]) -> Iterator[Attempt]:
 def _promised(attempts: Iterable[Attempt]) -> Iterator[Attempt]:
     """Yield those whose acknowledgement is a promise."""
     return (attempt for attempt in _synchronous(attempts) if attempt.outcome == "ok")
-
-
-def _ids(host: Host, first: int) -> set[int]:
-    """Return the ids of the rows on a server, from the first one on."""
-    return {row[0] for row in host.execute(f"SELECT id FROM {TABLE} WHERE id >= {first}")}
 
 
 def _lineage(host: Host, tli: int) -> Lineage:

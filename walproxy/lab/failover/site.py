@@ -1,4 +1,4 @@
-"""The whole: three hosts with a PostgreSQL each, three safekeepers, and whether all is well.
+"""The whole: hosts with a PostgreSQL each, three safekeepers, and whether all is well. Also for the demo and the tests.
 
 The first host's server is made with initdb, the others are base backups of it once its commits go through the quorum,
 unless the manager does this itself. Everything else is the managers' work.
@@ -8,25 +8,27 @@ import contextlib
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import psycopg
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.lab.cluster.local_cluster import SAFEKEEPER, LocalProcess
 from walproxy.lab.cluster.reader_passfile import reader_passfile
-from walproxy.lab.failover.host import Host, Place, PlacedProcess
+from walproxy.lab.failover.host import Host, Place
 from walproxy.lab.failover.manager import Manager, Supporter, Surroundings
 from walproxy.lab.failover.network import Network
-from walproxy.lab.failover.rows import CREATE_TABLE
-from walproxy.lab.list_append.workload import CREATE_TABLE as CREATE_LISTS
 from walproxy.postgres.binaries import ServerBinaries, reachable_binaries, server_user
 from walproxy.postgres.local_server import LocalPostgres
+from walproxy.postgres.patience import TimeLimit, slowdown
 
 HOST_NAMES = ("pg1", "pg2", "pg3")
 SAFEKEEPER_IDS = (1, 2, 3)
@@ -49,10 +51,11 @@ _SETTINGS = {
     "dynamic_shared_memory_type": "mmap",
 }
 _STARTS_WITHIN_S = 90.0
+_SWITCHOVER_WITHIN_S = 60.0
 _POLL_S = 0.1
 _LOG_LINES = 6
 _LOOK = """
-SELECT pg_is_in_recovery(),
+SELECT NOT pg_is_in_recovery() AND current_setting('default_transaction_read_only') = 'off',
   CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text,
   CASE WHEN pg_is_in_recovery() THEN (SELECT received_tli FROM pg_stat_wal_receiver WHERE status = 'streaming')
     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END
@@ -64,11 +67,11 @@ class NotWell(WalproxyError):
 
 
 @dataclass(frozen=True)
-class Sight:
+class ServerSight:
     """A server as it replies.
 
     Attributes:
-        is_primary: it is not in recovery.
+        is_primary: it is not in recovery, and accepts writes.
         lsn: of a primary, the end of its WAL; of a standby, how far it has replayed.
         tli: the timeline that it writes or receives, 0 for a standby that does not stream.
     """
@@ -97,14 +100,19 @@ class Site:
     """The hosts and safekeepers. A context manager: at its end nothing runs; the files stay.
 
     Attributes:
+        process_type: what makes each daemon that has no place of its own in the network.
         hosts: by name.
         safekeepers: by id.
         around: what the managers are told.
 
     Args:
         folder: for everything; any user must be able to enter it.
+        names: of the hosts.
         safekeeper_folder: for the data of the safekeepers.
+        volatile_disks: a kill of a safekeeper is a power cut: what it has not synced is lost.
     """
+
+    process_type: ClassVar[type[LocalProcess]] = LocalProcess
 
     def __init__(
         self,
@@ -113,7 +121,9 @@ class Site:
         network: Network,
         manager: Manager,
         *,
+        names: Sequence[str] = HOST_NAMES,
         safekeeper_folder: Path | None = None,
+        volatile_disks: bool = True,
     ) -> None:
         self.folder = folder
         self.network = network
@@ -122,14 +132,15 @@ class Site:
         self.segment_size = SEGMENT_MIB << 20
         self._secret = secrets.token_hex(16)
         self._run_id = secrets.token_hex(8)
-        self.safekeepers: dict[int, PlacedProcess] = {}
+        self._volatile_disks = volatile_disks
+        self.safekeepers: dict[int, LocalProcess] = {}
         self.safekeeper_addresses: dict[int, str] = {}
         proposers, readers = [], []
         for each in SAFEKEEPER_IDS:
             proposer_port, pg_port = self._add_safekeeper(each, safekeeper_folder or folder)
             proposers.append(f"{each}={self.safekeeper_addresses[each]}:{proposer_port}")
             readers.append((self.safekeeper_addresses[each], pg_port))
-        places = {name: self._make_place(name) for name in HOST_NAMES}
+        places = {name: self._make_place(name) for name in names}
         self.around = Surroundings(
             bin_directory=self.binaries.bin_directory,
             safekeepers=",".join(proposers),
@@ -172,20 +183,21 @@ class Site:
 
     # Making it.
 
-    def start(self) -> Health:
+    def start(self, init: Callable[[LocalPostgres], object] | None = None) -> Health:
         """Make the servers, start everything, and return once all is well.
+
+        Args:
+            init: makes the first server's data folder, in place of initdb.
 
         Raises:
             WalproxyError: it is not in time.
         """
         first, *others = self.hosts.values()
-        server = None if self.manager.makes_servers else self._make_server(first.place)
+        server = None if self.manager.makes_servers else self._make_server(first.place, init)
         for process in [*self.safekeepers.values(), *self._supporters]:
             process.start()
         first.start()
-        _wait_until(first.is_leader, lambda: f"{first.name} leads: {first.manager.log_tail(_LOG_LINES)}")
-        first.execute(CREATE_TABLE)
-        first.execute(CREATE_LISTS)
+        self.wait_for_leader(first.name, timeout_s=_STARTS_WITHIN_S)
         for host in others:
             if server is not None:
                 server.back_up(host.place.data_directory)
@@ -196,27 +208,33 @@ class Site:
             host.start()
         return self.wait_until_well(_STARTS_WITHIN_S)
 
-    def _make_server(self, place: Place) -> LocalPostgres:
+    def _make_server(self, place: Place, init: Callable[[LocalPostgres], object] | None) -> LocalPostgres:
         """Make the data folder of the first host; return what can copy its server once that runs."""
         server = LocalPostgres(self.binaries, place.data_directory)
-        server.init(wal_segment_mib=SEGMENT_MIB)
+        if init is None:
+            server.init(wal_segment_mib=SEGMENT_MIB)
+        else:
+            init(server)
         with (server.data_directory / "pg_hba.conf").open("a") as hba:
             hba.write(f"host all all {self.network.allowed} trust\nhost replication all {self.network.allowed} trust\n")
         self._configure(place)
         server.client_options = {"host": place.address, "port": str(place.pg_port)}
         return server
 
-    def _make_supporter(self, supporter: Supporter) -> PlacedProcess:
-        program, *arguments = supporter.command
-        return PlacedProcess(
-            supporter.name,
-            arguments,
-            0,
-            self.folder / f"{supporter.name}.log",
-            address=self.around.safekeeper_addresses[supporter.member],
-            words_in=self.network.words_in(supporter.member),
-            program=(program,),
-        )
+    def _make_supporter(self, supporter: Supporter) -> LocalProcess:
+        address = self.around.safekeeper_addresses[supporter.member]
+        log_path = self.folder / f"{supporter.name}.log"
+        return self._make_process(supporter.name, supporter.command, 0, log_path, supporter.member, address)
+
+    def _make_process(
+        self, name: str, command: Sequence[str], http_port: int, log_path: Path, member: str, address: str
+    ) -> LocalProcess:
+        """Return a process at a member's place, not started."""
+        program, *arguments = command
+        words_in = self.network.words_in(member)
+        if not words_in and program == sys.executable:
+            return self.process_type(name, arguments, http_port, log_path)
+        return LocalProcess(name, arguments, http_port, log_path, program=(*words_in, program), address=address)
 
     def _add_safekeeper(self, number: int, folder: Path) -> tuple[int, int]:
         """Make a safekeeper; return the ports of its proposers' and replication listeners."""
@@ -224,16 +242,14 @@ class Site:
         address = self.safekeeper_addresses[number] = network.add(name)
         proposer_port, pg_port = network.port(_PROPOSER_PORT), network.port(_SAFEKEEPER_PG_PORT)
         http_port = network.port(_SAFEKEEPER_HTTP_PORT)
-        arguments = [
-            # A kill is a power cut: what was not synced is lost.
-            *("-m", "walproxy.lab.testing.faulty_disk", "--volatile", str(self.folder / f"{name}.faults")),
-            *("run", "--id", str(number), "--data-dir", str(folder / name)),
+        volatile = ("-m", "walproxy.lab.testing.faulty_disk", "--volatile", str(self.folder / f"{name}.faults"), "run")
+        command = [
+            *(sys.executable, *(volatile if self._volatile_disks else SAFEKEEPER)),
+            *("--id", str(number), "--data-dir", str(folder / name)),
             *("--proposer-listen", f"{address}:{proposer_port}", "--http-listen", f"{address}:{http_port}"),
             *("--pg-listen", f"{address}:{pg_port}", "-c", f"pg_allow={network.allowed}"),
         ]
-        process = PlacedProcess(
-            name, arguments, http_port, self.folder / f"{name}.log", address=address, words_in=network.words_in(name)
-        )
+        process = self._make_process(name, command, http_port, self.folder / f"{name}.log", name, address)
         process.environment.update(self.environment)
         self.safekeepers[number] = process
         return proposer_port, pg_port
@@ -249,7 +265,6 @@ class Site:
             network.port(_PG_PORT),
             network.port(_HTTP_PORT),
             network.port(_PROXY_HTTP_PORT),
-            network.words_in(name),
         )
         for directory in (place.socket_directory, place.discarded_directory):
             directory.mkdir(mode=0o755)
@@ -258,16 +273,9 @@ class Site:
         return place
 
     def _make_host(self, place: Place) -> Host:
-        program, *arguments = self.manager.command(place, self.around)
-        process = PlacedProcess(
-            f"{self.manager.name} {place.name}",
-            arguments,
-            place.http_port,
-            place.folder / "manager.log",
-            address=place.address,
-            words_in=place.words_in,
-            program=(program,),
-        )
+        command, log_path = self.manager.command(place, self.around), place.folder / "manager.log"
+        name = f"{self.manager.name} {place.name}"
+        process = self._make_process(name, command, place.http_port, log_path, place.name, place.address)
         process.environment.update(self.environment)
         return Host(place, process, self._run_id)
 
@@ -283,19 +291,60 @@ class Site:
         path.write_text("".join(f"{name} = '{value}'\n" for name, value in settings.items()))
         _give(path)
 
+    # Doing to it what an operator does.
+
+    def switch_over(self, to: Host) -> str:
+        """Make a host's server the primary by the manager's command; return what is wrong, empty if nothing is."""
+        timeout_s = _SWITCHOVER_WITHIN_S * slowdown()
+        try:
+            answer = subprocess.run(
+                self.manager.switchover(to.place, self.around),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
+                env={**os.environ, **self.environment},
+            )
+        except subprocess.TimeoutExpired:
+            return f"the switchover to {to.name} has not ended within {timeout_s:.0f} s"
+        if answer.returncode != 0:
+            reason = " ".join((answer.stderr or answer.stdout).split())[-500:]
+            return f"the switchover to {to.name} failed with exit code {answer.returncode}: {reason}"
+        return ""
+
     # Looking at it.
 
-    def look(self) -> dict[str, Sight | str]:
+    def look(self) -> dict[str, ServerSight | str]:
         """Return each server as it replies, or why it does not."""
-        sights: dict[str, Sight | str] = {}
+        sights: dict[str, ServerSight | str] = {}
         for name, host in self.hosts.items():
             try:
-                [(in_recovery, lsn, tli)] = host.execute(_LOOK)
+                [(is_primary, lsn, tli)] = host.execute(_LOOK)
             except psycopg.Error as error:
                 sights[name] = " ".join(str(error).split())
             else:
-                sights[name] = Sight(not in_recovery, parse_lsn(lsn) if lsn else 0, tli or 0)
+                sights[name] = ServerSight(is_primary, parse_lsn(lsn) if lsn else 0, tli or 0)
         return sights
+
+    def wait_for_leader(self, *names: str, timeout_s: float = 30.0) -> Host:
+        """Wait until one of these hosts, by default any, leads: commits succeed on it.
+
+        Raises:
+            NotWell: none does in time.
+        """
+        hosts = [self.hosts[name] for name in names or self.hosts]
+        found: list[Host] = []
+
+        def leads() -> bool:
+            found[:] = [host for host in hosts if host.is_leader()]
+            return bool(found)
+
+        def what() -> str:
+            return "; ".join(["a host leads", *(f"{each.name}: {each.manager.log_tail(_LOG_LINES)}" for each in hosts)])
+
+        _wait_until(leads, what, timeout_s)
+        return found[0]
 
     def wait_until_well(self, timeout_s: float) -> Health:
         """Wait until one server is the primary, and all others stream from it and have caught up.
@@ -304,29 +353,29 @@ class Site:
             NotWell: not in time.
         """
         found: Health | None = None
-        sights: dict[str, Sight | str] = {}
+        sights: dict[str, ServerSight | str] = {}
 
         def is_well() -> bool:
             nonlocal found, sights
             sights = self.look()
             found = self._health(sights, found)
             return found is not None and all(
-                isinstance(sight, Sight) and sight.lsn >= found.lsn for sight in sights.values()
+                isinstance(sight, ServerSight) and sight.lsn >= found.lsn for sight in sights.values()
             )
 
         _wait_until(is_well, lambda: f"all is well: {self._described(sights)}", timeout_s)
         assert found is not None  # is_well() has set it.
         return found
 
-    def _health(self, sights: dict[str, Sight | str], before: Health | None) -> Health | None:
+    def _health(self, sights: dict[str, ServerSight | str], before: Health | None) -> Health | None:
         """Return the state, with the position of `before` if that is still the leader; None if not all is well."""
-        leaders = [name for name, sight in sights.items() if isinstance(sight, Sight) and sight.is_primary]
+        leaders = [name for name, sight in sights.items() if isinstance(sight, ServerSight) and sight.is_primary]
         if len(leaders) != 1:
             return None
         leader = self.hosts[leaders[0]]
         sight = sights[leader.name]
-        assert isinstance(sight, Sight)
-        if any(not isinstance(other, Sight) or other.tli != sight.tli for other in sights.values()):
+        assert isinstance(sight, ServerSight)
+        if any(not isinstance(other, ServerSight) or other.tli != sight.tli for other in sights.values()):
             return None
         if not leader.is_leader():
             return None
@@ -334,12 +383,12 @@ class Site:
             return before
         return Health(leader, sight.tli, sight.lsn)
 
-    def _described(self, sights: dict[str, Sight | str]) -> str:
+    def _described(self, sights: dict[str, ServerSight | str]) -> str:
         lines = []
         for name, host in self.hosts.items():
             sight = sights.get(name, "not looked at")
-            if isinstance(sight, Sight):
-                role = "primary" if sight.is_primary else "standby"
+            if isinstance(sight, ServerSight):
+                role = "primary" if sight.is_primary else "standby or read-only"
                 sight = f"{role} on timeline {sight.tli} at {format_lsn(sight.lsn)}"
             leads = ", leads" if host.is_leader() else ""
             lines.append(f"{name} {sight}{leads}; its manager: {host.manager.log_tail(_LOG_LINES)}")
@@ -359,9 +408,9 @@ def _give(path: Path) -> None:
         os.chown(path, user.uid, user.gid)
 
 
-def _wait_until(condition: Callable[[], Any], what: Callable[[], str], timeout_s: float = _STARTS_WITHIN_S) -> None:
-    deadline = time.monotonic() + timeout_s
+def _wait_until(condition: Callable[[], Any], what: Callable[[], str], timeout_s: float) -> None:
+    limit = TimeLimit(timeout_s)
     while not condition():
-        if time.monotonic() > deadline:
+        if limit.is_over:
             raise NotWell(f"not within {timeout_s:g} s: {what()}")
         time.sleep(_POLL_S)

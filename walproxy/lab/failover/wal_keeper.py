@@ -15,10 +15,10 @@ from safekeeper.base.lsn import parse_segment_name
 from walproxy.agent.processes import postmaster_of, processes_of
 from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.lab.failover.host import Host
+from walproxy.lab.torture.repeatedly import Repeatedly
 
 _POLL_S = 0.02
 _SEGMENTS_BYTES = 32 << 20
-_ENDS_WITHIN_S = 10.0
 _MAGIC_BYTES = 2  # xlp_magic, the first field of a page header
 
 
@@ -35,8 +35,8 @@ class KeptWal:
     is_valid: bool
 
 
-class WalKeeper:
-    """Watches the servers of all hosts in a thread of its own.
+class WalKeeper(Repeatedly):
+    """Watches the servers of all hosts.
 
     Args:
         folder: for the copies, one for each end of a primary.
@@ -44,25 +44,14 @@ class WalKeeper:
     """
 
     def __init__(self, hosts: Sequence[Host], folder: Path, segment_size: int) -> None:
+        super().__init__("failover WAL keeper", _POLL_S, self._watch_all)
         self._hosts = hosts
         self._folder = folder
         self._segment_size = segment_size
         self._running: set[str] = set()
         self._kept: dict[str, KeptWal] = {}
         self._copies = 0
-        self._problem = ""
         self._lock = threading.Lock()
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="failover WAL keeper", daemon=True)
-
-    def start(self) -> None:
-        """Begin to watch; returns at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End."""
-        self._ends.set()
-        self._thread.join(_ENDS_WITHIN_S)
 
     def take(self) -> dict[str, KeptWal]:
         """Return what was kept since the last call, by the host's name: of each host the last copy.
@@ -70,21 +59,16 @@ class WalKeeper:
         The caller removes the folders.
 
         Raises:
-            RuntimeError: the thread has ended by an error.
+            OSError: a copy has failed.
         """
+        self.check()
         with self._lock:
-            if self._problem:
-                raise RuntimeError(f"the WAL keeper has ended: {self._problem}")
             kept, self._kept = self._kept, {}
         return kept
 
-    def _run(self) -> None:
-        try:
-            while not self._ends.wait(_POLL_S):
-                for host in self._hosts:
-                    self._watch(host)
-        except OSError as error:
-            self._problem = repr(error)
+    def _watch_all(self) -> None:
+        for host in self._hosts:
+            self._watch(host)
 
     def _watch(self, host: Host) -> None:
         folder, name = host.place.data_directory, host.name

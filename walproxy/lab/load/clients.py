@@ -9,20 +9,26 @@ COMMIT and a warning, although no standby has it. The session that it leaves con
 """
 
 import asyncio
+import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlencode
 
 import asyncpg
+import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.lab.load.history import History, Operation, Outcome
+from walproxy.lab.load.history import History, HistoryOperation, Outcome
 from walproxy.lab.load.transactions import Transaction
+
+Connect = Callable[[str, str], AbstractAsyncContextManager[Any]]
+"""Connects by a connection string of libpq and an application_name; yields what transactions are sent over."""
 
 T = TypeVar("T", bound=Transaction)
 
@@ -31,16 +37,27 @@ CONNECTION_ERRORS: Final = (
     asyncpg.InterfaceError,
     # What asyncpg raises when the server's last message comes between two statements.
     asyncpg.InternalClientError,
+    psycopg.Error,
     OSError,
     TimeoutError,
 )
 
 _CONNECT_TIMEOUT_S: Final = 2.0
-_RECONNECT_PAUSE_S: Final = 0.05
+_RECONNECT_PAUSE_S: Final = 0.05, 0.05
 _ENDS_WITHIN_S: Final = 30.0
 _ASYNCPG_WORDS: Final = frozenset(
     {"host", "port", "user", "password", "passfile", "dbname", "sslmode", "sslrootcert", "sslcert", "sslkey"}
 )
+
+
+@asynccontextmanager
+async def asyncpg_session(conninfo: str, application_name: str) -> AsyncIterator[asyncpg.Connection]:
+    """Yield a connection of asyncpg."""
+    connection = await asyncpg.connect(**asyncpg_options(conninfo, application_name), timeout=_CONNECT_TIMEOUT_S)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
 
 
 class Clients(Generic[T]):
@@ -54,7 +71,10 @@ class Clients(Generic[T]):
         next_transaction: returns the next transaction of a client, by its number; called by the clients' thread.
         application_name: of the sessions.
         rate: transactions a second of all clients together, while nothing makes them wait; as many as they can without.
-        hangs_up_after_s: how long a client waits for a transaction; without, until `stop`.
+        hangs_up_after_s: how long the first client waits for a transaction; without, until `stop`.
+        hang_up_spread_s: how much longer the last one waits; the others are in between.
+        reconnect_pause_s: a client that has lost its connection waits for a time between these.
+        connect: what connects.
         measures_s: the clients begin together, once all are connected, and end by themselves after this number of
             seconds; math.inf if not before `stop`. The first problem ends them all. Without, they reconnect.
     """
@@ -69,6 +89,9 @@ class Clients(Generic[T]):
         application_name: str = "walproxy load",
         rate: float | None = None,
         hangs_up_after_s: float | None = None,
+        hang_up_spread_s: float = 0.0,
+        reconnect_pause_s: tuple[float, float] = _RECONNECT_PAUSE_S,
+        connect: Connect = asyncpg_session,
         measures_s: float | None = None,
     ) -> None:
         self.history: History[T] = History() if history is None else history
@@ -78,9 +101,12 @@ class Clients(Generic[T]):
         self._application_name = application_name
         self._interval_s = 0.0 if rate is None else count / rate
         self._hangs_up_after_s = hangs_up_after_s
+        self._hang_up_spread_s = hang_up_spread_s
+        self._reconnect_pause_s = reconnect_pause_s
+        self._connect = connect
         self._measures_s = measures_s
         self._all_connected = asyncio.Barrier(count)
-        self._connections: set[asyncpg.Connection] = set()
+        self._connections: set[Any] = set()
         self._thread = threading.Thread(target=self._run, name=application_name, daemon=True)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -98,6 +124,10 @@ class Clients(Generic[T]):
     def start(self) -> None:
         """Begin; returns at once."""
         self._thread.start()
+
+    def set_rate(self, rate: float) -> None:
+        """Commit at another rate from the next transaction on."""
+        self._interval_s = self._count / rate
 
     def stop(self, timeout_s: float = _ENDS_WITHIN_S, *, hang_up: bool = True) -> int:
         """Let each client finish its transaction, and end; return how many still waited after `timeout_s`.
@@ -140,7 +170,7 @@ class Clients(Generic[T]):
         if self._failure is not None:
             raise WalproxyError(f"a client of the load has ended: {self.history.problem}") from self._failure
 
-    def wait_for_commit(self, since: float, timeout_s: float = 60.0) -> Operation[T]:
+    def wait_for_commit(self, since: float, timeout_s: float = 60.0) -> HistoryOperation[T]:
         """Wait for the first acknowledged transaction that began at `since` or later, and return it.
 
         Raises:
@@ -151,7 +181,8 @@ class Clients(Generic[T]):
         first = history.first_begun_since(since)
         if first is None:
             self.check()
-            raise WalproxyError(f"no commit was acknowledged for {timeout_s:g} s")
+            problem = history.problem or "none"
+            raise WalproxyError(f"no commit was acknowledged for {timeout_s:g} s; a client's last problem: {problem}")
         return first
 
     def _hang_up(self) -> None:
@@ -180,7 +211,7 @@ class Clients(Generic[T]):
                 if self._measures_s is not None and not self._stopping.is_set():
                     raise
                 self._note(error)
-                await asyncio.sleep(_RECONNECT_PAUSE_S)
+                await asyncio.sleep(random.uniform(*self._reconnect_pause_s))
 
     async def _connect_and_commit(self, client: int) -> None:
         """Commit until the load is stopped.
@@ -188,24 +219,25 @@ class Clients(Generic[T]):
         Raises:
             one of CONNECTION_ERRORS: the connection cannot be made, or is of no use any longer.
         """
-        options = asyncpg_options(self._conninfo(), self._application_name)
-        connection = await asyncpg.connect(**options, timeout=_CONNECT_TIMEOUT_S)
-        self._connections.add(connection)
-        try:
-            if self._measures_s is not None:
-                await self._all_connected.wait()
-                if client == 1:
-                    self._loop.call_later(self._measures_s, self._stopping.set)
-            while not self._stopping.is_set():
-                begun_at = time.monotonic()
-                await self._try(client, connection)
-                if self._interval_s:
-                    await asyncio.sleep(max(0.0, self._interval_s - (time.monotonic() - begun_at)))
-        finally:
-            self._connections.discard(connection)
-            connection.terminate()
+        async with self._connect(self._conninfo(), self._application_name) as connection:
+            self._connections.add(connection)
+            try:
+                await self._commit(client, connection)
+            finally:
+                self._connections.discard(connection)
 
-    async def _try(self, client: int, connection: asyncpg.Connection) -> None:
+    async def _commit(self, client: int, connection: Any) -> None:
+        if self._measures_s is not None:
+            await self._all_connected.wait()
+            if client == 1:
+                self._loop.call_later(self._measures_s, self._stopping.set)
+        while not self._stopping.is_set():
+            begun_at = time.monotonic()
+            await self._try(client, connection)
+            if self._interval_s:
+                await asyncio.sleep(max(0.0, self._interval_s - (time.monotonic() - begun_at)))
+
+    async def _try(self, client: int, connection: Any) -> None:
         """Try one transaction, and keep what it came to.
 
         Raises:
@@ -215,7 +247,8 @@ class Clients(Generic[T]):
         outcome: Outcome = "fail"
         hang_up = None
         if self._hangs_up_after_s is not None:
-            hang_up = self._loop.call_later(self._hangs_up_after_s, connection.terminate)
+            after_s = self._hangs_up_after_s + self._hang_up_spread_s * (client - 1) / self._count
+            hang_up = self._loop.call_later(after_s, connection.terminate)
         begun_at = time.monotonic()
         try:
             await transaction.carry_out(connection)
@@ -224,7 +257,7 @@ class Clients(Generic[T]):
         finally:
             if hang_up is not None:
                 hang_up.cancel()
-            self.history.add(Operation(client, transaction, begun_at, time.monotonic(), outcome))
+            self.history.add(HistoryOperation(client, transaction, begun_at, time.monotonic(), outcome))
 
     def _note(self, error: BaseException) -> None:
         while isinstance(error, BaseExceptionGroup):

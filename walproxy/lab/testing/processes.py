@@ -51,10 +51,7 @@ class ProcessesEngine:
             self._relay = stack.enter_context(self._by_starter(RelayProcess))
             self._cluster = stack.enter_context(self._make_cluster())
             self._closing = stack.pop_all()
-        self._daemons = {
-            **dict(zip(blueprint.safekeeper_names, self._cluster.safekeepers.values(), strict=True)),
-            **dict(zip(blueprint.proxy_names, self._cluster.proxies, strict=True)),
-        }
+        self._daemons = self._cluster.daemons
 
     def _make_cluster(self) -> LocalCluster:
         blueprint = self._blueprint
@@ -166,9 +163,7 @@ class ProcessesEngine:
 
     def process_ids(self) -> dict[str, int]:
         """See `Engine`."""
-        processes: dict[str, LocalPostgres | LocalProcess] = {"postgres": self._primary}
-        processes |= {**self._daemons, **self._cluster.standbys}
-        return {name: process.pid for name, process in processes.items() if process.pid is not None}
+        return self._cluster.process_ids()
 
     def data_folder(self, member: str) -> Path:
         """See `Engine`: the folder itself."""

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
+from typing import Any
 
 import asyncpg
 
@@ -47,19 +48,27 @@ class TortureClients(Clients[Tried]):
         conninfo: libpq's connection string of the primary.
         rate: transactions a second of all clients together, while nothing makes them wait.
         begun_at: when the run began, on the clock of `time.monotonic`.
+        options: others of Clients.
     """
 
     def __init__(
-        self, conninfo: str, count: int, rate: float, workloads: Sequence[Workload], seed: int, begun_at: float
+        self,
+        conninfo: str,
+        count: int,
+        rate: float,
+        workloads: Sequence[Workload],
+        seed: int,
+        begun_at: float,
+        **options: Any,
     ) -> None:
         self._begun_at = begun_at
+        options = {"application_name": APPLICATION_NAME, "hangs_up_after_s": _HANGS_UP_AFTER_S, **options}
         super().__init__(
             lambda: conninfo,
             count,
             _chooser(workloads, seed),
-            application_name=APPLICATION_NAME,
             rate=rate,
-            hangs_up_after_s=_HANGS_UP_AFTER_S,
+            **options,
         )
 
     @property
@@ -95,7 +104,7 @@ def _chooser(workloads: Sequence[Workload], seed: int) -> Callable[[int], Tried]
     return choose
 
 
-def _kept(operations: Iterable[history.Operation[Tried]], begun_at: float) -> Iterable[Operation]:
+def _kept(operations: Iterable[history.HistoryOperation[Tried]], begun_at: float) -> Iterable[Operation]:
     for each in operations:
         tried = each.transaction
         times_s = each.begun_at - begun_at, each.ended_at - begun_at

@@ -7,9 +7,9 @@ from typing import Self
 
 
 class Repeatedly:
-    """Calls something while it is entered, at once and then periodically.
+    """Calls something from `start` to `stop`, or while it is entered: at once and then periodically.
 
-    If that fails, it is not called again, and leaving raises the error, which would be lost otherwise.
+    If that fails, it is not called again, and `check` and `stop` raise the error, which would be lost otherwise.
 
     Args:
         name: of the thread.
@@ -24,16 +24,33 @@ class Repeatedly:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._end()
+        if kind is None:
+            self.check()
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Do nothing unless a call has failed: then raise its error."""
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End, after the present call; raise the error of one that has failed."""
+        self._end()
+        self.check()
+
+    def _end(self) -> None:
         self._ends.set()
         self._thread.join()
-        if self._failure is not None and kind is None:
-            raise self._failure
 
     def _run(self) -> None:
         try:

@@ -9,7 +9,6 @@ they take up shared memory as they touch it.
 import asyncio
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
 import psycopg
@@ -18,6 +17,7 @@ from walproxy.lab.torture.aftermath import check_tables
 from walproxy.lab.torture.clients import TortureClients
 from walproxy.lab.torture.growth import violations_of
 from walproxy.lab.torture.record import Operation, Run, Violation
+from walproxy.lab.torture.report_figures import pauses_of
 from walproxy.lab.torture.sampling import Sampler
 from walproxy.lab.torture.workloads.steady import Steady
 
@@ -140,8 +140,8 @@ def commit_violations(
         found.append(
             Violation("CommitsFailed", f"{len(not_ok)} commits failed, the first {not_ok[0].begun_s:.1f} s in{reason}")
         )
-    ends_s = [0.0, *sorted(each.ended_s for each in operations if each.outcome == "ok" and each.ended_s), seconds]
-    gap_s, begin_s = max((end - begin, begin) for begin, end in pairwise(ends_s))
+    begin_s, end_s = pauses_of(operations, seconds)[0]
+    gap_s = end_s - begin_s
     if gap_s > _GAP_S_MAX:
         found.append(Violation("NoProgress", f"no commit succeeded for {gap_s:.0f} s, from {begin_s:.0f} s on"))
     expected = seconds * commits_per_s

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from walproxy.lab.load.percentiles import percentile
 from walproxy.lab.torture.growth import Growth, growth_of
 from walproxy.lab.torture.record import Run, Violation
+from walproxy.lab.torture.report_figures import sums_of
 from walproxy.lab.torture.soak import is_judged
 
 
@@ -33,17 +33,16 @@ class Summary(msgspec.Struct, frozen=True):
 
 def summarise(run: Run) -> Summary:
     """Return a soak's figures."""
-    acknowledged = [each for each in run.operations if each.outcome == "ok"]
-    times_ms = sorted(1000 * (each.ended_s - each.begun_s) for each in acknowledged if each.ended_s is not None)
-    named = {"p50": 50.0, "p99": 99.0, "max": 100.0}
+    sums = sums_of(run.operations)
+    times_s = {"p50": sums.p50_s, "p99": sums.p99_s, "max": sums.max_s}
     return Summary(
         run.seconds,
         run.engine,
         run.postgres,
         run.safekeepers,
-        len(acknowledged),
-        len(run.operations) - len(acknowledged),
-        {name: round(percentile(times_ms, percent), 2) for name, percent in named.items()} if times_ms else {},
+        sums.counts["ok"],
+        len(run.operations) - sums.counts["ok"],
+        {name: round(1000 * each_s, 2) for name, each_s in times_s.items() if each_s is not None},
         growth_of(run.samples, run.seconds, is_judged),
         run.violations,
     )

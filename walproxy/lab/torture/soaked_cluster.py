@@ -7,9 +7,9 @@ what is judged is the program that people run.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from walproxy.lab.cluster.local_cluster import LocalCluster, LocalProcess
+from walproxy.lab.cluster.local_cluster import LocalCluster
 from walproxy.lab.testing import WalproxyCluster
 from walproxy.lab.torture.soak import SoakedCluster
 from walproxy.postgres.binaries import choose_server
@@ -20,29 +20,6 @@ _SETTINGS: Final = {"max_connections": "100", "shared_buffers": "64MB", "max_wal
 _OPTIONS: Final = ("-c", "wal_keep=64MiB")
 _PARTIAL_INTERVAL_S: Final = 5.0
 _STANDBY: Final = "standby1"
-
-
-class _LocalSoakedCluster:
-    """The processes of a LocalCluster, by the names that a soak has for them."""
-
-    engine = "processes"
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self.conninfo = cluster.postgres.conninfo()
-        self._servers: dict[str, LocalPostgres] = {"postgres": cluster.postgres, **cluster.standbys}
-        self._daemons: dict[str, LocalProcess] = {
-            **{f"safekeeper{i}": process for i, process in cluster.safekeepers.items()},
-            "walproxy": cluster.proxy,
-        }
-
-    def process_ids(self) -> dict[str, int]:
-        """Return the processes that live, by name."""
-        processes: dict[str, LocalPostgres | LocalProcess] = {**self._daemons, **self._servers}
-        return {name: each.pid for name, each in processes.items() if each.pid is not None}
-
-    def status_of(self, who: str) -> dict[str, Any] | None:
-        """Return a process's /status, None if it does not answer."""
-        return self._daemons[who].status()
 
 
 @contextmanager
@@ -70,4 +47,4 @@ def soaked_cluster(
         server.init()
         cluster.start()
         cluster.add_standby(_STANDBY)
-        yield _LocalSoakedCluster(cluster)
+        yield cluster

@@ -40,7 +40,7 @@ class Span(NamedTuple):
     check_crc: int
 
 
-class Page(NamedTuple):
+class WalkedPage(NamedTuple):
     """The page that the walk is on, and what the pages so far have in common.
 
     Attributes:
@@ -59,7 +59,7 @@ class Page(NamedTuple):
     system_id_known: int
 
 
-BEFORE_FIRST: Final = Page(-1, 0, 0, 0, 0, 0, 0)
+BEFORE_FIRST: Final = WalkedPage(-1, 0, 0, 0, 0, 0, 0)
 
 MAJORS = np.zeros(1 << 16, np.int64)
 for _magic, _major in MAJOR_OF_MAGIC.items():
@@ -76,7 +76,7 @@ def enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
             own.
 
     Returns:
-        stop, expected, found, the new Page (the old one if the page will not do). If all is well, `found` is the
+        stop, expected, found, the new WalkedPage (the old one if the page will not do). If all is well, `found` is the
         number of bytes that go on here.
     """
     number = before.number + 1
@@ -112,7 +112,7 @@ def enter_page(headers: Any, span: Any, before: Any, rest: int) -> Any:
         system_id_known = 1
     header_size = LONG_PAGE_HEADER_SIZE if is_long else PAGE_HEADER_SIZE
     end = before.end + PAGE_SIZE - header_size
-    entered = Page(number, before.end, end, magic, tli, system_id, system_id_known)
+    entered = WalkedPage(number, before.end, end, magic, tli, system_id, system_id_known)
     if flags & FIRST_IS_OVERWRITE_CONTRECORD != 0:
         return stops.OVERWRITTEN, 0, 0, entered
     goes_on = flags & FIRST_IS_CONTRECORD != 0
@@ -151,4 +151,4 @@ def leave_segment(span: Any, page: Any, lsn: int) -> Any:
     segment_end_lsn = (lsn | (span.segment_size - 1)) + 1
     number = (segment_end_lsn - span.begin_lsn) // PAGE_SIZE - 1
     end = _content_position(segment_end_lsn, span.segment_size) - _content_position(span.begin_lsn, span.segment_size)
-    return Page(number, end, end, page.magic, page.tli, page.system_id, page.system_id_known)
+    return WalkedPage(number, end, end, page.magic, page.tli, page.system_id, page.system_id_known)

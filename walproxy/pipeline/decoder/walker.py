@@ -6,7 +6,7 @@ judged in the order in which PostgreSQL's own reader judges them, and a page tha
 after a switch record, is not judged at all. Then come a record's header, its checksum and its body (`record_body.py`).
 
 What stops a walk is a code (`stops.py`). It stops before it writes where there is no room, to be called again with
-larger arrays and the state that it returned: `State` is all that it remembers.
+larger arrays and the state that it returned: `WalkState` is all that it remembers.
 
 The rules are those of ValidXLogRecordHeader and ValidXLogRecord in src/backend/access/transam/xlogreader.c; the same as
 in safekeeper/waldecode/records.py, but for the inside of a record's body, which that one does not look at.
@@ -37,7 +37,7 @@ from walproxy.pipeline.decoder.page_walk import (
     BEFORE_FIRST,
     MAJORS,
     UNKNOWN,
-    Page,
+    WalkedPage,
     cross_pages,
     enter_page,
     is_wanted,
@@ -52,7 +52,7 @@ _INFO_OFFSET: Final = 16
 _RMID_OFFSET: Final = 17
 
 
-class State(NamedTuple):
+class WalkState(NamedTuple):
     """The position of a walk, and what stopped it.
 
     Attributes:
@@ -70,10 +70,10 @@ class State(NamedTuple):
     previous_lsn: int
     records: int
     blocks: int
-    page: Page
+    page: WalkedPage
 
 
-BEGIN: Final = State(stops.COMPLETE, 0, 0, 0, 0, UNKNOWN, 0, 0, BEFORE_FIRST)
+BEGIN: Final = WalkState(stops.COMPLETE, 0, 0, 0, 0, UNKNOWN, 0, 0, BEFORE_FIRST)
 
 
 _VALID_RMIDS = np.array([wal_format.is_valid_rmid(rmid) for rmid in range(256)])
@@ -239,4 +239,4 @@ def walk(content: Any, headers: Any, span: Any, state: Any, records: Any, blocks
     elif stop >= stops.CUT_PAGE and stop <= stops.PAGE_REST:
         at_lsn = span.begin_lsn + (page.number + 1) * PAGE_SIZE
     records.first_block[count] = block_count
-    return State(stop, at_lsn, expected, found, position, previous_lsn, count, block_count, page)
+    return WalkState(stop, at_lsn, expected, found, position, previous_lsn, count, block_count, page)

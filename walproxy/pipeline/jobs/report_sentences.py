@@ -6,7 +6,7 @@ from datetime import datetime
 from safekeeper.base.lsn import format_lsn
 from walproxy.html_page.units import duration_text, size_text
 from walproxy.pipeline.jobs.catalog import RelationNames
-from walproxy.pipeline.jobs.report_data import NO_RELATION, Extent, Headline, Report
+from walproxy.pipeline.jobs.report_data import NO_RELATION, Headline, Report, ReportedRange
 
 _MANY_IMAGES = 0.3
 _MISSING = {
@@ -73,7 +73,7 @@ def _first_sentence(headline: Headline) -> str:
     return text + "."
 
 
-def unknown_of(report: Report, tables: Container[str], extent: Extent | None, names: RelationNames) -> list[str]:
+def unknown_of(report: Report, tables: Container[str], extent: ReportedRange | None, names: RelationNames) -> list[str]:
     """Return what the report cannot show, and why.
 
     Args:
@@ -83,7 +83,9 @@ def unknown_of(report: Report, tables: Container[str], extent: Extent | None, na
     return list(_unknown(report, tables, extent, names))
 
 
-def _unknown(report: Report, tables: Container[str], extent: Extent | None, names: RelationNames) -> Iterator[str]:
+def _unknown(
+    report: Report, tables: Container[str], extent: ReportedRange | None, names: RelationNames
+) -> Iterator[str]:
     headline = report.headline
     if "relation_volume" not in tables and "records" not in tables:
         yield "Without the tables relation_volume and records the report does not show how much WAL there is."

@@ -130,7 +130,7 @@ class Waiting(NamedTuple):
     reason: str
 
 
-class Finished(NamedTuple):
+class RunEnd(NamedTuple):
     """The run is over.
 
     Attributes:
@@ -143,7 +143,7 @@ class Finished(NamedTuple):
     rows: int
 
 
-Report = Callable[[BatchDone | Waiting | Finished], None]
+Report = Callable[[BatchDone | Waiting | RunEnd], None]
 
 
 def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
@@ -184,7 +184,7 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
             if not stop.is_set():
                 raise
             _log.warning("stopped without waiting for Spark; the next run repeats an unfinished batch: %s", error)
-        report(Finished(job.lsn, job.batches, job.rows))
+        report(RunEnd(job.lsn, job.batches, job.rows))
 
 
 class _Job:

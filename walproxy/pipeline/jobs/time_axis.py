@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.html_page.units import duration_text, size_text
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WIDTH_BYTES_MIN: Final = 8192
@@ -62,10 +61,6 @@ class Axis(NamedTuple):
 
     def _label(self, place: int) -> str:
         return time_text(place) if self.has_times else format_lsn(place)
-
-    def width_text(self) -> str:
-        """Return the width for people: `5 min`, `16 MiB`."""
-        return duration_text(self.width) if self.has_times else size_text(self.width)
 
 
 def time_axis(knots: Iterable[Knot], width_us: int) -> Axis:

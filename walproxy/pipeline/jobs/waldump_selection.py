@@ -21,7 +21,7 @@ _CODES: Final = 256 * 16
 _SWITCH_BYTES: Final = 24
 
 
-class Relation(NamedTuple):
+class RelationPath(NamedTuple):
     """What `pg_relation_filepath` shows: the OIDs of tablespace and database, and the number of the file."""
 
     tablespace: int
@@ -43,7 +43,7 @@ class Selection:
     end_lsn: Lsn = LSN_MAX
     rmids: frozenset[int] | None = None
     xid: int | None = None
-    relation: Relation | None = None
+    relation: RelationPath | None = None
     fork: int | None = None
     block: int | None = None
     full_page: bool = False

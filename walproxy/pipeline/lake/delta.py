@@ -30,7 +30,7 @@ from walproxy.pipeline.lake.files import read_footer_of
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.parquet_files import DataFile, LiveFile, first_line, normal_schema
 from walproxy.pipeline.lake.position import Batch
-from walproxy.pipeline.lake.table import LakeTable, Removal, StoredFile, Version
+from walproxy.pipeline.lake.table import LakeTable, RemovedFiles, StoredFile, Version
 
 _OURS: Final = "WAL as tables, written by walproxy"
 _PREFIX: Final = "walproxy."
@@ -165,7 +165,7 @@ class DeltaLake(LakeTable[DeltaVersion]):
         self._sync(version.number + 1)
         return True
 
-    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> RemovedFiles:
         retention = f"interval {math.ceil(keep_s)} seconds"
         wanted = {"delta.logRetentionDuration": retention, "delta.deletedFileRetentionDuration": retention}
         limit_s = time.time() - keep_s
@@ -180,7 +180,7 @@ class DeltaLake(LakeTable[DeltaVersion]):
                 self._clean_log(wanted)
                 kept = {info.key for info in store.list(LOG)}
                 gone = [info for info in entries if info.key not in kept]
-        return removed.plus(Removal(len(gone), sum(info.size for info in gone), len(gone)))
+        return removed.plus(RemovedFiles(len(gone), sum(info.size for info in gone), len(gone)))
 
     def _clean_log(self, wanted: Mapping[str, str]) -> None:
         """Write a checkpoint, and remove entries of the log that are below it and old enough by these properties."""

@@ -19,7 +19,7 @@ from walproxy.pipeline.lake.parquet_files import schema_difference
 
 
 class LakeTables(NamedTuple):
-    """The tables of a location in an object store. See `Tables`."""
+    """The tables of a location in an object store. See `QueriedTables`."""
 
     location: LakeLocation
 

@@ -57,7 +57,7 @@ from walproxy.pipeline.lake.iceberg_snapshots import (
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.parquet_files import LiveFile, first_line, normal_schema
 from walproxy.pipeline.lake.position import Batch
-from walproxy.pipeline.lake.table import COMMIT_ATTEMPTS, LakeTable, Removal, StoredFile, Version
+from walproxy.pipeline.lake.table import COMMIT_ATTEMPTS, LakeTable, RemovedFiles, StoredFile, Version
 
 _PREFIX: Final = "walproxy."
 BATCH_PROPERTY: Final = "walproxy.batch."
@@ -205,13 +205,13 @@ class IcebergLake(LakeTable[IcebergVersion]):
             return False
         return True
 
-    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> RemovedFiles:
         with catalog_errors(f"remove old states of the table {self.location}", self.location):
             for _ in range(COMMIT_ATTEMPTS):
                 table = self._load().table
                 old = old_snapshots(table, keep_s)
                 if not old:
-                    return Removal()
+                    return RemovedFiles()
                 gone = {snapshot.snapshot_id for snapshot in old}
                 kept = [snapshot for snapshot in in_order(table) if snapshot.snapshot_id not in gone]
                 unneeded = files_named(table, to_look_into(old, kept)) | {each.manifest_list for each in old}

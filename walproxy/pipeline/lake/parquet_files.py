@@ -196,25 +196,6 @@ def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return batch.cast(schema)
 
 
-def read_footer(path: str) -> Footer:
-    """Return the content of a file's footer.
-
-    Raises:
-        ConfigurationError: it is not a Parquet file, or it is torn.
-        StorageFailed: it cannot be read.
-    """
-    import pyarrow.parquet as pq
-
-    with storage_errors(f"read {path}"):
-        try:
-            with pq.ParquetFile(path) as file:
-                metadata, schema = file.metadata, file.schema_arrow
-        except pa.ArrowInvalid as error:
-            raise ConfigurationError(f"{path} is not a Parquet file, or is truncated: {first_line(error)}") from error
-        size = Path(path).stat().st_size
-    return footer_of(metadata, schema, size)
-
-
 def footer_of(metadata: "pq.FileMetaData", schema: pa.Schema, size: int) -> Footer:
     """Return the content of a footer that pyarrow has read."""
     limits: dict[str, tuple[Any, Any]] = {}

@@ -10,16 +10,18 @@ import pytest
 
 from safekeeper.base.errors import WalproxyError
 from tests.waiting import wait_for
-from walproxy.lab.load.clients import Clients, asyncpg_options
+from walproxy.lab.load.clients import Clients, Connect, asyncpg_options, asyncpg_session
+from walproxy.lab.load.libpq_session import libpq_session
 from walproxy.lab.load.transactions import SingleStatement
 from walproxy.postgres.local_server import free_port
 
 INSERT = SingleStatement("INSERT")
 
 
-def clients_of_nobody(measures_s: float | None) -> Clients[SingleStatement]:
+def clients_of_nobody(measures_s: float | None, connect: Connect = asyncpg_session) -> Clients[SingleStatement]:
     port = free_port()
-    return Clients(lambda: f"host=127.0.0.1 port={port} user=postgres", 2, lambda client: INSERT, measures_s=measures_s)
+    conninfo = f"host=127.0.0.1 port={port} user=postgres"
+    return Clients(lambda: conninfo, 2, lambda client: INSERT, connect=connect, measures_s=measures_s)
 
 
 def test_a_connection_string_is_asyncpgs_without_what_that_would_send_to_the_server() -> None:
@@ -42,11 +44,14 @@ def test_a_connection_string_is_asyncpgs_without_what_that_would_send_to_the_ser
     }
 
 
-def test_clients_try_again_and_again_until_they_are_stopped() -> None:
-    clients = clients_of_nobody(None)
+@pytest.mark.parametrize(
+    ("connect", "problem"), [(asyncpg_session, "ConnectionRefusedError"), (libpq_session, "OperationalError")]
+)
+def test_clients_try_again_and_again_until_they_are_stopped(connect: Connect, problem: str) -> None:
+    clients = clients_of_nobody(None, connect)
     clients.start()
     wait_for(lambda: clients.history.problem, "a client could not connect")
-    assert "ConnectionRefusedError" in clients.history.problem
+    assert problem in clients.history.problem
     clients.check()
     assert clients.stop() == 0
     assert clients.history.operations == []

@@ -37,6 +37,18 @@ def test_what_fails_beside_a_run_fails_the_run() -> None:
         assert failed.wait(DEADLINE_S)
 
 
+def test_what_has_failed_is_raised_where_it_is_checked_and_at_the_end() -> None:
+    def call() -> None:
+        raise WalproxyError("the watcher has fallen asleep")
+
+    watcher = Repeatedly("watcher", 0.001, call)
+    watcher.check()
+    watcher.start()
+    for raises in (watcher.stop, watcher.check):
+        with pytest.raises(WalproxyError, match="fallen asleep"):
+            raises()
+
+
 def test_an_error_of_the_run_itself_goes_first() -> None:
     failed = threading.Event()
 

@@ -7,14 +7,13 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.demo.bank import ACCOUNTS, OPENING_BALANCE, Transfer
-from walproxy.lab.list_append.transactions import Append as SerialAppend
+from walproxy.lab.list_append.transactions import Append
 from walproxy.lab.torture.record import Operation, Outcome, Violation
 from walproxy.lab.torture.workloads import WORKLOADS
-from walproxy.lab.torture.workloads.append import Append, AppendAttempt, Appended, Lists, parse_append
+from walproxy.lab.torture.workloads.append import AppendAttempt, Appended, AppendWorkload, ListContent, parse_append
 from walproxy.lab.torture.workloads.bank import Bank, Books, parse_transfer
 from walproxy.lab.torture.workloads.interface import shortened
-from walproxy.lab.torture.workloads.lists import Lists as SerialLists
-from walproxy.lab.torture.workloads.lists import parse_lists
+from walproxy.lab.torture.workloads.lists import Lists, parse_lists
 from walproxy.lab.torture.workloads.unique import InsertAttempt, Unique, parse_insert, payload
 
 TRANSFERS = [Transfer(1, 3, 5, 17), Transfer(2, 5, 7, 4), Transfer(3, 7, 3, 9)]
@@ -78,10 +77,10 @@ def test_money_from_nowhere_is_seen() -> None:
 # Lists.
 
 
-def lists(*elements: Appended, **lengths: int) -> Lists:
+def lists(*elements: Appended, **lengths: int) -> ListContent:
     """Lists with these elements, as long as they are unless `lengths` says more, as k1=7."""
     counted = {key: sum(each.key == key for each in elements) for key in (1, 2)}
-    return Lists({**counted, **{int(name[1:]): length for name, length in lengths.items()}}, list(elements))
+    return ListContent({**counted, **{int(name[1:]): length for name, length in lengths.items()}}, list(elements))
 
 
 def append(key: int, position: int | None, value: int, outcome: Outcome = "ok", at_s: float | None = None) -> Operation:
@@ -93,48 +92,48 @@ def append(key: int, position: int | None, value: int, outcome: Outcome = "ok", 
 def test_lists_that_hold_what_was_appended_are_fine() -> None:
     state = lists(Appended(1, 1, 10), Appended(1, 2, 11), Appended(2, 1, 12))
     history = [append(1, 1, 10), append(1, 2, 11), append(2, 1, 12, "unknown"), append(2, None, 13, "fail")]
-    assert Append().check(state, history) == []
+    assert AppendWorkload().check(state, history) == []
 
 
 def test_an_acknowledged_append_that_is_not_in_its_list_is_lost() -> None:
-    [violation] = Append().check(lists(Appended(1, 1, 10)), [append(1, 1, 10), append(1, 2, 11)])
+    [violation] = AppendWorkload().check(lists(Appended(1, 1, 10)), [append(1, 1, 10), append(1, 2, 11)])
     assert violation.rule == "Lost"
     assert "append 11 to list 1: position 2" in violation.message
 
 
 def test_an_element_at_another_position_than_its_client_was_told_is_changed() -> None:
-    assert rules(Append().check(lists(Appended(1, 1, 10)), [append(1, 2, 10)])) == ["Changed"]
+    assert rules(AppendWorkload().check(lists(Appended(1, 1, 10)), [append(1, 2, 10)])) == ["Changed"]
 
 
 def test_a_list_shorter_than_its_length_has_lost_something() -> None:
-    assert rules(Append().check(lists(Appended(1, 1, 10), k1=2), [append(1, 1, 10)])) == ["Lost"]
+    assert rules(AppendWorkload().check(lists(Appended(1, 1, 10), k1=2), [append(1, 1, 10)])) == ["Lost"]
 
 
 def test_an_element_that_is_there_twice_is_seen() -> None:
     state = lists(Appended(1, 1, 10), Appended(1, 2, 10))
-    assert "Twice" in rules(Append().check(state, [append(1, 1, 10)]))
+    assert "Twice" in rules(AppendWorkload().check(state, [append(1, 1, 10)]))
 
 
 def test_a_position_that_was_given_away_twice_is_seen() -> None:
     state = lists(Appended(1, 1, 10), Appended(1, 1, 11))
-    assert "Twice" in rules(Append().check(state, [append(1, 1, 10), append(1, 1, 11, at_s=10.1)]))
+    assert "Twice" in rules(AppendWorkload().check(state, [append(1, 1, 10), append(1, 1, 11, at_s=10.1)]))
 
 
 def test_an_element_whose_append_had_failed_is_a_stranger() -> None:
-    assert rules(Append().check(lists(Appended(1, 1, 10)), [append(1, 1, 10, "fail")])) == ["Stranger"]
-    assert rules(Append().check(lists(Appended(1, 1, 10)), [])) == ["Stranger"]
+    assert rules(AppendWorkload().check(lists(Appended(1, 1, 10)), [append(1, 1, 10, "fail")])) == ["Stranger"]
+    assert rules(AppendWorkload().check(lists(Appended(1, 1, 10)), [])) == ["Stranger"]
 
 
 def test_an_append_before_one_that_had_ended_when_it_began_is_reordered() -> None:
     state = lists(Appended(1, 2, 10), Appended(1, 1, 11))
-    [violation] = Append().check(state, [append(1, 2, 10), append(1, 1, 11)])
+    [violation] = AppendWorkload().check(state, [append(1, 2, 10), append(1, 1, 11)])
     assert violation.rule == "Reordered"
     assert violation.message.startswith("append 11 to list 1: position 1: begun at 11.000 s, after append 10 to list 1")
 
 
 def test_appends_at_the_same_time_may_come_in_any_order() -> None:
     state = lists(Appended(1, 2, 10), Appended(1, 1, 11))
-    assert Append().check(state, [append(1, 2, 10, at_s=5.0), append(1, 1, 11, at_s=5.4)]) == []
+    assert AppendWorkload().check(state, [append(1, 2, 10, at_s=5.0), append(1, 1, 11, at_s=5.4)]) == []
 
 
 # Rows.
@@ -187,20 +186,20 @@ def test_transactions_that_a_serial_order_explains_are_fine() -> None:
         serial(2, "read 5: 8; append 16 to 6"),
         serial(3, "read 6: ?", "fail"),
     ]
-    assert SerialLists().check({5: (8,), 6: (16,)}, history) == []
+    assert Lists().check({5: (8,), 6: (16,)}, history) == []
 
 
 def test_an_acknowledged_append_that_the_lists_lack_at_the_end_is_lost() -> None:
-    [violation] = SerialLists().check({5: (8,)}, [serial(1, "append 8 to 5"), serial(2, "read 5: 8; append 16 to 5")])
+    [violation] = Lists().check({5: (8,)}, [serial(1, "append 8 to 5"), serial(2, "read 5: 8; append 16 to 5")])
     assert violation.rule == "Lost"
     assert "[16], appended to list 5 by client 1 at 2.000 s" in violation.message
 
 
 def test_a_stale_read_of_an_acknowledged_transaction_is_found() -> None:
-    [violation] = SerialLists().check({5: (8,)}, [serial(1, "append 8 to 5"), serial(2, "read 5: -")])
+    [violation] = Lists().check({5: (8,)}, [serial(1, "append 8 to 5"), serial(2, "read 5: -")])
     assert violation.rule == "G-single-realtime"
     assert "client 1 at 2.000 s began after client 1 at 1.000 s was acknowledged" in violation.message
-    assert SerialLists().check({5: (8,)}, [serial(1, "append 8 to 5"), serial(2, "read 5: -", "unknown")]) == []
+    assert Lists().check({5: (8,)}, [serial(1, "append 8 to 5"), serial(2, "read 5: -", "unknown")]) == []
 
 
 # All of them.
@@ -215,8 +214,8 @@ def test_what_an_attempt_says_of_itself_can_be_read_again() -> None:
     parsed = parse_append(str(append_attempt))
     assert (parsed.value, parsed.position) == (12, None)
     assert parse_insert(str(insert)) == 12
-    serials = [parse_lists(str(SerialLists().attempt(number, chance))) for number in range(40)]
-    numbers = [{step.value // 8 for step in steps if isinstance(step, SerialAppend)} for steps in serials]
+    serials = [parse_lists(str(Lists().attempt(number, chance))) for number in range(40)]
+    numbers = [{step.value // 8 for step in steps if isinstance(step, Append)} for steps in serials]
     assert all(each <= {number} for number, each in enumerate(numbers))
     assert sum(map(bool, numbers)) > 20
 
@@ -230,8 +229,8 @@ def test_a_history_that_cannot_be_read_is_refused(parse: object) -> None:
 
 def test_each_check_passes_over_operations_of_other_workloads() -> None:
     assert Bank().check(books(), [*inserts("ok"), append(1, 1, 10)]) == []
-    assert Append().check(lists(), [*inserts("ok"), *transfers("ok", "ok", "ok")]) == []
-    assert SerialLists().check({}, [*inserts("ok"), append(1, 1, 10)]) == []
+    assert AppendWorkload().check(lists(), [*inserts("ok"), *transfers("ok", "ok", "ok")]) == []
+    assert Lists().check({}, [*inserts("ok"), append(1, 1, 10)]) == []
     assert Unique().check([], [append(1, 1, 10), *transfers("ok", "ok", "ok")]) == []
 
 

@@ -5,7 +5,7 @@ which goes into the history; the checker reads these lines, so that a history th
 check is a pure function of what the tables hold in the end and of the history.
 """
 
-from walproxy.lab.torture.workloads.append import Append
+from walproxy.lab.torture.workloads.append import AppendWorkload
 from walproxy.lab.torture.workloads.bank import Bank
 from walproxy.lab.torture.workloads.interface import Attempt, Workload
 from walproxy.lab.torture.workloads.lists import Lists
@@ -13,4 +13,4 @@ from walproxy.lab.torture.workloads.unique import Unique
 
 __all__ = ["WORKLOADS", "Attempt", "Workload"]
 
-WORKLOADS: tuple[Workload, ...] = (Bank(), Append(), Unique(), Lists())
+WORKLOADS: tuple[Workload, ...] = (Bank(), AppendWorkload(), Unique(), Lists())

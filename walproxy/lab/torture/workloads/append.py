@@ -30,7 +30,7 @@ class Appended(NamedTuple):
     value: int
 
 
-class Lists(NamedTuple):
+class ListContent(NamedTuple):
     """The tables' content: the length of each list, and its elements."""
 
     lengths: dict[int, int]
@@ -57,7 +57,7 @@ class AppendAttempt(Block):
         return f"append {self._value} to list {self._key}: position {position}"
 
 
-class Append:
+class AppendWorkload:
     """Numbers are appended to lists."""
 
     name = "append"
@@ -70,12 +70,12 @@ class Append:
     def attempt(self, number: int, chance: Random) -> Attempt:
         return AppendAttempt(chance.randint(1, KEYS), number)
 
-    async def read(self, connection: asyncpg.Connection) -> Lists:
+    async def read(self, connection: asyncpg.Connection) -> ListContent:
         lengths = await connection.fetch("SELECT key, length FROM list")
         elements = await connection.fetch("SELECT key, position, value FROM element")
-        return Lists({row["key"]: row["length"] for row in lengths}, [Appended(*row) for row in elements])
+        return ListContent({row["key"]: row["length"] for row in lengths}, [Appended(*row) for row in elements])
 
-    def check(self, state: Lists, operations: Iterable[Operation]) -> list[Violation]:
+    def check(self, state: ListContent, operations: Iterable[Operation]) -> list[Violation]:
         tried = [
             (operation, parse_append(operation.what)) for operation in operations if operation.workload == self.name
         ]
@@ -114,7 +114,7 @@ def parse_append(what: str) -> Appended:
     return Appended(int(match[2]), None if match[3] == "?" else int(match[3]), int(match[1]))
 
 
-def _twice(state: Lists) -> Iterable[str]:
+def _twice(state: ListContent) -> Iterable[str]:
     values: set[int] = set()
     places: set[tuple[int, int | None]] = set()
     for key, position, value in state.elements:
@@ -126,7 +126,7 @@ def _twice(state: Lists) -> Iterable[str]:
         places.add((key, position))
 
 
-def _strangers(state: Lists, tried: Iterable[tuple[Operation, Appended]]) -> Iterable[str]:
+def _strangers(state: ListContent, tried: Iterable[tuple[Operation, Appended]]) -> Iterable[str]:
     outcomes = {element.value: operation.outcome for operation, element in tried}
     for key, position, value in state.elements:
         if outcomes.get(value, "fail") == "fail":
@@ -134,7 +134,7 @@ def _strangers(state: Lists, tried: Iterable[tuple[Operation, Appended]]) -> Ite
             yield f"{value} is at position {position} of list {key}, and {why}"
 
 
-def _gaps(state: Lists) -> Iterable[str]:
+def _gaps(state: ListContent) -> Iterable[str]:
     counts: dict[int, int] = defaultdict(int)
     for element in state.elements:
         counts[element.key] += 1

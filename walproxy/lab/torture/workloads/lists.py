@@ -10,6 +10,7 @@ from random import Random
 from typing import Final
 
 import asyncpg
+import psycopg
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.list_append.check import find_anomalies
@@ -19,7 +20,7 @@ from walproxy.lab.list_append.workload import (
     CONFIRM,
     CREATE_TABLE,
     READ_ALL,
-    Wish,
+    WishedStatement,
     draw,
     is_read_only,
     read_at_the_end,
@@ -29,7 +30,10 @@ from walproxy.lab.torture.record import Operation, Violation
 from walproxy.lab.torture.workloads.interface import Attempt, shortened
 
 # Another order of the transactions would help the first one, so it is not committed.
-_REFUSALS: Final = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+_REFUSALS: Final = (
+    *(asyncpg.SerializationError, asyncpg.DeadlockDetectedError),
+    *(psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected),
+)
 _STEP: Final = re.compile(r"append (?P<value>\d+) to (?P<list>\d+)|read (?P<key>\d+): (?P<items>\?|-|\d+(?:,\d+)*)")
 _EMPTY, _UNKNOWN = "-", "?"
 
@@ -37,7 +41,7 @@ _EMPTY, _UNKNOWN = "-", "?"
 class ListsAttempt:
     """A transaction that a client tries."""
 
-    def __init__(self, wishes: Sequence[Wish]) -> None:
+    def __init__(self, wishes: Sequence[WishedStatement]) -> None:
         self._wishes = tuple(wishes)
         self._steps: list[Step] = []
         self._is_refused = False
@@ -105,7 +109,7 @@ def parse_lists(what: str) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def _described(step: Step | Wish) -> str:
+def _described(step: Step | WishedStatement) -> str:
     if isinstance(step, Read):
         return f"read {step.key}: {','.join(map(str, step.items)) or _EMPTY}"
     return f"read {step.key}: {_UNKNOWN}" if step.value is None else f"append {step.value} to {step.key}"

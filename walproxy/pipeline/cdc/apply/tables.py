@@ -25,7 +25,7 @@ from walproxy.pipeline.cdc.apply.job_file import Copying, Job, KnownTable, Quara
 from walproxy.pipeline.cdc.apply.options import TablePolicy
 from walproxy.pipeline.cdc.apply.range_copy import RangeOptions
 from walproxy.pipeline.cdc.apply.table_copy import TABLE_ERRORS, TableCopy
-from walproxy.pipeline.cdc.apply.target import Target
+from walproxy.pipeline.cdc.apply.target import TargetTable
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type, is_array
 from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
@@ -75,8 +75,8 @@ class Tables:
         self._lists = job.arrays == "list"
         self._types: dict[tuple[int, int], pa.DataType] = {}
         self._followings: dict[TableName, FollowingTable] = {}
-        self._targets: dict[TableName, Target] = {}
-        self._by_oid: dict[int, Target] = {}
+        self._targets: dict[TableName, TargetTable] = {}
+        self._by_oid: dict[int, TargetTable] = {}
         self._to_copy: dict[TableName, str] = {}
         self._being_copied: dict[TableName, str] = {}
         self._copying: dict[TableName, Copying] = {}
@@ -101,7 +101,7 @@ class Tables:
             elif published[name] not in self._targets:
                 self._to_copy.setdefault(published[name], reason)
 
-    def __iter__(self) -> Iterator[Target]:
+    def __iter__(self) -> Iterator[TargetTable]:
         return iter(list(self._targets.values()))
 
     def close(self) -> None:
@@ -157,11 +157,11 @@ class Tables:
         now = time.monotonic()
         return any(str(table) in self.quarantined and each.retry_at <= now for table, each in self._problems.items())
 
-    def target_of(self, relation: Relation) -> Target | None:
+    def target_of(self, relation: Relation) -> TargetTable | None:
         """Return the table that follows a relation, None if there is none."""
         return self._by_oid.get(relation.oid)
 
-    def take(self, target: Target, change: Change | ChangedRows) -> int:
+    def take(self, target: TargetTable, change: Change | ChangedRows) -> int:
         """Have a table take its next changes; return their number. Raises SourceUnavailable, StorageFull."""
         with self._copied_instead(target):
             if isinstance(change, Change):
@@ -313,7 +313,7 @@ class Tables:
                 self._end_quarantine(table)
 
     def _follow(self, table: TableName, known: KnownTable, position: Position) -> None:
-        target = Target(self.following(table), known, self._type_of, position, self._policy.mode)
+        target = TargetTable(self.following(table), known, self._type_of, position, self._policy.mode)
         self._targets[table] = self._by_oid[known.fingerprint.oid] = target
 
     @property
@@ -362,7 +362,7 @@ class Tables:
                 self.quarantined[str(table)] = Quarantined(str(error), since)
 
     @contextlib.contextmanager
-    def _copied_instead(self, target: Target) -> Iterator[None]:
+    def _copied_instead(self, target: TargetTable) -> Iterator[None]:
         """Copy a table again if it does not take its changes in the block; if that fails too, it is quarantined."""
         try:
             yield
