@@ -256,10 +256,10 @@ def test_killed_agent_leaves_no_program_that_overwrites(pair: Pair, folder: Path
         "import sys\n"
         "from pathlib import Path\n"
         "from walproxy.agent.managed_server import ManagedServer\n"
-        "from walproxy.agent.rejoin import Rejoin\n"
+        "from walproxy.agent.rejoin import RejoinRun\n"
         "data, programs, conninfo, source = sys.argv[1:]\n"
         "server = ManagedServer(Path(data), Path(programs), conninfo, log_path=Path(data + '.log'))\n"
-        "Rejoin(server, source, primary_conninfo=source).run()\n"
+        "RejoinRun(server, source, primary_conninfo=source).run()\n"
     )
     # A pg_rewind that does not end.
     programs = folder / "programs"
