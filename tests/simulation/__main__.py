@@ -14,14 +14,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.simulation import sometimes
-from tests.simulation.bugs import BUGS
-from tests.simulation.counts import RUNS_THAT_REACH_ALL, Counts, never_reached, table
-from tests.simulation.hunt import hunt_all
-from tests.simulation.profiles import PROFILES, SWARM
-from tests.simulation.runner import Failure, Outcome, Task, attempt_all
-from tests.simulation.schedule import ScheduleUnreadable, read
-from tests.simulation.shrink import Failing, Shrunk, replay, shrink
+from tests.simulation.bugs.planted import BUGS
+from tests.simulation.seeds import sometimes
+from tests.simulation.seeds.counts import RUNS_THAT_REACH_ALL, Counts, never_reached, table
+from tests.simulation.seeds.hunt import hunt_all
+from tests.simulation.seeds.runner import Failure, Outcome, Task, attempt_all
+from tests.simulation.seeds.schedule import ScheduleUnreadable, read
+from tests.simulation.seeds.shrink import Failing, Shrunk, replay, shrink
+from tests.simulation.world.profiles import PROFILES, SWARM
 
 PLAIN_EVERY = 500
 SHRINK_S = 30.0

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import msgspec
 
-from tests.simulation import sometimes
 from tests.simulation.__main__ import print_failure, print_shrunk
-from tests.simulation.profiles import PROFILES
-from tests.simulation.runner import Failure, Task, attempt_all
+from tests.simulation.seeds import sometimes
+from tests.simulation.seeds.runner import Failure, Task, attempt_all
+from tests.simulation.world.profiles import PROFILES
 
 LEDGER = Path("build/night.jsonl")
 SEEDS_PER_BLOCK = 200

@@ -33,27 +33,27 @@ from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerMessage, RefusalCode
 from safekeeper.peers.codec import WIRE_VERSION
 from safekeeper.process.config import SAFEKEEPER, load_config
-from tests.simulation.archive_checker import ArchiveChecker
-from tests.simulation.bugs import BUGS
-from tests.simulation.checkers import Checker
-from tests.simulation.failover import FailoverOperator
-from tests.simulation.failover_shell import VirtualServer
-from tests.simulation.minority import Minority
-from tests.simulation.profiles import PROFILES
-from tests.simulation.proposer_reference.checker import ProposerChecker
-from tests.simulation.reader_checker import ReaderChecker
-from tests.simulation.real_proxy import RealProxy
-from tests.simulation.real_puller import RealPuller
-from tests.simulation.real_safekeeper import RealSafekeeper
-from tests.simulation.reference_checker import ReferenceChecker
-from tests.simulation.scenario import SCENARIOS, play
-from tests.simulation.shell_checks import ObservedShell
-from tests.simulation.shell_disk import ShellDisk
-from tests.simulation.shell_reader import Watcher
-from tests.simulation.shell_watch import ShellWatch
-from tests.simulation.test_scenarios import BITES
-from tests.simulation.truncate_checker import TruncateChecker
-from tests.simulation.world import World
+from tests.simulation.bugs.planted import BUGS
+from tests.simulation.checks.archive_checker import ArchiveChecker
+from tests.simulation.checks.checkers import Checker
+from tests.simulation.checks.minority import Minority
+from tests.simulation.checks.reader_checker import ReaderChecker
+from tests.simulation.checks.truncate_checker import TruncateChecker
+from tests.simulation.references.acceptor.checker import ReferenceChecker
+from tests.simulation.references.proposer.checker import ProposerChecker
+from tests.simulation.scenarios.scenario import SCENARIOS, play
+from tests.simulation.scenarios.test_scenarios import BITES
+from tests.simulation.shells.real_proxy import RealProxy
+from tests.simulation.shells.real_puller import RealPuller
+from tests.simulation.shells.real_safekeeper import RealSafekeeper
+from tests.simulation.shells.shell_checks import ObservedShell
+from tests.simulation.shells.shell_disk import ShellDisk
+from tests.simulation.shells.shell_reader import Watcher
+from tests.simulation.shells.shell_watch import ShellWatch
+from tests.simulation.world.failover import FailoverOperator
+from tests.simulation.world.failover_shell import VirtualServer
+from tests.simulation.world.profiles import PROFILES
+from tests.simulation.world.world import World
 from tests.unit.test_layers import LAYERS, PURE, PURE_FOLDERS
 from walproxy.cli.pipeline_commands.keys import KeyedCommand
 from walproxy.pipeline.schemas import COLUMNS, VIEWS, spark_ddl

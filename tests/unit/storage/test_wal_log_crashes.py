@@ -1,9 +1,9 @@
 """Random schedules of everything that can befall the storage, and planted bugs that they must find.
 
-The schedules are those of `tests.simulation.storage_machine`: `run_schedule(seed)` repeats a failing one. The bugs are
-those that the details (a) to (g) of the footers exclude, and those of a removal, planted one at a time: a schedule that
-cannot fail proves nothing. Of 3000 schedules, each bug makes 40 to 1900 fail. Two that few schedules meet have
-scenarios of their own.
+The schedules are those of tests/simulation/model/storage_machine.py: `run_schedule(seed)` repeats a failing one. The
+bugs are those that the details (a) to (g) of the footers exclude, and those of a removal, planted one at a time: a
+schedule that cannot fail proves nothing. Of 3000 schedules, each bug makes 40 to 1900 fail. Two that few schedules meet
+have scenarios of their own.
 """
 
 import random
@@ -20,8 +20,8 @@ from safekeeper.storage.disk_work import Flush
 from safekeeper.storage.recovery import NamedSegment
 from safekeeper.storage.segment_file import FOOTER_BYTES, FooterSlot, SegmentFile, create_segment
 from safekeeper.storage.wal_log import WalStorage
-from tests.simulation.storage_machine import DIRECTORY, SEGMENT_SIZE, Decision, Machine, run_schedule
-from tests.simulation.virtual_disk import VirtualCrash, VirtualFile, VirtualFileSystem
+from tests.simulation.model.storage_machine import DIRECTORY, SEGMENT_SIZE, Decision, Machine, run_schedule
+from tests.simulation.model.virtual_disk import VirtualCrash, VirtualFile, VirtualFileSystem
 
 SCHEDULES = 3000
 BATCHES = 10
