@@ -4,6 +4,7 @@ import pytest
 
 from tests.simulation.__main__ import main
 from tests.simulation.bugs.planted import BUGS, Bug, planted
+from tests.simulation.scenarios.scenario import FAILS_WITH
 from tests.simulation.seeds.hunt import BugMisfit, failure_in, find
 from tests.simulation.seeds.runner import Failure, Task, attempt
 from walproxy.proposer.proposer import Proposer
@@ -76,6 +77,10 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     failure = find(bug, QUICK[bug], SEEDS, processes=1)
     assert failure is not None, f"{bug} ({BUGS[bug].rule}) was not found in {SEEDS} seeds from {QUICK[bug]} on"
     assert failure.trace
+
+
+def test_a_bug_that_no_seed_is_to_find_is_that_of_its_scenario() -> None:
+    assert not [name for name, bug in BUGS.items() if bug.scenario and FAILS_WITH[bug.scenario] != name]
 
 
 def test_a_planted_bug_that_does_not_fit_the_code_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:

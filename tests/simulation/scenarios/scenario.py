@@ -1,9 +1,9 @@
 """Schedules as a person writes them, replayed on the real state machines.
 
-A scenario is a text file: one command or condition a line, `#` begins a comment. Nothing happens by chance in it, and
-nothing goes wrong that it does not say. Proxies are called P1, P2 ..., safekeepers S1, S2 ..., standbys R1, R2 ...,
-primaries by a capital letter; A is there from the start. Records have names of their own, 100 bytes each unless it says
-otherwise.
+A scenario is a text file: one command or condition a line, `#` begins a comment. The line `# fails with: BUG` names a
+planted bug with which it must fail. Nothing happens by chance in it, and nothing goes wrong but what it contains.
+Proxies are called P1, P2 ..., safekeepers S1, S2 ..., standbys R1, R2 ..., primaries by a capital letter; A is there
+from the start. Records have names of their own, 100 bytes each unless it says otherwise.
 
     P1 starts on A [B] [and takes over |
                         and may lose data]  S1 crashes | loses power | loses its disk | starts
@@ -72,6 +72,12 @@ from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.phase import Phase
 
 SCENARIOS = Path(__file__).parent
+# By scenario: the planted bug with which it must fail.
+FAILS_WITH = {
+    path.stem: marked[1]
+    for path in sorted(SCENARIOS.glob("*.txt"))
+    if (marked := re.search(r"^# fails with: (\w+)$", path.read_text(), re.MULTILINE))
+}
 WAIT_S = 10.0
 RECORD_BYTES = 100
 SLOW_FLUSH_S = 20.0

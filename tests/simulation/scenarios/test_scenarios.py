@@ -8,67 +8,9 @@ import pytest
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import Effects
 from safekeeper.consensus.messages import Bootstrap, RefusalCode
-from tests.simulation.scenarios.scenario import SCENARIOS, ScenarioFailed, Stage, perform, play
+from tests.simulation.scenarios.scenario import FAILS_WITH, SCENARIOS, ScenarioFailed, Stage, perform, play
 from tests.simulation.seeds.hunt import failure_in
 from tests.simulation.world.world import SimulationFailed
-
-BITES = {
-    "a_standby_has_received_a_record_that_nobody_sees": "unseen_records_overlooked",
-    "a_live_proposer_without_a_primary_is_left_alone": "tail_term_over_a_live_proposer",
-    "a_fork_below_what_is_archived": "archived_lsn_survives_a_fork",
-    "a_folder_that_was_replaced_comes_back": "ids_counted_for_folders",
-    "a_fork_that_one_member_has_heard_of": "truncate_lsn_survives_a_cut",
-    "members_change_before_the_term_has_committed": "change_before_term_start",
-    "a_history_is_adopted_while_wal_is_not_flushed": "adopts_unflushed",
-    "a_laggard_remembers_what_every_member_had": "truncate_lsn_of_the_votes",
-    "a_member_pulls_from_one_that_has_not_adopted_the_term": "pull_from_unadopted",
-    "a_member_was_away_when_wal_was_given_up": "giving_up_is_forgotten",
-    "a_member_begins_anew_for_what_no_quorum_has": "begins_anew_at_once",
-    "a_member_of_the_quorum_has_forgotten_more_than_others": "superseded_by_any_log",
-    "a_primary_from_a_backup": "primary_unchecked",
-    "a_primary_is_exchanged_behind_its_name": "primary_unchecked",
-    "a_primary_is_compared_with_what_is_left": "last_committed_byte_trimmed",
-    "a_primary_that_is_put_aside_is_read_no_further": "refused_primary_read_on",
-    "a_primary_that_repeats_the_last_segment": "last_segment_compared",
-    "a_primary_that_repeats_the_last_segment_in_a_term": "last_segment_compared_in_term",
-    "a_promise_survives_a_crash": "vote_not_persisted",
-    "a_quorum_needs_a_member_that_skips_wal": "wal_begin_of_unadopted_member",
-    "a_recycled_primary_is_told_nothing_yet": "unlinked_primary_told",
-    "a_refused_host_fits_a_log_that_was_cut": "refusal_of_older_logs",
-    "a_refused_host_leads_to_another_server": "refusal_of_another_server",
-    "a_standby_that_is_gone_holds_remote_apply_back": "apply_follows_flush",
-    "a_term_is_held_and_nothing_is_committed_in_it": "held_term_without_its_start",
-    "a_timeline_that_another_one_replaces": "timeline_shown_with_its_term",
-    "an_undo_brings_back_the_latest_members": "undone_to_older_members",
-    "an_undo_finds_no_log": "undone_without_its_log",
-    "an_undo_is_half_done": "undo_over_acknowledged_wal",
-    "an_older_copy_of_a_folder_does_not_vote": "older_copy_counts",
-    "another_run_has_written_meanwhile": "copy_goes_on_over_another_term",
-    "b_terms_are_unique": "no_truncate",
-    "d_recovery_truncates_at_the_divergence": "no_truncate",
-    "e_own_term_first": "commit_before_term_start",
-    "f_no_spliced_log": "no_truncate",
-    "g_history_is_on_disk_before_the_first_ack": "no_truncate",
-    "greetings_of_different_times": "greetings_of_different_times",
-    "h_two_proxies_of_one_primary": "run_id_of_the_server",
-    "i_the_end_of_the_log_is_exact": "end_of_wal_underestimated",
-    "j_adoption_is_atomic": "cut_before_history",
-    "k_a_wiped_member_does_not_vote": "wiped_member_votes",
-    "l_commit_is_lowered_with_the_cut": "commit_above_cut",
-    "m_a_higher_run_does_not_outrank": "leader_id_compared_as_pair",
-    "n_a_fork_below_what_was_acknowledged": "tli_cut_guarded_by_commit_lsn",
-    "n_with_the_right_primary_in_the_list": "tli_cut_guarded_by_commit_lsn",
-    "nothing_is_removed_between_a_vote_and_the_election": "trims_before_the_term",
-    "o_a_replacement_that_lacks_wal": "wiped_member_votes",
-    "q_an_old_member_after_a_rebootstrap": "old_member_joins_unwiped",
-    "terms_are_forgotten_that_no_quorum_has_adopted": "history_cut_above_commit",
-    "the_last_commit_is_not_removed": "timed_record_trimmed",
-    "the_last_commit_reaches_readers_at_once": "commit_told_with_wal_only",
-    "the_slot_keeps_what_a_primary_is_compared_with": "slot_follows_commit",
-    "wal_is_given_up_that_no_quorum_can_cut": "gives_up_what_no_quorum_can_cut",
-    "what_every_member_had_is_cut": "truncate_lsn_survives_a_cut",
-    "zenith_example_1_longer_but_older": "no_truncate",
-}
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
@@ -76,9 +18,9 @@ def test_scenario(path: Path) -> None:
     play(path)
 
 
-@pytest.mark.parametrize("name", BITES)
+@pytest.mark.parametrize("name", FAILS_WITH)
 def test_scenario_fails_without_the_rule_that_it_is_about(name: str) -> None:
-    assert failure_in(name, BITES[name])
+    assert failure_in(name, FAILS_WITH[name])
 
 
 def test_a_restored_folder_loses_what_was_acknowledged() -> None:
