@@ -86,8 +86,8 @@ class _Plot:
         return self.choices.of(
             (
                 f"{name} and {safekeepers} are apart",
-                f"{name} cannot tell {safekeepers}",
-                f"{name} cannot hear {safekeepers}",
+                f"{name} cannot send to {safekeepers}",
+                f"{name} cannot receive from {safekeepers}",
             )
         )
 

@@ -151,7 +151,7 @@ def new_gated(
 ) -> Iterator[NewGated]:
     """Return a function that makes a whole cluster, not started; further keyword arguments are PostgreSQL's settings.
 
-    `candidates` are names of standbys to come: the proxy knows their hosts too. `safekeeper_options` are given to each.
+    `candidates` are names of standbys to come: the proxy has their hosts too. `safekeeper_options` are given to each.
     """
     made: list[Gated] = []
 

@@ -68,9 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--fault-seconds",
         type=float,
         metavar="SECONDS",
-        help="how long faults happen in a run, in virtual seconds (default: as the profile says)",
+        help="how long faults happen in a run, in virtual seconds (default: that of the profile)",
     )
-    parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit 1 says that it was")
+    parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit code 1 if it was")
     parser.add_argument("--bugs", action="store_true", help="plant every bug in turn; exit 1 if any is not found")
     parser.add_argument(
         "--shrink-s",
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="watch every branch of proposer, acceptor, consensus and storage, and list those that no seed has taken",
     )
-    parser.add_argument("--play", type=Path, metavar="FILE", help="replay a schedule: exit 1 says that it fails")
+    parser.add_argument("--play", type=Path, metavar="FILE", help="replay a schedule: exit code 1 if it fails")
     options = parser.parse_args(arguments)
     if options.play is not None:
         try:
@@ -132,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print_reached(held: Held, took_s: float, is_all_profiles: bool) -> None:
-    """Say what the runs were about, and what none of them got to."""
+    """Print what the runs were about, and what none of them got to."""
     print(table(held.counts))
     if is_all_profiles and held.seeds >= RUNS_THAT_REACH_ALL:
         for name in never_reached(held.counts):
@@ -184,17 +184,17 @@ def print_shrunk(failure: Failure, within_s: float) -> None:
     """Make the failing run short, and print where it is and how to replay it."""
     task = failure.task
     with Console().status("making it short") as status:
-        began_at = told_at = time.monotonic()
+        began_at = printed_at = time.monotonic()
 
-        def tell(shrunk: Shrunk) -> None:
-            nonlocal told_at
+        def report(shrunk: Shrunk) -> None:
+            nonlocal printed_at
             text = f"making it short: {_size(shrunk.best)} left after {shrunk.trials} trials"
             status.update(text)
-            if not sys.stdout.isatty() and time.monotonic() > told_at + SHRINKING_EVERY_S:
-                told_at = time.monotonic()
+            if not sys.stdout.isatty() and time.monotonic() > printed_at + SHRINKING_EVERY_S:
+                printed_at = time.monotonic()
                 print(text, flush=True)
 
-        shrunk = shrink(task, within_s, tell)
+        shrunk = shrink(task, within_s, report)
     if shrunk is None:
         print(f"\nseed {task.seed} holds when only its faults are replayed: run it by its seed")
         return

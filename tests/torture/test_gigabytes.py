@@ -25,7 +25,8 @@ from tests.integration.archive.archive_cluster_fixtures import (
     wait_until_archived,
 )
 from tests.integration.archive.archive_fixtures import Archive
-from tests.integration.cluster.cluster_fixtures import MIB, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import MIB, Gated, wait_for
+from tests.integration.cluster.cluster_fixtures import field_of as said
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.serving.serve_fixtures import dump, feeder
 from walproxy.lab.cluster.local_standby import current_lsn, wait_until_replayed

@@ -1,4 +1,4 @@
-"""Agents as processes: the primary dies, and nobody does anything; switchover; a host that comes back."""
+"""Agents as processes: the primary dies, and no operator acts; switchover; a host that comes back."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ NewAgents = Callable[..., Agents]
 
 
 class Book:
-    """Clients that insert numbers, and what they were told."""
+    """Clients that insert numbers, and the replies."""
 
     def __init__(self, cluster: Agents, count: int = 4) -> None:
         self.cluster = cluster

@@ -44,7 +44,7 @@ def has_lost_the_leader_for(age_s: float) -> Callable[[AgentSight], bool]:
     return lambda sight: (sight.leader_heard_age_s() or 0.0) >= age_s
 
 
-def hears_a_leader(sight: AgentSight) -> bool:
+def has_a_leader(sight: AgentSight) -> bool:
     age_s = sight.leader_heard_age_s()
     return age_s is not None and age_s < 1.0
 
@@ -59,9 +59,9 @@ def test_agents_see_each_other_the_leader_and_their_settings_through_safekeepers
     async def story() -> None:
         one, two, command = Agent(cluster, "db1"), Agent(cluster, "db2"), Agent(cluster, "")
         try:
-            # Both see both, with the time since each was heard, and the leader.
+            # Both see both, with the time since each report, and the leader.
             await two.look()
-            sight = await one.until(lambda sight: sight.reports()["db2"].age_s > 0.3 and hears_a_leader(sight))
+            sight = await one.until(lambda sight: sight.reports()["db2"].age_s > 0.3 and has_a_leader(sight))
             assert {name: seen.report for name, seen in sight.reports().items()} == {
                 name: AgentReport(name) for name in ("db1", "db2")
             }
@@ -103,7 +103,7 @@ def test_agents_see_each_other_the_leader_and_their_settings_through_safekeepers
             await one.until(lambda sight: 3 in sight.views and sight.views[3].view.settings == newest)
 
             cluster.proxy.start()
-            await one.until(hears_a_leader)
+            await one.until(has_a_leader)
         finally:
             for agent in (one, two, command):
                 await agent.views.close()

@@ -21,7 +21,7 @@ from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, parse_segment_name, 
 from tests.forking.daemons import run_walproxy
 from tests.integration.archive.archive_fixtures import Archive
 from tests.integration.archive.object_stores import LocalFolder, Place
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.waiting import NotThereYet
 from walproxy.lab.cluster.local_cluster import LocalProcess
 
@@ -33,7 +33,7 @@ _TEMPORARY = re.compile(r"#[0-9]+$")
 
 
 class ArchivedWal(NamedTuple):
-    """WAL [begin_lsn, end_lsn) in an archive, with a receipt; its bytes are what the receipt says."""
+    """WAL [begin_lsn, end_lsn) in an archive, with a receipt; its bytes match the receipt."""
 
     tli: int
     begin_lsn: Lsn
@@ -71,8 +71,8 @@ def let_in(cluster: Gated, place: Place) -> Gated:
 
 
 def archivers_of(cluster: Gated) -> list[int]:
-    """Return the safekeepers that answer and say that they archive."""
-    answers = {i: said(safekeeper, "archive") for i, safekeeper in cluster.safekeepers.items()}
+    """Return the safekeepers that answer and report that they archive."""
+    answers = {i: field_of(safekeeper, "archive") for i, safekeeper in cluster.safekeepers.items()}
     return [i for i, answer in answers.items() if answer is not None and answer["archiver"]]
 
 
@@ -89,8 +89,8 @@ def wait_for_archiver(cluster: Gated, *, other_than: int | None = None) -> int:
 
 
 def archived_lsn(cluster: Gated) -> Lsn:
-    """Return how far the archive is by the word of whoever archives, 0 if nobody does."""
-    archives = (said(safekeeper, "archive") or {} for safekeeper in cluster.safekeepers.values())
+    """Return how far the archive is by the report of the archiver, 0 if there is none."""
+    archives = (field_of(safekeeper, "archive") or {} for safekeeper in cluster.safekeepers.values())
     return max((parse_lsn(archive["archived_lsn"]) for archive in archives if archive.get("archiver")), default=0)
 
 
@@ -100,7 +100,7 @@ def archive_status(cluster: Gated, safekeeper_id: int) -> dict[str, str]:
     Raises:
         NotThereYet: it does not answer, or has no archive.
     """
-    status = said(cluster.safekeepers[safekeeper_id], "archive")
+    status = field_of(cluster.safekeepers[safekeeper_id], "archive")
     if status is None:
         raise NotThereYet(f"safekeeper {safekeeper_id} reports no archive")
     return dict(status)
@@ -152,7 +152,7 @@ def write_wal(cluster: Gated, mib: int, timeout_s: float = 120.0) -> None:
 
 
 def archived_wal(archive: Archive, segment_size: int) -> Iterator[ArchivedWal]:
-    """Yield every WAL file that has a receipt, by name; its size and checksum are what that says."""
+    """Yield every WAL file that has a receipt, by name; its size and checksum match it."""
     seen: set[str] = set()
     is_complete = False
     while not is_complete:
@@ -217,7 +217,7 @@ def assert_archive_is_whole(
 
     Args:
         pg_wals: folders of the same WAL; a segment is compared with the first that has it.
-        old_wal_goes: some of it is in no folder any more, or will be in none the next moment.
+        old_wal_goes: some of it is no longer in any folder, or will be in none the next moment.
 
     Returns:
         how many whole segments it holds.
@@ -243,7 +243,7 @@ def assert_archive_is_whole(
 def _bytes_in(pg_wals: Sequence[Path], name: str, size: int) -> bytes | None:
     """Return the first bytes of a segment from the first folder that has it, None if none has."""
     for folder in pg_wals:
-        # What a promotion leaves open is renamed, and is not written any more.
+        # What a promotion leaves open is renamed, and no longer written.
         for each in (name, f"{name}.partial"):
             with contextlib.suppress(FileNotFoundError), (folder / each).open("rb") as file:
                 return file.read(size)
@@ -252,7 +252,7 @@ def _bytes_in(pg_wals: Sequence[Path], name: str, size: int) -> bytes | None:
 
 def log_begin_lsn(cluster: Gated) -> Lsn:
     """Return where the log began, before anything of it was removed."""
-    history = next(found for s in cluster.safekeepers.values() if (found := said(s, "history")))
+    history = next(found for s in cluster.safekeepers.values() if (found := field_of(s, "history")))
     return segment_start(parse_lsn(history[0]["start_lsn"]), cluster.segment_size)
 
 

@@ -93,7 +93,7 @@ def confirmed(archive: Archive, segment_size: int = MIB) -> set[ArchivedFile]:
 
 @contextmanager
 def credentials() -> Iterator[None]:
-    """The environment that S3 needs, and nothing of the credentials of whoever runs the tests."""
+    """The environment that S3 needs, and nothing of the credentials of the user who runs the tests."""
     with pytest.MonkeyPatch.context() as environment:
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
             environment.delenv(name, raising=False)

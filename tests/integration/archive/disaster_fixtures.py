@@ -34,12 +34,12 @@ def back_up(server: LocalPostgres, to: Path) -> Path:
 def restored(
     binaries: ServerBinaries, backup: Path, target: Path, *options: str, place: Place
 ) -> Iterator[LocalPostgres]:
-    """A server that was restored, and has recovered; gone at the end. `options` say where its WAL comes from."""
+    """A server that was restored, and has recovered; gone at the end. `options` are the sources of its WAL."""
     arguments = ("--backup", str(backup), "--target", str(target), *owner(), *options)
-    told = run_reader("restore", *arguments, place=place)
-    assert told.returncode == 0, told.stderr
+    answer = run_reader("restore", *arguments, place=place)
+    assert answer.returncode == 0, answer.stderr
     make_runnable(target.parent, target)
-    # Nobody is there for whom its commits could wait.
+    # Its commits could wait for no standby.
     settings = {**CLUSTER_SETTINGS, "synchronous_standby_names": ""}
     try:
         with LocalPostgres(binaries, target, settings=settings) as server:
@@ -64,7 +64,7 @@ def recovered_lsn(server: LocalPostgres) -> Lsn:
 
 
 def committed_on_disk(directory: Path) -> Lsn:
-    """Return up to where a safekeeper's disk knows its WAL to be committed. It may be running."""
+    """Return the commit_lsn on a safekeeper's disk. It may be running."""
     control = ControlFile(RealFileSystem(), directory).load(ControlState)
     assert control is not None
     return control.commit_lsn

@@ -1,4 +1,4 @@
-"""An HTTP relay in front of an object store, which misbehaves when told to: an S3 on a bad day.
+"""An HTTP relay in front of an object store, which misbehaves on request: an S3 on a bad day.
 
     with FaultyRelay(server.endpoint) as relay:
         place = server.place("cluster", relay.endpoint)
@@ -52,7 +52,7 @@ Fault = Callable[[Request, Forward], Awaitable[web.Response]]
 
 
 def answer(status: int, code: str, message: str = "as the test says") -> Fault:
-    """S3's error of this code, with all that S3 may tell in it; the store hears nothing."""
+    """S3's error of this code, with all its fields; the store receives nothing."""
 
     async def fault(request: Request, forward: Forward) -> web.Response:
         body = (
@@ -66,7 +66,7 @@ def answer(status: int, code: str, message: str = "as the test says") -> Fault:
 
 
 def delay(seconds: float) -> Fault:
-    """The store hears it late."""
+    """The store receives it late."""
 
     async def fault(request: Request, forward: Forward) -> web.Response:
         await asyncio.sleep(seconds)
@@ -82,7 +82,7 @@ async def hang(request: Request, forward: Forward) -> NoReturn:
 
 
 async def drop(request: Request, forward: Forward) -> web.Response:
-    """The connection breaks before the store hears anything."""
+    """The connection breaks before the store receives anything."""
     request.abort()
     return web.Response()
 
@@ -108,11 +108,11 @@ async def ignore_conditions(request: Request, forward: Forward) -> web.Response:
 
 async def garble(request: Request, forward: Forward) -> web.Response:
     """One bit of the answer is another one."""
-    told = await forward(request)
-    assert isinstance(told.body, bytes) and told.body, "there is nothing to garble"
-    middle = len(told.body) // 2
-    told.body = told.body[:middle] + bytes([told.body[middle] ^ 1]) + told.body[middle + 1 :]
-    return told
+    response = await forward(request)
+    assert isinstance(response.body, bytes) and response.body, "there is nothing to garble"
+    middle = len(response.body) // 2
+    response.body = response.body[:middle] + bytes([response.body[middle] ^ 1]) + response.body[middle + 1 :]
+    return response
 
 
 async def passing(request: Request, forward: Forward) -> web.Response:

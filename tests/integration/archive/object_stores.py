@@ -5,7 +5,7 @@
         store = ObjectStore.open(place.url, options=place.options)      # with place.environment set
 
 They differ where stores in the field differ. moto checks no signature and honours If-None-Match. rclone checks
-signatures and ignores If-None-Match without a word. SeaweedFS checks and honours both, and is for tables. A folder has
+signatures and ignores If-None-Match silently. SeaweedFS checks and honours both, and is for tables. A folder has
 no server at all.
 
 `write`, `read`, `keys` and `remove` go behind the archive's back, into the folder or past the client library: that is
@@ -134,19 +134,19 @@ class LocalFolder(Server):
 
 
 class _Program:
-    """A server in a process of its own, which says on its standard error where it listens.
+    """A server in a process of its own, which prints on its standard error where it listens.
 
     Attributes:
         endpoint: that address. It answers from now on.
     """
 
-    def __init__(self, *command: str, says: str) -> None:
-        self._pattern = re.compile(says)
+    def __init__(self, *command: str, listening: str) -> None:
+        self._pattern = re.compile(listening)
         self._lines: list[str] = []
         self._listens = threading.Event()
         self.endpoint = ""
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        # It logs each request: whoever does not read that stops it when the pipe is full.
+        # It logs each request: if the log is not read, it stops when the pipe is full.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if not self._listens.wait(_DEADLINE_S) or not self.endpoint:
@@ -212,7 +212,7 @@ class MotoServer(Server):
     def __init__(self) -> None:
         self._program = _Program(
             *(sys.executable, "-c", _MOTO_WITH_ATOMIC_PUTS, "-H", "127.0.0.1", "-p", "0"),
-            says=r"Running on (http://[\d.]+:\d+)",
+            listening=r"Running on (http://[\d.]+:\d+)",
         )
         self.endpoint = self._program.endpoint
         self._ask("PUT", "")
@@ -240,7 +240,7 @@ class MotoServer(Server):
         return sorted(key.removeprefix(f"{prefix}/") for key in found)
 
     def _ask(self, method: str, path: str, content: bytes | None = None) -> bytes:
-        # It does not check who asks, as long as somebody does.
+        # It does not check the name, only that one is given.
         signed = f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request"
         headers = {"Authorization": signed, "Content-Type": "application/octet-stream"}
         request = urllib.request.Request(f"{self.endpoint}/{_BUCKET}{path}", content, headers, method=method)
@@ -263,7 +263,7 @@ class RcloneServer(LocalFolder):
             *(str(Path(sysconfig.get_path("scripts")) / "rclone"), "serve", "s3", str(self.folder.parent)),
             *("--addr", "127.0.0.1:0", "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"),
             *("--config", "", "--cache-dir", str(self.folder.parent / "cache")),
-            says=r"Starting s3 server on \[(http://[\d.]+:\d+)/\]",
+            listening=r"Starting s3 server on \[(http://[\d.]+:\d+)/\]",
         )
         self.endpoint = self._program.endpoint
         self._client = _s3_client(self.endpoint)
@@ -304,7 +304,7 @@ class SeaweedServer(Server):
                 *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", f"-s3.config={folder / 's3.json'}"),
                 *(f"-filer.localSocket={folder / 'filer'}", f"-s3.localSocket={folder / 's3'}"),
                 *("-master.volumeSizeLimitMB=64", "-volume.max=100"),
-                says=r"Start Seaweed S3 API Server .* at http port (\d+)",
+                listening=r"Start Seaweed S3 API Server .* at http port (\d+)",
             )
         except BaseException:
             self._folder.cleanup()

@@ -24,7 +24,7 @@ from tests.integration.archive.archive_cluster_fixtures import (
 )
 from tests.integration.archive.archive_fixtures import SYSTEM_ID, Archive
 from tests.integration.archive.object_stores import LocalFolder
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated, make_gated
 from tests.scratch import scratch_folder
 from walproxy.lab.cluster.local_cluster import LocalProcess
@@ -86,12 +86,12 @@ def test_open_segment_is_archived_on_demand_and_when_the_archiver_is_stopped(
     # One that begins to archive brings the open segment at once; from then on it waits.
     wait_for(lambda: archived_lsn(cluster) > 0, "it has begun")
     for _ in range(2):
-        end_lsn = _commit_that_the_archiver_knows(cluster, archiver)
+        end_lsn = _commit_of_the_archiver(cluster, archiver)
         assert archived_lsn(cluster) < end_lsn
         assert archiver.pid is not None
         os.kill(archiver.pid, signal.SIGUSR1)
         wait_until_archived(cluster, end_lsn)
-    end_lsn = _commit_that_the_archiver_knows(cluster, archiver)
+    end_lsn = _commit_of_the_archiver(cluster, archiver)
     assert archived_lsn(cluster) < end_lsn
     assert archiver.stop() == 0
     assert max(found.end_lsn for found in archived_wal(folder_archive, cluster.segment_size)) >= end_lsn
@@ -99,11 +99,11 @@ def test_open_segment_is_archived_on_demand_and_when_the_archiver_is_stopped(
     assert_is_archived(cluster, folder_archive)
 
 
-def _commit_that_the_archiver_knows(cluster: Gated, archiver: LocalProcess) -> Lsn:
-    """Commit, and wait until the archiver has heard that it is committed; return where that ends."""
+def _commit_of_the_archiver(cluster: Gated, archiver: LocalProcess) -> Lsn:
+    """Commit, and wait until the archiver has the commit; return where that ends."""
     Commit(cluster.postgres).wait()
     end_lsn = cluster.commit_lsn_of_all()
-    wait_for(lambda: parse_lsn(said(archiver, "commit_lsn") or "0/0") >= end_lsn, "the archiver knows of the commit")
+    wait_for(lambda: parse_lsn(field_of(archiver, "commit_lsn") or "0/0") >= end_lsn, "the archiver has the commit")
     return end_lsn
 
 
@@ -137,7 +137,7 @@ def test_archiver_that_hangs_is_replaced_and_makes_no_trouble_when_it_goes_on(ar
         write_wal(cluster, 2)
         wait_until_archived(cluster)
         cluster.safekeepers[before].resume()
-        wait_for(lambda: archivers_of(cluster) == [after], "it has heard that another one archives")
+        wait_for(lambda: archivers_of(cluster) == [after], "it has received that another one archives")
         load.wait_for_commits(20)
 
 
@@ -148,13 +148,13 @@ def test_archiver_goes_on_when_the_proxy_is_killed_and_is_the_archiver_of_the_ne
     with cluster.load() as load:
         before = wait_for_archiver(cluster)
         if before == min(cluster.safekeepers):
-            # That one would be the choice of a leader that knows nothing, too.
+            # That one would be the choice of a leader without reports, too.
             cluster.safekeepers[before].kill9()
             before = wait_for_archiver(cluster, other_than=before)
             cluster.heal()
         write_wal(cluster, 1)
         cluster.proxy.kill9()
-        # What was committed last is archived although nobody is there to tell it to.
+        # What was committed last is archived although no leader reports it.
         committed_lsn = max(cluster.flush_lsn_of(i) for i in cluster.safekeepers)
         assert _archivers_of_all(cluster) == [before]
         wait_for(lambda: archive_status(cluster, before)["lag_bytes"] == 0, "all that it may read is archived")
@@ -168,18 +168,18 @@ def test_archiver_goes_on_when_the_proxy_is_killed_and_is_the_archiver_of_the_ne
 
 
 def _archivers_of_all(cluster: Gated) -> list[int]:
-    """Return the safekeepers that say that they archive, once each has answered."""
+    """Return the safekeepers that report that they archive, once each has answered."""
     answers: list[Any] = []
 
     def all_answer() -> bool:
-        answers[:] = [said(safekeeper, "archive") for safekeeper in cluster.safekeepers.values()]
+        answers[:] = [field_of(safekeeper, "archive") for safekeeper in cluster.safekeepers.values()]
         return None not in answers
 
     wait_for(all_answer, "each safekeeper answers")
     return [i for i, answer in zip(cluster.safekeepers, answers, strict=True) if answer["archiver"]]
 
 
-def test_archive_that_is_away_costs_no_commit_is_told_and_is_filled_when_it_is_back(
+def test_archive_that_is_away_costs_no_commit_is_reported_and_is_filled_when_it_is_back(
     archived: tuple[Gated, Archive],
 ) -> None:
     cluster, archive = archived
@@ -193,21 +193,21 @@ def test_archive_that_is_away_costs_no_commit_is_told_and_is_filled_when_it_is_b
         try:
             write_wal(cluster, 3)
             load.wait_for_commits(50)
-            wait_for(lambda: archive_status(cluster, archiver)["problem"] != "", "it says what is wrong")
+            wait_for(lambda: archive_status(cluster, archiver)["problem"] != "", "it reports what is wrong")
             assert metric(cluster.safekeepers[archiver], "archive_problem") == 1
             wait_for(
                 lambda: metric(cluster.safekeepers[archiver], "unarchived_bytes") > 2 * cluster.segment_size,
-                "it says how much is not archived",
+                "it reports how much is not archived",
             )
             load.wait_for_commits(50)
         finally:
             place.unlink()
             aside.rename(place)
         wait_until_archived(cluster)
-        wait_for(lambda: metric(cluster.safekeepers[archiver], "archive_problem") == 0, "nothing is wrong any more")
-    told = cluster.safekeepers[archiver].log_path.read_text()[log_begin:]
-    assert "cannot archive: " in told and "Traceback" not in told
-    assert told.index("archiving resumed") > told.index("cannot archive: ")
+        wait_for(lambda: metric(cluster.safekeepers[archiver], "archive_problem") == 0, "nothing is wrong now")
+    logged = cluster.safekeepers[archiver].log_path.read_text()[log_begin:]
+    assert "cannot archive: " in logged and "Traceback" not in logged
+    assert logged.index("archiving resumed") > logged.index("cannot archive: ")
 
 
 def test_archive_of_another_cluster_is_refused_in_one_line_and_commits_go_on(
@@ -222,10 +222,10 @@ def test_archive_of_another_cluster_is_refused_in_one_line_and_commits_go_on(
         load.wait_for_commits(20)
         for safekeeper_id, safekeeper in cluster.safekeepers.items():
             wait_for(lambda i=safekeeper_id: str(SYSTEM_ID) in archive_status(cluster, i)["problem"], "it is refused")  # type: ignore[misc]
-            # Whoever tries again says it again only after a while.
-            (told,) = _complaints(safekeeper.log_path)
-            assert " ERROR " in told
-            assert folder_archive.place.url in told and own_system_id in told and str(SYSTEM_ID) in told
+            # A retry logs it again only after a while.
+            (logged,) = _complaints(safekeeper.log_path)
+            assert " ERROR " in logged
+            assert folder_archive.place.url in logged and own_system_id in logged and str(SYSTEM_ID) in logged
             wait_for(lambda s=safekeeper: metric(s, "archive_errors_total") > 2, "it was tried again")  # type: ignore[misc]
         load.wait_for_commits(20)
     assert all(len(_complaints(safekeeper.log_path)) == 1 for safekeeper in cluster.safekeepers.values())

@@ -29,12 +29,12 @@ def archive(past: Past) -> Iterator[Path]:
     shutil.rmtree(past.folder / "copy")
 
 
-def test_the_list_says_from_when_to_when_can_be_restored(past: Past) -> None:
+def test_the_list_has_from_when_to_when_can_be_restored(past: Past) -> None:
     answer = walproxy("archive", "list", "--archive", past.archive, "--json")
     assert answer.returncode == EXIT_FINE, answer.stderr
-    said = json.loads(answer.stdout)
-    assert (said["system_id"], said["holes"]) == (str(past.system_id), [])
-    [whole] = said["ranges"]
+    listed = json.loads(answer.stdout)
+    assert (listed["system_id"], listed["holes"]) == (str(past.system_id), [])
+    [whole] = listed["ranges"]
     assert (whole["tli"], whole["end_lsn"], whole["ends_with_partial"]) == (1, format_lsn(past.archived_lsn), True)
     assert whole["first_commit"] < past.steps[0].time[:26]
     # The last commit is that of the last step, which happened just before its time was taken.
@@ -43,19 +43,19 @@ def test_the_list_says_from_when_to_when_can_be_restored(past: Past) -> None:
 
 def test_a_hole_splits_the_list_and_is_named(past: Past, archive: Path) -> None:
     name = remove_segment(archive, past.steps[2].end_lsn)
-    said = json.loads(walproxy("archive", "list", "--archive", archive, "--json").stdout)
+    listed = json.loads(walproxy("archive", "list", "--archive", archive, "--json").stdout)
     hole_lsn = past.steps[2].end_lsn // MIB * MIB
-    assert said["ranges"][0]["end_lsn"] == format_lsn(hole_lsn)
-    assert [(hole["missing"], hole["begin_lsn"]) for hole in said["holes"]] == [(name, format_lsn(hole_lsn))]
-    assert said["ranges"][1]["first_commit"] > past.steps[2].time[:26]
+    assert listed["ranges"][0]["end_lsn"] == format_lsn(hole_lsn)
+    assert [(hole["missing"], hole["begin_lsn"]) for hole in listed["holes"]] == [(name, format_lsn(hole_lsn))]
+    assert listed["ranges"][1]["first_commit"] > past.steps[2].time[:26]
 
 
 def test_an_archive_that_is_as_it_should_be(past: Past) -> None:
     answer = walproxy("archive", "verify", "--archive", past.archive, "--json")
-    said = json.loads(answer.stdout)
-    assert (answer.returncode, said["problems"], said["notes"]) == (EXIT_FINE, [], [])
+    listed = json.loads(answer.stdout)
+    assert (answer.returncode, listed["problems"], listed["notes"]) == (EXIT_FINE, [], [])
     since = walproxy("archive", "verify", "--archive", past.archive, "--json", "--since", format_lsn(past.archived_lsn))
-    assert json.loads(since.stdout)["checked"] == 0 < said["checked"]
+    assert json.loads(since.stdout)["checked"] == 0 < listed["checked"]
 
 
 def swap(archive: Path, past: Past) -> None:
@@ -99,8 +99,8 @@ def test_an_unfinished_upload_is_noted_only(past: Past, archive: Path) -> None:
 def test_the_cluster_that_a_rebootstrap_began_may_write_once_it_is_adopted(archive: Path) -> None:
     answer = walproxy("archive", "adopt", "--archive", archive, "--cluster-id", "0123456789abcdef" * 2)
     assert answer.returncode == EXIT_FINE, answer.stderr
-    said = json.loads(walproxy("archive", "list", "--archive", archive, "--json").stdout)
-    assert said["cluster_ids"][-1] == "0123456789abcdef" * 2
+    listed = json.loads(walproxy("archive", "list", "--archive", archive, "--json").stdout)
+    assert listed["cluster_ids"][-1] == "0123456789abcdef" * 2
 
 
 @pytest.mark.parametrize("command", ["list", "verify"])

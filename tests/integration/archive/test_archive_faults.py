@@ -177,7 +177,7 @@ def test_a_store_that_is_gone_is_unavailable_in_bounded_time(archive: Archive, r
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_a_store_that_does_not_let_us_in_refuses_and_says_why(
+def test_a_store_without_access_is_refused_with_the_reason(
     archive: Archive, relay: FaultyRelay, status: int, code: str, method: str
 ) -> None:
     uploader = archive.uploader()
@@ -310,7 +310,7 @@ def test_another_that_comes_in_between_is_not_overwritten(archive: Archive, rela
 def test_another_that_comes_in_between_is_noticed_without_conditions(
     archive: Archive, relay: FaultyRelay, path: str
 ) -> None:
-    """A store without conditions may lose one of the two, and then nobody takes what is left for good WAL."""
+    """A store without conditions may lose one of the two, and then no reader takes what is left for good WAL."""
 
     _another_comes_in_between(archive, relay, path, then=ignore_conditions)
     relay.when("PUT", "", ignore_conditions)
@@ -322,10 +322,10 @@ def test_another_that_comes_in_between_is_noticed_without_conditions(
         archive.reader().fetch_bytes(found)
 
 
-def test_without_credentials_it_says_so_in_bounded_time(
+def test_without_credentials_an_error_comes_in_bounded_time(
     archive: Archive, relay: FaultyRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing in the environment, and the machine's own metadata do not know us either."""
+    """Nothing in the environment, and the machine's own metadata have no credentials either."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     relay.when("", "/latest/", answer(404, "NotFound"))

@@ -102,7 +102,7 @@ def _lose(cluster: Gated, archive: Archive) -> Remains:
     later.wait_for_commits(100)
     wait_for(lambda: archived_lsn(cluster) > time_lsn, "some of it is archived")
     survivor = cluster.safekeeper_directory(2)
-    wait_for(lambda: committed_on_disk(survivor) > time_lsn, "the survivor's disk knows some of it to be committed")
+    wait_for(lambda: committed_on_disk(survivor) > time_lsn, "the survivor's disk has some of it as committed")
     # For longer than the archive may be behind.
     began_at = time.monotonic()
     while time.monotonic() < began_at + PARTIAL_INTERVAL_S + UPLOAD_S + 1:
@@ -132,7 +132,7 @@ def test_every_acknowledged_commit_comes_back_with_the_archive_and_the_one_safek
         assert recovered_lsn(server) <= flushed_on_disk(remains.survivor)
 
 
-def test_without_uncommitted_wal_all_comes_back_that_the_safekeeper_knew_to_be_committed(remains: Remains) -> None:
+def test_without_uncommitted_wal_all_comes_back_that_the_safekeeper_had_as_committed(remains: Remains) -> None:
     commit_lsn, flush_lsn = committed_on_disk(remains.survivor), flushed_on_disk(remains.survivor)
     assert commit_lsn < flush_lsn
     options = ("--data-dir", str(remains.survivor))
@@ -225,7 +225,7 @@ def test_archive_in_an_object_store_outlives_refusals_and_its_archiver_and_is_re
             relay.when("PUT", "", answer(403, "AccessDenied"))
             write_wal(cluster, 1)
             load.wait_for_commits(50)
-            wait_for(lambda: archive_status(cluster, archiver)["problem"] != "", "it says what is wrong")
+            wait_for(lambda: archive_status(cluster, archiver)["problem"] != "", "it reports what is wrong")
             assert "AccessDenied" in archive_status(cluster, archiver)["problem"]
             relay.clear()
             wait_until_archived(cluster)

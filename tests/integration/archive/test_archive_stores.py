@@ -32,7 +32,7 @@ def archive(server: Server, request: pytest.FixtureRequest) -> Archive:
     return Archive(server, prefix, server.place(prefix))
 
 
-def test_an_archive_is_claimed_once_and_known_again(archive: Archive) -> None:
+def test_an_archive_is_claimed_once_and_recognized(archive: Archive) -> None:
     assert archive.reader().manifest() is None
     manifest = archive.uploader(safekeeper_id=1).claim()
     assert archive.reader().manifest() == manifest
@@ -45,10 +45,10 @@ def test_an_archive_is_claimed_once_and_known_again(archive: Archive) -> None:
 
 def test_two_that_claim_at_once_agree(archive: Archive) -> None:
     uploaders = [archive.uploader(safekeeper_id=number) for number in (1, 2, 3)]
-    told = at_once(*(uploader.claim for uploader in uploaders))
+    outcomes = at_once(*(uploader.claim for uploader in uploaders))
     manifest = archive.reader().manifest()
     assert manifest is not None
-    assert [(claimed.system_id, claimed.cluster_ids) for claimed in told] == [  # type: ignore[attr-defined]
+    assert [(claimed.system_id, claimed.cluster_ids) for claimed in outcomes] == [  # type: ignore[attr-defined]
         (manifest.system_id, manifest.cluster_ids)
     ] * 3
 
@@ -76,7 +76,7 @@ def test_a_manifest_that_is_not_understood_is_refused(archive: Archive, manifest
     assert archive.contents() == {"manifest.json": manifest}
 
 
-def test_wal_that_nobody_claimed_is_refused(archive: Archive) -> None:
+def test_wal_that_no_archive_claim_covers_is_refused(archive: Archive) -> None:
     archive.write(segment(0).key(False), wal(0))
     with pytest.raises(ArchiveRefused, match=r"manifest\.json"):
         archive.uploader().claim()
@@ -138,11 +138,11 @@ def test_two_uploaders_of_the_same_bytes_do_no_harm(archive: Archive, compress: 
     archive.uploader().claim()
     one, other = archive.uploader(safekeeper_id=1), archive.uploader(safekeeper_id=2, compress=compress)
     for number in range(ROUNDS):
-        told = at_once(
+        outcomes = at_once(
             lambda: one.upload(segment(number), wal(number)),  # noqa: B023
             lambda: other.upload(segment(number), wal(number)),  # noqa: B023
         )
-        assert set(told) <= {True, False}, told
+        assert set(outcomes) <= {True, False}, outcomes
     assert confirmed(archive) == {segment(number) for number in range(ROUNDS)}
     reader = archive.reader()
     assert reader.catalog().chain(1, 0) == ROUNDS * MIB
@@ -151,19 +151,21 @@ def test_two_uploaders_of_the_same_bytes_do_no_harm(archive: Archive, compress: 
         assert found is not None and reader.fetch_bytes(found) == wal(number)
 
 
-def test_of_two_uploaders_of_different_bytes_at_least_one_hears_of_it(archive: Archive) -> None:
+def test_of_two_uploaders_of_different_bytes_at_least_one_gets_an_error(archive: Archive) -> None:
     archive.uploader().claim()
     one, other = archive.uploader(safekeeper_id=1), archive.uploader(safekeeper_id=2)
     reader = archive.reader()
     for number in range(ROUNDS):
-        told = at_once(
+        outcomes = at_once(
             lambda: one.upload(segment(number), wal(number)),  # noqa: B023
             lambda: other.upload(segment(number), wal(number + 1000)),  # noqa: B023
         )
-        assert any(isinstance(outcome, ArchiveError) for outcome in told), told
-        assert all(isinstance(outcome, ArchiveError | bool) for outcome in told), told
+        assert any(isinstance(outcome, ArchiveError) for outcome in outcomes), outcomes
+        assert all(isinstance(outcome, ArchiveError | bool) for outcome in outcomes), outcomes
         winners = [
-            content for content, outcome in zip((wal(number), wal(number + 1000)), told, strict=True) if outcome is True
+            content
+            for content, outcome in zip((wal(number), wal(number + 1000)), outcomes, strict=True)
+            if outcome is True
         ]
         # An upload under way looks like a torn one, so either may have been replaced. Then nothing of it is used.
         with contextlib.suppress(ArchiveConflict, ArchiveCorrupt):
@@ -256,15 +258,13 @@ def test_partials_are_superseded_by_longer_ones_and_by_the_segment(archive: Arch
     assert len(archive.keys()) == 3
 
 
-def test_a_store_says_by_itself_whether_it_honours_conditions(
-    archive: Archive, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_probe_finds_whether_a_store_honours_conditions(archive: Archive, caplog: pytest.LogCaptureFixture) -> None:
     store = archive.store()
     with caplog.at_level(logging.INFO):
         assert store.probe() is archive.server.conditional_puts
         assert store.probe() is archive.server.conditional_puts
-    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(told) == (0 if archive.server.conditional_puts else 1)
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == (0 if archive.server.conditional_puts else 1)
     assert archive.server.keys(archive.prefix) == []
 
 

@@ -1,4 +1,4 @@
-"""Small disks: old WAL goes once it is archived, and whoever needs it gets it all the same."""
+"""Small disks: old WAL goes once it is archived, and each member that needs it gets it nevertheless."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.integration.archive.archive_cluster_fixtures import (
 )
 from tests.integration.archive.archive_fixtures import Archive
 from tests.integration.archive.object_stores import LocalFolder
-from tests.integration.cluster.cluster_fixtures import MIB, Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import MIB, Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated, make_gated
 from tests.integration.serving.serve_fixtures import (
     ReceiveWal,
@@ -70,7 +70,7 @@ def trimmed(shared_trimmed: Trimmed) -> Iterator[Trimmed]:
 
 def oldest_lsn(cluster: Gated, safekeeper_id: int) -> Lsn:
     """Return where the WAL of a safekeeper begins."""
-    wal_begin_lsn = said(cluster.safekeepers[safekeeper_id], "wal_begin_lsn")
+    wal_begin_lsn = field_of(cluster.safekeepers[safekeeper_id], "wal_begin_lsn")
     if wal_begin_lsn is None:
         raise NotThereYet(f"safekeeper {safekeeper_id} does not answer")
     return parse_lsn(wal_begin_lsn)
@@ -106,7 +106,7 @@ def test_wal_that_is_archived_goes_and_the_disks_stay_within_the_limit_also_with
         assert oldest_lsn(cluster, 3) > ends_lsn
         cluster.safekeepers[2].kill9()
         load.wait_for_commits(20)
-        wait_for(lambda: said(away, "votes") is True, "it says that it votes")
+        wait_for(lambda: field_of(away, "votes") is True, "it reports that it votes")
         cluster.safekeepers[2].start()
 
 
@@ -177,7 +177,7 @@ def test_wiped_safekeeper_is_fed_from_the_oldest_wal_and_does_not_count(
     assert_is_archived(cluster, folder_archive)
 
 
-def test_without_its_archive_nothing_goes_and_it_is_told_long_before_the_disk_is_full(
+def test_without_its_archive_nothing_goes_and_it_is_reported_long_before_the_disk_is_full(
     folder_archive: Archive, new_gated: NewGated
 ) -> None:
     cluster = new_gated(safekeeper_options=archive_options(folder_archive.place, *SMALL)).start_gated()
@@ -190,7 +190,7 @@ def test_without_its_archive_nothing_goes_and_it_is_told_long_before_the_disk_is
         begin_lsn = oldest_lsn(cluster, 1)
         write_wal(cluster, 2 * LIMIT_BYTES // MIB)
         wait_for(lambda: metric(archiver, "wal_over_limit") == 1, "there is more than there should be")
-        wait_for(lambda: "more than the 6 MiB of wal_limit" in archiver.log_path.read_text(), "that is told")
+        wait_for(lambda: "more than the 6 MiB of wal_limit" in archiver.log_path.read_text(), "that is logged")
         assert metric(archiver, "wal_bytes") > LIMIT_BYTES == metric(archiver, "wal_limit_bytes")
         # Where its WAL begins never goes back, so the wait is for the answer only.
         wait_for(

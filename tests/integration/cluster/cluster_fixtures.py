@@ -43,7 +43,7 @@ _SLOW_SYNC_MS = 20.0
 RATE = 100.0
 
 
-def said(process: LocalProcess, name: str) -> Any:
+def field_of(process: LocalProcess, name: str) -> Any:
     """Return a field of a daemon's /status, None while it does not answer."""
     status = process.status() if process.pid is not None else None
     return status[name] if status is not None else None
@@ -78,7 +78,7 @@ class Gated(LocalCluster):
 
     def serving(self) -> LocalProcess | None:
         """Return the proxy that streams."""
-        return next((proxy for proxy in self.proxies if said(proxy, "state") == "streaming"), None)
+        return next((proxy for proxy in self.proxies if field_of(proxy, "state") == "streaming"), None)
 
     def status(self) -> dict[str, Any]:
         """Return the status of the proxy that streams, once there is one."""
@@ -93,12 +93,12 @@ class Gated(LocalCluster):
         return found[0]
 
     def member(self, safekeeper_id: int) -> dict[str, Any]:
-        """Return what the serving proxy says of a safekeeper."""
+        """Return the serving proxy's entry of a safekeeper."""
         return entry(self.status()["safekeepers"], "id", safekeeper_id)
 
     def flush_lsn_of(self, safekeeper_id: int) -> Lsn:
         """Return a safekeeper's flush_lsn by its own word, 0 if it does not answer."""
-        return parse_lsn(said(self.safekeepers[safekeeper_id], "flush_lsn") or "0/0")
+        return parse_lsn(field_of(self.safekeepers[safekeeper_id], "flush_lsn") or "0/0")
 
     def waiters(self) -> int:
         """Return how many `Commit`s wait for the quorum."""
@@ -245,7 +245,7 @@ class Row(SingleStatement):
 
 
 class Load:
-    """Clients that insert rows, one per commit, and what they were told.
+    """Clients that insert rows, one per commit, and the replies.
 
     Leaving the `with` block stops the clients and verifies the cluster.
     """

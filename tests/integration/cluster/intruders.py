@@ -1,6 +1,6 @@
-"""Those who should not be let in: strangers at a listener, somebody in between, and a server that poses as another.
+"""Clients and servers that must be refused: strangers at a listener, relays, and a server that poses as another.
 
-Each of `knock`, `log_in` and `Raw.log_in` tries once and returns what it was told, in one line where it is told
+Each of `knock`, `log_in` and `Raw.log_in` tries once and returns the reply, in one line where there is
 anything.
 """
 
@@ -41,7 +41,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def log_in(conninfo: str, **options: str) -> str:
-    """Log in by libpq, and return what it says to that, "let in" if nothing."""
+    """Log in by libpq, and return the error, "let in" if there is none."""
     try:
         psycopg.connect(psycopg.conninfo.make_conninfo(conninfo, **options)).close()
     except psycopg.OperationalError as error:
@@ -50,7 +50,7 @@ def log_in(conninfo: str, **options: str) -> str:
 
 
 def knock(port: int, tls: ClientTls | None, secret: str, safekeeper_id: int = 1) -> str:
-    """Come to a proposers' listener as a proxy does, and return what the proxy would say of it, "let in" if nothing."""
+    """Connect to a proposers' listener as a proxy does, and return the proxy's error, "let in" if there is none."""
     credentials = Credentials(tls, SharedSecret(None, Secret(secret.encode())) if secret else None)
 
     async def run() -> str:
@@ -76,7 +76,7 @@ def knock(port: int, tls: ClientTls | None, secret: str, safekeeper_id: int = 1)
 
 
 class Raw(ReplicationClient):
-    """A replication client of this file's own over TLS, which says what it likes.
+    """A replication client of this file's own over TLS, which sends anything.
 
     Attributes:
         binding: what the certificate that it was shown has for channel binding (tls-server-end-point).
@@ -91,11 +91,11 @@ class Raw(ReplicationClient):
         self.binding = hashlib.sha256(secured.getpeercert(binary_form=True) or b"").digest()
 
     def log_in(self, user: str, password: str, *, strips_plus: bool = False, replayed: bytes = b"") -> str:
-        """Log in by SCRAM, and return what the server says to that.
+        """Log in by SCRAM, and return the server's error.
 
         Args:
-            strips_plus: as a client does that was told that there is no channel binding.
-            replayed: said instead of the proof.
+            strips_plus: as a client does to which no channel binding was offered.
+            replayed: sent instead of the proof.
         """
         offered = ["SCRAM-SHA-256"] if strips_plus else ["SCRAM-SHA-256-PLUS", "SCRAM-SHA-256"]
         scram = ScramClient(offered, user, password, channel_binding=("tls-server-end-point", self.binding))
@@ -134,17 +134,17 @@ class Prover:
         return self.socket.getpeercert(binary_form=True) or b""
 
     def ask(self, message: AuthenticationMessage) -> AuthenticationMessage:
-        """Say something and return the answer."""
+        """Send a message and return the answer."""
         self.socket.sendall(encode_authentication(message))
         while True:
             data = self.socket.recv(1 << 16)
-            assert data, "the safekeeper hung up without a word"
+            assert data, "the safekeeper hung up without a reply"
             for answer in self._decoder.feed(data):
                 return answer
 
 
 class Impostor:
-    """Listens on loopback for those who look for somebody else; used in a `with` statement.
+    """Listens on loopback in the place of another server; used in a `with` statement.
 
     Attributes:
         port: where.
@@ -187,7 +187,7 @@ class Impostor:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _close(self) -> None:
-        # asyncio forgets the socket of whoever is being accepted when the server is closed.
+        # asyncio forgets the socket of a connection that is being accepted when the server is closed.
         while accepting := asyncio.all_tasks() - self._tasks - {asyncio.current_task()}:
             await asyncio.wait(accepting)
         self._server.close()
@@ -221,7 +221,7 @@ class Impostor:
 
 
 def passes_on(port: int, tls: ssl.SSLContext, *, postgres: bool = False) -> Serve:
-    """Somebody in between: what is said to it, it says to a server with a certificate of its own, and back."""
+    """A relay in between: it passes bytes to a server with a certificate of its own, and back."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
@@ -243,7 +243,7 @@ def passes_on(port: int, tls: ssl.SSLContext, *, postgres: bool = False) -> Serv
 
 
 async def reflects(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A safekeeper without the secret: what the proxy proves, it says back as its own proof."""
+    """A safekeeper without the secret: it returns the proxy's proof as its own."""
     decoder = FrameDecoder(PROPOSER_AUTHENTICATION)
     while data := await reader.read(1 << 16):
         for message in decoder.feed(data):

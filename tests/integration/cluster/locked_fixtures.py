@@ -19,7 +19,7 @@ import psycopg
 from safekeeper.net.tls import ClientTls
 from safekeeper.serving.users import user_line
 from tests.cluster_templates import init_by_copying
-from tests.integration.cluster.cluster_fixtures import Gated, Load, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, Load, field_of, wait_for
 from tests.unit.certificates import HOST, Authority, Pair
 from walproxy.postgres.binaries import ServerBinaries, server_user
 from walproxy.postgres.local_server import LocalPostgres
@@ -32,7 +32,7 @@ ELSEWHERE = "127.0.0.2"
 
 
 def has_tls(binaries: ServerBinaries) -> bool:
-    """Tell whether a server was built with TLS."""
+    """Return whether a server was built with TLS."""
     command = [str(binaries.path("postgres")), "--describe-config"]
     # Under root it would refuse to run even for that.
     user = server_user()
@@ -66,7 +66,7 @@ class LockedCluster(Gated):
         self._lock_proxy()
 
     def trust(self) -> dict[str, str]:
-        """Return what libpq must be told to take nobody else for one of them."""
+        """Return the options with which libpq accepts only one of them."""
         return {"sslmode": "verify-full", "sslrootcert": str(self.authority.ca), "channel_binding": "require"}
 
     def pair(self, name: str, *, authority: Authority | None = None, expired: bool = False) -> Pair:
@@ -177,7 +177,7 @@ def _give(path: Path) -> None:
 
 @contextlib.contextmanager
 def warned_once(log_path: Path, part: str, *, begin: int | None = None, beside: str | None = None) -> Iterator[None]:
-    """In the `with` block something is told in a log as one line with `part`, and nothing else of any weight.
+    """In the `with` block a log gets one line with `part`, and nothing else above INFO.
 
     Args:
         begin: from where on in the log; by default from its end at the beginning of the block on.
@@ -190,7 +190,7 @@ def warned_once(log_path: Path, part: str, *, begin: int | None = None, beside: 
         return [line for line in lines if " INFO " not in line and " DEBUG " not in line]
 
     yield
-    wait_for(lambda: any(part in line for line in weighty()), lambda: f"{log_path.name} says {part!r}: {weighty()}")
+    wait_for(lambda: any(part in line for line in weighty()), lambda: f"{log_path.name} has {part!r}: {weighty()}")
     lines = weighty()
     assert sum(part in line for line in lines) == 1, lines
     assert all(" WARNING " in line for line in lines), lines
@@ -202,12 +202,12 @@ def warned_once(log_path: Path, part: str, *, begin: int | None = None, beside: 
 def undisturbed(load: Load) -> Iterator[None]:
     """Commits go on during the `with` block and behind it, in the same term, over the same connections."""
     cluster = load.cluster
-    before = (said(cluster.proxy, "term"), cluster.proxy.log_path.read_text().count("lost safekeeper"))
+    before = (field_of(cluster.proxy, "term"), cluster.proxy.log_path.read_text().count("lost safekeeper"))
     began_at = time.monotonic()
     yield
     load.wait_for_commits(since=began_at)
     load.wait_for_commits()
-    assert (said(cluster.proxy, "term"), cluster.proxy.log_path.read_text().count("lost safekeeper")) == before
+    assert (field_of(cluster.proxy, "term"), cluster.proxy.log_path.read_text().count("lost safekeeper")) == before
 
 
 def make_locked(binaries: ServerBinaries, template: Path, folder: Path, settings: dict[str, str]) -> LockedCluster:

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from tests.integration.cluster.cluster_fixtures import MIB, Commit, resident_bytes, said, wait_for
+from tests.integration.cluster.cluster_fixtures import MIB, Commit, field_of, resident_bytes, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 
 WINDOW_MIB = 16
@@ -27,7 +27,7 @@ def test_lost_quorum_under_load_bounds_memory_keeps_the_walsender_and_resumes(ne
         local = Commit(
             cluster.postgres, f"SELECT count({message}) FROM generate_series(1, 120)", synchronous_commit="local"
         )
-        wait_for(lambda: said(cluster.proxy, "backpressure") is True, "PostgreSQL is held back")
+        wait_for(lambda: field_of(cluster.proxy, "backpressure") is True, "PostgreSQL is held back")
         local.wait(60)
         # Long enough for two timeouts of the walsender.
         deadline, most = time.monotonic() + 2.5 * WALSENDER_TIMEOUT_S, 0
@@ -35,8 +35,8 @@ def test_lost_quorum_under_load_bounds_memory_keeps_the_walsender_and_resumes(ne
             most = max(most, resident_bytes(cluster.proxy) - resident)
             threading.Event().wait(0.05)
         assert most < (WINDOW_MIB + SLACK_MIB) * MIB, f"{most / MIB:.0f} MiB more"
-        assert said(cluster.proxy, "window_bytes") < (WINDOW_MIB + 1) * MIB
-        assert said(cluster.proxy, "state") == "waiting_for_quorum"
+        assert field_of(cluster.proxy, "window_bytes") < (WINDOW_MIB + 1) * MIB
+        assert field_of(cluster.proxy, "state") == "waiting_for_quorum"
         assert cluster.scalar(walsender) == pid
         cluster.safekeepers[2].resume()
         load.wait_for_commits(20)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.integration.cluster.cluster_fixtures import MIB, Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import MIB, Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from walproxy.lab.wal_compare import list_segments
 
@@ -43,7 +43,7 @@ def test_safekeeper_that_missed_what_postgresql_has_recycled_catches_up_under_lo
         assert oldest_lsn > missed_from_lsn + MISSED_MIB * MIB // 2
         began_at, commits = time.monotonic(), len(load.acknowledged)
         away.start()
-        wait_for(lambda: said(away, "state") == "following", "it is fed")
+        wait_for(lambda: field_of(away, "state") == "following", "it is fed")
         took_s = wait_for(
             lambda: cluster.member(3)["state"] == "streaming" and (cluster.member(3)["lag_bytes"] or 0) < MIB,
             "it has caught up",
@@ -65,7 +65,7 @@ def test_idle_cluster_feeds_a_safekeeper_that_lags_beyond_the_window_at_the_full
         _write_wal(cluster, 48)
         end_lsn = cluster.primary_flush_lsn()
         cluster.safekeepers[3].start()
-        wait_for(lambda: said(cluster.safekeepers[3], "state") == "following", "it is fed")
+        wait_for(lambda: field_of(cluster.safekeepers[3], "state") == "following", "it is fed")
         wait_for(lambda: cluster.flush_lsn_of(3) >= end_lsn, "it has caught up", IDLE_CATCHUP_S)
 
 
@@ -89,12 +89,12 @@ def test_wiped_safekeeper_is_fed_from_the_log_s_base_and_does_not_count(cluster:
     with cluster.load() as load:
         cluster.commit_lsn_of_all()
         wait_for(lambda: cluster.member(wiped)["state"] == "learner", "it is a learner")
-        assert said(cluster.safekeepers[wiped], "state") == "learner"
+        assert field_of(cluster.safekeepers[wiped], "state") == "learner"
         cluster.safekeepers[2].kill9()
-        # Two of three have everything; one of them is nobody's voter.
+        # Two of three have everything; one of them is no voter.
         load.assert_stalled()
         # A term that has just begun takes every voter for one that answers.
-        wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_quorum", "the proxy misses the quorum")
+        wait_for(lambda: field_of(cluster.proxy, "state") == "waiting_for_quorum", "the proxy misses the quorum")
         cluster.safekeepers[2].start()
         load.wait_for_commits(10)
         # Nor does it vote: a proxy that starts finds a quorum in the other two.
@@ -105,15 +105,15 @@ def test_wiped_safekeeper_is_fed_from_the_log_s_base_and_does_not_count(cluster:
 
 
 @NEWEST
-def test_wiped_safekeeper_and_one_other_elect_nobody(cluster: Gated, wiped: int) -> None:
+def test_wiped_safekeeper_and_one_other_elect_no_leader(cluster: Gated, wiped: int) -> None:
     with cluster.load() as load:
         cluster.commit_lsn_of_all()
         cluster.safekeepers[2].kill9()
         cluster.proxy.kill9()
         cluster.proxy.start()
-        wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_quorum", "it finds no quorum")
+        wait_for(lambda: field_of(cluster.proxy, "state") == "waiting_for_quorum", "it finds no quorum")
         load.assert_stalled()
         cluster.safekeepers[2].start()
         load.wait_for_commits(10)
-        # What every member has is counted anew in each term, and a lost disk has nothing.
+        # What every member has is counted again in each term, and a lost disk has nothing.
         assert parse_lsn(cluster.status()["truncate_lsn"]) == 0

@@ -3,7 +3,7 @@
 import contextlib
 
 from safekeeper.base.lsn import parse_lsn
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 
 
@@ -24,7 +24,7 @@ def test_commits_wait_while_two_of_three_safekeepers_are_dead(cluster: Gated) ->
         cluster.safekeepers[3].kill9()
         load.stop(timeout_s=0.5)
         waiting = _assert_only_local_commits_return(cluster)
-        wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_quorum", "the proxy says why")
+        wait_for(lambda: field_of(cluster.proxy, "state") == "waiting_for_quorum", "the proxy reports why")
         cluster.safekeepers[2].start()
         for commit in waiting:
             commit.wait()

@@ -1,6 +1,6 @@
 """kill -9 of every part of a cluster, in turn and under load."""
 
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 
 FAILOVER_S = 3.0
@@ -70,10 +70,10 @@ def test_commits_go_on_when_the_primary_was_killed(cluster: Gated) -> None:
     with cluster.load() as load:
         term = cluster.status()["term"]
         cluster.postgres.kill9()
-        wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_primary", "the proxy waits")
+        wait_for(lambda: field_of(cluster.proxy, "state") == "waiting_for_primary", "the proxy waits")
         cluster.postgres.start()
         load.wait_for_commits(20)
-        # Nobody else was elected meanwhile, so there was nothing to elect for.
+        # No other proxy was elected meanwhile, so no election was needed.
         assert cluster.status()["term"] == term
 
 

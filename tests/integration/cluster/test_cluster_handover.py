@@ -2,7 +2,7 @@
 
 import psycopg
 
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, cpu_seconds, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, cpu_seconds, field_of, wait_for
 from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 from walproxy.lab.cluster.local_cluster import LocalProcess
 
@@ -13,23 +13,23 @@ EXIT_FENCED = 5
 def _add_spare(cluster: Gated) -> LocalProcess:
     """Start a second proxy and wait until it waits."""
     spare = cluster.add_proxy()
-    wait_for(lambda: said(spare, "spare") is True, "the second proxy waits as a spare")
+    wait_for(lambda: field_of(spare, "spare") is True, "the second proxy waits as a spare")
     return spare
 
 
 @MOSTLY_NEWEST
-def test_spare_disturbs_nobody_and_takes_over_from_a_killed_proxy(cluster: Gated) -> None:
+def test_spare_disturbs_no_process_and_takes_over_from_a_killed_proxy(cluster: Gated) -> None:
     with cluster.load(rate=None) as load:
         term = cluster.status()["term"]
         spare = _add_spare(cluster)
         used_s = cpu_seconds(spare)
         load.wait_for_commits(300)
         assert cluster.status()["term"] == term
-        assert said(spare, "flush_lsn") == "0/0"
+        assert field_of(spare, "flush_lsn") == "0/0"
         assert cpu_seconds(spare) - used_s < 1
         cluster.proxy.kill9()
         assert load.wait_for_commits() < TAKEOVER_S
-        assert said(spare, "term") > term
+        assert field_of(spare, "term") > term
 
 
 @MOSTLY_NEWEST
@@ -38,12 +38,12 @@ def test_proxy_that_hung_while_a_spare_took_over_ends_as_fenced(cluster: Gated) 
         deposed, spare = cluster.proxy, _add_spare(cluster)
         deposed.pause()
         assert load.wait_for_commits() < TAKEOVER_S
-        term = said(spare, "term")
+        term = field_of(spare, "term")
         deposed.resume()
         assert deposed.wait() == EXIT_FENCED
         assert "follows another proxy" in deposed.log_tail()
         load.wait_for_commits(20)
-        assert said(spare, "term") == term
+        assert field_of(spare, "term") == term
 
 
 @NEWEST
@@ -59,12 +59,12 @@ def test_proxy_that_hung_without_a_quorum_acknowledges_nothing_of_its_successors
         cluster.safekeepers[1].start()
         assert load.wait_for_commits() < TAKEOVER_S + 1
         waiting.wait()
-        term = said(spare, "term")
+        term = field_of(spare, "term")
         deposed.resume()
-        wait_for(lambda: deposed.pid is None or said(deposed, "spare") is True, "it sees that it is deposed")
+        wait_for(lambda: deposed.pid is None or field_of(deposed, "spare") is True, "it sees that it is deposed")
         cluster.safekeepers[2].start()
         load.wait_for_commits(20)
-        assert said(spare, "term") == term
+        assert field_of(spare, "term") == term
 
 
 @NEWEST
@@ -73,7 +73,7 @@ def test_proxy_with_takeover_deposes_a_serving_one(cluster: Gated) -> None:
         successor = cluster.add_proxy("--takeover", "true")
 
         def is_decided() -> bool:
-            return cluster.proxy.pid is None or said(successor, "spare") is True
+            return cluster.proxy.pid is None or field_of(successor, "spare") is True
 
         wait_for(is_decided, "one of the two no longer leads")
         if cluster.proxy.pid is not None:
@@ -82,7 +82,7 @@ def test_proxy_with_takeover_deposes_a_serving_one(cluster: Gated) -> None:
             successor.start()
         assert cluster.proxy.wait() == EXIT_FENCED
         load.wait_for_commits(20)
-        assert said(successor, "state") == "streaming"
+        assert field_of(successor, "state") == "streaming"
 
 
 @NEWEST
@@ -114,7 +114,9 @@ def test_proxy_that_starts_beside_a_cluster_waits_until_its_role_may_log_in(clus
         cluster.proxy.start()
         try:
             wait_for(lambda: "no primary: " in cluster.proxy.log_tail(), "the proxy reports why it has no primary")
-            wait_for(lambda: "log in" in (said(cluster.proxy, "primary") or {}).get("problem", ""), "status says it")
+            wait_for(
+                lambda: "log in" in (field_of(cluster.proxy, "primary") or {}).get("problem", ""), "its status has it"
+            )
         finally:
             session.execute("ALTER ROLE postgres LOGIN")
         load.wait_for_commits()

@@ -1,4 +1,4 @@
-"""A whole cluster behind every lock at once: commits, a standby and pg_receivewal, and everybody who must stay out.
+"""A whole cluster behind every lock at once: commits, a standby and pg_receivewal, and clients that must be refused.
 
 Each wrong credential is tried while commits flow. It is refused with one line on each side, and nothing else happens:
 no other term, no connection lost. At the end standby, pg_receivewal and safekeepers have what the primary has.
@@ -18,7 +18,7 @@ import pytest
 
 from safekeeper.net.tls import ClientTls
 from safekeeper.peers.peer_auth import NONCE_BYTES, Challenge, Hello, ProposerSide, Reason, Refused
-from tests.integration.cluster.cluster_fixtures import CLUSTER_SETTINGS, Load, said, wait_for
+from tests.integration.cluster.cluster_fixtures import CLUSTER_SETTINGS, Load, field_of, wait_for
 from tests.integration.cluster.intruders import (
     Impostor,
     Prover,
@@ -53,12 +53,12 @@ pytestmark = [
     pytest.mark.parametrize("major", WITH_TLS[-1:] or [0], indirect=True, ids=lambda major: f"pg{major}"),
 ]
 PASSWORD = PASSWORDS["standby1"]
-# A listener tells ten strangers a minute: the intruders take turns.
+# A listener answers ten strangers a minute: the intruders alternate.
 _turns = itertools.cycle((1, 2, 3))
 
 
 class House(NamedTuple):
-    """The cluster, what reads from it, the load on it, and a CA that nobody trusts."""
+    """The cluster, what reads from it, the load on it, and a CA that is not trusted."""
 
     cluster: LockedCluster
     standby: LocalPostgres
@@ -100,7 +100,7 @@ def test_everybody_who_belongs_is_in_over_tls(house: House) -> None:
     assert "sslmode=verify-full" in conninfo and "channel_binding=require" in conninfo
 
     def readers(safekeeper_id: int, name: str) -> list[str]:
-        return [reader[name] for reader in said(cluster.safekeepers[safekeeper_id], "readers")]
+        return [reader[name] for reader in field_of(cluster.safekeepers[safekeeper_id], "readers")]
 
     # A walreceiver calls itself streaming before the safekeeper has its command.
     wait_for(lambda: readers(feeder, "user") == ["standby1"], "the standby is a reader")
@@ -112,10 +112,10 @@ def test_everybody_who_belongs_is_in_over_tls(house: House) -> None:
 
 
 class Login(NamedTuple):
-    """One who would stream WAL: how it tries, what it is told, and what the safekeeper's log says."""
+    """A client that would stream WAL: how it tries, the reply, and the safekeeper's log line."""
 
     attempt: Callable[[House, int], str]
-    told: str
+    reply: str
     logged: str
 
 
@@ -143,7 +143,7 @@ def raw(house: House, i: int) -> Raw:
 
 
 def by_hand(password: str = PASSWORD, *, strips_plus: bool = False) -> Callable[[House, int], str]:
-    """Log in with words of one's own."""
+    """Log in with messages of its own."""
 
     def attempt(house: House, i: int) -> str:
         with raw(house, i) as client:
@@ -159,13 +159,13 @@ def replayed(house: House, i: int) -> str:
         return thief.log_in("standby1", PASSWORD, replayed=client.final)
 
 
-def through_somebody(house: House, i: int, authority: Authority | None = None) -> str:
-    """Log in through somebody in between, who has a certificate of that CA, by default of the one that is trusted."""
+def through_relay(house: House, i: int, authority: Authority | None = None) -> str:
+    """Log in through a relay in between, which has a certificate of that CA, by default of the one that is trusted."""
     cluster = house.cluster
     onward = ClientTls(cluster.authority.ca, *cluster.pair("standby1")).context
     passes = passes_on(cluster.pg_port(i), onward, postgres=True)
-    with Impostor(passes, context_of(cluster.pair("standby1", authority=authority)), postgres=True) as somebody:
-        return by_libpq(port=str(somebody.port))(house, i)
+    with Impostor(passes, context_of(cluster.pair("standby1", authority=authority)), postgres=True) as relay:
+        return by_libpq(port=str(relay.port))(house, i)
 
 
 WRONG_PASSWORD = 'password authentication failed for user "standby1"'
@@ -188,7 +188,7 @@ LOGINS = {
     "plaintext": Login(by_libpq(sslmode="disable", channel_binding="disable"), TLS_ONLY, TLS_ONLY),
     "stripped channel binding": Login(by_hand(strips_plus=True), IN_BETWEEN, IN_BETWEEN),
     "replayed proof": Login(replayed, "another nonce", "another nonce"),
-    "somebody in between": Login(through_somebody, IN_BETWEEN, IN_BETWEEN),
+    "relay in between": Login(through_relay, IN_BETWEEN, IN_BETWEEN),
     "another user's certificate": Login(with_certificate("standby2"), WRONG_NAME, WRONG_NAME),
     "certificate of another CA": Login(with_certificate("standby1", stranger=True), "unknown ca", "not signed by a CA"),
     "expired certificate": Login(with_certificate("standby1", expired=True), "certificate expired", "it has expired"),
@@ -202,24 +202,24 @@ LOGINS = {
 def test_no_wrong_login_streams_wal(house: House, name: str) -> None:
     i, login = next(_turns), LOGINS[name]
     with undisturbed(house.load), warned_once(house.cluster.safekeepers[i].log_path, login.logged):
-        told = login.attempt(house, i)
-    assert login.told in told and len(told.splitlines()) == 1, told
+        reply = login.attempt(house, i)
+    assert login.reply in reply and len(reply.splitlines()) == 1, reply
 
 
-def test_a_client_that_checks_certificates_does_not_speak_with_somebody_in_between(house: House) -> None:
+def test_a_client_that_checks_certificates_refuses_a_server_in_between(house: House) -> None:
     with undisturbed(house.load):
-        assert "certificate verify failed" in through_somebody(house, next(_turns), house.stranger)
+        assert "certificate verify failed" in through_relay(house, next(_turns), house.stranger)
 
 
 # The proposers' listener.
 
 
 class Knock(NamedTuple):
-    """One who would lead the cluster: its TLS and its secret, what it is told, and what the safekeeper's log says."""
+    """A proxy that would lead the cluster: its TLS and its secret, the reply, and the safekeeper's log line."""
 
     tls: Callable[[House], ClientTls | None]
     secret: str
-    told: str
+    reply: str
     logged: str
 
 
@@ -253,10 +253,10 @@ KNOCKS = {
 
 @pytest.mark.parametrize("name", KNOCKS)
 def test_no_wrong_proxy_leads_the_cluster(house: House, name: str) -> None:
-    i, (tls, secret, told, logged) = next(_turns), KNOCKS[name]
+    i, (tls, secret, reply, logged) = next(_turns), KNOCKS[name]
     with undisturbed(house.load), warned_once(house.cluster.safekeepers[i].log_path, logged):
-        said = knock(house.cluster.port(i), tls(house), secret, i)
-    assert told in said and len(said.splitlines()) == 1, said
+        answered = knock(house.cluster.port(i), tls(house), secret, i)
+    assert reply in answered and len(answered.splitlines()) == 1, answered
 
 
 def test_a_proof_that_was_overheard_proves_nothing_on_another_connection(house: House) -> None:
@@ -275,21 +275,21 @@ def test_a_proof_that_was_overheard_proves_nothing_on_another_connection(house: 
             assert thief.ask(overheard) == Refused(Reason.WRONG_PROOF)
 
 
-def test_a_safekeeper_that_says_our_own_proof_back_to_us_is_none(house: House) -> None:
+def test_a_safekeeper_that_returns_our_own_proof_is_refused(house: House) -> None:
     tls = context_of(house.cluster.pair("safekeeper1"))
     with undisturbed(house.load), Impostor(reflects, tls) as false_safekeeper:
         assert "it does not belong to this cluster" in knock(false_safekeeper.port, proxys(house), SECRET)
 
 
-def test_somebody_in_between_with_a_certificate_of_our_ca_cannot_pass_on_a_proof(house: House) -> None:
+def test_a_relay_in_between_with_a_certificate_of_our_ca_cannot_pass_on_a_proof(house: House) -> None:
     i, cluster = next(_turns), house.cluster
     passes = passes_on(cluster.port(i), proxys(house).context)
     with (
         undisturbed(house.load),
         warned_once(cluster.safekeepers[i].log_path, "or a third party relays the connection"),
-        Impostor(passes, context_of(cluster.pair("proxy"))) as somebody,
+        Impostor(passes, context_of(cluster.pair("proxy"))) as relay,
     ):
-        assert "refuses the proof" in knock(somebody.port, proxys(house), SECRET, i)
+        assert "refuses the proof" in knock(relay.port, proxys(house), SECRET, i)
 
 
 # HTTP, and addresses.
@@ -316,9 +316,9 @@ def test_the_pages_are_for_those_who_come_over_tls_and_trust_our_ca(house: House
 
 
 @pytest.mark.parametrize("listener", ["proposers", "pg", "http"])
-def test_whoever_comes_from_elsewhere_is_hung_up_on(house: House, listener: str) -> None:
+def test_a_connection_from_elsewhere_is_closed(house: House, listener: str) -> None:
     i = next(_turns)
-    address = said(house.cluster.safekeepers[i], "addresses")[listener]
+    address = field_of(house.cluster.safekeepers[i], "addresses")[listener]
     option = {"proposers": "allow", "pg": "pg_allow", "http": "http_allow"}[listener]
     with undisturbed(house.load), warned_once(house.cluster.safekeepers[i].log_path, f"networks of {option}"):
         assert hung_up(int(address.rpartition(":")[2]), ELSEWHERE)
@@ -328,7 +328,7 @@ def test_whoever_comes_from_elsewhere_is_hung_up_on(house: House, listener: str)
 
 
 async def does_nothing(reader: object, writer: object) -> None:
-    """For an impostor to whom nobody listens so long."""
+    """For an impostor, while no real listener is there."""
 
 
 def test_a_false_primary_gets_nothing_and_the_proxy_waits_for_the_right_one(house: House) -> None:
@@ -337,7 +337,7 @@ def test_a_false_primary_gets_nothing_and_the_proxy_waits_for_the_right_one(hous
     log_begin = proxy.log_path.stat().st_size
     cluster.postgres.kill9()
     with Impostor(does_nothing, false_one, postgres=True, port=cluster.postgres.port):
-        # Before that, the connection is lost, and nobody listens for a moment.
+        # Before that, the connection is lost, and the port is closed for a moment.
         with warned_once(proxy.log_path, "certificate verify failed", begin=log_begin, beside="no primary: "):
             cluster.wait_for_state("waiting_for_primary")
         second = cluster.make_proxy("walproxy-2", *cluster.credentials(), conninfo=cluster.proxy_conninfo())

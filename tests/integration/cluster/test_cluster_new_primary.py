@@ -1,4 +1,4 @@
-"""The primary dies and a standby takes its place: a proxy that knows both hosts follows, or says why not (S9, S10).
+"""The primary dies and a standby takes its place: a proxy with both hosts follows, or reports why not (S9, S10).
 
 Here the standbys stream from the primary itself.
 """
@@ -6,7 +6,7 @@ Here the standbys stream from the primary itself.
 from typing import Any
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import MOSTLY_NEWEST, NewGated
 from walproxy.postgres.local_server import LocalPostgres
 
@@ -15,7 +15,7 @@ FOLLOWS_S = 15.0
 
 
 def start_with_standby(cluster: Gated) -> LocalPostgres:
-    """Start a cluster whose proxy knows its primary and, behind it in the list, a standby; return the standby."""
+    """Start a cluster whose proxy has its primary and, after it in the list, a standby; return the standby."""
     old = cluster.postgres.start()
     settings = {"synchronous_standby_names": "walproxy", "hot_standby_feedback": "on"}
     new = old.base_backup(cluster.directory / "new", settings=settings)
@@ -32,13 +32,13 @@ def wait_for_replay(standby: LocalPostgres, end_lsn: Lsn) -> None:
 
 
 def host_of(cluster: Gated, index: int) -> dict[str, Any]:
-    """Return what the proxy says of a host of its list."""
-    primary = said(cluster.proxy, "primary")
+    """Return the proxy's entry of a host of its list."""
+    primary = field_of(cluster.proxy, "primary")
     return dict(primary["hosts"][index]) if primary else {"state": "", "problem": ""}
 
 
 def wait_for_host(cluster: Gated, index: int, state: str) -> str:
-    """Wait until a host of the proxy's list is in `state`; return what the proxy says is wrong with it."""
+    """Wait until a host of the proxy's list is in `state`; return the problem that the proxy reports."""
     seen: list[dict[str, Any]] = []
 
     def is_there() -> bool:
@@ -51,7 +51,7 @@ def wait_for_host(cluster: Gated, index: int, state: str) -> str:
 
 def logs_of(cluster: Gated) -> dict[int, tuple[Any, Any]]:
     """Return where each safekeeper's log ends, and its history."""
-    return {i: (said(each, "flush_lsn"), said(each, "history")) for i, each in cluster.safekeepers.items()}
+    return {i: (field_of(each, "flush_lsn"), field_of(each, "history")) for i, each in cluster.safekeepers.items()}
 
 
 @MOSTLY_NEWEST
@@ -72,7 +72,7 @@ def test_commits_flow_on_a_promoted_standby_and_the_old_primary_stays_refused(ne
             cluster.safekeepers[safekeeper_id].resume()
         cluster.former_primaries.append(old)
         cluster.promote("new")
-        wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "it follows", FOLLOWS_S)
+        wait_for(lambda: field_of(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "it follows", FOLLOWS_S)
         Commit(new).wait()
         assert cluster.proxy.pid == pid
         assert all(commit.error is not None for commit in unanswered)
@@ -90,7 +90,7 @@ def _old_primary_is_refused_and_costs_no_term(cluster: Gated, old: LocalPostgres
     waiting = Commit(old)
     problem = wait_for_host(cluster, 0, "refused")
     assert "left timeline 1 at" in problem and "old primary" in problem
-    assert said(cluster.proxy, "state") == "waiting_for_primary"
+    assert field_of(cluster.proxy, "state") == "waiting_for_primary"
     new.start()
     with cluster.load():
         pass
@@ -123,8 +123,8 @@ def test_a_standby_that_lacks_an_acknowledged_commit_is_refused_and_the_old_prim
         Commit(old).wait()
         end_lsn = cluster.commit_lsn_of_all()
         old.kill9()
-        wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_primary", "the proxy has seen it", FOLLOWS_S)
-        received_lsn = said(cluster.proxy, "received_lsn")
+        wait_for(lambda: field_of(cluster.proxy, "state") == "waiting_for_primary", "the proxy has seen it", FOLLOWS_S)
+        received_lsn = field_of(cluster.proxy, "received_lsn")
         wait_for(lambda: {end for end, _ in logs_of(cluster).values()} == {received_lsn}, "nothing is under way")
         before = logs_of(cluster)
         new.configure({"primary_conninfo": ""})

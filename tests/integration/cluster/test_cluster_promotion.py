@@ -55,7 +55,7 @@ def test_log_goes_on_with_a_promoted_standby_and_refuses_the_old_primary(new_gat
             # What was written in the meantime may have been acknowledged, too.
             end_lsn = max(end_lsn, _wal_end(cluster))
             if ahead:
-                # An asynchronous standby may have what the quorum has not; nobody was told that it is durable.
+                # An asynchronous standby may have what the quorum has not; no client has a reply that it is durable.
                 Commit(old, synchronous_commit="local").wait()
                 end_lsn = cluster.primary_flush_lsn()
             _wait_for_replay(standby, end_lsn)

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from safekeeper.base.lsn import parse_lsn
-from tests.integration.cluster.cluster_fixtures import MIB, Commit, Gated, cpu_seconds, resident_bytes, said, wait_for
+from tests.integration.cluster.cluster_fixtures import (
+    MIB,
+    Commit,
+    Gated,
+    cpu_seconds,
+    field_of,
+    resident_bytes,
+    wait_for,
+)
 from tests.integration.conftest import NEWEST, NewGated
 
 # What is missed: more than a window, for seconds at a limited rate, or beside commits at 64 MiB/s.
@@ -44,7 +52,7 @@ def test_a_safekeeper_that_was_away_pulls_and_costs_the_proxy_nothing(new_gated:
     carried_before = _carried_bytes(cluster)
     began_at = time.monotonic()
     cluster.safekeepers[3].start()
-    wait_for(lambda: said(cluster.safekeepers[3], "pull"), "it pulls")
+    wait_for(lambda: field_of(cluster.safekeepers[3], "pull"), "it pulls")
     wait_for(lambda: _has_all(cluster, 3), "it has caught up", CATCHUP_S)
     took_s = time.monotonic() - began_at
     spent_s, grown_bytes = cpu_seconds(cluster.proxy) - before_s, resident_bytes(cluster.proxy) - before_bytes
@@ -71,7 +79,7 @@ def test_commits_go_on_while_a_wiped_safekeeper_pulls(new_gated: NewGated) -> No
         process.kill9()
         directory.rename(directory.with_name("lost"))
         process.start()
-        wait_for(lambda: said(process, "pull"), "it pulls")
+        wait_for(lambda: field_of(process, "pull"), "it pulls")
         load.wait_for_commits(20)
         wait_for(lambda: _has_all(cluster, 3), "it has caught up", CATCHUP_S)
         load.wait_for_commits(20)
@@ -88,8 +96,8 @@ def test_a_source_that_is_killed_in_the_midst_is_replaced_and_commits_wait_for_t
     _write_wal(cluster, MISSED_MIB)
     with cluster.load() as load:
         cluster.safekeepers[3].start()
-        wait_for(lambda: (said(cluster.safekeepers[3], "pull") or {}).get("bytes"), "it pulls")
-        source = said(cluster.safekeepers[3], "pull")["source"]
+        wait_for(lambda: (field_of(cluster.safekeepers[3], "pull") or {}).get("bytes"), "it pulls")
+        source = field_of(cluster.safekeepers[3], "pull")["source"]
         cluster.safekeepers[source].kill9()
         # Without the source, a quorum needs this one: the rest is not limited.
         load.wait_for_commits(20, timeout_s=CATCHUP_S)
@@ -108,12 +116,12 @@ def test_a_new_leader_in_the_midst_lets_it_pull_the_rest(new_gated: NewGated) ->
     _write_wal(cluster, MISSED_MIB)
     with cluster.load() as load:
         cluster.safekeepers[3].start()
-        wait_for(lambda: said(cluster.safekeepers[3], "pull"), "it pulls")
+        wait_for(lambda: field_of(cluster.safekeepers[3], "pull"), "it pulls")
         cluster.proxy.kill9()
-        wait_for(lambda: not said(cluster.safekeepers[3], "pull"), "the pull ends with its leader")
+        wait_for(lambda: not field_of(cluster.safekeepers[3], "pull"), "the pull ends with its leader")
         cluster.proxy.start()
         load.wait_for_commits(20)
-        wait_for(lambda: said(cluster.safekeepers[3], "pull"), "it pulls for the next one")
+        wait_for(lambda: field_of(cluster.safekeepers[3], "pull"), "it pulls for the next one")
         wait_for(lambda: _has_all(cluster, 3), "it has caught up", CATCHUP_S)
         load.stop()
     end_lsn = cluster.commit_lsn_of_all()

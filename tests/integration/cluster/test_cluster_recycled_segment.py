@@ -1,4 +1,4 @@
-"""WAL that a primary is compared with: its slot keeps it; and what happens where it is gone all the same (S10)."""
+"""WAL that a primary is compared with: its slot keeps it; and what happens where it is gone nevertheless (S10)."""
 
 import time
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.serving.serve_fixtures import standby_of
 from tests.waiting import entry
@@ -27,7 +27,7 @@ SOON = {"wal_receiver_status_interval": "1s", "max_standby_streaming_delay": "-1
 
 @pytest.fixture
 def waiting_cluster(new_gated: NewGated, folder: Path) -> Gated:
-    """A cluster whose remote_apply waits for the standby `a`, as its configuration file says."""
+    """A cluster whose remote_apply waits for the standby `a`, as in its configuration file."""
     file = folder / "walproxy.toml"
     file.write_text('[proxy]\nremote_apply_standbys = "A"\n')
     return new_gated("--config", str(file)).start_gated()
@@ -35,7 +35,7 @@ def waiting_cluster(new_gated: NewGated, folder: Path) -> Gated:
 
 def standby_status(cluster: Gated, name: str) -> dict[str, Any]:
     """Return what the proxy reports of a standby, whether or not the proxy streams."""
-    return entry(said(cluster.proxy, "standbys") or [], "name", name)
+    return entry(field_of(cluster.proxy, "standbys") or [], "name", name)
 
 
 @contextlib.contextmanager
@@ -48,12 +48,12 @@ def replay_paused(standby: LocalPostgres) -> Iterator[None]:
         standby.execute("SELECT pg_wal_replay_resume()")
 
 
-def test_a_commit_with_remote_apply_is_seen_on_the_standby_when_it_returns_also_when_nobody_else_writes(
+def test_a_commit_with_remote_apply_is_seen_on_the_standby_when_it_returns_also_when_it_is_the_only_one(
     waiting_cluster: Gated,
 ) -> None:
     cluster = waiting_cluster
     with standby_of(cluster, name="a") as standby:
-        wait_for(lambda: standby_status(cluster, "a")["connected"], "the proxy knows of the standby")
+        wait_for(lambda: standby_status(cluster, "a")["connected"], "the proxy has the standby")
         took_s = []
         conninfo = cluster.postgres.conninfo(options="-c synchronous_commit=remote_apply")
         with psycopg.connect(conninfo, autocommit=True) as connection:
@@ -95,7 +95,7 @@ def test_remote_apply_waits_for_the_designated_standby_and_on_does_not(waiting_c
 def test_another_rule_is_taken_at_sighup_and_releases_who_waits(waiting_cluster: Gated, folder: Path) -> None:
     cluster = waiting_cluster
     with standby_of(cluster, name="b"):
-        wait_for(lambda: standby_status(cluster, "b"), "the proxy knows of the standby")
+        wait_for(lambda: standby_status(cluster, "b"), "the proxy has the standby")
         waiting = Commit(cluster.postgres, synchronous_commit="remote_apply")
         wait_for(lambda: cluster.waiters() == 1, "a commit waits for a standby that is not there")
         (folder / "walproxy.toml").write_text('[proxy]\nremote_apply_standbys = "ANY 1 (a, b)"\n')
@@ -110,7 +110,7 @@ def test_what_a_standby_has_is_known_when_the_primary_is_dead(waiting_cluster: G
         for _ in range(20):
             Commit(cluster.postgres, synchronous_commit="remote_apply").wait()
         cluster.postgres.kill9()
-        wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_primary", "the proxy notices")
+        wait_for(lambda: field_of(cluster.proxy, "state") == "waiting_for_primary", "the proxy notices")
         wait_for(
             lambda: standby_status(cluster, "a")["has_everything"] is True, "the standby has all that was acknowledged"
         )
@@ -118,7 +118,7 @@ def test_what_a_standby_has_is_known_when_the_primary_is_dead(waiting_cluster: G
         wait_for(lambda: not standby_status(cluster, "a")["connected"], "the standby's end is noticed")
         assert standby_status(cluster, "a")["has_everything"] is True
         cluster.postgres.start()
-        wait_for(lambda: said(cluster.proxy, "state") == "streaming", "the primary is back")
+        wait_for(lambda: field_of(cluster.proxy, "state") == "streaming", "the primary is back")
         Commit(cluster.postgres).wait()
         wait_for(lambda: standby_status(cluster, "a")["has_everything"] is False, "what it lacks now is known too")
         assert standby_status(cluster, "a")["lag_bytes"] > 0
@@ -144,7 +144,7 @@ def test_a_standbys_snapshot_holds_back_vacuum_on_the_primary_as_long_as_it_is_t
             time.sleep(2.5)  # Two of the standby's reports: it holds on.
             assert int(held_xmin() or "0") <= int(seen)
         wait_for(lambda: int(held_xmin() or "0") > int(seen), "it follows when the snapshot is gone")
-        # A proxy that starts anew clears what the slot remembers, when nobody needs it any more.
+        # A proxy that starts again clears what the slot remembers, when no reader needs it.
         cluster.proxy.kill9()
         standby.stop("fast")
         assert held_xmin() is not None

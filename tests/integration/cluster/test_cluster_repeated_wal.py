@@ -1,4 +1,4 @@
-"""A primary restored from a backup that repeats the shape of the lost WAL: only a record with a time tells it (S10).
+"""A primary restored from a backup that repeats the shape of the lost WAL: only a record with a time shows it (S10).
 
 Its last segment has the very bytes of the log's: a logical message bears no time. What differs lies before that: a row
 of the same length, and the times of the commits.

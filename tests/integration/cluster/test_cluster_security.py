@@ -5,7 +5,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from tests.integration.cluster.cluster_fixtures import Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.unit.certificates import Authority, Pair
 from walproxy.lab.cluster.local_cluster import LocalProcess
@@ -53,12 +53,12 @@ def test_certificates_and_secrets_change_under_load_and_intruders_change_nothing
     cluster = new_gated()
     _protect(cluster, tmp_path, authority.ca)
     cluster.start_gated()
-    everybody = [*cluster.safekeepers.values(), cluster.proxy]
+    processes = [*cluster.safekeepers.values(), cluster.proxy]
     term = cluster.status()["term"]
     with cluster.load() as load:
         _install(authority, "second", tmp_path)
         (tmp_path / "secret").write_text(NEXT_SECRET)
-        _reload(*everybody)
+        _reload(*processes)
         # Connections that exist have gone on; a new one is made with what is new on both sides.
         assert "lost safekeeper" not in cluster.proxy.log_path.read_text()
         cluster.safekeepers[1].kill9()
@@ -74,9 +74,9 @@ def test_certificates_and_secrets_change_under_load_and_intruders_change_nothing
                 lambda i=intruder: i.log_path.read_text().count(problem) >= 3,  # type: ignore[misc]  # noqa: B023
                 "each safekeeper refuses the intruder",
             )
-            assert said(intruder, "term") == 0
+            assert field_of(intruder, "term") == 0
             intruder.kill9()
             cluster.proxies.remove(intruder)
         load.stop()
     assert cluster.status()["term"] == term
-    assert all(SECRET not in p.log_path.read_text() and NEXT_SECRET not in p.log_path.read_text() for p in everybody)
+    assert all(SECRET not in p.log_path.read_text() and NEXT_SECRET not in p.log_path.read_text() for p in processes)

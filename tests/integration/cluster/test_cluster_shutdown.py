@@ -26,9 +26,9 @@ def _pg_waldump(cluster: Gated, directory: Path, begin_lsn: Lsn) -> str:
 
 def _shutdown_checkpoint_lsn(cluster: Gated) -> Lsn:
     command = [str(cluster.postgres.binaries.path("pg_controldata")), "-D", str(cluster.postgres.data_directory)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
-    assert re.search(r"cluster state: +shut down$", said, re.MULTILINE), said
-    found = re.search(r"Latest checkpoint location: +(\S+)", said)
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
+    assert re.search(r"cluster state: +shut down$", printed, re.MULTILINE), printed
+    found = re.search(r"Latest checkpoint location: +(\S+)", printed)
     assert found is not None
     return parse_lsn(found[1])
 

@@ -11,7 +11,7 @@ import pytest
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.storage.control_file import ControlFile
 from safekeeper.storage.filesystem import RealFileSystem
-from tests.integration.cluster.cluster_fixtures import Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.refusals.refusal_fixtures import only_line, run_walproxy
 
@@ -81,8 +81,8 @@ def test_a_folder_that_was_restored_from_a_snapshot_is_noticed_and_becomes_a_mem
         cluster.safekeepers[3].start()
         wait_for(lambda: cluster.member(3)["state"] == "streaming", "safekeeper 3 receives WAL")
         load.wait_for_commits(20)
-        # The proxy that knows what safekeeper 3 has acknowledged ends, too: the others were told.
-        wait_for(lambda: _knows_of(cluster, 1, 3) and _knows_of(cluster, 2, 3), "the others know of its WAL")
+        # The proxy with safekeeper 3's acknowledged position ends, too: the others have it.
+        wait_for(lambda: _lists(cluster, 1, 3) and _lists(cluster, 2, 3), "the others have its position")
         cluster.proxy.kill9()
         cluster.safekeepers[3].kill9()
         shutil.rmtree(folder)
@@ -100,7 +100,7 @@ def test_a_folder_that_was_restored_from_a_snapshot_is_noticed_and_becomes_a_mem
         cluster.safekeepers[1].start()
 
 
-def _knows_of(cluster: Gated, safekeeper_id: int, other_id: int) -> bool:
+def _lists(cluster: Gated, safekeeper_id: int, other_id: int) -> bool:
     """Return whether a safekeeper's control file has the state of another one's folder, at its second start."""
     control = ControlFile(RealFileSystem(), cluster.safekeeper_directory(safekeeper_id)).load(ControlState)
     return control is not None and any(
@@ -128,7 +128,7 @@ def test_three_members_become_five_and_three_again(new_gated: NewGated) -> None:
         cluster.proxy.start()
         load.wait_for_commits(20)
         cluster.safekeepers[2].start()
-        wait_for(lambda: said(cluster.safekeepers[2], "state") == "following", "safekeeper 2 follows")
+        wait_for(lambda: field_of(cluster.safekeepers[2], "state") == "following", "safekeeper 2 follows")
         for safekeeper_id in (5, 4):
             last = change(cluster, "remove", str(safekeeper_id))
             wait_for(
@@ -239,8 +239,8 @@ def test_a_change_that_waits_for_its_newcomer_outlives_the_proxy_and_can_be_canc
             wait_for(lambda: is_receiving(cluster), "safekeeper 4 receives WAL")
             cluster.proxy.kill9()
             cluster.proxy.start()
-            # The leader that knew of the change is gone; the command repeats it.
-            wait_for(lambda: said(cluster.proxy, "state") == "streaming", "the next leader streams")
+            # The leader of the change is gone; the command repeats it.
+            wait_for(lambda: field_of(cluster.proxy, "state") == "streaming", "the next leader streams")
             wait_for(lambda: is_receiving(cluster), "safekeeper 4 receives WAL again")
             load.wait_for_commits(5)
             ended = members(cluster, "remove", "3")
@@ -266,7 +266,7 @@ def is_receiving(cluster: Gated) -> bool:
 
 
 @pytest.mark.nightly
-def test_without_a_leader_the_command_says_so(new_gated: NewGated) -> None:
+def test_without_a_leader_the_command_reports_it(new_gated: NewGated) -> None:
     cluster = new_gated().start_gated()
     cluster.proxy.kill9()
     ended = members(cluster, "remove", "3")
@@ -274,7 +274,7 @@ def test_without_a_leader_the_command_says_so(new_gated: NewGated) -> None:
     assert "no safekeeper follows a proxy for 15 s" in ended.stderr.splitlines()[-1]
 
 
-def test_without_the_secret_nobody_changes_the_members_also_on_loopback(
+def test_without_the_secret_no_client_changes_the_members_also_on_loopback(
     cluster: Gated, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Another user of this machine has another secret of their own.
@@ -332,7 +332,7 @@ def test_the_sizes_of_the_quorums_change_and_commits_wait_for_fewer_disks(new_ga
         for safekeeper_id in (3, 4, 5):
             cluster.safekeepers[safekeeper_id].kill9()
         load.wait_for_commits(20)
-        # But nobody is elected by two, nor by three.
+        # But two elect no leader, nor do three.
         cluster.safekeepers[3].start()
         cluster.proxy.kill9()
         cluster.proxy.start()

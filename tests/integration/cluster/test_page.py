@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.browser import chromium, opened
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST
 
 WAIT_S = 90.0
@@ -114,7 +114,7 @@ def test_what_is_drawn_equals_the_status_while_safekeepers_are_killed(cluster: G
 
 
 @NEWEST
-def test_the_page_says_that_there_is_no_data_and_returns_with_the_proxy(cluster: Gated, browser: Browser) -> None:
+def test_the_page_shows_that_it_has_no_data_and_returns_with_the_proxy(cluster: Gated, browser: Browser) -> None:
     with opened(browser, cluster.proxy.url + "/", is_lost=True) as page:
         until_equal(cluster, page, "streaming", set())
         before = page.locator("#terms tbody tr").count()
@@ -125,7 +125,7 @@ def test_the_page_says_that_there_is_no_data_and_returns_with_the_proxy(cluster:
         wait_for(lambda: "live" in page.inner_text("#connection"), "the page is connected again", timeout_s=WAIT_S)
         until_equal(cluster, page, "streaming", set())
         assert page.locator("#terms tbody tr").count() == min(20, before + 1), "a term has begun"
-        assert page.locator("#terms tbody th").first.text_content() == str(said(cluster.proxy, "term"))
+        assert page.locator("#terms tbody th").first.text_content() == str(field_of(cluster.proxy, "term"))
 
 
 @NEWEST

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import psycopg
 
-from tests.integration.cluster.cluster_fixtures import Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, field_of, wait_for
 from tests.integration.conftest import EVERY, NEWEST, NewGated
 from walproxy.lab.cluster.local_cluster import LocalProcess
 
@@ -40,7 +40,7 @@ def used_up(cluster: Gated, **options: str) -> Iterator[None]:
 def with_spare(cluster: Gated) -> tuple[LocalProcess, LocalProcess]:
     """Return the proxy that leads, and a spare that waits."""
     spare = cluster.add_proxy()
-    wait_for(lambda: said(spare, "spare") is True, "the second proxy waits as a spare")
+    wait_for(lambda: field_of(spare, "spare") is True, "the second proxy waits as a spare")
     return cluster.proxy, spare
 
 
@@ -52,11 +52,11 @@ SETTINGS = {"max_connections": "12", "wal_sender_timeout": "0"}
 def test_spare_takes_over_with_one_term_while_clients_hold_all_connections(new_gated: NewGated) -> None:
     with new_gated(**SETTINGS).start_gated() as cluster, cluster.load() as load:
         deposed, spare = with_spare(cluster)
-        term = said(deposed, "term")
+        term = field_of(deposed, "term")
         with used_up(cluster):
             deposed.pause()
             load.wait_for_commits()
-        assert said(spare, "term") == term + 1
+        assert field_of(spare, "term") == term + 1
         deposed.resume()
 
 
@@ -64,11 +64,11 @@ def test_spare_takes_over_with_one_term_while_clients_hold_all_connections(new_g
 def test_spare_takes_over_with_a_session_if_no_walsender_is_free(new_gated: NewGated) -> None:
     with new_gated(**SETTINGS, max_wal_senders="3").start_gated() as cluster, cluster.load() as load:
         deposed, spare = with_spare(cluster)
-        term = said(deposed, "term")
+        term = field_of(deposed, "term")
         with used_up(cluster, replication="true"):
             deposed.pause()
             load.wait_for_commits()
-        assert said(spare, "term") == term + 1
+        assert field_of(spare, "term") == term + 1
         deposed.resume()
 
 
@@ -76,14 +76,14 @@ def test_spare_takes_over_with_a_session_if_no_walsender_is_free(new_gated: NewG
 def test_spare_waits_for_the_slot_in_one_term_while_nothing_is_free(new_gated: NewGated) -> None:
     with new_gated(**SETTINGS, max_wal_senders="3").start_gated() as cluster, cluster.load() as load:
         deposed, spare = with_spare(cluster)
-        term = said(deposed, "term")
+        term = field_of(deposed, "term")
         with used_up(cluster), used_up(cluster, replication="true"):
             deposed.pause()
             wait_for(lambda: "no WAL yet" in spare.log_tail(), "the spare reports what it waits for")
-            problem = said(spare, "primary")["problem"]
+            problem = field_of(spare, "primary")["problem"]
             assert "max_wal_senders" in problem and "raise max_connections" in problem
             load.assert_stalled(3.0)
         load.wait_for_commits()
-        assert said(spare, "term") == term + 1
+        assert field_of(spare, "term") == term + 1
         assert spare.log_tail(200).count("no WAL yet") == 1
         deposed.resume()

@@ -9,7 +9,7 @@ import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.forking.daemons import run_walproxy
-from tests.integration.cluster.cluster_fixtures import Gated, SlowDisk, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, SlowDisk, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.serving.serve_fixtures import standby_of
 from walproxy.lab.cluster.local_cluster import LocalProcess
@@ -48,7 +48,7 @@ def commit_until_each_is_timed(cluster: Gated, since: dict[str, Any], level: str
         began_at = time.monotonic()
         connection.execute("INSERT INTO ledger VALUES (7, 7)")
         took_s.append(time.monotonic() - began_at)
-        members = said(cluster.proxy, "times")["members"]
+        members = field_of(cluster.proxy, "times")["members"]
         before = since["members"]
         return len(took_s) >= COMMITS_MIN and all(
             members.get(i, {"count": 0})["count"] >= before.get(i, {"count": 0})["count"] + 5 for i in ("1", "2", "3")
@@ -83,7 +83,7 @@ def test_times_agree_with_what_clients_saw_and_a_slow_safekeeper_is_the_slowest(
         assert slowest["p50_s"] >= SLOW_S / 2
         assert slowest["p50_s"] > min(others)
         assert times["quorum"]["p50_s"] < slowest["p50_s"], "no commit waits for the slow one"
-        flush = said(cluster.safekeepers[2], "disk")["flush"]
+        flush = field_of(cluster.safekeepers[2], "disk")["flush"]
         assert flush["p50_s"] >= SLOW_S / 2 and flush["count"] >= 5
 
         levels = levels_of_the_command(cluster)
@@ -135,9 +135,9 @@ def test_a_commit_that_waited_for_a_quorum_counts_with_all_its_time_and_remote_a
     before = metrics_of(cluster.proxy)
     for safekeeper_id in (2, 3):
         cluster.safekeepers[safekeeper_id].kill9()
-    wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_quorum", "the proxy notices", PATIENCE_S)
+    wait_for(lambda: field_of(cluster.proxy, "state") == "waiting_for_quorum", "the proxy notices", PATIENCE_S)
     cluster.postgres.execute("SET synchronous_commit = local; INSERT INTO ledger VALUES (8, 8)")
-    wait_for(lambda: (said(cluster.proxy, "times")["oldest_s"] or 0) > 2.0, "WAL has waited for 2 s", PATIENCE_S)
+    wait_for(lambda: (field_of(cluster.proxy, "times")["oldest_s"] or 0) > 2.0, "WAL has waited for 2 s", PATIENCE_S)
     blocked = levels_of_the_command(cluster)
     assert [blocked[level]["state"] for level in blocked] == ["ok", "ok", "blocked", "blocked", "blocked"]
     assert blocked["on"]["slowest"]["is_needed"] and "safekeeper 2" in blocked["on"]["problem"]

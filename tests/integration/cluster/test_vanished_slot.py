@@ -3,7 +3,7 @@
 from tests.integration.cluster.cluster_fixtures import Gated, wait_for
 
 
-def test_a_slot_that_was_dropped_while_the_proxy_was_dead_is_made_again_and_told(cluster: Gated) -> None:
+def test_a_slot_that_was_dropped_while_the_proxy_was_dead_is_made_again_and_reported(cluster: Gated) -> None:
     log = cluster.directory / "walproxy.log"
     before = len(log.read_bytes())
     with cluster.load(workers=1) as load:
@@ -20,6 +20,6 @@ def test_a_slot_that_was_dropped_while_the_proxy_was_dead_is_made_again_and_told
         cluster.start_proxy()
         cluster.wait_for_state("streaming")
         assert cluster.scalar("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'walproxy'") == 1
-        told = log.read_bytes()[before:].decode()
-        assert 'slot "walproxy" was missing and has been created: it retains WAL from' in told
-        assert "is at risk: the quorum needs it" in told
+        logged = log.read_bytes()[before:].decode()
+        assert 'slot "walproxy" was missing and has been created: it retains WAL from' in logged
+        assert "is at risk: the quorum needs it" in logged

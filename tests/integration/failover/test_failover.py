@@ -8,7 +8,7 @@ import sys
 from psycopg.conninfo import make_conninfo
 
 from safekeeper.base.lsn import parse_lsn
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.failover.test_failover_seal import seal
 from tests.integration.refusals.refusal_fixtures import only_line, run_walproxy
@@ -83,7 +83,7 @@ def test_the_primary_dies_and_a_standby_goes_on_with_all_that_was_acknowledged(n
     unserved = run_walproxy("failover", *servers)
     assert "and no walproxy run serves it" in only_line(unserved.stderr)
     cluster.proxy.start()
-    wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the proxy streams again")
+    wait_for(lambda: field_of(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the proxy streams again")
     assert "nothing is to be done" in run_walproxy("failover", *servers).stdout
 
 

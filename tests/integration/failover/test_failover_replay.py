@@ -1,7 +1,7 @@
 """A failover refuses a standby whose promotion would fail, or end early, before it seals anything."""
 
 from safekeeper.base.lsn import format_lsn
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import EVERY, NEWEST, NewGated
 from tests.integration.failover.test_failover import is_promoted, kill_primary, place, report, run
 from walproxy.lab.cluster.local_standby import current_lsn, received_lsn, replay_lsn
@@ -79,7 +79,7 @@ def test_a_standby_with_a_recovery_target_is_not_promoted(new_gated: NewGated) -
 
     def is_shown() -> bool:
         Commit(cluster.postgres).wait()  # It is stalled only if it receives more WAL.
-        return said(cluster.proxy, "standbys")[0]["stalled_s"] is not None
+        return field_of(cluster.proxy, "standbys")[0]["stalled_s"] is not None
 
     wait_for(is_shown, "the status shows it", 60.0)
     before = floors(cluster)

@@ -9,7 +9,7 @@ from safekeeper.base.settings import address
 from safekeeper.consensus.messages import Elected
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.local_secret import LocalSecret
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from walproxy.failover.sealer import NotSealed, sealed_timeline
 from walproxy.lab.cluster.local_standby import received_lsn
@@ -72,7 +72,7 @@ def test_a_standby_gets_the_whole_log_and_takes_over(new_gated: NewGated) -> Non
     seal(cluster, Seal(1), promote)
     old.start()
     cluster.proxy.start()
-    wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on")
+    wait_for(lambda: field_of(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on")
     Commit(heir).wait()
     cluster.proxy.kill9()
     with pytest.raises(NotSealed, match="the log has gone on to timeline 2") as refused:

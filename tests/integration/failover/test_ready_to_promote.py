@@ -1,4 +1,4 @@
-"""`walproxy ready-to-promote`, and then a promotion by somebody else: no acknowledged commit is lost."""
+"""`walproxy ready-to-promote`, and then a promotion by another manager: no acknowledged commit is lost."""
 
 import os
 import signal
@@ -88,7 +88,7 @@ def two_standbys_of_hung_primaries(new_gated: NewGated) -> None:
     Commit(heir).wait()
     load.verify()
     assert heir.execute("SELECT pg_walfile_name(pg_current_wal_lsn())")[0][0].startswith("00000004")
-    # The other standby has never heard of the new timeline, and its primary still hangs.
+    # The other standby has never received the new timeline, and its primary still hangs.
     Commit(heir, "CREATE TABLE later AS SELECT repeat('x', 1000) FROM generate_series(1, 3000)").wait()
     kill_primary(cluster)
     followed = by_folder(cluster, spare)

@@ -65,7 +65,7 @@ def test_a_slow_and_a_dead_member_are_measured_and_a_quorum_does_not_wait_for_th
 
 
 class Steps:
-    """What an experiment says that it does."""
+    """The description of an experiment."""
 
     def __init__(self) -> None:
         self.expected = 0
@@ -94,7 +94,7 @@ def test_crashes_are_measured_and_memory_while_a_member_is_dead(
     assert began == {crashes.START, crashes.RESTART, crashes.SPARE, crashes.HUNG}
     # Python and its libraries alone take more than that to start.
     assert min(turns[case]["cpu_s"] for case in (crashes.START, crashes.RESTART)) > 0.1
-    # While the proxy is gone, or believed to live, a commit waits; nobody waits for one safekeeper of three.
+    # While the proxy is gone, or believed to live, a commit waits; no commit waits for one safekeeper of three.
     assert min(turns[case]["longest_s"] for case in began) > turns[crashes.SAFEKEEPER]["commit_s"] > 0
     assert turns[crashes.HUNG]["commit_s"] > 0.5
     weighed = {turn["process"]: turn for turn in found if "process" in turn}
@@ -118,13 +118,13 @@ def test_a_load_of_commits_is_timed(server: LocalPostgres) -> None:
 
 
 @NEWEST
-def test_pgbench_commits_at_the_level_that_is_asked_for(server: LocalPostgres) -> None:
+def test_pgbench_commits_at_the_requested_level(server: LocalPostgres) -> None:
     pgbench.prepare(server, 1)
     server.configure({"synchronous_standby_names": "nobody"})
     server.restart()
     measured = pgbench.run(server, 2, 1, "local")
     assert measured.tps > 0 and measured.median_ms > 0
-    # At `on` the first commit waits for ever, and pgbench with it.
+    # At `on` the first commit waits indefinitely, and pgbench with it.
     with pytest.raises(subprocess.TimeoutExpired):
         subprocess.run(
             [server.binaries.path("pgbench"), "-N", "-t", "1", "-n", server.conninfo()], timeout=1, capture_output=True
@@ -132,7 +132,7 @@ def test_pgbench_commits_at_the_level_that_is_asked_for(server: LocalPostgres) -
 
 
 @MOSTLY_NEWEST
-def test_a_standby_replays_and_says_how_far(new_cluster: NewCluster, folder: Path) -> None:
+def test_a_standby_replays_and_reports_its_position(new_cluster: NewCluster, folder: Path) -> None:
     primary = new_cluster(synchronous_standby_names="nobody", synchronous_commit="local")
     with make_standby(primary, folder / "standby", "one") as standby:
         standby.start()

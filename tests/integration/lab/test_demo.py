@@ -61,7 +61,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(folder: Path, number: signal.
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_kept_demo_leaves_everything_running_and_says_how_to_end_it(folder: Path) -> None:
+def test_a_kept_demo_leaves_everything_running_and_prints_how_to_end_it(folder: Path) -> None:
     kept = folder / "kept"
     answer = subprocess.run(
         [*DEMO, "--keep", str(kept), "--postgres", str(min(SERVERS)), "--quick"],

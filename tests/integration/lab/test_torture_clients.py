@@ -24,7 +24,7 @@ def clients_of(server: LocalPostgres, count: int = 4) -> TortureClients:
 def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the deadline has passed"
         time.sleep(0.01)
 
 
@@ -57,7 +57,7 @@ def test_a_commit_that_no_standby_confirms_is_unknown_and_never_ok(new_cluster: 
     wait_until(lambda: server.execute(WAITING) == [(4,)])
     assert clients.stop(timeout_s=0.5) == 4
     assert Counter(operation.outcome for operation in clients.ended_since(0)) == {"unknown": 4}
-    assert server.execute(WAITING) == [(4,)], "whoever hangs up does not cancel"
+    assert server.execute(WAITING) == [(4,)], "a client that hangs up does not cancel"
     server.configure({"synchronous_standby_names": ""})
     server.reload()
     wait_for_sessions(server.conninfo())

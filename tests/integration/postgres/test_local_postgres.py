@@ -90,7 +90,7 @@ def test_segment_size_can_be_chosen(new_cluster: NewCluster) -> None:
 
 
 @NEWEST
-def test_server_that_cannot_start_says_why_and_leaves_nothing(new_cluster: NewCluster) -> None:
+def test_server_that_cannot_start_reports_why_and_leaves_nothing(new_cluster: NewCluster) -> None:
     server = new_cluster(start=False, shared_buffers="1kB")
     with pytest.raises(LocalPostgresFailed, match=r"did not start.*shared_buffers"):
         server.start(timeout_s=10)
@@ -98,7 +98,7 @@ def test_server_that_cannot_start_says_why_and_leaves_nothing(new_cluster: NewCl
 
 
 @NEWEST
-def test_taken_port_is_reported_when_it_was_asked_for(
+def test_taken_port_is_reported_when_it_was_given(
     new_cluster: NewCluster, servers: dict[int, ServerBinaries], major: int, folder: Path
 ) -> None:
     first = new_cluster()

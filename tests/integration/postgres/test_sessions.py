@@ -18,7 +18,7 @@ from walproxy.postgres.sessions import SESSIONS_MAX, SqlSession, SqlSessions, on
 from walproxy.postgres.sql_walsender import urgent_sql
 from walproxy.postgres.walreceiver import ReplicationConnection
 
-# What a site sets for everybody, each of which ended or changed something of ours.
+# What a site sets for all sessions, each of which ended or changed something of ours.
 OF_THE_SITE = {
     "statement_timeout": "200ms",
     "lock_timeout": "100ms",
@@ -183,7 +183,7 @@ async def test_the_limbo_reads_sessions_by_the_pool_of_the_proxy(new_cluster: Ne
             assert refused.value.kind is ProblemKind.NO_FREE_WALSENDER
 
 
-async def test_a_backend_that_hangs_holds_nobody_beyond_the_limit(new_cluster: NewCluster) -> None:
+async def test_a_backend_that_hangs_holds_no_session_beyond_the_limit(new_cluster: NewCluster) -> None:
     server = new_cluster()
     async with SqlSessions(server.conninfo(), "pooled") as sessions:
         stopped = 0

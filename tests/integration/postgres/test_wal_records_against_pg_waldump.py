@@ -134,7 +134,7 @@ def test_every_record_is_found_as_pg_waldump_finds_it(wal: RealWal) -> None:
     assert (last.rmid, last.info) == (RM_XLOG, 0), "the last record must be the checkpoint of the shutdown"
 
 
-def test_a_record_ends_where_the_server_said_it_ends(wal: RealWal) -> None:
+def test_a_record_ends_where_the_server_reported_its_end(wal: RealWal) -> None:
     ends = [record.end_lsn for record in wal.records if record.rmid == RM_LOGICAL_MESSAGE]
     assert ends == wal.emitted_lsns
     at_boundaries = [lsn for lsn in ends if lsn % PAGE_SIZE == 0]
@@ -186,7 +186,7 @@ def test_every_border_between_segments_links(wal: RealWal) -> None:
         other = LinkCheck(tail._replace(previous_lsn=tail.previous_lsn - 8, record_lsn=None, record_head=b""), size)
         other.feed(wal.data[border - begin :])
         assert other.linked is False
-    # Segments inside the big message say nothing; with all before them the same question has an answer.
+    # Segments inside the big message have no boundary; with all before them the same search finds one.
     big = max(wal.records, key=lambda record: record.total_length)
     assert unknown == [border for border in borders if big.start_lsn < border - size and border < big.end_lsn]
     if unknown:

@@ -125,7 +125,7 @@ def test_streamed_bytes_equal_the_segments_on_disk_under_uvloop(primary: LocalPo
 
 
 @EVERY
-async def test_identity_is_what_the_server_says_of_itself(primary: LocalPostgres, major: int) -> None:
+async def test_identity_is_what_the_server_reports(primary: LocalPostgres, major: int) -> None:
     async with connected(primary) as connection:
         identity = await connection.identify()
     [(system_id,)] = primary.execute("SELECT system_identifier FROM pg_control_system()")
@@ -210,7 +210,7 @@ async def test_paused_stream_hands_over_nothing_and_keeps_its_walsender(new_clus
         )
         await receiver.until(made.done, acknowledge=True)
         await made
-        # Twice as long as PostgreSQL would wait for an answer to a ping that nobody reads.
+        # Twice as long as PostgreSQL would wait for an answer to a ping that is not read.
         until_s = asyncio.get_running_loop().time() + 6.0
         await receiver.until(lambda: asyncio.get_running_loop().time() > until_s, acknowledge=True)
         assert (receiver.end_lsn, len(receiver.keepalives)) == (paused_lsn, messages)
@@ -221,7 +221,7 @@ async def test_paused_stream_hands_over_nothing_and_keeps_its_walsender(new_clus
         assert receiver.wal[: end_lsn - receiver.begin_lsn] == wal_on_disk(server, 1, receiver.begin_lsn, end_lsn)
 
 
-async def test_server_answers_a_status_update_that_asks_for_it(primary: LocalPostgres) -> None:
+async def test_server_answers_a_status_update_that_requests_a_reply(primary: LocalPostgres) -> None:
     async with streaming(primary) as receiver:
         await receiver.until(lambda: receiver.end_lsn >= flush_lsn(primary))
         before = len(receiver.keepalives)

@@ -1,6 +1,6 @@
-"""A whole cluster to which bad things are given, and what it must say about them.
+"""A whole cluster with bad input, and what it must report.
 
-`Stand` is a cluster whose proxies may end: `end_of` returns the exit code and the one line that says why.
+`Stand` is a cluster whose proxies may end: `end_of` returns the exit code and the one line with the reason.
 `untouched` is what a refusal must leave as it was. `Relay` stands between a proxy and a safekeeper and reads along.
 """
 
@@ -63,14 +63,14 @@ class Stand(Gated):
         self.postgres.execute("INSERT INTO ledger VALUES (%s)", number)
 
     def member(self, safekeeper_id: int, proxy: LocalProcess | None = None) -> dict[str, Any]:
-        """Return what a proxy, the first by default, says of a safekeeper."""
+        """Return the entry of a safekeeper in the status of a proxy, by default the first."""
         status = (proxy or self.proxy).status()
         if status is None:
             raise NotThereYet("the proxy does not answer")
         return entry(status["safekeepers"], "id", safekeeper_id)
 
     def wait_for_member(self, safekeeper_id: int, state: str, proxy: LocalProcess | None = None) -> dict[str, Any]:
-        """Wait until a proxy says that a safekeeper is in `state`; return what it says of it."""
+        """Wait until a proxy reports a safekeeper in `state`; return its entry."""
         found: dict[str, Any] = {}
 
         def is_in_state() -> bool:
@@ -116,17 +116,18 @@ class Stand(Gated):
 
 
 def end_of(process: LocalProcess, timeout_s: float = 20.0) -> tuple[int, str]:
-    """Wait for the end of a process; return its exit code and the only line of its log that says why.
+    """Wait for the end of a process; return its exit code and the only line of its log with the reason.
 
-    A safekeeper that counts as missing, a lost quorum and WAL at risk are errors of their own, and may be told before.
+    A safekeeper that counts as missing, a lost quorum and WAL at risk are errors of their own, and may be logged
+    before.
     """
-    told_before = ("counts as missing", "no quorum for", "is at risk")
+    reported_before = ("counts as missing", "no quorum for", "is at risk")
     code = process.wait(timeout_s)
     lines = process.log_path.read_text().splitlines()
     assert not any("Traceback" in line or "unexpected" in line for line in lines), lines
     errors = [line for line in lines if " ERROR " in line or line.startswith(("walproxy: ", "safekeeper: "))]
     assert errors and errors[-1] == lines[-1], lines
-    (reason,) = [line for line in errors if not any(each in line for each in told_before)]
+    (reason,) = [line for line in errors if not any(each in line for each in reported_before)]
     return code, reason
 
 
@@ -148,7 +149,7 @@ def make_stand(directory: Path, postgres: LocalPostgres, safekeeper_count: int =
 
 
 class Relay:
-    """Hands on what a proxy and a safekeeper say to each other, reads along, and can break off or fall silent.
+    """Passes on what a proxy and a safekeeper send to each other, decodes it, and can break off or pause.
 
     Attributes:
         port: where it listens.

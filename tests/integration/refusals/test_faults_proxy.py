@@ -1,4 +1,4 @@
-"""A proxy that is told to end: once, twice, with WAL on its way and with a quorum that does not answer."""
+"""A proxy that is stopped: once, twice, with WAL on its way and with a quorum that does not answer."""
 
 import os
 import signal

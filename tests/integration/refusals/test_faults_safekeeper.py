@@ -1,4 +1,4 @@
-"""Disks that fill, WAL that is gone, processes that hang and connections that die without a word: the others serve."""
+"""Disks that fill, WAL that is gone, processes that hang and connections that die silently: the others serve."""
 
 import shutil
 import statistics
@@ -36,7 +36,7 @@ def small_disk() -> Iterator[Path]:
         try:
             yield folder
         finally:
-            # Lazily: whoever still has a file open there is killed when its cluster is closed.
+            # Lazily: a process that still has a file open there is killed when its cluster is closed.
             subprocess.run(["umount", "-l", folder], check=True)
 
 
@@ -54,7 +54,7 @@ def move(stand: Stand, safekeeper_id: int, directory: Path) -> LocalProcess:
 
 
 @NEWEST
-def test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself(new_stand: NewStand, small_disk: Path) -> None:
+def test_a_full_disk_costs_the_others_nothing_and_heals_by_itself(new_stand: NewStand, small_disk: Path) -> None:
     stand = new_stand()
     full = move(stand, 3, small_disk)
     stand.serve()
@@ -108,7 +108,7 @@ def test_a_majority_of_full_disks_is_one_loss_of_the_quorum_that_lasts() -> None
         wait_for(answered_again, "a full safekeeper was tried again", 60)
         # Why it closed the connection may be lost with it (a reset overtakes the refusal), but not each time.
         refusals = [f"safekeeper {number} refuses WAL: " for number in (2, 3)]
-        wait_for(lambda: all(line in cluster.logs("walproxy", 200) for line in refusals), "both say why", 60)
+        wait_for(lambda: all(line in cluster.logs("walproxy", 200) for line in refusals), "both log why", 60)
         assert status()["state"] == "waiting_for_quorum"
         log = cluster.logs("walproxy", 200)
         # Once; a machine that is busy may have had one before. It was once a second.
@@ -125,7 +125,7 @@ def test_a_majority_of_full_disks_is_one_loss_of_the_quorum_that_lasts() -> None
 
 
 @NEWEST
-def test_a_disk_that_is_full_at_the_start_is_told_in_one_line(new_stand: NewStand, small_disk: Path) -> None:
+def test_a_disk_that_is_full_at_the_start_is_reported_in_one_line(new_stand: NewStand, small_disk: Path) -> None:
     stand = new_stand(safekeeper_count=1)
     process = move(stand, 1, small_disk)
     (small_disk / "filler").write_bytes(bytes(DISK_BYTES))
@@ -135,7 +135,9 @@ def test_a_disk_that_is_full_at_the_start_is_told_in_one_line(new_stand: NewStan
 
 
 @NEWEST
-def test_wal_that_is_missing_in_the_middle_or_damaged_ends_its_safekeeper_and_nobody_else(new_stand: NewStand) -> None:
+def test_wal_that_is_missing_in_the_middle_or_damaged_ends_its_safekeeper_only(
+    new_stand: NewStand,
+) -> None:
     stand = new_stand().serve()
     for _ in range(4):
         write_wal(stand, 1)
@@ -160,7 +162,7 @@ def test_wal_that_is_missing_in_the_middle_or_damaged_ends_its_safekeeper_and_no
             stand.wipe(2)
             process.start()
             stand.wait_for_member(2, "learner")
-    # One member is left: commits wait, and the status says for whom.
+    # One member is left: commits wait, and the status names the members.
     stand.wait_for_state("waiting_for_quorum")
     assert "does not vote" in stand.member(2)["problem"]
     assert "could not connect" in stand.member(3)["problem"]
@@ -197,7 +199,7 @@ def test_a_safekeeper_that_hangs_is_not_felt_and_comes_back(new_stand: NewStand)
 
 
 @NEWEST
-def test_a_connection_that_is_dead_without_a_word_is_made_anew(new_stand: NewStand) -> None:
+def test_a_connection_that_is_dead_without_notice_is_made_again(new_stand: NewStand) -> None:
     stand = new_stand()
     with Relay(stand._listen_ports[2]) as relay:
         stand.proxies[0] = stand.make_proxy("walproxy", "-c", "response_timeout=1")
@@ -209,7 +211,7 @@ def test_a_connection_that_is_dead_without_a_word_is_made_anew(new_stand: NewSta
         connections = relay.connections
         relay.silent.set()
         assert max(commit_times(stand, 50)) < 0.9
-        wait_for(lambda: relay.connections > connections + 1, "it was connected anew, in vain")
+        wait_for(lambda: relay.connections > connections + 1, "it was connected again, without success")
         assert "no reply" in log_of(stand.proxy)
         relay.silent.clear()
         stand.wait_for_member(2, "streaming")

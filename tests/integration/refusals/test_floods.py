@@ -84,7 +84,7 @@ def files_of(process: LocalProcess) -> int:
 
 
 @NEWEST
-def test_floods_at_a_majority_stop_no_commit_keep_out_no_proxy_and_end_nobody(new_stand: NewStand) -> None:
+def test_floods_at_a_majority_stop_no_commit_keep_out_no_proxy_and_end_no_process(new_stand: NewStand) -> None:
     stand = new_stand()
     addresses: list[tuple[int, bytes]] = []
     for safekeeper_id in (1, 2):

@@ -95,7 +95,7 @@ async def test_server_that_shuts_down_is_waited_for(new_cluster: NewCluster) -> 
     server = new_cluster()
     with psycopg.connect(server.conninfo()):
         with pytest.raises(LocalPostgresFailed, match="has not stopped"):
-            server.stop("smart", 0.5)  # it waits for the session above, and lets nobody in
+            server.stop("smart", 0.5)  # it waits for the session above, and lets no session in
         problem = await problem_of_connecting(server.conninfo())
     assert (problem.kind, problem.retry) == (ProblemKind.STARTING, True), problem.message
 
@@ -147,7 +147,7 @@ async def test_roles_that_may_not_replicate_are_refused(new_cluster: NewCluster)
     problem = await problem_of_connecting(server.conninfo(user="secret", password="wrong"))
     assert (problem.kind, problem.exit_code) == (ProblemKind.NO_LOGIN, EXIT_CONFIGURATION), problem.message
     assert "wrong" not in problem.message
-    # A role that may replicate and nothing else tells all that is needed, without a database.
+    # A role that may replicate and nothing else reads all that is needed, without a database.
     async with connected(server.conninfo(user="secret", password="right")) as connection:
         assert (await connection.identify()).fsync
         assert await connection.ensure_slot("walproxy")

@@ -62,7 +62,7 @@ def past(servers: dict[int, ServerBinaries], major: int, small_template: Path) -
 
 
 def server_on(past: Past, template: Path, name: str) -> LocalPostgres:
-    """Return a server on a copy of `template`, not started, that does not wait for anybody."""
+    """Return a server on a copy of `template`, not started, that waits for no standby."""
     directory = past.stand.directory / name
     server = make_server(past.stand.postgres.binaries, template, directory, synchronous_standby_names="")
     past.stand.former_primaries.append(server)
@@ -85,7 +85,7 @@ def refused(past: Past, server: LocalPostgres) -> str:
 
 
 @NEWEST
-def test_another_system_is_refused_before_anybody_is_asked_for_a_promise(past: Past) -> None:
+def test_another_system_is_refused_before_a_promise_is_requested(past: Past) -> None:
     directory = past.stand.directory / "other-system"
     server = LocalPostgres(past.stand.postgres.binaries, directory).init(wal_segment_mib=1)
     past.stand.former_primaries.append(server.start())
@@ -100,9 +100,9 @@ def test_a_primary_behind_the_quorum_is_refused_with_both_positions(past: Past) 
     server = server_on(past, past.behind, "restored").start()
     ended_at = server.execute("SELECT pg_current_wal_flush_lsn()::text")[0][0]
     line = refused(past, server)
-    said = re.search(r"primary's WAL ends at (\S+), the quorum has WAL up to (\S+) on timeline 1", line)
-    assert said is not None, line
-    assert parse_lsn(ended_at) <= parse_lsn(said[1]) < parse_lsn(said[2]) == past.stand.flush_lsn_of(1)
+    reported = re.search(r"primary's WAL ends at (\S+), the quorum has WAL up to (\S+) on timeline 1", line)
+    assert reported is not None, line
+    assert parse_lsn(ended_at) <= parse_lsn(reported[1]) < parse_lsn(reported[2]) == past.stand.flush_lsn_of(1)
     assert "restored from a backup" in line
 
 
@@ -126,7 +126,7 @@ def test_a_timeline_that_forked_below_what_was_acknowledged_is_refused_with_both
 
 
 @NEWEST
-def test_a_rebootstrap_onto_another_primary_says_what_is_lost_and_a_no_changes_nothing(past: Past) -> None:
+def test_a_rebootstrap_onto_another_primary_lists_what_is_lost_and_a_no_changes_nothing(past: Past) -> None:
     server = server_on(past, past.behind, "restored-again").start()
     before = past.stand.untouched()
     options = ["--primary", server.conninfo(), "--safekeepers", past.stand.safekeepers_option]
@@ -143,7 +143,7 @@ def test_a_rebootstrap_onto_another_primary_says_what_is_lost_and_a_no_changes_n
         answer.stdout,
     )
     assert "safekeeper 1:" in answer.stdout and "set aside in its data folder, in wal." in answer.stdout
-    answer = run_walproxy("rebootstrap", *options)  # Nobody there to answer.
+    answer = run_walproxy("rebootstrap", *options)  # Without a terminal to answer.
     assert answer.returncode == 1 and "interrupted" in only_line(answer.stderr)
     assert past.stand.untouched() == before
     server.close()

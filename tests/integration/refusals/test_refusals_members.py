@@ -32,7 +32,7 @@ def members(stand: Stand, **others: int) -> str:
 
 
 def proxy_with(stand: Stand, name: str, safekeepers: str, *options: str) -> LocalProcess:
-    """Make and start a proxy that knows these safekeepers; it is the stand's first one from then on."""
+    """Make and start a proxy with these safekeepers; it is the stand's first one from then on."""
     proxy = stand.make_proxy(name, *options)
     proxy.arguments[proxy.arguments.index("--safekeepers") + 1] = safekeepers
     stand.proxies.insert(0, proxy)
@@ -132,7 +132,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
         stand.wait_for_state("streaming")
         assert "wipe its data folder" in stand.wait_for_member(3, "refused")["problem"]
         stand.commit(4)
-        # It is asked again and again, and that is not said again and again.
+        # It is tried repeatedly, and that is not logged repeatedly.
         wait_for(lambda: relay.connections >= 6, "it was asked six times")
         # By the first election, and by the leader.
         assert log_of(proxy).count("lost safekeeper 3") <= 2
@@ -141,7 +141,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
 
 
 @NEWEST
-def test_a_copied_data_folder_serves_nobody_else(new_stand: NewStand) -> None:
+def test_a_copied_data_folder_serves_no_other_safekeeper(new_stand: NewStand) -> None:
     stand = new_stand().serve()
     stand.commit(1)
     stand.safekeepers[1].kill9()
@@ -203,7 +203,7 @@ def test_empty_folders_everywhere_are_no_first_start_of_a_primary_that_had_a_clu
         folder.rename(folder.with_name(f"elsewhere{safekeeper_id}"))
         stand.safekeepers[safekeeper_id].start()
     proxy = stand.proxies[0] = stand.proxy_for("waits")
-    wait_for(lambda: "walproxy rebootstrap" in log_of(proxy), "the log says what to do")
+    wait_for(lambda: "walproxy rebootstrap" in log_of(proxy), "the log has what to do")
     (line,) = [line for line in log_of(proxy).splitlines() if " ERROR " in line]
     assert 'the replication slot "walproxy" already' in line and "--bootstrap true" in line
     stand.wait_for_state("waiting_for_quorum")
@@ -219,7 +219,7 @@ def test_empty_folders_everywhere_are_no_first_start_of_a_primary_that_had_a_clu
     stand.commit(2)
     stand.verify()
 
-    # Or the operator says that it is a first start.
+    # Or the operator confirms that it is a first start.
     assert proxy.stop() == 0
     for safekeeper_id in (1, 2, 3):
         stand.wipe(safekeeper_id)
@@ -254,7 +254,7 @@ def test_a_rebootstrap_is_undone_and_nothing_is_lost(new_stand: NewStand) -> Non
     stand.wait_for_state("streaming")
     stand.commit(2)
 
-    # A cluster that has written since is given up only if that is typed out. This primary has its commits all the same.
+    # A cluster that has written since is given up only if that is typed out. This primary has its commits nevertheless.
     assert stand.proxies[0].stop() == 0
     assert rebootstrap(stand, "--yes").returncode == 0
     stand.proxies[0] = stand.proxy_for("new-cluster")
@@ -288,7 +288,7 @@ def test_when_two_of_three_disks_are_lost_nothing_starts_until_a_rebootstrap_is_
     before = stand.untouched()
     proxy = stand.proxies[0] = stand.proxy_for("waits")
     stand.wait_for_state("waiting_for_quorum")
-    wait_for(lambda: "walproxy rebootstrap" in log_of(proxy), "the log says what to do")
+    wait_for(lambda: "walproxy rebootstrap" in log_of(proxy), "the log has what to do")
     for safekeeper_id in (2, 3):
         problem = stand.member(safekeeper_id)["problem"] or ""
         assert "is empty" in problem and "walproxy rebootstrap" in problem
@@ -325,7 +325,7 @@ def test_when_two_of_three_disks_are_lost_nothing_starts_until_a_rebootstrap_is_
     stand.wait_for_state("streaming")
     stand.commit(2)
     stand.verify()
-    # Nobody can do it under a proxy that serves.
+    # It is refused while a proxy serves.
     answer = rebootstrap(stand, "--yes")
     assert answer.returncode == EXIT_CONFIGURATION
     assert "a proxy serves on safekeeper 1" in only_line(answer.stderr) and "stop it first" in answer.stderr

@@ -1,4 +1,4 @@
-"""Primaries that cannot be streamed, or not yet: what the proxy says, when it waits, and with what it ends."""
+"""Primaries that cannot be streamed, or not yet: what the proxy reports, when it waits, and with what it ends."""
 
 import contextlib
 import re
@@ -15,13 +15,13 @@ from walproxy.lab.cluster.local_cluster import LocalProcess
 
 
 def problem_of(proxy: LocalProcess) -> str:
-    """Return what the proxy says is wrong with the primary, empty if nothing or if it does not answer."""
+    """Return the problem with the primary that the proxy reports, empty if nothing or if it does not answer."""
     status = proxy.status()
     return (status["primary"]["problem"] or "") if status else ""
 
 
 @NEWEST
-def test_the_proxy_waits_for_whatever_is_not_there_yet_and_says_for_what(new_stand: NewStand) -> None:
+def test_the_proxy_waits_for_what_is_not_there_yet_and_reports_it(new_stand: NewStand) -> None:
     stand = new_stand()
     stand.postgres.start()
     conninfo = stand.postgres.conninfo()
@@ -29,7 +29,7 @@ def test_the_proxy_waits_for_whatever_is_not_there_yet_and_says_for_what(new_sta
     stand.proxies[0] = stand.make_proxy("walproxy", conninfo=conninfo)
     stand.start_proxy()
     stand.wait_for_state("connecting", "waiting_for_primary")
-    wait_for(lambda: "Connection refused; waiting for it" in problem_of(stand.proxy), "it says that nobody listens")
+    wait_for(lambda: "Connection refused; waiting for it" in problem_of(stand.proxy), "it reports the closed port")
     stand.postgres.start()
     stand.wait_for_state("waiting_for_quorum")
     assert "could not connect to safekeeper 2" in (stand.member(2)["problem"] or "")
@@ -37,8 +37,8 @@ def test_the_proxy_waits_for_whatever_is_not_there_yet_and_says_for_what(new_sta
     for safekeeper in stand.safekeepers.values():
         safekeeper.start()
     stand.wait_for_state("streaming")
-    said = re.findall(r"no primary: (.*)", log_of(stand.proxy))
-    assert said and len(said) == len(set(said))  # each reason once, not at each attempt
+    reported = re.findall(r"no primary: (.*)", log_of(stand.proxy))
+    assert reported and len(reported) == len(set(reported))  # each reason once, not at each attempt
 
 
 @NEWEST
@@ -76,9 +76,11 @@ def test_exhausted_walsenders_and_slots_are_waited_for(new_stand: NewStand) -> N
     stand.postgres.execute("SELECT pg_create_physical_replication_slot('other')")
     with psycopg.connect(stand.postgres.conninfo(replication="true"), autocommit=True):
         stand.start_proxy()
-        wait_for(lambda: "raise max_wal_senders" in problem_of(stand.proxy), "it says that no walsender is free")
+        wait_for(lambda: "raise max_wal_senders" in problem_of(stand.proxy), "it reports that no walsender is free")
         stand.wait_for_state("waiting_for_primary")
-    wait_for(lambda: "raise max_replication_slots or drop" in problem_of(stand.proxy), "it says that no slot is free")
+    wait_for(
+        lambda: "raise max_replication_slots or drop" in problem_of(stand.proxy), "it reports that no slot is free"
+    )
     stand.postgres.execute("SELECT pg_drop_replication_slot('other')")
     stand.wait_for_state("streaming")
 
@@ -92,7 +94,7 @@ def test_a_standby_is_waited_for_and_streamed_once_it_is_promoted(new_stand: New
     stand.postgres.start()
     stand.safekeepers[1].start()
     stand.start_proxy()
-    wait_for(lambda: "standby in recovery; promote it" in problem_of(stand.proxy), "it says that this is a standby")
+    wait_for(lambda: "standby in recovery; promote it" in problem_of(stand.proxy), "it reports that this is a standby")
     stand.wait_for_state("waiting_for_primary")
     stand.postgres.promote()
     stand.wait_for_state("streaming")
@@ -128,7 +130,7 @@ def receivewal(stand: Stand, user: str = "postgres") -> Iterator[int]:
 
 
 @NEWEST
-def test_the_winner_of_a_term_ends_whoever_holds_its_slot(new_stand: NewStand) -> None:
+def test_the_winner_of_a_term_ends_each_holder_of_its_slot(new_stand: NewStand) -> None:
     stand = new_stand(safekeeper_count=1)
     stand.postgres.start()
     stand.postgres.execute("SELECT pg_create_physical_replication_slot('walproxy', true)")
@@ -150,7 +152,10 @@ def test_a_slot_whose_holder_may_not_be_ended_is_waited_for(new_stand: NewStand)
         stand.proxies[0] = stand.proxy_for(
             "replicator", "--bootstrap", "true", conninfo=stand.postgres.conninfo(user="replicator")
         )
-        wait_for(lambda: f"SELECT pg_terminate_backend({pid})" in problem_of(stand.proxy), "it says who is in the way")
+        wait_for(
+            lambda: f"SELECT pg_terminate_backend({pid})" in problem_of(stand.proxy),
+            "it reports the session in the way",
+        )
         assert stand.proxy.pid is not None
         (line,) = [line for line in log_of(stand.proxy).splitlines() if "pg_terminate_backend" in line]
         assert 'slot "walproxy"' in line and "as a superuser" in line

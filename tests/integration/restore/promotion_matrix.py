@@ -39,7 +39,7 @@ FREE, IN_USE = "folder free", "folder in use"
 FOLDERS: Final = (FREE, IN_USE)
 START_S: Final = 60.0
 PROMOTION_S: Final = 60
-# Nobody listens there.
+# A closed port.
 DEAD_ENDPOINT: Final = "http://127.0.0.1:1"
 
 

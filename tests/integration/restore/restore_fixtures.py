@@ -185,7 +185,7 @@ def give_to_server(directory: Path) -> None:
 
 
 def take_backup(server: LocalPostgres, to: Path, *options: str) -> Path:
-    """Take a base backup with pg_basebackup, as this user: it may be read by nobody else."""
+    """Take a base backup with pg_basebackup, as this user: no other one may read it."""
     command = [str(server.binaries.path("pg_basebackup")), "-D", str(to), "-d", server.conninfo(), "-c", "fast", "-N"]
     subprocess.run([*command, *options], check=True, capture_output=True, cwd="/")
     return to
@@ -251,8 +251,8 @@ def _program(folder: Path) -> Path:
 
 def _version(python: Path) -> tuple[int, ...]:
     code = "import sys; print(*sys.version_info[:2])"
-    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
-    return tuple(map(int, said.split()))
+    printed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    return tuple(map(int, printed.split()))
 
 
 @contextlib.contextmanager

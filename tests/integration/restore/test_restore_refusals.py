@@ -53,8 +53,8 @@ def attempt(backup: Path, target: Path, *arguments: object) -> CompletedProcess[
 def assert_refused(answer: CompletedProcess[str], target: Path, *words: str) -> None:
     assert answer.returncode == EXIT_CONFIGURATION, answer.stderr
     assert not target.exists()
-    said = answer.stderr.splitlines()[-1]
-    assert not [word for word in words if word not in said], said
+    printed = answer.stderr.splitlines()[-1]
+    assert not [word for word in words if word not in printed], printed
 
 
 def test_a_hole_is_named_with_what_it_makes_unrecoverable(past: Past, target: Path, archive: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_hole_is_named_with_what_it_makes_unrecoverable(past: Past, target: Pa
     assert f"HOLE: {name} is missing" in walproxy("archive", "list", "--archive", archive).stdout
 
 
-def test_what_lies_before_a_hole_can_be_recovered(past: Past, target: Path, archive: Path) -> None:
+def test_what_is_before_a_hole_can_be_recovered(past: Past, target: Path, archive: Path) -> None:
     remove_segment(archive, past.steps[3].end_lsn)
     lsn = format_lsn(past.steps[1].end_lsn)
     restore(past, past.folder / "base", target, "--archive", archive, "--target-lsn", lsn)
@@ -77,8 +77,8 @@ def test_what_lies_before_a_hole_can_be_recovered(past: Past, target: Path, arch
 
 def test_the_lsn_that_the_refusal_of_a_hole_advises_can_be_reached(past: Past, target: Path, archive: Path) -> None:
     remove_segment(archive, past.steps[3].end_lsn)
-    said = attempt(past.folder / "base", target, "--archive", archive).stderr
-    advised = said.partition("--target-lsn ")[2].strip()
+    printed = attempt(past.folder / "base", target, "--archive", archive).stderr
+    advised = printed.partition("--target-lsn ")[2].strip()
     restore(past, past.folder / "base", target, "--archive", archive, "--target-lsn", advised)
     with recovered(past.server.binaries, target) as server:
         assert rows(server) == up_to(3)

@@ -136,10 +136,10 @@ def test_a_backup_with_wal_that_no_source_has_uses_its_own(past: Past, target: P
 
 
 @NEWEST
-def test_what_is_about_to_happen_can_be_asked_without_doing_it(past: Past, target: Path) -> None:
+def test_a_dry_run_reports_what_would_happen_and_changes_nothing(past: Past, target: Path) -> None:
     words = ("restore", "--backup", past.folder / "base", "--target", target, "--archive", past.archive)
     answer = walproxy(*words, "--dry-run", "--json")
-    said = json.loads(answer.stdout)
-    assert (answer.returncode, said["written"], said["tli"]) == (0, False, 1)
-    assert said["last_commit"] >= past.steps[-1].time[:19]
+    printed = json.loads(answer.stdout)
+    assert (answer.returncode, printed["written"], printed["tli"]) == (0, False, 1)
+    assert printed["last_commit"] >= past.steps[-1].time[:19]
     assert not target.exists()

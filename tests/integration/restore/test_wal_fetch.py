@@ -107,7 +107,7 @@ def test_the_open_segment_is_filled_up_with_zeros(past: Past, place: Path) -> No
     assert not (place / "RECOVERYXLOG").exists()
 
 
-def test_a_server_that_speaks_the_replication_protocol_is_a_source(past: Past, place: Path) -> None:
+def test_a_server_with_the_replication_protocol_is_a_source(past: Past, place: Path) -> None:
     conninfo = past.server.conninfo()
     whole, _ = segment_of(past, 2)
     assert fetch(place, whole, "--safekeepers", conninfo).returncode == EXIT_DELIVERED
@@ -163,7 +163,7 @@ def test_a_source_that_does_not_answer_leaves_no_other_answer_than_a_whole_segme
         assert "127.0.0.1:1" in answer.stderr
 
 
-def test_a_corrupt_object_is_said_and_another_source_is_taken(past: Past, place: Path) -> None:
+def test_a_corrupt_object_is_reported_and_another_source_is_used(past: Past, place: Path) -> None:
     name, lsn = segment_of(past, 3)
     corrupt(segment_key(place / "archive", lsn))
     answer = fetch(place, name)
@@ -366,7 +366,7 @@ def test_a_part_of_a_segment_does_not_replace_more_of_it(past: Past, place: Path
     assert fetch_for(data_directory, name, *words) == EXIT_DELIVERED
 
 
-def test_a_promotion_does_not_ask_for_a_history_that_is_there(past: Past, data_directory: Path) -> None:
+def test_a_promotion_does_not_request_a_history_that_is_there(past: Past, data_directory: Path) -> None:
     (data_directory / "standby.signal").unlink()
     (data_directory / "pg_wal" / "00000002.history").write_text("1\t0/100000\tno reason\n")
     assert fetch_for(data_directory, "00000002.history", "--config", "/nonexistent") == EXIT_MISSING

@@ -1,6 +1,6 @@
 """Who streams from safekeepers in the tests: standbys, pg_receivewal, and a client that keeps every byte it was sent.
 
-All of them are PostgreSQL's own programs or speak through libpq: none of this project's code is on their side.
+All of them are PostgreSQL's own programs or use libpq: none of this project's code is on their side.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import psycopg
 from psycopg import pq
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, parse_segment_name, segment_name, segment_start
-from tests.integration.cluster.cluster_fixtures import Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, field_of, wait_for
 from walproxy.lab.cluster.local_standby import current_lsn, received_lsn, wait_until_replayed
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries, end_with_parent
 from walproxy.postgres.replication import Keepalive, XLogData, build_status_update, parse_copy_message
@@ -77,7 +77,7 @@ def wait_for_everything(cluster: Gated, *standbys: LocalPostgres) -> Lsn:
 def wait_for_the_last_commit(cluster: Gated) -> Lsn:
     """Wait, after the primary has ended, until all WAL of it that the proxy has received is committed; return its end.
 
-    A primary's last WAL, such as the checkpoint of its shutdown, is committed although nobody waits for it.
+    A primary's last WAL, such as the checkpoint of its shutdown, is committed although no session waits for it.
     """
     ends: list[Lsn] = []
 
@@ -101,13 +101,13 @@ def wait_until_promotable(cluster: Gated, standby: LocalPostgres) -> None:
 def dump(server: LocalPostgres) -> str:
     """Return everything in the server's database, by its own pg_dump."""
     command = [str(server.binaries.path("pg_dump")), "--dbname", server.conninfo()]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
     # Newer minors write a random word there.
-    return "\n".join(line for line in said.splitlines() if not line.startswith(("\\restrict ", "\\unrestrict ")))
+    return "\n".join(line for line in printed.splitlines() if not line.startswith(("\\restrict ", "\\unrestrict ")))
 
 
 def assert_equal_to_primary(cluster: Gated, *standbys: LocalPostgres) -> None:
-    """The standbys have the same contents as the primary, once they have replayed what it has. Nobody may write."""
+    """The standbys have the same contents as the primary, once they have replayed what it has. No client may write."""
     wait_for_everything(cluster, *standbys)
     whole = dump(cluster.postgres)
     assert "COPY public.ledger" in whole
@@ -117,7 +117,7 @@ def assert_equal_to_primary(cluster: Gated, *standbys: LocalPostgres) -> None:
 
 def readers_of(cluster: Gated, safekeeper_id: int) -> list[dict[str, Any]]:
     """Return those who stream from a safekeeper, by its /status."""
-    return said(cluster.safekeepers[safekeeper_id], "readers") or []
+    return field_of(cluster.safekeepers[safekeeper_id], "readers") or []
 
 
 def log_of(cluster: Gated, safekeeper_id: int) -> str:
@@ -144,22 +144,22 @@ def connect_raw(cluster: Gated, safekeeper_id: int, **options: str) -> pq.abc.PG
 class WireClient:
     """A replication client that keeps every byte of WAL that it was sent.
 
-    It reads in a thread and says that it has flushed what it got. Used in a `with` statement.
+    It reads in a thread and reports that it has flushed what it got. Used in a `with` statement.
 
     Attributes:
         begin_lsn: where it began.
-        told_end_lsn: the highest end of WAL that the server has named, in any message.
+        server_end_lsn: the highest end of WAL that the server has named, in any message.
         problem: what was wrong with the stream, None while it goes on as it should.
     """
 
     def __init__(self, cluster: Gated, safekeeper_id: int, begin_lsn: Lsn, *, tli: int = 1) -> None:
         self.begin_lsn = begin_lsn
-        self.told_end_lsn: Lsn = 0
+        self.server_end_lsn: Lsn = 0
         self.problem: str | None = None
         self._received = bytearray()
         self._pings = self._pings_sent = self._pongs = 0
-        self._was_asked = False
-        self._said_lsn: Lsn = 0
+        self._was_requested = False
+        self._reported_lsn: Lsn = 0
         self._closing = threading.Event()
         self._connection = connect_raw(cluster, safekeeper_id)
         answer = self._connection.exec_(f"START_REPLICATION {format_lsn(begin_lsn)} TIMELINE {tli}".encode())
@@ -187,7 +187,7 @@ class WireClient:
         assert self.problem is None, self.problem
 
     def ping(self) -> None:
-        """Ask the server for a word and wait for it: whatever it had to send before has come by then."""
+        """Request a reply of the server and wait for it: all that it had to send before has come by then."""
         pongs = self._pongs
         self._pings += 1
         wait_for(lambda: self.problem is not None or self._pongs > pongs, "the server answers")
@@ -208,29 +208,29 @@ class WireClient:
                 if answer[0] < 0:
                     self.problem = f"the server ended the stream: {self._connection.get_error_message()}"
                     return
-                self._say()
+                self._send_status()
                 if select.select([self._connection.socket], [], [], _TICK_S)[0]:
                     self._connection.consume_input()
         except psycopg.Error as error:
             self.problem = str(error)
 
-    def _say(self) -> None:
+    def _send_status(self) -> None:
         asked = self._pings > self._pings_sent
-        if asked or self._was_asked or self._said_lsn != self.end_lsn:
-            self._pings_sent, self._said_lsn, self._was_asked = self._pings, self.end_lsn, False
+        if asked or self._was_requested or self._reported_lsn != self.end_lsn:
+            self._pings_sent, self._reported_lsn, self._was_requested = self._pings, self.end_lsn, False
             clock_us = time.time_ns() // 1000
-            said = build_status_update(self.end_lsn, self.end_lsn, 0, clock_us, reply_requested=asked)
-            self._connection.put_copy_data(said)
+            update = build_status_update(self.end_lsn, self.end_lsn, 0, clock_us, reply_requested=asked)
+            self._connection.put_copy_data(update)
             self._connection.flush()
 
     def _take(self, message: XLogData | Keepalive) -> None:
-        self.told_end_lsn = max(self.told_end_lsn, message.server_end_lsn)
+        self.server_end_lsn = max(self.server_end_lsn, message.server_end_lsn)
         if isinstance(message, XLogData):
             if message.begin_lsn != self.end_lsn:
                 self.problem = f"WAL of {format_lsn(message.begin_lsn)} came, not of {format_lsn(self.end_lsn)}"
             self._received += message.payload
         elif message.reply_requested:
-            self._was_asked = True
+            self._was_requested = True
         else:
             self._pongs += 1
 
@@ -267,7 +267,7 @@ class ReceiveWal:
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """What it has logged."""
         return self._log_path.read_text()
 
     def wait_for(self, cluster: Gated, end_lsn: Lsn, tli: int = 1) -> None:
@@ -280,7 +280,7 @@ class ReceiveWal:
         try:
             wait_for(has_all, f"pg_receivewal has the WAL of timeline {tli} up to {format_lsn(end_lsn)}")
         except AssertionError as error:
-            raise AssertionError(f"{error}; it said: {self.log[-1000:]}") from None
+            raise AssertionError(f"{error}; its log: {self.log[-1000:]}") from None
 
 
 def receivewal_command(
@@ -292,7 +292,7 @@ def receivewal_command(
 
 
 def received_wal_is_whole(folder: Path, cluster: Gated, end_lsn: Lsn, tli: int = 1) -> bool:
-    """Tell whether pg_receivewal's files of a timeline, the unfinished one too, are the primary's up to `end_lsn`.
+    """Return whether pg_receivewal's files of a timeline, the unfinished one too, are the primary's up to `end_lsn`.
 
     Raises:
         AssertionError: a segment is missing between two others, or a finished one is not the primary's byte for byte.

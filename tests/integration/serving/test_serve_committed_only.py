@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn, segment_start
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import MOSTLY_NEWEST, NEWEST
 from tests.integration.serving.serve_fixtures import (
     WireClient,
@@ -32,8 +32,8 @@ def quorum_lost(cluster: Gated) -> Iterator[Lsn]:
     """Only safekeeper 1 is left and holds more than 1 MiB that is not committed; where that begins."""
     cluster.safekeepers[2].kill9()
     cluster.safekeepers[3].kill9()
-    # Nothing is under way to the other two any more once the proxy sees that they are gone.
-    wait_for(lambda: said(cluster.proxy, "state") == "waiting_for_quorum", "the proxy waits for the quorum")
+    # Nothing is under way to the other two once the proxy sees that they are gone.
+    wait_for(lambda: field_of(cluster.proxy, "state") == "waiting_for_quorum", "the proxy waits for the quorum")
     commit_lsn = cluster.commit_lsn()
     hold_uncommitted(cluster)
     assert cluster.commit_lsn() == commit_lsn < cluster.flush_lsn_of(1) - MIB
@@ -53,7 +53,7 @@ def hold_uncommitted(cluster: Gated) -> None:
 
 
 def xlogpos_of(cluster: Gated, safekeeper_id: int) -> Lsn:
-    """Return where IDENTIFY_SYSTEM of a safekeeper says that its WAL ends."""
+    """Return the end of WAL in IDENTIFY_SYSTEM of a safekeeper."""
     connection = connect_raw(cluster, safekeeper_id)
     value = connection.exec_(b"IDENTIFY_SYSTEM").get_value(0, 2)
     connection.finish()
@@ -83,7 +83,7 @@ def test_readers_of_a_safekeeper_without_its_quorum_get_what_is_committed_and_th
                     hold_uncommitted(cluster)
                     for each in (client, late):
                         each.ping()
-                        assert each.end_lsn == each.told_end_lsn == commit_lsn
+                        assert each.end_lsn == each.server_end_lsn == commit_lsn
             assert xlogpos_of(cluster, 1) == commit_lsn
             assert received_lsn(standby_of_1) <= commit_lsn, format_lsn(commit_lsn)
         end_lsn = wait_for_everything(cluster, standby_of_1)
@@ -105,11 +105,11 @@ def test_safekeeper_that_was_restarted_without_its_quorum_shows_nothing_that_is_
                 end()
                 cluster.safekeepers[1].start()
                 wait_for(lambda: cluster.flush_lsn_of(1) > commit_lsn + MIB, "it has all that it had")
-                wait_for(lambda: said(cluster.safekeepers[1], "state") == "following", "it follows the proxy again")
+                wait_for(lambda: field_of(cluster.safekeepers[1], "state") == "following", "it follows the proxy again")
                 with WireClient(cluster, 1, begin_lsn) as client:
                     hold_uncommitted(cluster)
                     client.ping()
-                    assert client.end_lsn <= commit_lsn and client.told_end_lsn <= commit_lsn
+                    assert client.end_lsn <= commit_lsn and client.server_end_lsn <= commit_lsn
                     assert xlogpos_of(cluster, 1) <= commit_lsn
                 assert wait_for_feeder(cluster, standby_of_1) == 1
                 assert received_lsn(standby_of_1) <= commit_lsn

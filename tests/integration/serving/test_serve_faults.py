@@ -1,5 +1,5 @@
 """Clients of a safekeeper that are at the wrong place, ask for what it has not, or behave badly: a clear word for
-them, nothing to see for anybody else."""
+them, no effect on any other client."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ import psycopg
 from psycopg import pq
 
 from safekeeper.base.lsn import format_lsn, parse_lsn, segment_name
-from tests.integration.cluster.cluster_fixtures import MIB, Gated, Load, said, wait_for
+from tests.integration.cluster.cluster_fixtures import MIB, Gated, Load, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewCluster
 from tests.integration.serving.serve_fixtures import (
     WireClient,
@@ -68,12 +68,12 @@ def impatient(cluster: Gated, safekeeper_id: int) -> Iterator[None]:
         process.start()
 
 
-def test_standby_of_another_cluster_says_so_itself_and_the_safekeeper_goes_on(
+def test_standby_of_another_cluster_reports_it_and_the_safekeeper_goes_on(
     cluster: Gated, new_cluster: NewCluster
 ) -> None:
     stranger = new_cluster(start=False)
     settings = {"primary_conninfo": cluster.standby_conninfo(1), "wal_retrieve_retry_interval": "100ms"}
-    # A standby wants no fewer than its primary had, which is here what initdb takes.
+    # A standby needs no fewer than its primary had, which is here what initdb takes.
     stranger.configure({**settings, "max_connections": "100"})
     signal_file = stranger.data_directory / "standby.signal"
     signal_file.touch()
@@ -90,7 +90,7 @@ def test_standby_of_another_cluster_says_so_itself_and_the_safekeeper_goes_on(
     assert " WARNING " not in log_of(cluster, 1)[begin:]
 
 
-def test_start_on_an_unknown_timeline_or_before_the_oldest_wal_is_refused_in_postgresql_s_words(
+def test_start_on_an_unknown_timeline_or_before_the_oldest_wal_is_refused_with_postgresql_s_errors(
     cluster: Gated,
 ) -> None:
     with cluster.load(workers=1) as load:
@@ -104,12 +104,12 @@ def test_start_on_an_unknown_timeline_or_before_the_oldest_wal_is_refused_in_pos
         removed = refusal_of(connection, f"START_REPLICATION {format_lsn(cluster.segment_size)}")
         name = segment_name(1, cluster.segment_size, cluster.segment_size)
         assert removed == ("58P01", f"requested WAL segment {name} has already been removed")
-        # The connection is of use all the same.
+        # The connection can be used nevertheless.
         assert connection.exec_(b"IDENTIFY_SYSTEM").status == pq.ExecStatus.TUPLES_OK
         connection.finish()
 
 
-def test_pg_receivewal_that_goes_on_where_the_safekeeper_has_no_wal_any_more_says_so(
+def test_pg_receivewal_that_goes_on_where_the_safekeeper_has_removed_wal_reports_it(
     cluster: Gated, folder: Path
 ) -> None:
     # Its own files end far back.
@@ -184,14 +184,14 @@ def test_a_thousand_clients_that_come_and_go_leave_nothing_behind_while_commits_
     process = cluster.safekeepers[1]
     begin = len(log_of(cluster, 1))
     with cluster.load(workers=1) as load:
-        wait_for(lambda: readers_of(cluster, 1) == [], "nobody streams")
+        wait_for(lambda: readers_of(cluster, 1) == [], "no client streams")
         begin_segment(cluster, load)
         before = open_files(process.pid)
         lsn = format_lsn(current_lsn(cluster.postgres))
         port = connect_raw(cluster, 1).port.decode()
         for number in range(1000):
             if number % 2:
-                # Nobody at all, or one that is cut off in the middle of a word.
+                # No client, or one that is cut off within a message.
                 with socket.create_connection(("127.0.0.1", int(port)), timeout=5) as sock:
                     sock.sendall(b"\0\0\0\x40"[: number % 5])
                 continue
@@ -203,7 +203,7 @@ def test_a_thousand_clients_that_come_and_go_leave_nothing_behind_while_commits_
         begin_segment(cluster, load)
         wait_for(lambda: open_files(process.pid) <= before, "all connections are gone")
         wait_for(lambda: readers_of(cluster, 1) == [], "all streams are gone")
-    assert said(process, "id") == 1
+    assert field_of(process, "id") == 1
     assert_log_is_calm(cluster, 1, begin)
     # Strangers cannot fill the log.
     assert log_of(cluster, 1)[begin:].count(" WARNING ") < 50

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from safekeeper.base.lsn import parse_lsn
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST
 from tests.integration.serving.serve_fixtures import standby_of, wait_for_everything, wait_for_feeder
 from walproxy.lab.cluster.local_standby import replay_lsn
@@ -55,7 +55,7 @@ def start_proxy(cluster: Gated) -> None:
 
 @contextlib.contextmanager
 def designated(cluster: Gated, rule: str) -> Iterator[None]:
-    """Let the proxy read anew for whom remote_apply waits; in the end, that it waits for nobody."""
+    """Let the proxy read again which standbys remote_apply waits for; in the end, that it waits for none."""
     _designate(cluster, rule)
     try:
         yield
@@ -67,7 +67,7 @@ def _designate(cluster: Gated, rule: str) -> None:
     assert cluster.proxy.pid is not None
     _rule_file(cluster).write_text(f'[proxy]\nremote_apply_standbys = "{rule}"\n')
     os.kill(cluster.proxy.pid, signal.SIGHUP)
-    wait_for(lambda: said(cluster.proxy, "apply_rule") == rule, "the proxy knows for whom remote_apply waits")
+    wait_for(lambda: field_of(cluster.proxy, "apply_rule") == rule, "the proxy has the rule of remote_apply")
 
 
 @contextlib.contextmanager
@@ -169,20 +169,23 @@ def test_remote_apply_waits_for_a_designated_standby_that_is_gone_and_on_does_no
         with stopped(first):
             waiting = start_commit_that_waits(cluster, "remote_apply")
             commit_at(cluster, "on", "remote_write")
-            wait_for(lambda: said(cluster.proxy, "apply_problem") == "first is not streaming", "the status says why")
+            wait_for(
+                lambda: field_of(cluster.proxy, "apply_problem") == "first is not streaming",
+                "its status has the reason",
+            )
             blocked = "remote_apply is blocked: first is not streaming"
-            wait_for(lambda: blocked in cluster.proxy.log_path.read_text(), "the log says it at the next observation")
-            # Nor does a proxy that has never heard of it take that for a reason to go on.
+            wait_for(lambda: blocked in cluster.proxy.log_path.read_text(), "it is logged at the next observation")
+            # Nor does a proxy without a report of it take that for a reason to go on.
             cluster.proxy.kill9()
             start_proxy(cluster)
             commit_at(cluster, "on")
             assert waiting.waits
         waiting.wait(FAILOVER_S)
-        wait_for(lambda: said(cluster.proxy, "apply_problem") is None, "there is nothing to complain of any more")
+        wait_for(lambda: field_of(cluster.proxy, "apply_problem") is None, "the problem is gone")
 
 
 @NEWEST
-def test_any_one_of_two_designated_standbys_suffices_if_the_rule_says_so(cluster: Gated, first: LocalPostgres) -> None:
+def test_any_one_of_two_designated_standbys_suffices_under_that_rule(cluster: Gated, first: LocalPostgres) -> None:
     with standby_of(cluster, name="second") as second:
         with designated(cluster, "ANY 1 (first, second)"), cluster.load(workers=1) as load:
             load.stop()
@@ -205,10 +208,10 @@ def test_any_one_of_two_designated_standbys_suffices_if_the_rule_says_so(cluster
 
 
 @NEWEST
-def test_without_a_designated_standby_remote_apply_waits_no_longer_than_on_and_the_log_says_so(
+def test_without_a_designated_standby_remote_apply_waits_no_longer_than_on_and_the_log_reports_it(
     cluster: Gated, first: LocalPostgres
 ) -> None:
-    assert said(cluster.proxy, "apply_rule") == ""
+    assert field_of(cluster.proxy, "apply_rule") == ""
     with cluster.load(workers=1), replay_paused(first):
         commit_at(cluster, "remote_apply", "on", "remote_write")
     found = "no standby is designated (remote_apply_standbys): remote_apply behaves like synchronous_commit = on"

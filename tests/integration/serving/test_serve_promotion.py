@@ -8,7 +8,7 @@ import re
 import shutil
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.integration.cluster.cluster_fixtures import Commit, Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.refusals.refusal_fixtures import run_walproxy
 from tests.integration.serving.serve_fixtures import (
@@ -30,7 +30,7 @@ TLI_2_HISTORY = "00000002.history"
 
 
 def standby_status(cluster: Gated, name: str) -> dict[str, object]:
-    """Return what `walproxy status --json` says of a standby."""
+    """Return the entry of a standby in `walproxy status --json`."""
     answer = run_walproxy("status", "--json", "--url", cluster.proxy.url)
     assert answer.returncode == 0, answer.stderr
     return entry(json.loads(answer.stdout)["standbys"], "name", name)
@@ -40,7 +40,7 @@ def host_problem(cluster: Gated, port: int, state: str) -> str:
     """Wait until the proxy's host with that port is in `state`; return what is wrong with it."""
 
     def found() -> dict[str, str]:
-        hosts = (said(cluster.proxy, "primary") or {"hosts": []})["hosts"]
+        hosts = (field_of(cluster.proxy, "primary") or {"hosts": []})["hosts"]
         return next((each for each in hosts if each["host"].endswith(f":{port}")), {"state": ""})
 
     wait_for(lambda: found()["state"] == state, f"the host with port {port} is {state}", FOLLOWS_S)
@@ -58,14 +58,14 @@ def kill_primary_with_waiters(cluster: Gated, count: int) -> LocalPostgres:
     for safekeeper_id in (2, 3):
         cluster.safekeepers[safekeeper_id].resume()
     for commit in waiting:
-        wait_for(lambda each=commit: not each.waits, "the client hears of it")  # type: ignore[misc]
+        wait_for(lambda each=commit: not each.waits, "the client gets the reply")  # type: ignore[misc]
         assert commit.error is not None
     wait_for_the_last_commit(cluster)
     return cluster.postgres
 
 
 def wait_until_tli_is_2(cluster: Gated) -> None:
-    wait_for(lambda: said(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the log goes on", FOLLOWS_S)
+    wait_for(lambda: field_of(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "it goes on", FOLLOWS_S)
 
 
 def received_tli(standby: LocalPostgres) -> int:
@@ -80,7 +80,7 @@ def everywhere(cluster: Gated, name: str) -> set[Lsn]:
     Raises:
         NotThereYet: one of them does not answer.
     """
-    positions = [said(each, name) for each in cluster.safekeepers.values()]
+    positions = [field_of(each, name) for each in cluster.safekeepers.values()]
     if None in positions:
         raise NotThereYet("a safekeeper does not answer")
     return {parse_lsn(position) for position in positions}
@@ -89,7 +89,7 @@ def everywhere(cluster: Gated, name: str) -> set[Lsn]:
 def positions_of(cluster: Gated) -> dict[int, tuple[object, ...]]:
     """Return what a refused primary must not change on the safekeepers."""
     names = ("flush_lsn", "commit_lsn", "history", "tli")
-    return {i: tuple(said(each, name) for name in names) for i, each in cluster.safekeepers.items()}
+    return {i: tuple(field_of(each, name) for name in names) for i, each in cluster.safekeepers.items()}
 
 
 def test_promoted_standby_has_every_acknowledged_commit_and_all_readers_follow_it(new_gated: NewGated) -> None:
@@ -127,9 +127,7 @@ def test_readers_follow_a_promotion_that_has_passed_a_number_over(new_gated: New
         passed.write_bytes(b"1\t0/800000\tno recovery target specified\n")
         shutil.chown(passed, passed.parent.owner(), passed.parent.group())
         cluster.promote("heir")
-        wait_for(
-            lambda: said(cluster.proxy, "tli") == 3 and cluster.serving() is not None, "the log goes on", FOLLOWS_S
-        )
+        wait_for(lambda: field_of(cluster.proxy, "tli") == 3 and cluster.serving() is not None, "it goes on", FOLLOWS_S)
         wait_for(lambda: received_tli(other) == 3, "the other standby follows to timeline 3", FOLLOWS_S)
         load.wait_for_commits(20)
         load.stop()
@@ -142,7 +140,7 @@ def _assert_history_is_that_of(cluster: Gated, archive: ReceiveWal) -> None:
 
 
 def _assert_old_primary_is_refused(cluster: Gated, old: LocalPostgres) -> None:
-    """It is back, and the next proxy looks at it first: that one goes on with the new primary all the same."""
+    """It is back, and the next proxy looks at it first: that one goes on with the new primary nevertheless."""
     old.start()
     cluster.proxy.kill9()
     waiting = Commit(old)
@@ -171,7 +169,7 @@ def test_standby_that_was_promoted_without_an_acknowledged_commit_is_refused_and
         old = kill_primary_with_waiters(cluster, 2)
         wait_for(lambda: standby_status(cluster, "whole")["has_everything"] is True, "the other has everything")
         commit_lsn = cluster.commit_lsn()
-        wait_for(lambda: everywhere(cluster, "commit_lsn") == {commit_lsn}, "the safekeepers have heard of the commit")
+        wait_for(lambda: everywhere(cluster, "commit_lsn") == {commit_lsn}, "the safekeepers have the commit")
         before = positions_of(cluster)
         early.promote()
         problem = host_problem(cluster, early.port, "refused")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
-from tests.integration.cluster.cluster_fixtures import Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, field_of, wait_for
 from tests.integration.conftest import SERVERS
 from tests.integration.serving.serve_fixtures import (
     ReceiveWal,
@@ -23,7 +23,7 @@ END_S = 20.0
 
 
 def wait_for_reader(cluster: Gated, safekeeper_id: int) -> None:
-    """Wait until somebody streams from a safekeeper."""
+    """Wait until a client streams from a safekeeper."""
     wait_for(lambda: readers_of(cluster, safekeeper_id) != [], "it streams")
 
 
@@ -39,7 +39,7 @@ def restart_lsn_of(cluster: Gated, safekeeper_id: int, slot: str) -> Lsn:
     Raises:
         NotThereYet: it does not answer.
     """
-    slots = said(cluster.safekeepers[safekeeper_id], "slots")
+    slots = field_of(cluster.safekeepers[safekeeper_id], "slots")
     if slots is None:
         raise NotThereYet(f"safekeeper {safekeeper_id} does not answer")
     (found,) = [each for each in slots if each["name"] == slot]
@@ -61,18 +61,18 @@ def test_pg_receivewal_streams_over_several_segments_and_its_files_are_the_prima
         receiver.wait_for(cluster, current_lsn(cluster.postgres))
         assert len([path for path in receiver.folder.iterdir() if not path.suffix]) >= 4
         wait_for(
-            lambda: any(reader["write_lsn"] == reader["sent_lsn"] for reader in readers_of(cluster, 2)), "it says so"
+            lambda: any(reader["write_lsn"] == reader["sent_lsn"] for reader in readers_of(cluster, 2)), "it reports so"
         )
         (reader,) = readers_of(cluster, 2)
         assert reader["application_name"] == "pg_receivewal" and reader["user"] == "postgres"
-        # Without a slot and --synchronous it says nothing of what is durable.
+        # Without a slot and --synchronous it reports nothing of what is durable.
         assert reader["flush_lsn"] == "0/0"
         receiver.stop()
     wait_for(lambda: readers_of(cluster, 2) == [], "it is gone")
     assert_log_is_calm(cluster, 2)
 
 
-def test_pg_receivewal_with_a_slot_says_what_is_durable_and_the_slot_follows(cluster: Gated, folder: Path) -> None:
+def test_pg_receivewal_with_a_slot_reports_what_is_durable_and_the_slot_follows(cluster: Gated, folder: Path) -> None:
     binaries, slot = cluster.postgres.binaries, "archive"
     made = receivewal_command(binaries, cluster, 1, folder, "--slot", slot, "--create-slot")
     subprocess.run(made, check=True, capture_output=True, cwd="/")
@@ -88,7 +88,7 @@ def test_pg_receivewal_with_a_slot_says_what_is_durable_and_the_slot_follows(clu
             end_lsn = current_lsn(cluster.postgres)
             wait_for(lambda: restart_lsn_of(cluster, 1, slot) >= end_lsn, "the slot follows what it has flushed")
             assert received_wal_is_whole(receiver.folder, cluster, end_lsn)
-            # As after a crash of the client: it begins where its files end, and the slot knows it.
+            # As after a crash of the client: it begins where its files end, and the slot has it.
         write_segments(cluster, 2)
         with ReceiveWal(binaries, cluster, 1, folder / "wal", *options) as receiver:
             load.wait_for_commits(20)
@@ -97,7 +97,7 @@ def test_pg_receivewal_with_a_slot_says_what_is_durable_and_the_slot_follows(clu
     wait_for(lambda: readers_of(cluster, 1) == [], "it is gone")
     dropped = receivewal_command(binaries, cluster, 1, folder, "--slot", slot, "--drop-slot")
     subprocess.run(dropped, check=True, capture_output=True, cwd="/")
-    assert slot not in [each["name"] for each in said(cluster.safekeepers[1], "slots")]
+    assert slot not in [each["name"] for each in field_of(cluster.safekeepers[1], "slots")]
 
 
 def test_pg_receivewal_ends_at_the_position_that_it_was_given_and_goes_on_from_another_safekeeper(
@@ -116,9 +116,9 @@ def test_pg_receivewal_ends_at_the_position_that_it_was_given_and_goes_on_from_a
             receiving = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd="/")
             wait_for_reader(cluster, safekeeper_id)
             write_segments(cluster, 2)
-            _, told = receiving.communicate(timeout=END_S)
-            assert receiving.returncode == 0, told
-            assert "stopped log streaming at" in told
+            _, printed = receiving.communicate(timeout=END_S)
+            assert receiving.returncode == 0, printed
+            assert "stopped log streaming at" in printed
             assert received_wal_is_whole(target, cluster, end_lsn)
         load.wait_for_commits(5)
 

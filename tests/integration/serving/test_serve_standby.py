@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
-from tests.integration.cluster.cluster_fixtures import Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, field_of, wait_for
 from tests.integration.conftest import NEWEST
 from tests.integration.serving.serve_fixtures import (
     assert_equal_to_primary,
@@ -74,7 +74,7 @@ def reconfigured(standby: LocalPostgres, **settings: str) -> Iterator[None]:
         standby.reload()
 
 
-def test_standby_goes_on_with_a_slot_that_the_next_safekeeper_does_not_know(
+def test_standby_goes_on_with_a_slot_that_the_next_safekeeper_does_not_have(
     cluster: Gated, standby: LocalPostgres
 ) -> None:
     feed = cluster.standby_conninfo(2, 3)
@@ -88,14 +88,14 @@ def test_standby_goes_on_with_a_slot_that_the_next_safekeeper_does_not_know(
         wait_for(lambda: _slots(cluster, 3).get("moving", 0) > begin_lsn, "the slot follows the standby")
         cluster.safekeepers[2].start()
     assert "replication slot moving, which did not exist: created it" in log_of(cluster, 3)
-    # It was killed before the position of the slot was written for the first time; it holds WAL for it all the same.
+    # It was killed before the position of the slot was written for the first time; it holds WAL for it nevertheless.
     assert _slots(cluster, 2)["moving"] > 0
     assert_equal_to_primary(cluster, standby)
 
 
 def _slots(cluster: Gated, safekeeper_id: int) -> dict[str, Lsn]:
     """Return the slots of a safekeeper and from where on they hold WAL (0: not yet); none while it does not answer."""
-    slots = said(cluster.safekeepers[safekeeper_id], "slots") or []
+    slots = field_of(cluster.safekeepers[safekeeper_id], "slots") or []
     return {slot["name"]: parse_lsn(slot["restart_lsn"] or "0/0") for slot in slots}
 
 

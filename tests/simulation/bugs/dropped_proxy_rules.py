@@ -26,7 +26,7 @@ def report_what_is_received(proxy: Proxy, begin_lsn: Lsn, chunks: list[memoryvie
 
 
 def report_positions_only(feed: PrimaryFeed, *positions: Lsn, **options: bool) -> None:
-    """Keep the last positions where the proposer knows none."""
+    """Keep the last positions where the proposer has none."""
     if any(positions):
         _report(feed, *positions, **options)
 
@@ -72,8 +72,8 @@ def trim_what_is_sent(proxy: Proxy) -> None:
         proxy.feed.resume()
 
 
-def trim_without_a_word(proxy: Proxy) -> None:
-    """Do not tell the proposer what the window no longer contains."""
+def trim_silently(proxy: Proxy) -> None:
+    """Do not report to the proposer what the window no longer contains."""
     wal_evicted: Callable[[Lsn], Any] = proxy.proposer.wal_evicted
     proxy.proposer.wal_evicted = lambda begin_lsn: None  # type: ignore[method-assign]
     try:

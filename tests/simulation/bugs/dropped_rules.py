@@ -64,7 +64,7 @@ from walproxy.proxy.window import Window
 
 
 class AckBeforeFlush(Acceptor):
-    """Says that it has flushed what it has only received."""
+    """Reports as flushed what it has only received."""
 
     def flushed(self, flush_lsn: Lsn) -> AppendResponse | None:
         answer = super().flushed(flush_lsn)
@@ -101,7 +101,7 @@ def never_older(state: FolderState, known: FolderState | None) -> bool:
 
 
 def tail_from_commit(campaign: Campaign, vote: VoteResponse) -> None:
-    """A tail term begins where the donor knows its log to be committed, and cuts the rest."""
+    """A tail term begins at the donor's commit_lsn, and cuts the rest."""
     start_lsn = max(vote.commit_lsn, vote.history[0].start_lsn) if vote.history else 0
     if not start_lsn:
         campaign._lose("the log has no WAL yet")
@@ -149,7 +149,7 @@ class BeginsAnewAtOnce(Acceptor):
 
 
 class SupersededByAnyLog(Acceptor):
-    """Takes it for granted that a quorum has whatever log it is told of."""
+    """Takes it for granted that a quorum has each log that is sent to it."""
 
     def _is_superseded(self, message: Elected) -> bool:
         return True
@@ -276,7 +276,7 @@ class UndoesOverWal(Acceptor):
 
 
 class ComesBackWithoutItsLog(Acceptor):
-    """Becomes a member again of a cluster whose log it does not have any more."""
+    """Becomes a member again of a cluster whose log it no longer has."""
 
     def _refusal_of_undo(self, message: Bootstrap) -> EffectsThen[Reason | None]:
         refusal = yield from super()._refusal_of_undo(message)
@@ -292,7 +292,7 @@ class ReadersAheadOfCommit(Acceptor):
 
 
 class TimelineAtItsFork(Acceptor):
-    """Tells readers of a timeline once it has adopted it and all before is committed: without the leader's commit."""
+    """Shows readers a timeline once it has adopted it and all before is committed: without the leader's commit."""
 
     @property
     def readable_lsn(self) -> Lsn:
@@ -304,7 +304,7 @@ class TimelineAtItsFork(Acceptor):
 
 
 class TimelineWithItsTerm(TimelineAtItsFork):
-    """Tells readers of a timeline when its term is committed, as if nobody could fork off at the same place then."""
+    """Shows readers a timeline when its term is committed, as if no server could fork off at the same place then."""
 
     @property
     def readable_tli(self) -> int:
@@ -326,7 +326,7 @@ class TrimsWithinRecords(Acceptor):
 
 
 class TrimsTimedRecords(Acceptor):
-    """Removes the last record that bears a time as soon as nobody needs it."""
+    """Removes the last record that bears a time as soon as no reader needs it."""
 
     def _find_timed_record(self) -> EffectsThen[Lsn]:
         return self.readable_lsn
@@ -472,7 +472,7 @@ def lead_with_nothing_held(proposer: Proposer, campaign: Campaign, now: float) -
 
 
 def lead_with_truncate_lsn_of_votes(proposer: Proposer, campaign: Campaign, now: float) -> None:
-    """Lead a term as if every member still had what the voters say, each of the log that it had."""
+    """Lead a term as if every member still had what the votes contain, each of the log that it had."""
     _lead(proposer, campaign, now)
     leadership = proposer.leadership
     assert leadership is not None  # it has just begun
@@ -481,7 +481,7 @@ def lead_with_truncate_lsn_of_votes(proposer: Proposer, campaign: Campaign, now:
 
 
 def lead_unlinked_as_checked(proposer: Proposer, campaign: Campaign, now: float) -> None:
-    """Lead a term as if a primary that cannot be compared had been: PostgreSQL is told positions at once."""
+    """Lead a term as if a primary that cannot be compared had been: positions are reported to PostgreSQL at once."""
     _lead(proposer, campaign, now)
     assert proposer.leadership is not None  # it has just begun
     proposer.leadership.streaming = proposer._stream.is_checked = proposer._stream.is_open
@@ -560,7 +560,7 @@ _slices = Window.slices
 
 
 def slices_within(window: Window, begin_lsn: Lsn, end_lsn: Lsn) -> list[bytes | memoryview]:
-    """Look for an empty range in the window, too: a heartbeat for whoever is behind it is at none of its bytes."""
+    """Look for an empty range in the window, too: a heartbeat for a member behind it is at none of its bytes."""
     if not window.begin_lsn <= begin_lsn <= end_lsn <= window.end_lsn:
         raise LocalProtocolError(f"WAL [{format_lsn(begin_lsn)}, {format_lsn(end_lsn)}) is not in the window")
     return _slices(window, begin_lsn, end_lsn)
@@ -570,13 +570,13 @@ _elected, _oldest_wal = Campaign.elected, Leadership._oldest_wal
 
 
 def elected_by_greetings(campaign: Campaign) -> Elected:
-    """Believe of everybody who has greeted that it has its WAL to give, whether or not it adopts the term's log."""
+    """Take each member that has greeted for one with WAL to give, whether or not it adopts the term's log."""
     begins = [g.wal_begin_lsn for g in greetings_of(campaign._roster.peers).values() if g.wal_begin_lsn]
     elected = _elected(campaign)
     return msgspec.structs.replace(elected, base_lsn=min(begins, default=elected.base_lsn))
 
 
-def oldest_of_anybody(leadership: Leadership, safekeeper_id: int, progress: Progress) -> Lsn:
+def oldest_of_any(leadership: Leadership, safekeeper_id: int, progress: Progress) -> Lsn:
     oldest_lsn = _oldest_wal(leadership, safekeeper_id, progress)
     return min(oldest_lsn, leadership.elected.base_lsn) if oldest_lsn else 0
 
@@ -832,7 +832,7 @@ class PullsWithAGap(Acceptor):
 _begin_pull = Replication._begin_pull
 
 
-def begin_pull_from_anybody(replication: Replication, safekeeper_id: int, progress: Progress, now: float) -> bool:
+def begin_pull_from_any(replication: Replication, safekeeper_id: int, progress: Progress, now: float) -> bool:
     """Name members that have not adopted the term as the first sources, as if they had all WAL of it."""
     members = replication.members
     others = {

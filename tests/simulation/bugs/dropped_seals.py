@@ -34,7 +34,7 @@ def floor_of_the_entry_before(
 def floor_of_the_sealer_alone(
     history: TermHistory, plan: LogPlan, leader_id: LeaderId, gives_up: bool = False, seal: Seal | None = None
 ) -> TermHistory:
-    """A seal is what the run that has won it knows: the next leader's log has none."""
+    """A seal is in the memory of the run that has won it: the next leader's log has none."""
     *kept, last = extend_history(history, plan, leader_id, gives_up, seal)
     return (*kept, last if seal is not None else _with_floor(last, 0))
 
@@ -122,7 +122,7 @@ def kept_as_replayed(look: HostLook) -> Lsn:
 
 
 class GrantsTailsOverTheLiving(Acceptor):
-    """Lets a proposer without a primary be elected although another one is heard."""
+    """Lets a proposer without a primary be elected although another one is live."""
 
     def _tail_pre_vote(self, connection: int, message: TailPreVoteRequest, now: float) -> Effects:
         yield Send(connection, PreVoteResponse(True, ""))

@@ -58,7 +58,7 @@ class SeedProxy:
     """One life of a proxy.
 
     Attributes:
-        commit_lsn: what it tells the server, and so the clients.
+        commit_lsn: what it reports to the server, and so to the clients.
         log: the records that it has recovered or been given.
     """
 

@@ -1,7 +1,7 @@
 """Bugs to plant: each drops one rule, in the test tree only, and the simulation must find what follows.
 
-A simulator that finds nothing proves nothing unless it finds these. Some of them make a safekeeper lie; its words are
-then believed (`Checker.believes`), so that it is the harm that must be found, and not the lie.
+A simulator that finds nothing proves nothing unless it finds these. Some of them make a safekeeper lie; its messages
+are then believed (`Checker.believes`), so that it is the harm that must be found, and not the lie.
 """
 
 import sys
@@ -64,7 +64,7 @@ class Bug:
 
     Attributes:
         rule: the rule of docs/design/invariants.md that it breaks.
-        without: what is switched off, as a person would say it.
+        without: what is switched off, in plain words.
         base: the profile that brings it to light.
         swaps: (object, attribute, value) to put in place while it is planted.
         weights: of faults, where they differ from the profile's.
@@ -157,7 +157,7 @@ _UNCHECKED: Swaps = (
 )
 _BELIEVES: Swaps = ((Checker, "believes", True),)
 _ARCHIVING = {"trims": 1.0, "archive": 1.0}
-_STRANDING = {"trims": 0.0, "faults_s": 6.0, "record_every_s": 0.02, "clock_skew": 0.0, "late_words": 0.0}
+_STRANDING = {"trims": 0.0, "faults_s": 6.0, "record_every_s": 0.02, "clock_skew": 0.0, "late_messages": 0.0}
 _FAILING = {"fail_disk": 60}
 _REBOOTSTRAPPING = {"rebootstrap": 40}
 _CHANGES_ONLY = {"replace_lost": 0, "rebootstrap": 0}
@@ -173,7 +173,7 @@ BUGS: dict[str, Bug] = {
     ),
     "vote_not_persisted": Bug(
         "S2",
-        "a promise is on disk before it is said",
+        "a promise is on disk before it is sent",
         "elections",
         _acceptor(dropped.VoteNotPersisted) + _BELIEVES,
         weights={"crash_safekeeper": 30},
@@ -230,7 +230,7 @@ BUGS: dict[str, Bug] = {
         "archive",
         (
             (Campaign, "elected", dropped.elected_by_greetings),
-            (Leadership, "_oldest_wal", dropped.oldest_of_anybody),
+            (Leadership, "_oldest_wal", dropped.oldest_of_any),
         ),
         rates={**_ARCHIVING, "minority": 1.0},
     ),
@@ -241,7 +241,7 @@ BUGS: dict[str, Bug] = {
         "S5",
         "a source has adopted the term",
         "figure8",
-        (*_acceptor(dropped.ServesUnadopted), (Replication, "_begin_pull", dropped.begin_pull_from_anybody)),
+        (*_acceptor(dropped.ServesUnadopted), (Replication, "_begin_pull", dropped.begin_pull_from_any)),
         scenario="a_member_pulls_from_one_that_has_not_adopted_the_term",
     ),
     "pull_for_the_deposed": Bug(
@@ -277,15 +277,15 @@ BUGS: dict[str, Bug] = {
         "S7", "readers see committed bytes", "elections", _acceptor(dropped.ReadersAheadOfCommit)
     ),
     "timeline_shown_at_its_fork": Bug(
-        "S7", "readers hear of a timeline when its term is committed", "switches", _acceptor(dropped.TimelineAtItsFork)
+        "S7", "readers get a timeline when its term is committed", "switches", _acceptor(dropped.TimelineAtItsFork)
     ),
     "timeline_shown_with_its_term": Bug(
         "S7",
-        "readers hear of a timeline when a complete record of it is committed",
+        "readers get a timeline when a complete record of it is committed",
         "switches",
         _acceptor(dropped.TimelineWithItsTerm),
     ),
-    "commit_told_with_wal_only": Bug(
+    "commit_sent_with_wal_only": Bug(
         "S7",
         "a commit goes to members with readers at once",
         "calm",
@@ -321,7 +321,7 @@ BUGS: dict[str, Bug] = {
     ),
     "tli_cut_guarded_by_commit_lsn": Bug(
         "S9",
-        "what may have been committed is more than the members have heard of",
+        "what may have been committed is more than the members' commit_lsn",
         "switches",
         _everywhere("highest_possible_commit", dropped.known_commit),
     ),
@@ -429,12 +429,12 @@ BUGS: dict[str, Bug] = {
         ((Campaign, "_has_written", dropped.any_log_is_ours),),
         scenario="another_run_has_written_meanwhile",
     ),
-    "unlinked_primary_told": Bug(
+    "position_for_unlinked_primary": Bug(
         "S10",
-        "a primary that cannot be compared is told nothing before its first record links to the log",
+        "a primary that cannot be compared gets no position before its first record links to the log",
         "switches",
         ((Proposer, "_lead", dropped.lead_unlinked_as_checked),),
-        scenario="a_recycled_primary_is_told_nothing_yet",
+        scenario="a_recycled_primary_gets_no_position_yet",
     ),
     "last_segment_compared": Bug(
         "S10",
@@ -690,13 +690,13 @@ BUGS: dict[str, Bug] = {
     ),
     "older_copy_counts": Bug(
         "S8e",
-        "a folder that others know more of does not count",
+        "a folder of which others have a newer state does not count",
         "restored",
         _everywhere("is_older", dropped.never_older),
     ),
     "vote_of_an_older_copy": Bug(
         "S8e",
-        "nor does its vote, when another voter knows more of it",
+        "nor does its vote, when another voter has a newer state of it",
         "restored",
         ((Campaign, "_drop_doubted", dropped.nothing_required),),
     ),
@@ -714,7 +714,7 @@ BUGS: dict[str, Bug] = {
     ),
     "tail_term_over_a_live_proposer": Bug(
         "S9a",
-        "no tail term while another proposer is heard",
+        "no tail term while another proposer is live",
         "tails",
         _acceptor(dropped_seals.GrantsTailsOverTheLiving),
     ),
@@ -970,7 +970,7 @@ BUGS: dict[str, Bug] = {
         "S14",
         "the proposer gets the beginning of the window",
         "calm",
-        ((Proxy, "_trim_window", proxies.trim_without_a_word),),
+        ((Proxy, "_trim_window", proxies.trim_silently),),
     ),
     "paused_for_good": _in_proxy(
         "S14",

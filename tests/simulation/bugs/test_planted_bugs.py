@@ -29,7 +29,7 @@ QUICK = {
     "giving_up_is_forgotten": 2,
     "readers_ahead_of_commit": 0,
     "timeline_shown_at_its_fork": 0,
-    "commit_told_with_wal_only": 0,
+    "commit_sent_with_wal_only": 0,
     "heartbeat_behind_the_window": 0,
     "wal_begin_of_unadopted_member": 0,
     "truncate_lsn_survives_a_cut": 0,

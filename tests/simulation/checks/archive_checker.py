@@ -1,6 +1,6 @@
-"""What is archived is what is committed, it stays, and nothing is removed that nobody else has (NoHole).
+"""What is archived is what is committed, it stays, and nothing is removed that no other place has (NoHole).
 
-How far the archive is, is found by comparing bytes, whatever the names say: `archived_end`.
+How far the archive is, is found by comparing bytes, whatever the names are: `archived_end`.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ArchiveChecker:
-    """Compares the archive, and what is said of it, with what the checker knows to be committed."""
+    """Compares the archive, and what is reported of it, with what the checker has as committed."""
 
     def __init__(self, truth: "Checker") -> None:
         self._truth = truth
@@ -36,7 +36,7 @@ class ArchiveChecker:
             self._require_incomplete(safekeeper.name, key, content, ours)
 
     def on_confirmed(self, key: ArchiveKey, content: bytes) -> None:
-        """An upload is through: nobody has archived other bytes under that name."""
+        """An upload is through: no other bytes were archived under that name."""
         archive = self._truth.world.archive
         if archive is not None and archive.objects.get(key, content) != content:
             raise Violation("ArchiveUnchanging", f"{key} is archived with other bytes than it was")
@@ -51,12 +51,12 @@ class ArchiveChecker:
             )
 
     def check_objects(self) -> None:
-        """Whatever was archived is committed now, also if it was not when somebody uploaded it."""
+        """Whatever was archived is committed now, also if it was not when it was uploaded."""
         archive, truth = self._truth.world.archive, self._truth
         for key, content in archive.objects.items() if archive is not None else ():
             ours = truth.committed[key.begin_lsn - truth.base_lsn : key.end_lsn - truth.base_lsn]
             if content != ours:
-                self._require_incomplete("somebody", key, content, ours)
+                self._require_incomplete("an archiver", key, content, ours)
 
     def archived_end(self, history: TermHistory) -> Lsn:
         """Return how far the bytes of the log with this history are archived without a gap, from its beginning on."""
@@ -72,8 +72,8 @@ class ArchiveChecker:
             self._whole[history] = lsn
         return lsn
 
-    def on_told(self, who: str, archived_lsn: Lsn, history: TermHistory) -> None:
-        """Somebody is told, or believes, how far its log is archived."""
+    def on_archive_sent(self, who: str, archived_lsn: Lsn, history: TermHistory) -> None:
+        """A member was sent, or believes, how far its log is archived."""
         if archived_lsn and archived_lsn > self.archived_end(history):
             raise Violation(
                 "ArchivedIsThere",
@@ -89,7 +89,7 @@ class ArchiveChecker:
         believed = acceptor.archived_lsn, acceptor.control.history
         if self._believed.get(safekeeper.id) != believed:
             self._believed[safekeeper.id] = believed
-            self.on_told(safekeeper.name, *believed)
+            self.on_archive_sent(safekeeper.name, *believed)
 
     def on_persist(self, safekeeper: "SimSafekeeper") -> None:
         """A log begins later from now on: what lies below is committed, and kept elsewhere."""
@@ -105,7 +105,7 @@ class ArchiveChecker:
     def _require_kept(self, safekeeper: "SimSafekeeper", history: TermHistory, begin_lsn: Lsn) -> None:
         truth = self._truth
         if truth.may_be_given_up(history, begin_lsn):
-            return  # It does not know of that yet, and will need nothing else of its log.
+            return  # It has not received that yet, and will need nothing else of its log.
         if begin_lsn > truth.committed_lsn:
             raise Violation(
                 "NoHole",
@@ -129,11 +129,11 @@ class ArchiveChecker:
         self._was_on_all_lsn = max(self._was_on_all_lsn, begin_lsn)
 
     def on_committed_cut(self, lsn: Lsn) -> None:
-        """A fork replaces what was committed from there on: nobody has had what follows now."""
+        """A fork replaces what was committed from there on: no member has had what follows now."""
         self._was_on_all_lsn = min(self._was_on_all_lsn, lsn)
 
     def check_nothing_is_lost(self) -> None:
-        """What any member does not keep any more is in the archive, and it is what was committed."""
+        """What any member no longer keeps is in the archive, and it is what was committed."""
         truth = self._truth
         if truth.world.archive is None:
             return

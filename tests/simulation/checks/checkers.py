@@ -4,7 +4,7 @@ Truth is kept in two forms. `_terms` has the bytes of each term, as the first sa
 term is won once, so all must write the same (LogMatching). `committed` has every byte below any commit_lsn that was
 ever announced: it may only grow, but for the bytes of an incomplete record that a fork of the timeline replaces (S9),
 and for what an operator gives up: a term that was won by a proxy with --allow-data-loss begins where that is cut.
-`acked_lsn` is how far clients were told that their commits are safe; nothing below it may ever change.
+`acked_lsn` is how far commits were acknowledged to clients; nothing below it may ever change.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Won:
-    """A term that was won: by whom, and the log that it stands for."""
+    """A term that was won: its leader, and the log that it stands for."""
 
     leader_id: LeaderId
     # With what was removed from its front, and as it was sent.
@@ -45,7 +45,7 @@ class Won:
     sent_history: TermHistory
     membership: Membership
     commit_lsn: Lsn = 0
-    write_said_lsn: Lsn = 0
+    write_sent_lsn: Lsn = 0
     # Below it this log was found to be the committed one: neither changes there, unless the committed one is cut.
     compared_lsn: Lsn = 0
 
@@ -77,17 +77,18 @@ class Checker:
 
     Attributes:
         committed: the committed log, from `base_lsn` on.
-        acked_lsn: the end of the last record whose commit a client was told.
-        acks: how many status updates released somebody.
+        acked_lsn: the end of the last record whose commit was acknowledged.
+        acks: how many status updates released a commit.
         membership: the latest that any leader has decided for, None before the first term.
         given_up: by term, where it begins and gives up what lay above.
         readers: looks at what readers see.
         archive: looks at what is archived, and removed.
-        truncate: looks at what is said to be on every member.
+        truncate: checks what is reported to be on every member.
         cluster_id: whose log this is the truth of, empty for the first one.
         is_given_up: whether an operator has agreed to lose what this cluster has committed.
-        believes: whether an acceptor's words are taken on trust instead of being compared with its disk. A planted bug
-            that makes it lie is found at once by its words; if they are believed, the harm that follows must be found.
+        believes: whether an acceptor's messages are taken on trust instead of being compared with its disk. A planted
+            bug that makes it lie is found at once by its messages; if they are believed, the harm that follows must be
+            found.
     """
 
     believes = False
@@ -155,7 +156,7 @@ class Checker:
         self.truncate.on_led(proxy.name, leadership)
 
     def on_tail_granted(self, safekeeper: "SimSafekeeper", run: str, is_needless: bool) -> None:
-        """A safekeeper lets a run without a primary be elected: is another leader heard there?"""
+        """A safekeeper lets a run without a primary be elected: is another leader live there?"""
         granted = self._needless.setdefault(run, set())
         if is_needless:
             granted.add(safekeeper.id)
@@ -163,12 +164,12 @@ class Checker:
             granted.discard(safekeeper.id)
 
     def _require_needed(self, proxy: "SimProxy", leader_id: LeaderId) -> None:
-        """A tail term is won only where no member that lets it be elected has heard of another leader (S9a)."""
+        """A tail term is won only where no member that lets it be elected follows another live leader (S9a)."""
         granted = sorted(self._needless.get(leader_id.proposer_id, ()))
         if granted:
             raise Violation(
                 "NoNeedlessTerm",
-                f"{proxy.name} wins tail term {leader_id.term} with the consent of safekeepers {granted}, which heard "
+                f"{proxy.name} wins tail term {leader_id.term} with the consent of safekeepers {granted}, which follow "
                 "another leader a moment before",
             )
 
@@ -196,7 +197,7 @@ class Checker:
         gives_up = won.history[-1].gives_up
         if gives_up:
             if not may_give_up and not self.given_up:
-                raise Violation("LeaderCompleteness", f"{won.leader_id} gives up WAL, which nobody has allowed")
+                raise Violation("LeaderCompleteness", f"{won.leader_id} gives up WAL, which no operator has allowed")
             self.given_up[won.leader_id.term] = start_lsn
         same = self.log_of(won.history, self.base_lsn, min(start_lsn, self.committed_lsn))
         if same != self.committed[: len(same)]:
@@ -230,7 +231,7 @@ class Checker:
         if not self.base_lsn:
             self.base_lsn = won.history[0].start_lsn
         self.committed_term = max(self.committed_term, won.leader_id.term)
-        # It may hear so late of what a quorum held that a later term has cut the beginning of a record at its end (S9).
+        # It may receive so late what a quorum held that a later term has cut the beginning of a record at its end (S9).
         held_lsn = commit_lsn
         for term, later in self.won.items():
             if term > won.leader_id.term:
@@ -243,11 +244,11 @@ class Checker:
         if held_lsn == won.history[0].start_lsn:
             return  # Not a byte.
         self._require_quorum("CommittedNotOverwritten", won, held_lsn, f"{who} counts it as committed")
-        commit_lsn = held_lsn  # Clients may be told of what is below, also if a later term has committed nothing yet.
+        commit_lsn = held_lsn  # What is below may be acknowledged, also if a later term has committed nothing yet.
         begin_lsn = max(self.base_lsn, won.compared_lsn)
         log = self.log_of(won.history, begin_lsn, commit_lsn)
         if begin_lsn + len(log) < commit_lsn:
-            raise Violation("CommittedNotOverwritten", f"nobody holds the bytes below {format_lsn(commit_lsn)}")
+            raise Violation("CommittedNotOverwritten", f"no member holds the bytes below {format_lsn(commit_lsn)}")
         before = self.committed[begin_lsn - self.base_lsn : commit_lsn - self.base_lsn]
         if log[: len(before)] != before:
             raise Violation(
@@ -317,14 +318,14 @@ class Checker:
                     f"hold the WAL up to {format_lsn(lsn)}",
                 )
 
-    def on_membership_said(self, leader_id: LeaderId, membership: Membership) -> None:
-        """A leader tells a safekeeper for which membership it has decided: the same event may have ended its term."""
+    def on_membership_sent(self, leader_id: LeaderId, membership: Membership) -> None:
+        """A leader sends the membership that it has decided for: the same event may have ended its term."""
         won = self.won.get(leader_id.term)
         if won is not None and won.leader_id == leader_id and membership.key > won.membership.key:
             self._on_decided(won, membership)
 
-    def on_commit_said(self, proxy: "SimProxy", leader_id: LeaderId, commit_lsn: Lsn) -> None:
-        """A proposer tells a safekeeper what is committed."""
+    def on_commit_sent(self, proxy: "SimProxy", leader_id: LeaderId, commit_lsn: Lsn) -> None:
+        """A proposer sends a safekeeper what is committed."""
         won = self.won.get(leader_id.term)
         leadership = proxy.proposer.leadership if proxy.proposer is not None else None
         has_ended = leadership is None or leadership.leader_id != leader_id
@@ -334,11 +335,11 @@ class Checker:
             self._on_committed(won, proxy.name)
         if won is None or commit_lsn > won.commit_lsn:
             raise Violation(
-                "CommittedNotOverwritten", f"{proxy.name} says commit_lsn {format_lsn(commit_lsn)} too early"
+                "CommittedNotOverwritten", f"{proxy.name} sends commit_lsn {format_lsn(commit_lsn)} too early"
             )
 
     def on_status(self, proxy: "SimProxy", primary: "VirtualPrimary", status: ReportStatus) -> None:
-        """PostgreSQL is told positions, and releases whoever waits for them (S1)."""
+        """PostgreSQL receives positions, and releases the commits that wait for them (S1)."""
         if not status.write_lsn and not status.flush_lsn and not status.apply_lsn:
             return
         term = proxy.proposer.leadership.leader_id.term if proxy.proposer and proxy.proposer.leadership else 0
@@ -355,19 +356,20 @@ class Checker:
             for identity in won.membership.identities()
             if self._received.get((identity[1], term), 0) >= status.write_lsn
         }
-        # What was committed or said before a change of members need not be on a quorum of the joint ones yet.
-        said_lsn = max(won.commit_lsn, won.write_said_lsn)
-        if status.write_lsn > said_lsn and not quorums.can_commit(won.membership, received):
+        # What was committed or sent before a change of members need not be on a quorum of the joint ones yet.
+        sent_lsn = max(won.commit_lsn, won.write_sent_lsn)
+        if status.write_lsn > sent_lsn and not quorums.can_commit(won.membership, received):
             raise Violation(
                 "NeverOverReport", f"{proxy.name} reports write {format_lsn(status.write_lsn)}, a quorum lacks it"
             )
-        won.write_said_lsn = max(won.write_said_lsn, status.write_lsn)
-        # What a later term has given up is released on the old primary, if its proxy does not know yet, and is gone.
+        won.write_sent_lsn = max(won.write_sent_lsn, status.write_lsn)
+        # What a later term has given up is released on the old primary, if its proxy has not received it yet, and is
+        # gone.
         limits = [lsn for given_up_in, lsn in self.given_up.items() if given_up_in > term]
         self._on_acked(primary, min([status.flush_lsn, *limits]))
 
     def on_sealed(self, seal: Seal, elected: Elected) -> None:
-        """An operator is told that a timeline is sealed (S15)."""
+        """An operator gets the reply that a timeline is sealed (S15)."""
         last = elected.history[-1]
         tli = last_tli(elected.history, last.start_lsn)
         if tli != seal.tli or last.floor < tli:
@@ -417,7 +419,7 @@ class Checker:
             if flush_lsn > lsn and primary.tli <= self._floor_left(term, floor):
                 raise Violation(
                     "SealHolds",
-                    f"{primary.name} on timeline {primary.tli} is told flush {format_lsn(flush_lsn)}: timelines up to "
+                    f"{primary.name} on timeline {primary.tli} receives flush {format_lsn(flush_lsn)}: timelines up to "
                     f"{floor} were sealed at {format_lsn(lsn)}",
                 )
 
@@ -430,18 +432,18 @@ class Checker:
         return replayed[-rule.count] if rule.count <= len(replayed) else 0
 
     def on_actions_done(self, proxy: "SimProxy", proposer: "Proposer") -> None:
-        """What an event made a proposer do is done: whoever reads at a member hears of commits, or will with WAL."""
+        """What an event made a proposer do is done: readers of a member get commits, or will with WAL."""
         leadership = proposer.leadership
         if leadership is None:
             return
         for safekeeper_id, progress in leadership.members.items():
             if (
                 progress.has_readers
-                # Of what was closed in this very instant the proposer hears a moment later.
+                # What was closed in this very instant reaches the proposer a moment later.
                 and proxy.is_connected(safekeeper_id)
                 and progress.follows
                 and progress.sent_lsn == leadership.received_lsn
-                and proxy.told_commit_lsn[safekeeper_id] < leadership.commit_lsn
+                and proxy.sent_commit_lsn[safekeeper_id] < leadership.commit_lsn
             ):
                 raise Violation(
                     "NoLateCommit",
@@ -451,10 +453,10 @@ class Checker:
 
     def _on_acked(self, primary: "VirtualPrimary", flush_lsn: Lsn) -> None:
         """Commits up to `flush_lsn` on this primary are released: its bytes must be the committed ones."""
-        if flush_lsn <= primary.told_lsn:
+        if flush_lsn <= primary.reported_lsn:
             return
-        # From the last record's end on, also if it was told a position in the next one before.
-        begin_lsn = max(self.base_lsn, primary.record_end_at_or_below(min(primary.told_lsn, primary.insert_lsn)))
+        # From the last record's end on, also if it received a position in the next one before.
+        begin_lsn = max(self.base_lsn, primary.record_end_at_or_below(min(primary.reported_lsn, primary.insert_lsn)))
         acked_lsn = primary.record_end_at_or_below(min(flush_lsn, primary.insert_lsn))
         if acked_lsn <= begin_lsn:
             return
@@ -467,7 +469,7 @@ class Checker:
             )
         self.acked_lsn = max(self.acked_lsn, acked_lsn)
 
-    def on_acceptor_says(self, safekeeper: "SimSafekeeper", message: "AcceptorMessage") -> None:
+    def on_acceptor_sends(self, safekeeper: "SimSafekeeper", message: "AcceptorMessage") -> None:
         """What leaves a safekeeper must be true of its disk (S2)."""
         if isinstance(message, AppendResponse):
             control = safekeeper.disk.control
@@ -483,11 +485,11 @@ class Checker:
             if message.flush_lsn > disk.durable_lsn:
                 raise Violation(
                     "AckImpliesFlushed",
-                    f"{safekeeper.name} says flush {format_lsn(message.flush_lsn)}, "
+                    f"{safekeeper.name} reports flush {format_lsn(message.flush_lsn)}, "
                     f"but {format_lsn(disk.durable_lsn)} is durable",
                 )
             if message.write_lsn > disk.write_lsn:
-                raise Violation("AckImpliesFlushed", f"{safekeeper.name} says it received what it did not write")
+                raise Violation("AckImpliesFlushed", f"{safekeeper.name} reports as received what it did not write")
             won = self.won[message.leader_id.term]
             if control is None or control.history != won.sent_history or control.promised.term < message.leader_id.term:
                 raise Violation(
@@ -520,7 +522,7 @@ class Checker:
     def _compare(self, who: str, term: int, begin_lsn: Lsn, data: bytes | bytearray) -> None:
         known = self._terms.get(term)
         if known is None:
-            raise Violation("LogMatching", f"{who} holds bytes of term {term}, which nobody won")
+            raise Violation("LogMatching", f"{who} holds bytes of term {term}, which was not won")
         offset = begin_lsn - known.begin_lsn
         if offset < 0 or offset > len(known.data):
             raise Violation("LogMatching", f"{who} writes at {format_lsn(begin_lsn)} in term {term}, beside its log")
@@ -545,7 +547,7 @@ class Checker:
         self.archive.on_persist(safekeeper)
 
     def on_new_incarnation(self, safekeeper: "SimSafekeeper", before: str) -> None:
-        """A data folder is another one from now on, as its leader has said: it must be an older copy of itself."""
+        """A data folder is another one from now on, by its leader's decision: it must be an older copy of itself."""
         if before not in safekeeper.restored:
             raise Violation("OnlyOlderCopies", f"{safekeeper.name} gives up a data folder that is not an older copy")
         self.world.counts.count("older folders noticed")
@@ -586,7 +588,7 @@ class Checker:
         """The disk is gone, by the fault's own hand."""
 
     def log_of(self, history: TermHistory, begin_lsn: Lsn, end_lsn: Lsn) -> bytes:
-        """Return the bytes [begin_lsn, end_lsn) of the log with this history, fewer if nobody holds all of them."""
+        """Return the bytes [begin_lsn, end_lsn) of the log with this history, fewer if no member holds all of them."""
         pieces = []
         for index, entry in enumerate(history):
             known = self._terms.get(entry.term)
@@ -615,15 +617,15 @@ class Checker:
                 )
 
     def may_be_given_up(self, history: TermHistory, lsn: Lsn) -> bool:
-        """Tell whether a log with this history may have other bytes from `lsn` on than are committed now.
+        """Return whether a log with this history may have other bytes from `lsn` on than are committed now.
 
-        A log of a later term may, too, if it goes on without the term that gave WAL up: that one reached nobody.
+        A log of a later term may, too, if it goes on without the term that gave WAL up: that one reached no member.
         """
         terms = {entry.term for entry in self.whole(history)}
         return any(given_up_lsn <= lsn and term not in terms for term, given_up_lsn in self.given_up.items())
 
     def is_foreign(self, control: ControlState | None) -> bool:
-        """Tell whether this is a log of another cluster."""
+        """Return whether this is a log of another cluster."""
         if control is None or not control.cluster_id:
             return False
         return self.world.truths.of(control.cluster_id) is not self
@@ -739,5 +741,5 @@ class Checker:
                 at = next((i for i, (a, b) in enumerate(zip(log, held, strict=False)) if a != b), len(log))
                 raise Violation(
                     "LogMatching",
-                    f"{safekeeper.name} holds other bytes at {format_lsn(disk.begin_lsn + at)} than its history says",
+                    f"{safekeeper.name} holds other bytes at {format_lsn(disk.begin_lsn + at)} than by its history",
                 )

@@ -1,4 +1,4 @@
-"""A minority that stays out of reach when everything else is repaired: nobody may wait for it.
+"""A minority that stays out of reach when everything else is repaired: no commit may wait for it.
 
 Convergence alone does not ask for that: when all are back, even a term that needs each single member goes on. So in
 some runs a minority of the voters is cut off again right after the repair, at any moment between its greeting and the

@@ -52,13 +52,13 @@ def halves(membership: Membership) -> list[tuple[tuple[Member, ...], QuorumSizes
 
 
 def can_commit(membership: Membership, present: Iterable[Identity]) -> bool:
-    """Tell whether these folders are a commit quorum of each half."""
+    """Return whether these folders are a commit quorum of each half."""
     there = set(present)
     return all(sum(m.identity in there for m in half) >= commit_size(half, sizes) for half, sizes in halves(membership))
 
 
 def can_elect(membership: Membership, present: Iterable[Identity]) -> bool:
-    """Tell whether these folders are an elect quorum of each half."""
+    """Return whether these folders are an elect quorum of each half."""
     there = set(present)
     return all(sum(m.identity in there for m in half) >= elect_size(half, sizes) for half, sizes in halves(membership))
 

@@ -30,7 +30,7 @@ class Seen:
 
 
 class ReaderChecker:
-    """Remembers what readers were shown, and compares it with what the checker knows to be committed."""
+    """Remembers what readers were shown, and compares it with what the checker has as committed."""
 
     def __init__(self, truth: "Checker") -> None:
         self._truth = truth
@@ -66,24 +66,24 @@ class ReaderChecker:
             seen.tli, seen.visible_lsn, seen.history = tli, visible_lsn, history
 
     def _on_shown_tli(self, safekeeper: "SimSafekeeper", tli: int, history: TermHistory) -> None:
-        """A timeline that readers were told of is in every later log, from the same fork on (S7)."""
+        """A timeline that readers were shown is in every later log, from the same fork on (S7)."""
         entry = next((entry for entry in self._truth.whole(history) if entry.tli == tli), None)
         if entry is None:
-            raise Violation("ReaderSafety", f"readers of {safekeeper.name} are told timeline {tli}, which it has not")
+            raise Violation("ReaderSafety", f"readers of {safekeeper.name} are shown timeline {tli}, which it has not")
         if entry not in self._shown and not self._truth.may_be_given_up(history, entry.start_lsn):
             self._shown[entry] = last_term(history)
             for won in self._truth.won.values():
                 self.check_tli_stays(won)
 
     def check_tli_stays(self, won: "Won") -> None:
-        """A term is won: its log has every timeline that readers were told of before."""
+        """A term is won: its log has every timeline that readers were shown before."""
         for entry, shown_in_term in list(self._shown.items()):
             if won.history[-1].gives_up and entry.start_lsn >= won.history[-1].start_lsn:
                 del self._shown[entry]
             elif won.leader_id.term > shown_in_term and entry not in won.history:
                 raise Violation(
                     "ReaderSafety",
-                    f"readers were told of timeline {entry.tli} from {format_lsn(entry.start_lsn)} on, "
+                    f"readers were shown timeline {entry.tli} from {format_lsn(entry.start_lsn)} on, "
                     f"which the log of {won.leader_id} does not have",
                 )
 
@@ -93,16 +93,16 @@ class ReaderChecker:
         if visible_lsn < seen.end_lsn:
             lost = next(records(seen.data, seen.begin_lsn, max(visible_lsn, seen.begin_lsn)), None)
             history = safekeeper.disk.control.history if safekeeper.disk.control is not None else ()
-            # Of what is given up from below its beginning a log keeps nothing: it begins anew, and is fed from there.
+            # Of what is given up from below its beginning a log keeps nothing: it begins again, and is fed from there.
             gives_up = any(e.gives_up and e.start_lsn < seen.end_lsn for e in self._truth.whole(history))
             if lost is not None and not gives_up:
                 raise Violation(
                     "CommitMonotonic",
-                    f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and do not any more",
+                    f"readers of {safekeeper.name} have seen the record at {format_lsn(lost[0])}, and it is gone",
                 )
             del seen.data[max(0, visible_lsn - seen.begin_lsn) :]
         if seen.begin_lsn < disk.begin_lsn <= seen.end_lsn:
-            # What was seen there is not kept any more; it cannot be seen in another form.
+            # What was seen there is no longer kept; it cannot be seen in another form.
             del seen.data[: disk.begin_lsn - seen.begin_lsn]
             seen.begin_lsn = disk.begin_lsn
         if disk.begin_lsn > seen.begin_lsn or visible_lsn <= seen.begin_lsn:

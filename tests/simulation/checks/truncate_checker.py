@@ -1,6 +1,6 @@
 """What truncate_lsn promises: every member has, or has removed itself, every byte below it of this very log.
 
-It is checked when it changes, and when the log changes that it is said of. A member that has gone on to a later log may
+It is checked when it changes, and when its log changes. A member that has gone on to a later log may
 have cut some of it at a fork (S9): those that believed it before learn that with their own adoption.
 """
 
@@ -24,14 +24,14 @@ class TruncateChecker:
     def __init__(self, truth: "Checker") -> None:
         self._truth = truth
         self._believed: dict[int, tuple[Lsn, TermHistory]] = {}
-        self._told: tuple[Lsn, TermHistory] = (0, ())
+        self._sent: tuple[Lsn, TermHistory] = (0, ())
 
     def on_led(self, who: str, leadership: "Leadership") -> None:
-        """A leader has handled an event: what it tells the members is true of the term's log."""
-        told = leadership.truncate_lsn, leadership.elected.history
-        if told != self._told:
-            self._told = told
-            self._require(who, *told, leadership.membership)
+        """A leader has handled an event: what it sends to the members is true of the term's log."""
+        sent = leadership.truncate_lsn, leadership.elected.history
+        if sent != self._sent:
+            self._sent = sent
+            self._require(who, *sent, leadership.membership)
 
     def on_handled(self, safekeeper: "SimSafekeeper") -> None:
         """An acceptor has handled an event: what it believes is true of its own log."""

@@ -4,7 +4,7 @@ A rebootstrap begins a cluster of which nothing is committed. What the one befor
 is judged as it was, by the logs of its members, wherever they lie. What an operator gives up, and what not, is this:
 
 - A safekeeper that a rebootstrap has reached takes no part in the cluster before, and keeps its log aside. So that
-  cluster may never lead a term again, and nobody asks for what it has acknowledged. But if it does, since too few were
+  cluster may never lead a term again, and what it has acknowledged is not checked. But if it does, since too few were
   reached, or since an undo has brought them back, then all that it has ever acknowledged must be there.
 - A safekeeper keeps one log aside. Another rebootstrap, over WAL that was written since, gives up for good what lay
   there before.

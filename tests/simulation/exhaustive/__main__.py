@@ -17,22 +17,22 @@ from tests.simulation.exhaustive.search import Found, Search
 from tests.simulation.exhaustive.steps import Bounds
 from tests.simulation.exhaustive.world import SWAPS
 
-TELL_EVERY_S = 2.0
+PRINT_EVERY_S = 2.0
 
 
 def search(
-    bounds: Bounds, bug: str | None = None, tell: Callable[[int, int], None] = lambda depth, states: None
+    bounds: Bounds, bug: str | None = None, report: Callable[[int, int], None] = lambda depth, states: None
 ) -> Found:
     """Look at everything within the bounds, with a planted bug if one is named."""
     with ExitStack() as stack:
         stack.enter_context(swapped(SWAPS))
         if bug is not None:
             stack.enter_context(planted(BUGS[bug]))
-        return Search(bounds).run(tell)
+        return Search(bounds).run(report)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Search as the options say; return the exit code: 1 says that something does not hold."""
+    """Search by the options; return the exit code: 1 if something does not hold."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.exhaustive", description=__doc__)
     parser.add_argument("--terms", type=int, default=2, help="how many runs campaign (default: %(default)s)")
     parser.add_argument("--records", type=int, default=2, help="how long the log may get (default: %(default)s)")
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         const="both",
         help="what comes before anything else happens; alone it means both",
     )
-    parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit 1 says that it was")
+    parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit code 1 if it was")
     options = parser.parse_args(arguments)
     bounds = Bounds(
         options.terms,
@@ -57,15 +57,15 @@ def main(arguments: list[str] | None = None) -> int:
         prompt_flushes=options.prompt in ("flushes", "both"),
         change=options.change,
     )
-    told_at = time.monotonic()
+    printed_at = time.monotonic()
 
-    def tell(depth: int, states: int) -> None:
-        nonlocal told_at
-        if time.monotonic() > told_at + TELL_EVERY_S:
-            told_at = time.monotonic()
+    def report(depth: int, states: int) -> None:
+        nonlocal printed_at
+        if time.monotonic() > printed_at + PRINT_EVERY_S:
+            printed_at = time.monotonic()
             print(f"depth {depth}: {states} distinct states so far", flush=True)
 
-    found = search(bounds, options.bug, tell)
+    found = search(bounds, options.bug, report)
     for number, step in enumerate(found.path, 1):
         print(f"{number:3} {step}")
     verdict = "all hold" if found.violation is None else f"{found.violation.invariant} does not hold"

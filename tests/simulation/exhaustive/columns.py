@@ -83,14 +83,14 @@ class Columns:
             return self._queues.number(result)
 
         def sent(moved: int, to: int) -> int:
-            return self._sent_messages.number(tuple(message for who, message in outcomes[moved].said if who == to))
+            return self._sent_messages.number(tuple(message for who, message in outcomes[moved].sent if who == to))
 
         def sent_and_closed(moved: int, to: int) -> int:
             ended = (NOTHING,) * (to in outcomes[moved].parted)
             return self._sent_messages.number((*sent_messages[sent(moved, to)], *ended))
 
         def received(run: int, node: int, message: int) -> int:
-            moved = machines.hear(node, run, message)
+            moved = machines.acceptor_receives(node, run, message)
             assert moved is not None  # It does not crash.
             return outcome(moved)
 
@@ -98,19 +98,19 @@ class Columns:
             return received(SLOW_FLUSH if slow else 0, node, NOTHING)
 
         def received_last(run: int, node: int, message: int, effect: int) -> int:
-            moved = machines.hear(node, run, message, effect)
+            moved = machines.acceptor_receives(node, run, message, effect)
             return IMPOSSIBLE if moved is None else outcome(moved)
 
         def written(runner: int) -> int:
             run = machines.runners[runner]
             if run.leader_id is None or run.received_lsn >= machines.end_lsn:
                 return IMPOSSIBLE
-            return outcome(machines.tell(runner, 0, NOTHING))
+            return outcome(machines.proposer_receives(runner, 0, NOTHING))
 
         def asked(runner: int) -> int:
             if machines.runners[runner].leader_id is None:
                 return IMPOSSIBLE
-            moved = machines.tell(runner, OPERATOR, NOTHING)
+            moved = machines.proposer_receives(runner, OPERATOR, NOTHING)
             return IMPOSSIBLE if moved.number == runner else outcome(moved)
 
         def truth_after(truth: int, run: int, runner: int) -> int:
@@ -133,7 +133,9 @@ class Columns:
         self._unflushed = Table(lambda node: machines.nodes[node].unflushed)
         self._received, self._flushed, self._received_last = Table(received), Table(flushed), Table(received_last)
         self._hung_up, self._crashed = Table(hung_up, FIELD_VALUES), Table(crashed, FIELD_VALUES)
-        self._replied = Table(lambda sender, runner, message: outcome(machines.tell(runner, sender, message)))
+        self._replied = Table(
+            lambda sender, runner, message: outcome(machines.proposer_receives(runner, sender, message))
+        )
         self._written, self._asked = Table(written), Table(asked)
         self._truth_after = Table(truth_after, FIELD_VALUES)
         self._holds_committed = Table(lambda node, truth: steps.holds_committed(node, truths[truth]))

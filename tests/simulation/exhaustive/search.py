@@ -86,8 +86,8 @@ class Search:
         # For each later layer and each of its states: the index of the predecessor * MOVES + the kind of the step.
         self._came: list[NDArray[np.uint32 | np.uint64]] = []
 
-    def run(self, tell: Callable[[int, int], None] = lambda depth, states: None) -> Found:
-        """Visit all states that can be reached, until the first violation. `tell` is called after every layer.
+    def run(self, report: Callable[[int, int], None] = lambda depth, states: None) -> Found:
+        """Visit all states that can be reached, until the first violation. `report` is called after every layer.
 
         Raises:
             OverflowError: the world is too big for the numbers of columns.py.
@@ -103,7 +103,7 @@ class Search:
                 return Found(states, self.transitions, depth + 1, time.monotonic() - began_at, violation, path)
             states += len(layer.fingerprints)
             depth += bool(len(layer.fingerprints))
-            tell(depth, states)
+            report(depth, states)
         return Found(states, self.transitions, depth, time.monotonic() - began_at, None, [])
 
     def _next(self, layer: Batch) -> Batch:

@@ -64,7 +64,7 @@ class Bounds:
             more on safekeeper 1, the second one more on safekeeper 2.
         prompt_answers: answers arrive before anything else happens: far fewer states.
         prompt_flushes: flushes return before anything else happens.
-        change: there are two safekeepers; the first one is the only member, and whoever leads is asked to replace it by
+        change: there are two safekeepers; the first one is the only member, and the leader is asked to replace it by
             the second one.
     """
 
@@ -138,7 +138,7 @@ class Steps:
             if waiting:
                 nodes, runners, requests, answers, truth, crashes = state
                 rest = State(nodes, runners, requests, _put(answers, queue, waiting[1:]), truth, crashes)
-                moved = machines.tell(state.runners[run], index + 1, waiting[0])
+                moved = machines.proposer_receives(state.runners[run], index + 1, waiting[0])
                 yield (
                     f"P{run + 1} gets from S{index + 1}: {machines.words(waiting[0])}",
                     self._runner_moved(rest, run, moved),
@@ -148,10 +148,10 @@ class Steps:
         machines = self.machines
         for index, node in enumerate(state.nodes):
             if machines.nodes[node].unflushed:
-                moved_node = machines.hear(node, 0, NOTHING)
+                moved_node = machines.acceptor_receives(node, 0, NOTHING)
                 assert moved_node is not None  # it does not die
                 yield f"S{index + 1}'s flush returns", self._node_moved(state, index, moved_node)
-                moved_node = machines.hear(node, SLOW_FLUSH, NOTHING)
+                moved_node = machines.acceptor_receives(node, SLOW_FLUSH, NOTHING)
                 assert moved_node is not None  # it does not die
                 yield f"S{index + 1}'s flush takes its time", self._node_moved(state, index, moved_node)
 
@@ -163,13 +163,13 @@ class Steps:
         what = f"S{index + 1} gets from P{run + 1}: {machines.words(waiting[0])}"
         nodes, runners, requests, answers, truth, crashes = state
         rest = State(nodes, runners, _put(requests, queue, waiting[1:]), answers, truth, crashes)
-        moved = machines.hear(node, run, waiting[0])
+        moved = machines.acceptor_receives(node, run, waiting[0])
         assert moved is not None  # it does not die
         yield what, self._node_moved(rest, index, moved)
         effect = 0
-        while state.crashes and (dead := machines.hear(node, run, waiting[0], effect)) is not None:
-            said = self._node_moved(rest, index, dead)
-            yield f"{what}, and dies behind effect {effect + 1}", self._died(said, index, dead.number)
+        while state.crashes and (dead := machines.acceptor_receives(node, run, waiting[0], effect)) is not None:
+            sent = self._node_moved(rest, index, dead)
+            yield f"{what}, and dies behind effect {effect + 1}", self._died(sent, index, dead.number)
             effect += 1
 
     def _runs(self, state: State) -> Iterator[tuple[str, State]]:
@@ -182,17 +182,17 @@ class Steps:
                 return
             runner = machines.runners[number]
             if runner.leader_id is not None and runner.received_lsn < machines.end_lsn:
-                moved = machines.tell(number, 0, NOTHING)
+                moved = machines.proposer_receives(number, 0, NOTHING)
                 yield f"P{run + 1}'s primary writes a record", self._runner_moved(state, run, moved)
             if runner.leader_id is not None and self.bounds.change:
-                moved = machines.tell(number, OPERATOR, NOTHING)
+                moved = machines.proposer_receives(number, OPERATOR, NOTHING)
                 if moved.number != number:
                     yield f"P{run + 1} goes on with the change", self._runner_moved(state, run, moved)
 
     def _node_moved(self, state: State, index: int, moved: Moved) -> State:
         """Put a safekeeper's step into effect."""
         nodes, runners, requests, answers, truth, crashes = state
-        for run, message in moved.said:
+        for run, message in moved.sent:
             at = run * self.width + index
             answers = _put(answers, at, extended(answers[at], (message,)))
         for run in moved.parted:
@@ -204,7 +204,7 @@ class Steps:
     def _runner_moved(self, state: State, run: int, moved: Moved) -> State:
         """Put a run's step into effect."""
         nodes, runners, requests, answers, truth, crashes = state
-        for safekeeper_id, message in moved.said:
+        for safekeeper_id, message in moved.sent:
             at = run * self.width + safekeeper_id - 1
             requests = _put(requests, at, extended(requests[at], (message,)))
         for safekeeper_id in moved.parted:
@@ -218,7 +218,7 @@ class Steps:
         return self._checked(State(nodes, _put(runners, run, moved.number), requests, answers, truth, crashes))
 
     def _died(self, state: State, index: int, number: int) -> State:
-        """A safekeeper has died: what was on its way to it is lost, what it had said arrives, and then the end."""
+        """A safekeeper has died: what was on its way to it is lost, what it had sent arrives, and then the end."""
         requests, answers = list(state.requests), list(state.answers)
         for run, runner in enumerate(state.runners):
             at = run * self.width + index
@@ -275,7 +275,7 @@ class Steps:
         """Return whether a safekeeper holds what is committed. A log that is about to be cut does not count.
 
         Raises:
-            Violation: its log is not what its history says (LogMatching), or it takes for committed what is not.
+            Violation: its log does not match its history (LogMatching), or it takes for committed what is not.
         """
         node = self.machines.nodes[number]
         if node.control.truncate_to is not None or node.control.base_lsn is not None:

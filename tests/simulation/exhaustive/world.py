@@ -2,14 +2,14 @@
 
 Theory of operation. A state machine's future depends on what it is, and on nothing else: neither has a clock here. So
 each is kept as a number that stands for its contents, and each step of one is carried out once, by the real code, on
-objects that were rebuilt from that number; afterwards it is looked up. What is in nobody's head (the answers to
-greetings, fields that time fills) does not tell two machines apart.
+objects that were rebuilt from that number; afterwards it is looked up. What no machine stores (the answers to
+greetings, fields that time fills) does not distinguish two machines.
 
 What is small about it: every run campaigns once; the next run is another one. Greetings and pre-votes are exchanged at
 once when a run starts: they decide the number of its term and change nothing else. A primary has whatever log the donor
 has and goes on with bytes of its own run (S10 is not relied upon here). A connection that is closed is not opened again
-by the same run. Nobody streams from a safekeeper, nothing is archived, no timeline changes. No data folder is replaced
-by an older copy of itself, so starts are not counted, and nobody says what it knows of folders.
+by the same run. No standby streams from a safekeeper, nothing is archived, no timeline changes. No data folder is
+replaced by an older copy of itself, so starts are not counted, and no states of folders are sent.
 """
 
 import pickle
@@ -117,13 +117,13 @@ class Runner(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What a step has made of a machine: its number, what it says to whom in order, with whom it is through.
+    """What a step has made of a machine: its number, what it sends in order, which connections it has closed.
 
     Messages are numbers, too: those of `Machines.messages`.
     """
 
     number: int
-    said: tuple[tuple[int, int], ...]
+    sent: tuple[tuple[int, int], ...]
     parted: tuple[int, ...]
 
 
@@ -149,9 +149,9 @@ class Machines:
         self._known: dict[tuple[Any, ...], Any] = {}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_contents)
 
-    def _numbered(self, said: Iterable[tuple[int, Any]]) -> tuple[tuple[int, int], ...]:
+    def _numbered(self, sent: Iterable[tuple[int, Any]]) -> tuple[tuple[int, int], ...]:
         numbered = []
-        for who, message in said:
+        for who, message in sent:
             number = self._numbers_of_messages.setdefault(message, len(self.messages))
             if number == len(self.messages):
                 self.messages.append(message)
@@ -199,7 +199,7 @@ class Machines:
             self.nodes.append(Node(blob, disk.control, wal, acceptor.commit_lsn, unflushed))
         return self._numbers[key]
 
-    def hear(self, node: int, run: int, message: int, dies_after: int | None = None) -> Moved | None:
+    def acceptor_receives(self, node: int, run: int, message: int, dies_after: int | None = None) -> Moved | None:
         """A safekeeper gets a message, or nothing: then its flush has returned, or is found to be slow.
 
         With `dies_after` it dies behind the effect of that number, counted from 0, and starts again on what is on its
@@ -208,12 +208,14 @@ class Machines:
         key = (node, run, message, dies_after)
         if key not in self._known:
             acceptor, disk = pickle.loads(self.nodes[node].blob)
-            self._known[key] = self._hear(acceptor, disk, run, self.messages[message], dies_after)
+            self._known[key] = self._acceptor_receives(acceptor, disk, run, self.messages[message], dies_after)
         moved: Moved | None = self._known[key]
         return moved
 
-    def _hear(self, acceptor: Acceptor, disk: Disk, run: int, message: Any, dies_after: int | None) -> Moved | None:
-        said: list[tuple[int, Any]] = []
+    def _acceptor_receives(
+        self, acceptor: Acceptor, disk: Disk, run: int, message: Any, dies_after: int | None
+    ) -> Moved | None:
+        sent: list[tuple[int, Any]] = []
         closed: list[int] = []
         if message is not None:
             effects = message_effects(acceptor, run, message, 0.0)
@@ -222,15 +224,15 @@ class Machines:
         else:
             disk.durable = len(disk.wal)
             effects = flushed_effects(acceptor, BASE_LSN + disk.durable)
-        lived = _carry_out(effects, disk, said, closed, dies_after)
+        lived = _carry_out(effects, disk, sent, closed, dies_after)
         if dies_after is not None:
             if lived:
                 return None
             disk.wal = disk.wal[: disk.durable]
-            return Moved(self._restarted(disk), self._numbered(said), ())
+            return Moved(self._restarted(disk), self._numbered(sent), ())
         for connection in closed:
             acceptor.disconnected(connection)
-        return Moved(self._keep_node(acceptor, disk), self._numbered(said), tuple(closed))
+        return Moved(self._keep_node(acceptor, disk), self._numbered(sent), tuple(closed))
 
     def hang_up(self, node: int, run: int) -> int:
         """A run has closed its connection to a safekeeper."""
@@ -265,22 +267,22 @@ class Machines:
         todo = proposer.primary_identified(self._identity(), 0.0)
         for safekeeper_id in self.safekeepers:
             todo += proposer.connected(safekeeper_id, 0.0)
-        # Everybody greets before anybody is asked anything: the term is above all promises.
+        # All greet before any request: the term is above all promises.
         answers: list[tuple[int, Any]] = []
-        said: list[tuple[int, Any]] = []
+        sent: list[tuple[int, Any]] = []
         while todo or answers:
             for action in todo:
                 if isinstance(action, SendMessage):
                     if isinstance(action.message, VoteRequest):
-                        said.append((action.safekeeper_id, action.message))
+                        sent.append((action.safekeeper_id, action.message))
                         continue
                     ((_, number),) = self._numbered([(0, action.message)])
-                    moved = self.hear(nodes[action.safekeeper_id - 1], run, number)
-                    assert moved is not None  # nobody dies here
+                    moved = self.acceptor_receives(nodes[action.safekeeper_id - 1], run, number)
+                    assert moved is not None  # no machine dies here
                     nodes[action.safekeeper_id - 1] = moved.number
-                    answers += [(action.safekeeper_id, self.messages[m]) for _, m in moved.said]
+                    answers += [(action.safekeeper_id, self.messages[m]) for _, m in moved.sent]
             todo = proposer.message(*answers.pop(0), 0.0) if answers else []
-        return Moved(self._keep_runner(proposer), self._numbered(said), ()), tuple(nodes)
+        return Moved(self._keep_runner(proposer), self._numbered(sent), ()), tuple(nodes)
 
     def _identity(self) -> PrimaryIdentity:
         return PrimaryIdentity(
@@ -305,11 +307,11 @@ class Machines:
             )
         return self._numbers[key]
 
-    def tell(self, runner: int, safekeeper_id: int, message: int) -> Moved:
+    def proposer_receives(self, runner: int, safekeeper_id: int, message: int) -> Moved:
         """A run gets an answer, or nothing: the connection has ended. From safekeeper 0: its primary has a record more.
 
         From `OPERATOR`: the members are to change; where that was asked for before, its time to go on has come.
-        A run that ends takes its last words with it: nobody waits for them.
+        A run that ends takes its last messages with it: no machine waits for them.
         """
         key = (-runner, safekeeper_id, message)
         if key not in self._known:
@@ -331,28 +333,28 @@ class Machines:
         return moved
 
     def _follow(self, proposer: Proposer, actions: list[Action]) -> Moved:
-        said: list[tuple[int, Any]] = []
+        sent: list[tuple[int, Any]] = []
         parted: list[int] = []
         todo = list(actions)
         while todo:
             action = todo.pop(0)
             if isinstance(action, SendMessage):
-                said.append((action.safekeeper_id, action.message))
+                sent.append((action.safekeeper_id, action.message))
             elif isinstance(action, SendAppend):
-                assert proposer.leadership is not None  # whoever feeds leads
+                assert proposer.leadership is not None  # only a leader feeds
                 payload = proposer.config.proposer_id[0].encode() * (action.end_lsn - action.begin_lsn)
                 append = msgspec.structs.replace(action.header, payload=payload)
-                said += [(safekeeper_id, append) for safekeeper_id in action.safekeeper_ids]
+                sent += [(safekeeper_id, append) for safekeeper_id in action.safekeeper_ids]
             elif isinstance(action, IdentifyPrimary):
                 todo += proposer.primary_identified(self._identity(), 0.0)
             elif isinstance(action, Disconnect):
                 parted.append(action.safekeeper_id)
                 todo += proposer.disconnected(action.safekeeper_id, 0.0)
-        return Moved(self._keep_runner(proposer), self._numbered(said), tuple(parted))
+        return Moved(self._keep_runner(proposer), self._numbered(sent), tuple(parted))
 
 
 def _carry_out(
-    effects: Effects, disk: Disk, said: list[tuple[int, Any]], closed: list[int], dies_after: int | None
+    effects: Effects, disk: Disk, sent: list[tuple[int, Any]], closed: list[int], dies_after: int | None
 ) -> bool:
     """Carry out what an acceptor asks for; False if it died on the way."""
     result: Any = None
@@ -362,19 +364,19 @@ def _carry_out(
             effect = effects.send(result)
         except StopIteration:
             return True
-        result = _carry_out_one(effect, disk, said, closed)
+        result = _carry_out_one(effect, disk, sent, closed)
         if done == dies_after:
             return False
         done += 1
 
 
-def _carry_out_one(effect: Effect, disk: Disk, said: list[tuple[int, Any]], closed: list[int]) -> Any:
+def _carry_out_one(effect: Effect, disk: Disk, sent: list[tuple[int, Any]], closed: list[int]) -> Any:
     if isinstance(effect, Send):
         message = effect.message
         if isinstance(message, (AppendResponse, VoteResponse)) and message.flush_lsn > BASE_LSN + disk.durable:
             raise Violation("AckImpliesFlushed", f"{message} leaves, {disk.durable} records are durable")
         if not isinstance(message, ArchiveReport | FolderStates):
-            said.append((effect.connection, message))
+            sent.append((effect.connection, message))
     elif isinstance(effect, Close):
         closed.append(effect.connection)
     elif isinstance(effect, WriteWal):
@@ -404,7 +406,7 @@ def _carry_out_one(effect: Effect, disk: Disk, said: list[tuple[int, Any]], clos
 
 
 def _contents(machine: Any) -> Any:
-    """Return what tells two machines of a kind apart."""
+    """Return what distinguishes two machines of a kind."""
     if isinstance(machine, Proposer):
         connected = [peer.connected for peer in machine.peers.values()]
         return [machine.config.proposer_id, machine.campaign, machine.leadership, machine._stream, connected]

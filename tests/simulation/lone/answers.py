@@ -1,4 +1,4 @@
-"""What the safekeepers of a lone proposer say: answers, late and repeated ones, and what nobody has asked for.
+"""What the safekeepers of a lone proposer send: answers, late and repeated ones, and unrequested messages.
 
 Part of proposer.py.
 """
@@ -32,7 +32,7 @@ from tests.simulation.lone.shell import LoneShell
 from walproxy.proposer.phase import Phase
 
 # What may come from another safekeeper than it is of: whose positions these are does not matter.
-_OF_ANYBODY = (
+_OF_ANY = (
     PreVoteResponse,
     VoteResponse,
     DigestResponse,
@@ -89,14 +89,14 @@ class LoneAnswers(LoneShell):
                 return
         elif isinstance(request, ReadRequest):
             self._report_pulled()
-        elif isinstance(request, ProposerGreeting) and self._is_told(safekeeper):
+        elif isinstance(request, ProposerGreeting) and self._receives_folders(safekeeper):
             self._greet_late(safekeeper, request)
             return
         if not self._cluster.is_frank and self._chance(0.05):
-            self._say(safekeeper, self._refusal(safekeeper))
+            self._send_answer(safekeeper, self._refusal(safekeeper))
             return
         for answer in self._cluster.answers(safekeeper, request):
-            self._say_if_open(safekeeper, answer)
+            self._send_if_open(safekeeper, answer)
 
     def _refusal(self, safekeeper: Safekeeper) -> Refusal:
         codes = [code for code in RefusalCode if code is not RefusalCode.NO_LEADER]
@@ -112,27 +112,27 @@ class LoneAnswers(LoneShell):
                 for pull in [each for each in safekeeper.requests if isinstance(each, PullWal) and each.sources][:1]:
                     self._advance_pull(safekeeper, pull)
 
-    def _is_told(self, safekeeper: Safekeeper) -> bool:
+    def _receives_folders(self, safekeeper: Safekeeper) -> bool:
         """Whether it was sent `Elected` on its connection."""
         leadership = self._proposer.leadership
         member = leadership.members.get(safekeeper.id) if leadership is not None else None
         return member is not None and member.is_connected
 
     def _greet_late(self, safekeeper: Safekeeper, request: ProposerGreeting) -> None:
-        """Greet on a connection on which `Elected` was sent: with another folder, or one of which others know more."""
+        """Greet on a connection on which `Elected` was sent: with another folder, or an older copy of one."""
         has_other_folder = self._chance(0.25)
         if has_other_folder:
-            safekeeper.incarnation += "x"  # Another leader has told it that its folder is an older copy.
+            safekeeper.incarnation += "x"  # Another leader has found its folder to be an older copy.
         answers = self._cluster.answers(safekeeper, request)
         others = [each for each in self._open_ones() if each is not safekeeper and each.cluster_id]
         if others and not has_other_folder:
             other = self.rng.choice(others)
             own = FolderState(other.id, other.incarnation, other.starts, 0, 0)
             later = FolderState(safekeeper.id, safekeeper.incarnation, safekeeper.starts + 1, 0, 0)
-            self._say(other, FolderStates(other.cluster_id, (own, later)))
+            self._send_answer(other, FolderStates(other.cluster_id, (own, later)))
             safekeeper.starts += self.rng.choice((0, 1, 1))
         for answer in answers:
-            self._say_if_open(safekeeper, answer)
+            self._send_if_open(safekeeper, answer)
 
     def _advance_pull(self, safekeeper: Safekeeper, pull: PullWal) -> None:
         """It has received a part of what it pulls."""
@@ -141,7 +141,7 @@ class LoneAnswers(LoneShell):
             flush_lsn = safekeeper.flush_lsn = self.rng.choice((safekeeper.flush_lsn, safekeeper.write_lsn))
             sequence, has_readers = safekeeper.sequence, safekeeper.has_readers
             answer = AppendResponse(pull.leader_id, safekeeper.write_lsn, flush_lsn, sequence, has_readers)
-            self._say(safekeeper, answer)
+            self._send_answer(safekeeper, answer)
 
     def _rest(self) -> None:
         """All is answered, and then nothing happens for long."""
@@ -161,12 +161,12 @@ class LoneAnswers(LoneShell):
                 break
             self._answer_of(self.rng.choice(waiting))
 
-    def _say_if_open(self, safekeeper: Safekeeper, message: AcceptorMessage) -> None:
+    def _send_if_open(self, safekeeper: Safekeeper, message: AcceptorMessage) -> None:
         if safekeeper.is_connected or safekeeper.id in self._pending_losses:
-            self._say(safekeeper, message)
+            self._send_answer(safekeeper, message)
 
-    def _say(self, safekeeper: Safekeeper, message: AcceptorMessage) -> None:
-        self._said.append((safekeeper.id, message))
+    def _send_answer(self, safekeeper: Safekeeper, message: AcceptorMessage) -> None:
+        self._sent.append((safekeeper.id, message))
         if self._chance(self._breaks):
             message = broken(self.rng, message)
         elif self._chance(0.003):
@@ -177,10 +177,10 @@ class LoneAnswers(LoneShell):
 
     def _repeat(self) -> None:
         """An old answer comes once more; positions of a member never go back within a term."""
-        if not self._said:
+        if not self._sent:
             return
-        safekeeper_id, message = self.rng.choice(self._said)
-        if isinstance(message, _OF_ANYBODY) and self._chance(0.4):
+        safekeeper_id, message = self.rng.choice(self._sent)
+        if isinstance(message, _OF_ANY) and self._chance(0.4):
             safekeeper_id = self.rng.choice(list(self._safekeepers))
         leadership = self._proposer.leadership
         leader_id = leadership.leader_id if leadership is not None else None
@@ -188,8 +188,8 @@ class LoneAnswers(LoneShell):
         if self._safekeepers[safekeeper_id].is_connected and not goes_back:
             self._event("message", safekeeper_id, message, self._now_s)
 
-    def _say_unasked(self) -> None:
-        """A safekeeper says what does not answer anything, or that was asked on a connection of before."""
+    def _send_unasked(self) -> None:
+        """A safekeeper sends what answers no request, or one of an earlier connection."""
         self._settle()
         ids = [each.id for each in self._open_ones()] if self._chance(0.9) else list(self._proposer.peers)
         if ids:

@@ -67,7 +67,7 @@ def _check_pair(commit: str, elect: str) -> None:
     problem = problem_of_sizes(commit, elect)
     if bool(problem) != is_refused:
         raise Violation(
-            "Reference", f"{commit!r} and {elect!r} are refused: {is_refused}; the product says {problem!r}"
+            "Reference", f"{commit!r} and {elect!r} are refused: {is_refused}; the product finds {problem!r}"
         )
 
 

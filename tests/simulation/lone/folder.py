@@ -2,7 +2,7 @@
 
 Theory of operation. Operations are those of a safekeeper: they record each decision in the control file before it is
 executed, and clear it afterwards, and repeat what is pending after a restart. What the model (folder_model.py)
-knows of is compared after each of them. Meanwhile the disk crashes, fails, lacks space or descriptors, and writes parts
+has is compared after each of them. Meanwhile the disk crashes, fails, lacks space or descriptors, and writes parts
 only; an error without such a cause is a violation. Before some starts files are damaged, lost or added
 (folder_damage.py); then the start must report what references/folder.py makes of these bytes, must not remove WAL
 if it refuses, and the folder goes on from a copy that was made before.

@@ -1,4 +1,4 @@
-"""What can befall the files of a data folder behind a safekeeper's back, and what inspection must say of it."""
+"""What can befall the files of a data folder behind a safekeeper's back, and what inspection must report."""
 
 import random
 from collections.abc import Callable, Mapping

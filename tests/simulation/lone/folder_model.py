@@ -1,6 +1,6 @@
 """The model beside a data folder that random operations drive: what was written, and what must be on the disk.
 
-`FolderModel` knows what the safekeeper was told and what it has acknowledged, never how the files are made. It compares
+`FolderModel` has what the safekeeper was sent and what it has acknowledged, never how the files are made. It compares
 them with what the folder answers, and, after each operation, with what a power cut would leave at this moment: the
 durable bytes under durable names, read by references/folder.py.
 """
@@ -35,7 +35,7 @@ def require(holds: bool, text: str) -> None:
 
 
 def require_absent(reader: WalReader, lsn: int) -> None:
-    """Ask a reader for WAL that does not exist: it must say so."""
+    """Ask a reader for WAL that does not exist: that must be an error."""
     try:
         reader.fetch(lsn, lsn + 1)
     except StorageFailed as error:
@@ -193,7 +193,9 @@ class FolderModel:
         start_lsn = self._rng.randrange(log.begin_lsn - log.size, log.end_lsn + 2 * log.size, log.size)
         expected = WAL_DIRECTORY / log.name(start_lsn) if start_lsn in log.tlis else None
         found = folder.opened_storage().segment_path(start_lsn + self._rng.randrange(log.size))
-        require(found == expected, f"the segment at {format_lsn(start_lsn)} is said to be in {found}, not {expected}")
+        require(
+            found == expected, f"the segment at {format_lsn(start_lsn)} is reported to be in {found}, not {expected}"
+        )
 
     def check_start(self, folder: DataFolder) -> None:
         """Check what a start has left: exactly the log, durable; in its last segment only durable bytes count."""

@@ -171,7 +171,7 @@ class FolderProcess:
         self._model.control, self._next_control = control, None
 
     def _finish(self) -> None:
-        """Execute what the control file says is pending, then record that it is done."""
+        """Execute what is pending by the control file, then record that it is done."""
         folder, control = self._open_folder, self._control
         if control.set_aside:
             self._die_amid_preparation()
@@ -381,7 +381,7 @@ class FolderProcess:
             log.recovered(storage.flush_lsn)
             log.tli = self._recovered_tli()
             if isinstance(expected, Start) and expected.log is not None and not self._had_lost_pages:
-                require(expected.log.end_lsn == storage.flush_lsn, "the WAL ends elsewhere than its footer says")
+                require(expected.log.end_lsn == storage.flush_lsn, "the WAL ends elsewhere than by its footer")
         self._model.check_start(folder)
         self._is_other_file = True
         self._check_other_files(folder)

@@ -74,7 +74,7 @@ class DrawnMessages(ABC):
         return self.rng.random() < probability
 
     def _connection(self, leader: float | None = None) -> int:
-        """Draw a connection: mostly the leader's, if there is one, or so often as `leader` says."""
+        """Draw a connection: mostly the leader's, if there is one, with probability `leader`."""
         own = self._acceptor.leader_connection
         if own is not None and own in self._greeted and self._chance(OF_LEADER if leader is None else leader):
             return own

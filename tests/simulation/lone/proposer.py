@@ -16,7 +16,7 @@ whether its checks find states that an error could leave (corrupted_states.py).
 
     shell.py         connections, and the execution of the proposer's actions
     safekeepers.py   the logs and memberships of the safekeepers, and what they answer
-    answers.py       when they answer, and what they say without being asked
+    answers.py       when they answer, and what they send without a request
     primary.py       the primary
     operator.py      changes of the members
     draws.py         options of the run, and servers
@@ -67,7 +67,7 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         rng = self.rng
-        self._stays = rng.choice((12, 25, 50))  # How many events without an attempt it takes until all begins anew.
+        self._stays = rng.choice((12, 25, 50))  # How many events without an attempt it takes until all begins again.
         self._returns = (
             0.03 if self._is_forgetful else rng.choice((0.3, 0.3, 0.02))
         )  # How soon a member comes back to a term.
@@ -94,7 +94,7 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
             (3, self._change),
             (1, self._operate),
             (2, self._repeat),
-            (2, self._say_unasked),
+            (2, self._send_unasked),
             (3, self._rest),
         )
         check_drawn(self.rng)
@@ -103,10 +103,10 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
         for _ in range(events):
             if self._proposer.phase is Phase.FINISHED:
                 self._linger()
-                (self._begin_anew if self._chance(0.5) else self._begin_run)()
+                (self._begin_again if self._chance(0.5) else self._begin_run)()
             idle = idle + 1 if self._proposer.phase is Phase.GATHERING else 0
             if idle > self._stays:
-                self._begin_anew()  # Nothing is found here any more.
+                self._begin_again()  # Nothing more is found here.
                 idle = 0
             self._now_s += self.rng.choice((0.0, 0.0, 0.001, 0.001, 0.001, 0.02))
             if self._chance(self._pace):
@@ -192,11 +192,11 @@ class LoneProposer(LonePrimary, LoneAnswers, LoneOperator):
             self._open(safekeeper)
 
     def _happen_while_verifying(self) -> None:
-        """What nobody has asked for, while the primary is compared."""
+        """Unrequested events, while the primary is compared."""
         if self._chance(0.1):
             self._identify(again=True)
         else:
-            (self._repeat if self._chance(0.5) else self._say_unasked)()
+            (self._repeat if self._chance(0.5) else self._send_unasked)()
 
     def _linger(self) -> None:
         """What the shell may still report when the run has ended."""

@@ -59,7 +59,7 @@ class LoneShell:
         self._away = 0  # One that does not come back for now.
         # Connections that the proposer has closed: their end is reported to it soon.
         self._pending_losses: list[int] = []
-        self._said: deque[tuple[int, AcceptorMessage]] = deque(maxlen=REPEATED_OF)
+        self._sent: deque[tuple[int, AcceptorMessage]] = deque(maxlen=REPEATED_OF)
         self._primary: PrimaryIdentity | None = None
         self._refused: PrimaryIdentity | None = None  # The one that was refused last.
         self._identities_due = 0  # How often the primary was to be identified, and was not yet.
@@ -68,9 +68,9 @@ class LoneShell:
         self._received_lsn = self._window_begin_lsn = 0
         # Old WAL is soon removed everywhere, and who is away stays away: members skip WAL, or pull it.
         self._is_forgetful = self._chance(0.25)
-        self._begin_anew()
+        self._begin_again()
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         """Begin with another cluster, and another run."""
         count = self.rng.choice((1, 2, 2, 3, 3, 3, 3, 4, 5))
         self._is_unlisted = count > 1 and self._chance(0.25)  # The configuration lacks the last safekeeper.
@@ -102,7 +102,7 @@ class LoneShell:
         self._primary = self._copy = None
         self._identities_due = 0
         self._is_checked = False
-        self._said.clear()
+        self._sent.clear()
         self._proposer: Any = watched_proposer(Proposer, self._config(), "the proposer", self.counts)
 
     def trace(self) -> list[str]:

@@ -44,7 +44,7 @@ class ModelArchive:
     Attributes:
         archive_id: its id, empty if it has none.
         objects: what has a receipt.
-        torn: keys of uploads that did not finish: nobody believes them.
+        torn: keys of uploads that did not finish: they do not count.
     """
 
     def __init__(self, archive_id: str = "") -> None:
@@ -76,7 +76,7 @@ class ModelArchive:
 
 
 def chain(history: TermHistory, lsn: Lsn, keys: Iterable[ArchiveKey]) -> Lsn:
-    """Return how far the log with this history is archived from `lsn` on without a gap, as the names say it."""
+    """Return how far the log with this history is archived from `lsn` on without a gap, by the names."""
     keys = tuple(keys)
     while (found := _next_piece(history, lsn, keys)) is not None:
         lsn = found[1]
@@ -189,7 +189,7 @@ class SimArchiver:
             self._report(acceptor)
 
     def _report(self, acceptor: Acceptor) -> None:
-        """Say how far the present log is archived; what is said may be out of date when it is heard."""
+        """Report how far the present log is archived; the report may be out of date when it arrives."""
         control = acceptor.control
         archived_lsn = 0
         if self._has_looked and control.wal_begin_lsn:

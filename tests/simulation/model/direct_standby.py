@@ -28,7 +28,7 @@ class DirectStandby:
         source: a primary whose bytes it has, up to `received_lsn`.
         received_lsn: the end of its WAL, 0 before it was set up.
         passed_over: numbers of timelines with a history file that was placed in its pg_wal.
-        life: grows when it is set up anew.
+        life: grows when it is set up again.
         is_cut_off: whether it reaches no primary.
         replay_limit_lsn: its replay stands there, until it is promoted; None: it replays all that is complete.
         is_hidden: the command may not read its WAL, so that it cannot see where the last complete record ends.
@@ -84,7 +84,7 @@ class DirectStandby:
         return self.source
 
     def stand_still(self, source: VirtualPrimary, received_lsn: Lsn, replayed_lsn: Lsn) -> None:
-        """Have this, receive no more, and show nobody what of it is complete beyond the replay: for scenarios."""
+        """Have this, receive no more, and show no one what of it is complete beyond the replay: for scenarios."""
         self.source, self.received_lsn = source, received_lsn
         self.replay_limit_lsn, self.is_hidden = replayed_lsn, True
 

@@ -73,7 +73,7 @@ class ModelDisk:
         return DiskCopy(self.control, self.begin_lsn, bytes(self.wal[: self.durable_lsn - self.begin_lsn]))
 
     def put_back(self, copy: "DiskCopy") -> None:
-        """Be what a snapshot was. Nobody who has such a thing in mind reads S8."""
+        """Be what a snapshot was, against S8."""
         self.control, self.begin_lsn, self.wal = copy.control, copy.begin_lsn, bytearray(copy.wal)
         self.durable_lsn = self.write_lsn
 
@@ -88,7 +88,7 @@ class ModelDisk:
         return self.control, self.durable_lsn
 
     def _finish_trim(self) -> None:
-        """What a crash has left below the beginning that the control file says goes when the log is opened."""
+        """What a crash has left below the beginning in the control file goes when the log is opened."""
         control = self.control
         if control is not None and control.base_lsn is None and self.begin_lsn < control.wal_begin_lsn < self.write_lsn:
             ModelDisk.trim(self, control.wal_begin_lsn)
@@ -182,7 +182,7 @@ class ModelDisk:
 
 
 class StorageDisk(ModelDisk):
-    """The real storage beside the model, which says what must be there after a crash."""
+    """The real storage beside the model, which has what must be there after a crash."""
 
     is_real = True
     _WAL = Path("/data/wal")
@@ -222,11 +222,11 @@ class StorageDisk(ModelDisk):
     def accept(self, storage: WalStorage, found: bytes) -> None:
         """Compare the WAL that a start has found with what must be there, and go on with it."""
         control = self.control
-        begun_anew = self._resetting_to is not None and storage.begin_lsn == self._resetting_to and not found
-        # The log of a pending reset is claimed by nobody: opening it may remove any of it.
+        begun_again = self._resetting_to is not None and storage.begin_lsn == self._resetting_to and not found
+        # The log of a pending reset is not claimed: opening it may remove any of it.
         is_dropped = control is not None and control.base_lsn is not None
         self._finish_trim()
-        if not begun_anew and not is_dropped:
+        if not begun_again and not is_dropped:
             self._compare(storage, found)
         self._resetting_to = None
         self.begin_lsn, self.wal, self.durable_lsn = storage.begin_lsn, bytearray(found), storage.flush_lsn

@@ -2,9 +2,9 @@
 
 A connection is two streams. What is sent on one arrives in order, after a delay, or not at all. A blocked direction
 holds what is sent until it is unblocked, so messages can arrive long after their sender has opened another connection.
-A broken connection loses what is in flight; each side hears of it later, or, if it is broken silently, only when it
+A broken connection loses what is in flight; each side notices it later, or, if it is broken silently, only when it
 gives up waiting. One that its proxy has let go loses nothing: what is in flight arrives, but seconds late, when the
-same run may speak on another connection, or another run may lead.
+same run may use another connection, or another run may lead.
 """
 
 import random
@@ -29,7 +29,7 @@ _END = object()
 
 
 class Connection:
-    """One connection. Its number is never used again; `closed` says whose receiver does not listen any more.
+    """One connection. Its number is never used again; `closed` has the side that no longer receives.
 
     Attributes:
         flight: what was sent each way and has not arrived, in order.
@@ -76,7 +76,7 @@ class Network:
         delay_s: the longest delay of a message when nothing is wrong.
         uses_wire: whether every message is put into bytes and taken out again (safekeeper/peers/codec.py).
         answers_later_s: returns by how much an answer of a safekeeper leaves later than usual.
-        late_words: how many messages of connections that were let go came late.
+        late_messages: how many messages of connections that were let go came late.
         blocked: (proxy's name, safekeeper's id, direction) of the streams that stand still.
     """
 
@@ -86,7 +86,7 @@ class Network:
         self.delay_s = delay_s
         self.uses_wire = False
         self.answers_later_s: Callable[[], float] = float
-        self.late_words = 0
+        self.late_messages = 0
         self._decoders = (FrameDecoder(PROPOSER_DIALECT), FrameDecoder(ACCEPTOR_DIALECT))
         self.blocked: set[tuple[str, int, int]] = set()
         self.connections: dict[int, Connection] = {}
@@ -139,7 +139,7 @@ class Network:
         return received
 
     def close(self, connection: Connection, by: int) -> None:
-        """One side closes: the other hears of it behind everything that was sent. `by` is the way that it spoke."""
+        """One side closes: the other notices it after everything that was sent. `by` is the way in which it sent."""
         connection.closed[1 - by] = True
         self.send(connection, by, _END)
 
@@ -153,11 +153,11 @@ class Network:
 
     def _arrive_late(self, connection: Connection) -> None:
         connection.is_let_go = False
-        self.late_words += max(0, connection.due[TO_SAFEKEEPER] - 1)
+        self.late_messages += max(0, connection.due[TO_SAFEKEEPER] - 1)
         self._let_due_arrive(connection, TO_SAFEKEEPER)
 
     def break_connection(self, connection: Connection, silent: bool) -> None:
-        """Lose what is in flight. Unless it is silent, each side hears of it some time, if it can be reached."""
+        """Lose what is in flight. Unless it is silent, each side notices it some time, if it can be reached."""
         if connection.broken:
             return
         connection.broken = True

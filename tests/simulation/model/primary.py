@@ -1,4 +1,4 @@
-"""A virtual PostgreSQL: it writes WAL, flushes it, streams what is flushed, and releases commits when it is told to.
+"""A virtual PostgreSQL: it writes WAL, flushes it, streams what is flushed, and releases commits by reported positions.
 
 A primary that is promoted or restored is a new object with a copy of its source's WAL. From there on it writes commits
 of its own: two primaries that both believe to be the right one never write the same ones. But one that was restored may
@@ -40,9 +40,9 @@ class VirtualPrimary:
         wal: all WAL that it has, flushed or not, from FIRST_LSN on.
         flush_lsn: end of what a crash leaves.
         own_lsn: where its own writing began; commits before that are its source's.
-        told_lsn, told_apply_lsn: the highest flush and apply positions that it was told.
+        reported_lsn, reported_apply_lsn: the highest flush and apply positions that were reported to it.
         oldest_lsn: what is below this was recycled, a segment start.
-        quiet: whether nobody writes at the moment.
+        quiet: whether no client writes at the moment.
         frozen: whether its process is stopped: it is there, and does and answers nothing.
         is_lost: whether its machine is gone: nothing starts it.
         walsender: the proxy that streams from it, one at most: there is one slot.
@@ -61,8 +61,8 @@ class VirtualPrimary:
         self.ancestors = ancestors
         self.wal = bytearray(wal)
         self.flush_lsn = self.own_lsn = self.insert_lsn
-        self.told_lsn: Lsn = 0
-        self.told_apply_lsn: Lsn = 0
+        self.reported_lsn: Lsn = 0
+        self.reported_apply_lsn: Lsn = 0
         self.oldest_lsn = FIRST_LSN
         self.walsender: SimProxy | None = None
         self.up = True
@@ -80,7 +80,7 @@ class VirtualPrimary:
         return FIRST_LSN + len(self.wal)
 
     def identity(self) -> PrimaryIdentity:
-        """What IDENTIFY_SYSTEM and TIMELINE_HISTORY say."""
+        """What IDENTIFY_SYSTEM and TIMELINE_HISTORY return."""
         ancestors = self.ancestors
         tlis = [*(ancestor.tli for ancestor in ancestors[1:]), *([self.tli] if ancestors else [])]
         return PrimaryIdentity(
@@ -111,10 +111,10 @@ class VirtualPrimary:
         self.write_record(rest if rest >= HEADER_BYTES else rest + SEGMENT_SIZE)
 
     def fits_into_segment(self, size: int) -> bool:
-        """Tell whether a record of `size` bytes would end in the segment that it begins in.
+        """Return whether a record of `size` bytes would end in the segment that it begins in.
 
         Of a commit across a border the first part may be recycled as soon as it is acknowledged: in a segment of 16 MiB
-        that is so rare that the primary is then refused; here nobody writes one.
+        that is so rare that the primary is then refused; here none is written.
         """
         return self.insert_lsn % SEGMENT_SIZE + size < SEGMENT_SIZE
 
@@ -153,7 +153,7 @@ class VirtualPrimary:
         self.drop_walsender()
 
     def start(self) -> None:
-        """Come back with what is on disk. Nothing is told anew, so nobody is released until it is."""
+        """Come back with what is on disk. No commit is released before positions are reported again."""
         if not self.up and not self.is_lost:
             self.world.note(self.name, "starts")
             self.up = True
@@ -167,8 +167,8 @@ class VirtualPrimary:
 
     def recycle(self) -> None:
         """Remove the segments that the slot does not hold back."""
-        if self.told_lsn:
-            self.oldest_lsn = max(self.oldest_lsn, segment_start(self.told_lsn, SEGMENT_SIZE))
+        if self.reported_lsn:
+            self.oldest_lsn = max(self.oldest_lsn, segment_start(self.reported_lsn, SEGMENT_SIZE))
 
     def tli_end(self, tli: int) -> Lsn | None:
         """Return where it left timeline `tli`, its flush position for the present one, None for one it never had."""
@@ -185,10 +185,10 @@ class VirtualPrimary:
         """Return its bytes [begin_lsn, end_lsn)."""
         return bytes(self.wal[begin_lsn - FIRST_LSN : end_lsn - FIRST_LSN])
 
-    def told(self, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
+    def on_report(self, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
         """A status update: commits whose records end at or below these are released, by level."""
-        self.told_lsn = max(self.told_lsn, flush_lsn)
-        self.told_apply_lsn = max(self.told_apply_lsn, apply_lsn)
+        self.reported_lsn = max(self.reported_lsn, flush_lsn)
+        self.reported_apply_lsn = max(self.reported_apply_lsn, apply_lsn)
 
     def record_end_at_or_below(self, lsn: Lsn) -> Lsn:
         """Return the end of the last complete record at or below `lsn`: where a recovery would stop."""
@@ -220,6 +220,6 @@ class Stranger(VirtualPrimary):
 
     system_id = SYSTEM_ID + 1
 
-    def told(self, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
+    def on_report(self, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
         """A proxy has streamed its WAL."""
-        raise Violation("LogMatching", f"{self.name}, of another PostgreSQL cluster, is told {flush_lsn} (S10)")
+        raise Violation("LogMatching", f"{self.name}, of another PostgreSQL cluster, receives {flush_lsn} (S10)")

@@ -66,7 +66,7 @@ READ_BYTES_MAX = 24 << 10
 
 
 class PrimaryLink:
-    """A connection to a primary. `commands` counts what it was told; the last one counts."""
+    """A connection to a primary. `commands` counts its commands; the last one counts."""
 
     def __init__(self, primary: "VirtualPrimary") -> None:
         self.primary = primary
@@ -102,9 +102,9 @@ class SimProxy:
         allow_data_loss: of the next start only.
         allow_unverified_primary: of its starts from now on.
         proposer: the state machine of the present run, None while the process is down.
-        told_commit_lsn: by safekeeper, the commit_lsn of the last word that was sent to it.
+        sent_commit_lsn: by safekeeper, the commit_lsn of the last word that was sent to it.
         listed: the ids of the safekeepers in its configuration, None for all.
-        version: the protocol version that it speaks.
+        version: its protocol version.
         refusal: why the last run ended by itself, None if it did not.
         clock: its machine's.
     """
@@ -145,7 +145,7 @@ class SimProxy:
         self.proposer = self.new_proposer(self.world.proposer_class, self.config(run))
         self.allow_data_loss = False
         self.proposer.refusals = CountedRefusals(self.world)
-        self.told_commit_lsn: dict[int, Lsn] = {}
+        self.sent_commit_lsn: dict[int, Lsn] = {}
         self._connections: dict[int, Connection] = {}
         self._rota = HostRota([PrimaryHost(p.name, "") for p in self.hosts], REFUSED_RETRY_S)
         self._listed = self.others
@@ -203,11 +203,11 @@ class SimProxy:
         return link.primary if link is not None and link.copying else None
 
     def is_connected(self, safekeeper_id: int) -> bool:
-        """Tell whether it has a connection to a safekeeper, which may be broken without its knowledge."""
+        """Return whether it has a connection to a safekeeper, which may be broken unnoticed."""
         return safekeeper_id in self._connections
 
     def has_put_aside(self, primary: "VirtualPrimary") -> bool:
-        """Tell whether a host that it knows is refused."""
+        """Return whether a host of its list is refused."""
         hosts = zip((self.primary, *self._listed), self._rota.candidates, strict=True)
         return any(host is primary and candidate.state is HostState.REFUSED for host, candidate in hosts)
 
@@ -217,7 +217,7 @@ class SimProxy:
         self.lose_primary()
 
     def swap_first_name(self, primary: "VirtualPrimary") -> None:
-        """The first name that the running process knows leads there from now on; what led there leads where it did."""
+        """The first name of the running process leads there from now on; what led there leads where it did."""
         before, self.primary = self.primary, primary
         self._listed = self.others = tuple(before if other is primary else other for other in self._listed)
 
@@ -229,9 +229,9 @@ class SimProxy:
         self.life += 1
         self.proposer = None
         self._close_link()
-        rng, network, late_words = self.world.rng, self.world.network, self.world.profile.late_words
+        rng, network, late_messages = self.world.rng, self.world.network, self.world.profile.late_messages
         for connection in self._connections.values():
-            if late_words and rng.random() < late_words:
+            if late_messages and rng.random() < late_messages:
                 network.let_go(connection, LATE_S_MAX * rng.random())
             else:
                 network.break_connection(connection, silent=rng.random() < 0.2)
@@ -363,7 +363,7 @@ class SimProxy:
         if self.proposer is None:
             return
         names = " ".join(f"S{member.id}" for member in wanted)
-        self.world.note("operator", "wants the members", f"{names}, quorums {sizes}")
+        self.world.note("operator", "requests the members", f"{names}, quorums {sizes}")
         try:
             self._step(self.proposer.change_members(wanted, self.clock.now, sizes))
         except ConfigurationError:
@@ -396,19 +396,19 @@ class SimProxy:
         if isinstance(message, ProposerGreeting):
             message = msgspec.structs.replace(message, protocol_version=self.version)
         if isinstance(message, (AppendRequest, Elected)):
-            self._truth.on_commit_said(self, message.leader_id, message.commit_lsn)
-            self.told_commit_lsn[safekeeper_id] = message.commit_lsn
+            self._truth.on_commit_sent(self, message.leader_id, message.commit_lsn)
+            self.sent_commit_lsn[safekeeper_id] = message.commit_lsn
         elif isinstance(message, Reconfigure):
-            self._truth.on_membership_said(message.leader_id, message.membership)
+            self._truth.on_membership_sent(message.leader_id, message.membership)
         elif isinstance(message, ArchiveAssignment):
             self._order_archiver(message)
-        self.world.note(self.name, "says", message, connection.number)
+        self.world.note(self.name, "sends", message, connection.number)
         self.world.network.send(connection, TO_SAFEKEEPER, message)
 
     def _order_archiver(self, order: ArchiveAssignment) -> None:
         leadership = self.proposer.leadership if self.proposer is not None else None
-        if leadership is not None:  # Else the term has ended within the event that made the leader say it.
-            self._truth.archive.on_told(self.name, order.archived_lsn, leadership.elected.history)
+        if leadership is not None:  # Else the term has ended within the event that made the leader send it.
+            self._truth.archive.on_archive_sent(self.name, order.archived_lsn, leadership.elected.history)
         if order.archiver != self.world.archiver_named:
             self.world.archiver_named = order.archiver
             self.world.counts.count("archivers named")
@@ -448,7 +448,7 @@ class SimProxy:
         return self._link is link and link.primary.up and link.primary.life == link.primary_life
 
     def _is_dead(self, link: PrimaryLink) -> bool:
-        """Tell whether the present connection leads to a server that is gone: the next command finds out."""
+        """Return whether the present connection leads to a server that is gone: the next command finds out."""
         return self._link is link and not self._link_stands(link)
 
     def _connect_primary(self) -> None:
@@ -466,7 +466,7 @@ class SimProxy:
         self._later(self._primary_delay_s(), self._identify, self._link)
 
     def _retry(self, link: PrimaryLink, commands: int, command: "Callable[..., None]", *args: Any) -> None:
-        """Let a primary that was frozen do what it was told, unless it was told something else since."""
+        """Let a primary that was frozen execute its command, unless it has got another one since."""
         if link.commands == commands:
             command(link, *args)
 
@@ -508,7 +508,7 @@ class SimProxy:
         primary, now = link.primary, self.clock.now
         tli_end = primary.tli_end(action.tli)
         if tli_end is None or tli_end < action.begin_lsn:
-            # "requested starting point is ahead of the WAL flush position", or a timeline it does not know.
+            # "requested starting point is ahead of the WAL flush position", or an unknown timeline.
             self._primary_is_lost()
             return
         if action.check_begin_lsn < primary.oldest_lsn:
@@ -655,10 +655,10 @@ class SimProxy:
             flush_lsn = self._slot_lsn(status.flush_lsn)
             status = ReportStatus(status.write_lsn, flush_lsn, min(status.apply_lsn, flush_lsn))
             self._truth.on_status(self, link.primary, status)
-            link.primary.told(status.flush_lsn, status.apply_lsn)
+            link.primary.on_report(status.flush_lsn, status.apply_lsn)
 
     def _slot_lsn(self, commit_lsn: Lsn) -> Lsn:
-        """Return what the primary may be told, whose slot then keeps what it will be compared with."""
+        """Return what may be reported to the primary, whose slot then keeps what it will be compared with."""
         return slot_lsn(self._tail, self._tail_begin_lsn, commit_lsn) if commit_lsn else 0
 
     def _tick(self) -> None:

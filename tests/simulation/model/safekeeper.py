@@ -79,7 +79,7 @@ class SimSafekeeper:
         put_away: a data folder that its operator has exchanged for another one, None if there is none.
         restored: the incarnations of which an older copy was put in the place of the folder.
         is_hung: whether it takes what arrives and handles none of it, until it wakes up.
-        away_until_s: nobody starts it before.
+        away_until_s: it is not started before.
         readers: the standbys that stream from it.
         clock: its machine's.
         reference: what compares the acceptor with the reference, None if nothing does.
@@ -115,7 +115,7 @@ class SimSafekeeper:
         # What is handled, since when, whether it is refused; and the last message of a leader that was not.
         self._handled: tuple[int, Any, float] | None = None
         self._refuses = False
-        self._heard: tuple[int, LeaderId, float] | None = None
+        self._leader_message: tuple[int, LeaderId, float] | None = None
 
     def start(self) -> None:
         """Start the process, if it is not running, on whatever the disk holds."""
@@ -123,7 +123,7 @@ class SimSafekeeper:
             return
         self.life += 1
         self.effects_left = None
-        self._handled = self._heard = None
+        self._handled = self._leader_message = None
         try:
             control, flush_lsn = self.disk.open()
             if control is None:
@@ -244,7 +244,7 @@ class SimSafekeeper:
             self._pump()
 
     def trim(self, request: TrimRequest) -> None:
-        """It is time to remove what is not needed any more."""
+        """It is time to remove what is no longer needed."""
         if self.acceptor is not None:
             self._inbox.append(("trim", None, request))
             self._pump()
@@ -262,7 +262,7 @@ class SimSafekeeper:
             self._pump()
 
     def readers_changed(self) -> None:
-        """A standby has come, gone, or said something new."""
+        """A standby has come, gone, or reported something new."""
         if self.acceptor is not None:
             self._inbox.append(("learners", None, None))
             self._pump()
@@ -304,7 +304,7 @@ class SimSafekeeper:
             elif kind == "pulled":
                 write_lsn = acceptor.write_lsn
                 self._run(acceptor.pulled(*content), "pulled", *content)
-                self.world.counts.count("WAL pulled" if acceptor.write_lsn > write_lsn else "WAL pulled in vain")
+                self.world.counts.count("WAL pulled" if acceptor.write_lsn > write_lsn else "WAL pulled without use")
             elif kind == "pull failed":
                 self._run(acceptor.pull_failed(*content), "pull_failed", *content)
             elif kind == "learners":
@@ -394,32 +394,32 @@ class SimSafekeeper:
             self._begin_flush()
 
     def _remember_leader(self) -> None:
-        """Note when a leader was last heard, if the message that was handled was taken."""
+        """Note the time of the leader's last message, if the message that was handled was taken."""
         handled, self._handled = self._handled, None
         if handled is not None and isinstance(handled[1], (AppendRequest, Elected)) and not self._refuses:
-            self._heard = handled[0], handled[1].leader_id, handled[2]
+            self._leader_message = handled[0], handled[1].leader_id, handled[2]
 
     def _live_leader(self) -> str:
-        """Return the run of the leader that was heard within the heartbeat timeout, empty if there is none."""
-        acceptor, heard = self.acceptor, self._heard
+        """Return the run of the leader with a message within the heartbeat timeout, empty if there is none."""
+        acceptor, message = self.acceptor, self._leader_message
         assert acceptor is not None and self._handled is not None  # it handles a message
-        if heard is None or heard[:2] != (acceptor.leader_connection, acceptor.leader):
+        if message is None or message[:2] != (acceptor.leader_connection, acceptor.leader):
             return ""
-        return heard[1].proposer_id if self._handled[2] - heard[2] < HEARTBEAT_TIMEOUT_S else ""
+        return message[1].proposer_id if self._handled[2] - message[2] < HEARTBEAT_TIMEOUT_S else ""
 
     def _execute(self, effect: Effect) -> Any:
         world, disk = self.world, self.disk
         if isinstance(effect, Send):
             message = effect.message
-            world.note(self.name, "says", message, effect.connection)
-            self._count_said(message)
+            world.note(self.name, "sends", message, effect.connection)
+            self._count_sent(message)
             self._refuses = self._refuses or isinstance(message, Refusal)
             handled = self._handled[1] if self._handled is not None else None
             if isinstance(handled, TailPreVoteRequest) and isinstance(message, PreVoteResponse) and message.granted:
                 live = self._live_leader()
                 is_needless = live not in ("", handled.proposer_id)
                 world.truths.of_folder(self).on_tail_granted(self, handled.proposer_id, is_needless)
-            world.truths.of_folder(self).on_acceptor_says(self, message)
+            world.truths.of_folder(self).on_acceptor_sends(self, message)
             connection = self._connections.get(effect.connection)
             if connection is not None:
                 world.network.send(connection, TO_PROXY, message)
@@ -427,7 +427,7 @@ class SimSafekeeper:
         world.note(self.name, "does", effect)
         under_way: Any = None
         if isinstance(effect, INCLUDES_FLUSH):
-            # As the node does it: its end is no event any more.
+            # As the node does it: its end is no longer an event.
             under_way, self._flush = self._flush, None
             if under_way is not None and not isinstance(effect, FlushWal):
                 disk.finish_flush(under_way[0])
@@ -435,7 +435,7 @@ class SimSafekeeper:
             connection = self._connections.pop(effect.connection, None)
             if connection is not None:
                 world.network.close(connection, TO_PROXY)
-                # The acceptor hears of it as of any other lost connection: later.
+                # The acceptor gets it as any other lost connection: later.
                 self._inbox.append(("closed", connection, None))
         elif isinstance(effect, WriteWal):
             payload = bytes(effect.payload)
@@ -457,7 +457,7 @@ class SimSafekeeper:
             disk.truncate(effect.lsn, effect.tli)
             world.truths.on_cut(self)
         elif isinstance(effect, ResetWal):
-            world.counts.count("logs begun anew")
+            world.counts.count("logs begun again")
             disk.reset(effect.base_lsn, effect.tli)
             world.truths.on_cut(self)
         elif isinstance(effect, TrimWal):
@@ -509,7 +509,7 @@ class SimSafekeeper:
         self.world.counts.count("reads served to members", int(isinstance(answer, ReadResponse)))
         self.world.network.send(connection, TO_PROXY, answer)
 
-    def _count_said(self, message: AcceptorMessage) -> None:
+    def _count_sent(self, message: AcceptorMessage) -> None:
         counts = self.world.counts
         if isinstance(message, AppendResponse):
             counts.count("appends answered")

@@ -1,4 +1,4 @@
-"""A virtual standby: it streams what a safekeeper lets its readers see, replays whole records, and says how far it is.
+"""A virtual standby: it streams what readers of a safekeeper may see, replays whole records, and reports its position.
 
 It moves from one safekeeper to another, and may restart and replay again what it had replayed. It has a source of
 chance of its own, so that a world without standbys goes as it would go if there were no such thing.
@@ -34,7 +34,7 @@ class SimStandby:
         on_disk: how far it had ever replayed, and on which timeline: after a restart it would replay that far again
             before a promotion.
         passed_over: numbers of timelines with a history file that was placed in its pg_wal.
-        life: grows when it is restarted, or set up anew: a promotion that was requested before is forgotten.
+        life: grows when it is restarted, or set up again: a promotion that was requested before is forgotten.
         is_restless: whether it leaves, moves and restarts by itself, while there are faults.
     """
 
@@ -59,7 +59,7 @@ class SimStandby:
 
     @property
     def words(self) -> Standby:
-        """What it says of itself."""
+        """Its own report."""
         return Standby(self.name, self.received_lsn, self.received_lsn, self.applied_lsn)
 
     @property
@@ -134,10 +134,10 @@ class SimStandby:
             self.world.clock.after(RECONNECT_S, self._connect, stream)
 
     def _restore(self) -> None:
-        """Nobody has what it needs next: take it from the archive, as far as somebody's readers may see."""
+        """No safekeeper has what it needs next: take it from the archive, as far as readers of one may see."""
         archive, serving = self.world.archive, [s for s in self.world.safekeepers.values() if s.is_serving]
         if archive is None and any(safekeeper.disk.begin_lsn > self.applied_lsn for safekeeper in serving):
-            # Its WAL was on a safekeeper where it had no slot: it is set up anew, from a backup.
+            # Its WAL was on a safekeeper where it had no slot: it is set up again, from a backup.
             self._forget_backup()
         for safekeeper in serving:
             acceptor = safekeeper.acceptor
@@ -171,7 +171,7 @@ class SimStandby:
         self.safekeeper = safekeeper
         truth = self.world.truths.of_folder(safekeeper)
         if truth is not self._truth:
-            # What it has replayed may be given up in this cluster: it is set up anew, from a backup.
+            # What it has replayed may be given up in this cluster: it is set up again, from a backup.
             self._truth = truth
             self._forget_backup()
         self.received_lsn = self.applied_lsn
@@ -244,11 +244,11 @@ class SimStandby:
             self.tli = tli_at(safekeeper.acceptor.control.history, self.applied_lsn - 1)
             self._keep()
             if self.applied_lsn == readable_lsn:
-                # Nothing follows its backup: it says where it is all the same.
+                # Nothing follows its backup: it reports its position nevertheless.
                 self.received_lsn = readable_lsn
                 safekeeper.readers_changed()
         if disk.begin_lsn > self.applied_lsn > 0:
-            # Its log begins anew above: it is of no use to this standby any more.
+            # Its log begins again above: it is of no more use to this standby.
             self.leave()
             self._reconnect_in(RECONNECT_S)
         elif readable_lsn > self.applied_lsn > 0 and readable_lsn != self.received_lsn:

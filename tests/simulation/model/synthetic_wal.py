@@ -3,7 +3,7 @@
     0           1          4           9
     | 0x80      | length   | previous  | content ... 0x7F
     The first byte alone has its high bit set; length and previous record's start are written in base 128. In the
-    content 0x7F is the last byte, and no other: it stands for the page header that says where a record ends.
+    content 0x7F is the last byte, and no other: it stands for the page header that has the end of a record.
 
 A record that bears a time is a commit: its content begins with 1, and is never written again. The bytes of all others
 follow from where they are: a primary that was restored from a backup can repeat them.
@@ -67,7 +67,7 @@ def find_records(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> tuple[Lsn,
     """
     last_lsn = last_record_start(wal, begin_lsn, lsn)
     if not last_lsn and begin_lsn <= lsn < begin_lsn + len(wal) and wal[lsn - begin_lsn] != _START:
-        # A record that the log begins amidst. A crash may have cut it short: then the next record says where it ends.
+        # A record that the log begins amidst. A crash may have cut it short: then the next record shows where it ends.
         end = _next_start(wal, lsn - begin_lsn)
         last = wal.find(_END, lsn - begin_lsn, end)
         if last >= 0:
@@ -96,7 +96,7 @@ def last_timed_record(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> tuple
 
 
 def slot_lsn(wal: bytes | bytearray, begin_lsn: Lsn, commit_lsn: Lsn) -> Lsn:
-    """Return what a primary may be told to be flushed: its slot keeps the segment of the last record with a time.
+    """Return what may be reported to a primary as flushed: its slot keeps the segment of the last record with a time.
 
     Args:
         begin_lsn: of `wal`, a segment's start: that of an earlier such record, or the log's.
@@ -128,7 +128,7 @@ def last_record_start(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> Lsn:
 def last_complete_end(wal: bytes | bytearray, begin_lsn: Lsn, lsn: Lsn) -> Lsn:
     """Return the end of the last record that is complete at `lsn`, at least `begin_lsn`.
 
-    What lies between a record's end and `lsn` belongs to a record that nobody has been promised.
+    What lies between a record's end and `lsn` belongs to a record that was not acknowledged.
     """
     start_lsn = lsn
     while start_lsn := last_record_start(wal, begin_lsn, start_lsn):

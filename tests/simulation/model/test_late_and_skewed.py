@@ -21,13 +21,13 @@ def test_a_machines_clock_has_a_rate_of_its_own_and_may_leap_ahead() -> None:
     assert clock.now == 16.0
 
 
-def test_what_a_proxy_had_said_when_it_ended_arrives_later() -> None:
+def test_what_a_proxy_had_sent_when_it_ended_arrives_later() -> None:
     stage = Stage()
-    stage.profile = replace(stage.profile, late_words=1.0)
+    stage.profile = replace(stage.profile, late_messages=1.0)
     perform(stage, "P1 starts on A")
     perform(stage, "A writes a")
     perform(stage, "until a is acknowledged")
-    perform(stage, "P1 cannot tell S1 S2 S3")
+    perform(stage, "P1 cannot send to S1 S2 S3")
     perform(stage, "A writes b c")
     perform(stage, "run 0.1 s")
     perform(stage, "P1 stops")
@@ -35,7 +35,7 @@ def test_what_a_proxy_had_said_when_it_ended_arrives_later() -> None:
     perform(stage, "expect S1 S2 S3 lack b c")
     perform(stage, "run 3.1 s")
     perform(stage, "expect S1 S2 S3 hold b c")
-    assert stage.network.late_words >= 3
+    assert stage.network.late_messages >= 3
 
 
 def test_a_proxy_that_stood_still_does_then_what_it_would_have_done() -> None:

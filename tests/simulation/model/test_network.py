@@ -50,4 +50,4 @@ def test_what_is_in_flight_when_a_proxy_lets_go_arrives_late_and_before_the_end(
     network._clock.run(4.9)
     assert arrived == []
     network._clock.run(6.0)
-    assert arrived == [0, 1, 2, "end"] and network.late_words == 3
+    assert arrived == [0, 1, 2, "end"] and network.late_messages == 3

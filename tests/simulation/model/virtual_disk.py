@@ -17,11 +17,11 @@ of that folder, and loses the old one with the sync of the other: without the fi
 - `capacity_bytes` makes it full: StorageFull; `full_in(n)` lacks space for one operation, whichever it is. `short` is
   for how many files and held folders there is no descriptor: ResourceShortage. `fail_read_in(n)` fails a read or a look
   at names.
-- `short_of_memory_in(n)` fails a write for want of memory, which has changed nothing: ResourceShortage, too.
+- `short_of_memory_in(n)` fails a write for lack of memory, which has changed nothing: ResourceShortage, too.
 - `short_writes` is how many of the next writes of live WAL write a part only, as a system call may.
 - A file that was closed cannot be used, and `open_files` counts those that were not closed.
 - `crash_in(n)` raises VirtualCrash at the n-th operation from now, before or after it took effect, and from every
-  operation after it, until `crash()` or `kill()` says which of the two it was.
+  operation after it, until `crash()` or `kill()` decides which of the two it was.
 - `during_fdatasync` is called in the middle of the next fdatasync: what another thread does meanwhile.
 
 All chance comes from one `random.Random`. One instance is one machine's disk; files of an earlier life are dead.
@@ -226,7 +226,7 @@ class VirtualFile:
 
 
 class VirtualFileSystem:
-    """A machine's disk. Folders need not be created; a file's folder is what its path says."""
+    """A machine's disk. Folders need not be created; a file's folder is that of its path."""
 
     def __init__(self, rng: random.Random, *, capacity_bytes: int = 1 << 40) -> None:
         self.rng = rng
@@ -243,7 +243,7 @@ class VirtualFileSystem:
         self._pending: list[_NameChange] = []
         self._directories: set[Path] = set()
         self.refusals = 0  # Operations for which there was no space or no descriptor so far.
-        self.short = 0  # So many of the next files cannot be opened or created for want of a descriptor.
+        self.short = 0  # So many of the next files cannot be opened or created for lack of a descriptor.
         self.names_made_durable = 0  # Grows when the durable names change.
         self.open_files = 0  # So many files of the present process were not closed.
         self.short_writes = 0
@@ -442,7 +442,7 @@ class VirtualFileSystem:
 
     @property
     def is_down(self) -> bool:
-        """Whether the process has ended, and nobody has said how."""
+        """Whether the process has ended, and how is not decided."""
         return self._crashed
 
     def stop(self) -> None:
@@ -450,7 +450,7 @@ class VirtualFileSystem:
         self._crashed = True
 
     def damage(self, path: Path, offset: int, data: bytes) -> None:
-        """Change bytes behind everybody's back, on the disk and in the cache."""
+        """Change bytes behind the storage's back, on the disk and in the cache."""
         content = self._names[path]
         content.cached[offset : offset + len(data)] = data
         content.durable[offset : offset + len(data)] = data

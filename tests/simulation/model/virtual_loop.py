@@ -1,7 +1,7 @@
 """An event loop on virtual time, for one process that asyncio runs: the commands of walproxy/failover, as they are.
 
 Its callbacks are events of the simulation's clock. The process can be suspended, and does at once then what it would
-have done meanwhile; and it can be killed at any moment. What it has asked a thread to do is done all the same: a server
+have done meanwhile; and it can be killed at any moment. What it has asked a thread to do is done nevertheless: a server
 finishes a statement whose client is gone. But a thread that is stopped with its process may send it only later.
 """
 
@@ -83,7 +83,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._go_on()
 
     def end(self) -> None:
-        """End a process that has no coroutines: nothing happens any more."""
+        """End a process that has no coroutines: nothing more happens."""
         self._is_closed, self._backlog = True, None
 
     @contextmanager

@@ -1,7 +1,7 @@
 """What a safekeeper's shell does when its leader lets it pull WAL from other safekeepers (safekeeper/node/wal_pull.py).
 
 It is more careless than the real one: it never takes back what it has asked for, so what a source has sent reaches the
-acceptor however late, whoever leads by then. It has a source of chance of its own.
+acceptor however late, under any later leader. It has a source of chance of its own.
 """
 
 import random

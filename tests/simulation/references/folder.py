@@ -150,7 +150,7 @@ def start_in(name: str, size: int) -> int | None:
 
 
 def valid_end(content: bytes, begin_lsn: int, size: int) -> int | None:
-    """Return where the WAL of a segment ends, None if neither slot says it."""
+    """Return where the WAL of a segment ends, None if neither slot has it."""
     found = []
     for at in (size, size + SLOT_BYTES):
         if len(content) < size + 2 * SLOT_BYTES:

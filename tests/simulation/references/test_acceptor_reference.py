@@ -25,7 +25,7 @@ SEEDS = 12
 RANDOM_SEEDS = 60
 
 
-def _nobody_is_live(acceptor: Acceptor, now: float) -> str:
+def _none_is_live(acceptor: Acceptor, now: float) -> str:
     return ""
 
 
@@ -41,7 +41,7 @@ def _shows_open_forks(acceptor: AcceptorLog) -> int:
 @pytest.mark.parametrize(
     ("kind", "name", "wrong"),
     [
-        (Acceptor, "_live_proposer_id", _nobody_is_live),
+        (Acceptor, "_live_proposer_id", _none_is_live),
         (AcceptorLog, "_flush_all", _claims_a_flush),
         (AcceptorLog, "readable_lsn", property(_shows_open_forks)),
     ],

@@ -80,7 +80,7 @@ def _without_a_pause(try_tail_term: Any) -> Any:
     return lambda proposer, now, is_due: try_tail_term(proposer, now, True)
 
 
-def _is_told_whatever_folder_it_has(leadership: Leadership, identity: Identity) -> bool:
+def _is_sent_whatever_folder_it_has(leadership: Leadership, identity: Identity) -> bool:
     progress = leadership.members.get(identity[0])
     return progress is not None and progress.is_connected
 
@@ -133,7 +133,7 @@ def test_a_wrong_decision_is_found_in_a_cluster(
         (Standbys, "oldest_xmins", lambda standbys: (7, 7)),
         (Leadership, "is_served", lambda *arguments: True),
         (Proposer, "_try_to_begin", _only_if_due(Proposer._try_to_begin)),
-        (Leadership, "is_told", _is_told_whatever_folder_it_has),
+        (Leadership, "is_told", _is_sent_whatever_folder_it_has),
         (Progress, "of", _of_any_folder),
         (Refusals, "reason", _without_a_look_at_the_cluster(Refusals.reason)),
     ],

@@ -3,14 +3,14 @@
 A scenario is a text file: one command or condition a line, `#` begins a comment. The line `# fails with: BUG` names a
 planted bug with which it must fail. Nothing happens by chance in it, and nothing goes wrong but what it contains.
 Proxies are called P1, P2 ..., safekeepers S1, S2 ..., standbys R1, R2 ..., primaries by a capital letter; A is there
-from the start. Records have names of their own, 100 bytes each unless it says otherwise.
+from the start. Records have names of their own, 100 bytes each unless the command has another size.
 
     P1 starts on A [B] [and takes over |
                         and may lose data]  S1 crashes | loses power | loses its disk | starts
     P1 stops                                S1 dies after Persist           (the name of an effect)
     S1 is copied                            S1 comes back as it was copied  (never do that: S8)
     P1 and S1 S2 are apart                  A writes a b [of 300 bytes] [without a time]
-    P1 cannot tell S1 | cannot hear S1      A writes a [of 300 bytes] and flushes 40 bytes of it
+    P1 cannot send to | receive from S1     A writes a [of 300 bytes] and flushes 40 bytes of it
     P1 and S1 meet again                    B is A promoted after a | before a
     P1 loses its primary | now uses B       B is A restored after a
     A switches its segment                  A recycles what its slot does not hold
@@ -35,7 +35,7 @@ from the start. Records have names of their own, 100 bytes each unless it says o
     P1 puts A aside | streams A                           a b are archived
     P1 has S1 S2 for its members | changes its members
     P1 is at term 3                                       S1 archives
-    readers of S1 are on timeline 1                       a b are applied | not applied   (as PostgreSQL was told)
+    readers of S1 are on timeline 1                       a b are applied | not applied   (as reported to PostgreSQL)
 
 A primary that recycles old WAL has lost its slot: of its segments it keeps the one that it writes, and no other. A
 safekeeper that flushes slowly has what it was sent on its disk after seconds, unless it must wait for that.
@@ -43,7 +43,7 @@ safekeeper that flushes slowly has what it was sent on its disk after seconds, u
 A rebootstrap names the data folders that the safekeepers have now, and reaches those that are up. Once it has reached a
 quorum of them, only the new cluster's commits are `committed`; once an undo has, those of the cluster before.
 
-The checkers look on all the time; a scenario that ends without `everything converges on` has ended safely as well.
+The checkers observe all the time; a scenario that ends without `everything converges on` has ended safely as well.
 """
 
 import re
@@ -89,12 +89,12 @@ _CALM = Profile(
     evict_early=0.0,
     record_every_s=1e9,
     clock_skew=0.0,
-    late_words=0.0,
+    late_messages=0.0,
 )
 
 
 class ScenarioFailed(AssertionError):
-    """A line did not do or find what it says."""
+    """A line failed, or its condition does not hold."""
 
 
 class UndoRefused(ScenarioFailed):
@@ -131,7 +131,7 @@ class CalmOperator(FailoverOperator):
 
 
 class Stage(World):
-    """A world in which only what the scenario says goes wrong: nothing restarts by itself."""
+    """A world in which only the scenario's faults happen: nothing restarts by itself."""
 
     def __init__(self, safekeeper_count: int = 3) -> None:
         super().__init__(seed=0, profile=_CALM, safekeeper_count=safekeeper_count)
@@ -161,7 +161,7 @@ class Stage(World):
         self.tail_after_s = float(after)
 
     def lets_members_pull(self) -> None:
-        """Let proxies that start know where safekeepers listen, and drop what is committed at once."""
+        """Give proxies that start the safekeepers' addresses, and drop what is committed at once."""
         self.has_addresses = True
         self.profile = replace(self.profile, evict_early=1.0)
 
@@ -207,11 +207,11 @@ class Stage(World):
         self.proxy(name).lose_primary()
 
     def apart(self, name: str, safekeepers: str) -> None:
-        self.cannot(name, "tell", safekeepers)
-        self.cannot(name, "hear", safekeepers)
+        self.cannot(name, "send to", safekeepers)
+        self.cannot(name, "receive from", safekeepers)
 
     def cannot(self, name: str, what: str, safekeepers: str) -> None:
-        way = TO_SAFEKEEPER if what == "tell" else TO_PROXY
+        way = TO_SAFEKEEPER if what == "send to" else TO_PROXY
         for safekeeper in self.each_safekeeper(safekeepers):
             self.network.blocked.add((name, safekeeper.id, way))
 
@@ -306,7 +306,7 @@ class Stage(World):
         leadership = proxy.proposer.leadership if proxy.proposer is not None else None
         known = dict(proxy.known_folders())
         if leadership is None or not wanted <= known.keys():
-            raise ScenarioFailed(f"{name} does not lead, or has not heard of {sorted(wanted - known.keys())}")
+            raise ScenarioFailed(f"{name} does not lead, or has no greeting of {sorted(wanted - known.keys())}")
         members = tuple(Member(i, known[i]) for i in sorted(wanted))
         proxy.change_members(members, leadership.membership.quorum_sizes)
 
@@ -431,16 +431,16 @@ class Stage(World):
                 raise ScenarioFailed(f"acknowledged and not on {safekeeper.name}: {lost}")
 
     def best_primary(self, without: frozenset[int] = frozenset()) -> VirtualPrimary:
-        """The scenario says which."""
+        """The scenario names it."""
         return self._chosen
 
     def _is_lost(self, record: Record) -> bool:
         if record.start_lsn < self.checker.base_lsn:
             return False  # It is older than the cluster.
-        return record.primary.told_lsn >= record.end_lsn and record.wal not in self.checker.committed
+        return record.primary.reported_lsn >= record.end_lsn and record.wal not in self.checker.committed
 
     def holds(self, condition: str) -> bool:
-        """Tell whether a condition holds now."""
+        """Return whether a condition holds now."""
         for pattern, check in _CONDITIONS:
             match = re.fullmatch(pattern, condition)
             if match is not None:
@@ -505,19 +505,19 @@ class Stage(World):
         )
 
     def acknowledged(self, records: str) -> bool:
-        return self.committed(records) and all(r.primary.told_lsn >= r.end_lsn for r in self.each_record(records))
+        return self.committed(records) and all(r.primary.reported_lsn >= r.end_lsn for r in self.each_record(records))
 
     def unacknowledged(self, records: str) -> bool:
-        return all(r.primary.told_lsn < r.end_lsn for r in self.each_record(records))
+        return all(r.primary.reported_lsn < r.end_lsn for r in self.each_record(records))
 
     def replayed(self, name: str, records: str) -> bool:
         return all(self.standby(name).applied_lsn >= record.end_lsn for record in self.each_record(records))
 
     def applied(self, records: str) -> bool:
-        return all(record.primary.told_apply_lsn >= record.end_lsn for record in self.each_record(records))
+        return all(record.primary.reported_apply_lsn >= record.end_lsn for record in self.each_record(records))
 
     def unapplied(self, records: str) -> bool:
-        return all(record.primary.told_apply_lsn < record.end_lsn for record in self.each_record(records))
+        return all(record.primary.reported_apply_lsn < record.end_lsn for record in self.each_record(records))
 
     def are_archived(self, records: str) -> bool:
         history = self.checker.won[max(self.checker.won)].history
@@ -556,7 +556,7 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (rf"{_P} loses its primary", Stage.loses_primary),
     (rf"{_P} now uses {_A}", Stage.now_uses),
     (rf"{_P} and {_SS} are apart", Stage.apart),
-    (rf"{_P} cannot (tell|hear) {_SS}", Stage.cannot),
+    (rf"{_P} cannot (send to|receive from) {_SS}", Stage.cannot),
     (rf"{_P} and {_SS} meet again", Stage.meet),
     (rf"{_A} writes {_R}(?: of (\d+) bytes)? and flushes (\d+) bytes of it", Stage.writes_in_part),
     (rf"{_A} writes {_RR}(?: of (\d+) bytes)?( without a time)?", Stage.writes),
@@ -628,7 +628,7 @@ def play(path: Path) -> Stage:
     """Replay a scenario; return the stage as it is at the end.
 
     Raises:
-        ScenarioFailed: a line did not do or find what it says.
+        ScenarioFailed: a line failed, or its condition does not hold.
         SimulationFailed: an invariant does not hold.
     """
     stage = Stage()

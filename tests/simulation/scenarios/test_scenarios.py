@@ -41,7 +41,7 @@ def test_only_what_was_copied_comes_back() -> None:
         perform(Stage(), "S1 comes back as it was copied")
 
 
-def test_a_scenario_says_which_line_it_does_not_understand(tmp_path: Path) -> None:
+def test_a_scenario_names_the_line_that_is_no_command(tmp_path: Path) -> None:
     path = tmp_path / "some.txt"
     path.write_text("P1 starts on A\n\nP1 dances\n")
     with pytest.raises(ScenarioFailed, match=r"some\.txt:3: no such command: 'P1 dances'"):

@@ -76,7 +76,7 @@ REACHED = (
     "commits released",
     "timeline switches",
     "truncations",
-    "logs begun anew",
+    "logs begun again",
     "histories cut",
     "reads from peers",
     "pulls begun",
@@ -84,7 +84,7 @@ REACHED = (
     "pulls refused by a source",
     "reads served to members",
     "WAL pulled",
-    "WAL pulled in vain",
+    "WAL pulled without use",
     "readers sent WAL",
     "old WAL removed",
     "members that skipped WAL",
@@ -102,7 +102,7 @@ REACHED = (
     "unsynced WAL lost",
     "writes torn by sector",
     "writes torn by page",
-    "words that came late",
+    "messages that came late",
     "disk errors",
     "full disks met",
     "members wiped",
@@ -147,7 +147,7 @@ class Counts(Counter[str]):
         """Count something.
 
         Raises:
-            KeyError: `REACHED` does not have it, so that nobody would notice if it were never reached.
+            KeyError: `REACHED` does not have it, so that it would not be noticed if it were never reached.
         """
         if name not in _KNOWN:
             raise KeyError(f"{name} is not among what is counted")

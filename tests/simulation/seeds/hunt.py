@@ -10,7 +10,7 @@ from tests.simulation.seeds.runner import Failure, Task, attempt_all
 from tests.simulation.world.world import SimulationFailed
 
 SEEDS_TO_FIND_A_BUG = 2000
-# Each bug is hunted so often, from first seeds that are so far apart: one lucky seed says little.
+# Each bug is hunted so often, from first seeds that are so far apart: one lucky seed shows little.
 HUNTS = 5
 HUNTS_APART = 100_000
 # What the code raises when the planted bug no longer fits it: then the bug finds nothing but itself.

@@ -33,15 +33,15 @@ WIRE_ONE_IN = 12
 REAL_SHELLS = 0.25
 # And its own proxies in this part (real_proxy.py).
 REAL_PROXIES = 0.25
-# The reference of the proposer looks on at the cluster in this part of the seeds: in each it would make seeds
-# noticeably slower. At a proposer that is alone it looks on in each.
+# The reference of the proposer observes the cluster in this part of the seeds: in each it would make seeds
+# noticeably slower. It observes a proposer that is alone in each.
 WATCHED_PROPOSERS = 0.5
 # Four to seven safekeepers, in one seed of seven.
 MANY = 4
 SEEDS_FOR_ALL_CORES = 100
 SEEDS_PER_TASK = 8
 OBJECTS_PER_COLLECTION = 100_000
-# By the number of standbys, which are called R1 and R2: whom remote_apply waits for.
+# By the number of standbys, which are called R1 and R2: the rule of remote_apply.
 APPLY_RULES = (("",), ("", "R1", "ANY 1"), ("", "r1", "R1, R2", "ANY 1 (R1, R2)", "ANY 2 (*)"))
 
 
@@ -63,7 +63,7 @@ class Outcome:
 class Task:
     """A seed, and how to run it: without a profile they take turns, without a bug none is planted.
 
-    `fault_seconds` is how long faults happen, None for as long as the profile says. With `digested` the outcome has a
+    `fault_seconds` is how long faults happen, None for the time of the profile. With `digested` the outcome has a
     digest of all that happened: two versions of the code do the same if they have the same digests.
     """
 
@@ -144,7 +144,7 @@ def run_seed(
 
 
 def _draws_reference(seed: int) -> bool:
-    """Return whether the reference of the proposer looks on at the cluster, too."""
+    """Return whether the reference of the proposer observes the cluster, too."""
     return random.Random(f"{seed} reference of the proposer").random() < WATCHED_PROPOSERS
 
 
@@ -163,7 +163,7 @@ def plan(task: Task) -> Schedule:
     if not standby_count and random.Random(f"{task.seed} standbys").random() < task.faults().standby:
         standby_count = 1
     if "lose_data" in task.faults().weights:
-        # One that has replayed what was given up would have to be made anew.
+        # One that has replayed what was given up would have to be made again.
         standby_count = 0
     apply_rule = shape.choice(APPLY_RULES[standby_count])
     if count == MANY:
@@ -253,7 +253,7 @@ def _outcome(world: World) -> Outcome:
     world.counts.count("runs of real safekeepers", int(world.has_real_shells))
     world.counts.count("runs of real proxies", int(world.has_real_proxies))
     world.counts.count("terms won", sum(len(truth.won) for truth in truths))
-    world.counts.count("words that came late", world.network.late_words)
+    world.counts.count("messages that came late", world.network.late_messages)
     world.counts.count("failovers completed", world.servers.completed)
     for safekeeper in world.safekeepers.values():
         if isinstance(safekeeper.disk, StorageDisk):

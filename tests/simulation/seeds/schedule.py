@@ -1,10 +1,10 @@
 """A schedule: one run of the simulator as a short text, which replays it exactly.
 
-A seed decides everything, but nobody can leave out half of a seed. A schedule can be cut: it names the cluster, the
+A seed decides everything, but half of a seed cannot be left out. A schedule can be cut: it names the cluster, the
 rates, and every fault with its time and with all that chance decided about it, in words. Whatever else chance decides
 (delays of messages, sizes of records) still comes from its seed, and from nothing that the faults draw: a run and the
-schedule that it was written down as are the same. A word that means nothing any more, since an earlier fault was taken
-out, gives way to another one, always the same.
+schedule that it was written down as are the same. A word that no longer means anything, since an earlier fault was
+taken out, gives way to another one, always the same.
 
     seed 7                              chance, but for the faults
     bug no_truncate                     what is planted, or none
@@ -43,7 +43,7 @@ class Fault(NamedTuple):
 
 
 class Draws(random.Random):
-    """The chance of one fault: as `planned` says, and drawn where it says nothing. `words` is what came of it."""
+    """The chance of one fault: as in `planned`, and drawn where that has nothing. `words` is what came of it."""
 
     def __init__(self, seed: int, planned: Sequence[str] = ()) -> None:
         super().__init__(seed)
@@ -140,7 +140,7 @@ class Schedule:
 
 
 class ScheduleUnreadable(Exception):
-    """A text is no schedule. One line says why."""
+    """A text is not a schedule. The message is one line."""
 
 
 def read(path: Path) -> Schedule:

@@ -101,13 +101,13 @@ class Shrunk:
     is_done: bool = False
 
 
-def shrink(task: Task, within_s: float, tell: Callable[[Shrunk], None] = lambda _: None) -> Shrunk | None:
+def shrink(task: Task, within_s: float, report: Callable[[Shrunk], None] = lambda _: None) -> Shrunk | None:
     """Make the run of a failing seed short.
 
     Args:
         task: the seed.
         within_s: how much CPU time it may take, in seconds; a trial that was begun is finished.
-        tell: is called after every trial.
+        report: is called after every trial.
 
     Returns:
         None if the seed does not fail.
@@ -115,7 +115,7 @@ def shrink(task: Task, within_s: float, tell: Callable[[Shrunk], None] = lambda 
     first = replay(plan(task))
     if first is None:
         return None
-    shrinking = _Shrinking(Shrunk(first, first), time.process_time() + within_s, tell)
+    shrinking = _Shrinking(Shrunk(first, first), time.process_time() + within_s, report)
     shrinking.run()
     return shrinking.shrunk
 
@@ -123,10 +123,10 @@ def shrink(task: Task, within_s: float, tell: Callable[[Shrunk], None] = lambda 
 class _Shrinking:
     """One seed's shrinking."""
 
-    def __init__(self, shrunk: Shrunk, ends_at: float, tell: Callable[[Shrunk], None]) -> None:
+    def __init__(self, shrunk: Shrunk, ends_at: float, report: Callable[[Shrunk], None]) -> None:
         self.shrunk = shrunk
         self._ends_at = ends_at
-        self._tell = tell
+        self._report = report
         self._seeds = range(0)
 
     @property
@@ -212,5 +212,5 @@ class _Shrinking:
         if failing is not None and is_alike and (failing.cost < best.cost or failing.cost == may_cost):
             self.shrunk.best = failing
         self.shrunk.trials += 1
-        self._tell(self.shrunk)
+        self._report(self.shrunk)
         return self.shrunk.best is not best

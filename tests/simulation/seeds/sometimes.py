@@ -1,11 +1,11 @@
 """Which branches of the decisions a run has taken: `python -m tests.simulation --seeds N --sometimes`.
 
-A rule that no run gets to was not tested by it. `counts.py` counts situations that somebody has named; this names every
+A rule that no run gets to was not tested by it. `counts.py` counts situations that were named by hand; this names every
 branch of the watched packages where it is, so that a new one is watched from its first run on. The points are:
 
     entered                  a function was called
     CONDITION is true        a condition, or a part of one that `and`, `or` and `not` join, had this value; so of
-    CONDITION is false       `if a and b` three outcomes are told apart: not a; a, but not b; both
+    CONDITION is false       `if a and b` three outcomes are distinguished: not a; a, but not b; both
     case PATTERN             a case of a match
     except ERROR             an error was handled
 

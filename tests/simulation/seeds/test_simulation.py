@@ -19,7 +19,7 @@ def test_everything_holds_and_converges_under(profile: str) -> None:
     outcomes = [attempt(Task(seed, profile)) for seed in range(first, first + SEEDS_PER_PROFILE)]
     failures = [f"seed {o.task.seed}: {o.text}" for o in outcomes if isinstance(o, Failure)]
     assert failures == []
-    # A run in which nothing was acknowledged, or nobody was elected anew, shows nothing.
+    # A run in which nothing was acknowledged, or no leader was elected again, shows nothing.
     assert sum(o.acks for o in outcomes if not isinstance(o, Failure)) > 5 * SEEDS_PER_PROFILE
     # Under `slow`, with real safekeepers in a quarter of the seeds, there are about two terms in a seed.
     assert sum(o.terms for o in outcomes if not isinstance(o, Failure)) > 3 * SEEDS_PER_PROFILE / 2
@@ -47,7 +47,7 @@ def test_hosts_are_refused_again_without_a_term() -> None:
     assert total["refusals without a term"] > 0
 
 
-def test_clusters_are_begun_anew_and_brought_back() -> None:
+def test_clusters_are_begun_again_and_brought_back() -> None:
     outcomes = [attempt(Task(seed, "members")) for seed in range(4 * SEEDS_PER_PROFILE)]
     held = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
     assert len(held) == len(outcomes)
@@ -97,7 +97,7 @@ def test_clusters_have_one_to_seven_safekeepers() -> None:
     assert {len(build(Task(seed)).safekeepers) for seed in range(200)} == {1, 2, 3, 4, 5, 6, 7}
 
 
-def test_faults_may_happen_for_longer_than_the_profile_says() -> None:
+def test_faults_may_happen_for_longer_than_in_the_profile() -> None:
     usual, longer = plan(Task(3)), plan(Task(3, fault_seconds=6))
     assert longer.ends_at_s == usual.ends_at_s - usual.rates.faults_s + 6
     assert "run_seed(3, " in Task(3, fault_seconds=6).as_test()

@@ -80,7 +80,7 @@ def figures(item: Any) -> str:
 
 
 def _fields(item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that say something."""
+    """Yield the fields that are not at their default."""
     if isinstance(item, msgspec.Struct):
         names = item.__struct_fields__
     elif dataclasses.is_dataclass(item):

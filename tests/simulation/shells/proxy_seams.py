@@ -144,7 +144,7 @@ def new_connection(safekeeper_id: int, credentials: Any, **callbacks: Any) -> An
 
 
 def observed_proposer(config: Any) -> Proposer:
-    """Return the proposer of the proxy that is starting, at whose steps the checkers look on."""
+    """Return the proposer of the proxy that is starting, whose steps the checkers observe."""
     shell = running_proxy()
     kind = shell.world.proposer_class
 

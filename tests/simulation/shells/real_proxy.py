@@ -1,7 +1,7 @@
 """A proxy that is the product's own: Proxy, its links, its window and PrimaryFeed on a virtual loop.
 
 It is a `SimProxy` for all others, which stop it, suspend it, connect it to another primary, and look at its proposer.
-Inside, no line of the shell is replaced but what proxy_seams.py names. The checkers look on at each step of the
+Inside, no line of the shell is replaced but what proxy_seams.py names. The checkers observe each step of the
 proposer, at each message that is written to a socket, at each status update that libpq takes, and after each event. A
 proxy that ends because of a bug (`Proxy.run` raises) fails the run.
 """
@@ -70,7 +70,7 @@ class RealProxy(SimProxy):
         self.transports: dict[int, LinkTransport] = {}
         self.reading: LinkTransport | None = None
         self.slot_holder: WalSender | None = None
-        self.told_commit_lsn = {}
+        self.sent_commit_lsn = {}
         self._listed = ()
         self._sender: WalSender | None = None
         self._sockets = 0
@@ -94,7 +94,7 @@ class RealProxy(SimProxy):
             # By then there is a cluster, and its slot: a list of empty safekeepers does not begin another one.
             for host in self.hosts:
                 host.has_slot = True
-        self.told_commit_lsn = {}
+        self.sent_commit_lsn = {}
         self._drains = []
         self.loop = ProxyLoop(self)
         with self.loop.running():
@@ -171,9 +171,9 @@ class RealProxy(SimProxy):
         self.world.note(self.name, "ends")
         self.proposer = self.process = None
         transports, self.transports = self.transports, {}
-        network, late_words = self.world.network, self.world.profile.late_words
+        network, late_messages = self.world.network, self.world.profile.late_messages
         for transport in transports.values():
-            if late_words and self.chance.random() < late_words:
+            if late_messages and self.chance.random() < late_messages:
                 network.let_go(transport.connection, LATE_S_MAX * self.chance.random())
             else:
                 network.break_connection(transport.connection, silent=self.chance.random() < 0.2)
@@ -214,7 +214,7 @@ class RealProxy(SimProxy):
     def change_members(self, wanted: tuple[Member, ...], sizes: QuorumSizes) -> None:
         """Ask the leader for other members, or for quorums of another size."""
         names = " ".join(f"S{member.id}" for member in wanted)
-        self.world.note("operator", "wants the members", f"{names}, quorums {sizes}")
+        self.world.note("operator", "requests the members", f"{names}, quorums {sizes}")
         self._command(lambda process: self._change_members(process, wanted, sizes))
 
     def _change_members(self, process: ObservedProxy, wanted: tuple[Member, ...], sizes: QuorumSizes) -> None:
@@ -228,7 +228,7 @@ class RealProxy(SimProxy):
         return self.chance.random() * self.world.network.delay_s
 
     def is_connected(self, safekeeper_id: int) -> bool:
-        """Tell whether it has a connection to a safekeeper, which may be broken without its knowledge.
+        """Return whether it has a connection to a safekeeper, which may be broken unnoticed.
 
         Between the end of a transport and `connection_lost` a link is up, and what it writes is dropped.
         """
@@ -265,7 +265,7 @@ class RealProxy(SimProxy):
     def send(self, connection: Connection, message: Any) -> None:
         """A message has left the socket."""
         if connection.number in self.transports:
-            self.world.note(self.name, "says", message, connection.number)
+            self.world.note(self.name, "sends", message, connection.number)
             self.world.network.send(connection, TO_SAFEKEEPER, message)
 
     def primary_at(self, conninfo: str) -> "VirtualPrimary":
@@ -287,7 +287,7 @@ class RealProxy(SimProxy):
         return sender.primary
 
     def has_put_aside(self, primary: "VirtualPrimary") -> bool:
-        """Tell whether a host that it knows is refused."""
+        """Return whether a host of its list is refused."""
         if self.process is None:
             return False
         hosts = zip((self.primary, *self._listed), self.process.feed.rota.candidates, strict=True)
@@ -340,16 +340,16 @@ class RealProxy(SimProxy):
             with self._watched:
                 self._truth.on_actions_done(self, self.proposer)
 
-    def is_allowed_to_say(self, message: Any, connection: Connection) -> bool:
+    def may_send(self, message: Any, connection: Connection) -> bool:
         """Check a message that is written to a socket."""
         if self.proposer is None:
             return False
         with self._watched:
             if isinstance(message, AppendRequest | Elected):
-                self._truth.on_commit_said(self, message.leader_id, message.commit_lsn)
-                self.told_commit_lsn[connection.safekeeper.id] = message.commit_lsn
+                self._truth.on_commit_sent(self, message.leader_id, message.commit_lsn)
+                self.sent_commit_lsn[connection.safekeeper.id] = message.commit_lsn
             elif isinstance(message, Reconfigure):
-                self._truth.on_membership_said(message.leader_id, message.membership)
+                self._truth.on_membership_sent(message.leader_id, message.membership)
             elif isinstance(message, ArchiveAssignment):
                 self._order_archiver(message)
         return True

@@ -119,7 +119,7 @@ class RealPuller:
         if transport is not None:
             transport.ended(self.chance.random() < 0.5)
 
-    def is_allowed_to_say(self, message: Any, connection: Connection) -> bool:
+    def may_send(self, message: Any, connection: Connection) -> bool:
         """Check what is asked of a source."""
         if self._safekeeper.disk.fs.is_down:
             return False
@@ -171,7 +171,7 @@ class RealPuller:
         self._received.remove((begin_lsn, payload))
 
     def given_up(self, pull: PullWal) -> None:
-        """The node is told that no source is left."""
+        """The node gets the end of its last source."""
         tried = self._tried[1] if self._tried is not None and self._tried[0] is pull else set()
         sources = {source.safekeeper_id for source in pull.sources}
         self._require(pull is not self._pull() or tried == sources, f"gives up a pull from {sources} after {tried}")

@@ -1,7 +1,7 @@
 """A safekeeper that is the product's own: Node, ProposerListener and DataFolder on a virtual loop, disk and network.
 
 It is a `SimSafekeeper` for all others, which crash it, connect to it, and look at its disk and its acceptor. Inside, no
-line of the shell is replaced; threads, sockets and time are (shell_seams.py). The checkers look on where something
+line of the shell is replaced; threads, sockets and time are (shell_seams.py). The checkers observe where something
 leaves the shell: a message at the socket, a write at the storage, an fdatasync at the disk (shell_disk.py), the end of
 an event at the node's readers. A node that fails for another reason than its disk is a violation.
 """
@@ -111,7 +111,7 @@ class RealSafekeeper(ObservedShell):
             return
         self.life += 1
         self.effects_left = None
-        self._handled = self._heard = None
+        self._handled = self._leader_message = None
         self._is_quick = self.chance.random() < QUICK
         self._flush_takes_s = 0.0
         self._had_lost_pages, self._troubles = self.disk.fs.shows_lost_pages, self.disk.fs.troubles
@@ -252,7 +252,7 @@ class RealSafekeeper(ObservedShell):
             self.loop.call_soon(self.node.archive_reported, archived_lsn, problem, archive_id)
 
     def trim(self, request: TrimRequest) -> None:
-        """It is time to remove what is not needed any more."""
+        """It is time to remove what is no longer needed."""
         if self.node is not None:
             self.loop.call_soon(self.node.trim, lambda: request)
 
@@ -267,7 +267,7 @@ class RealSafekeeper(ObservedShell):
             self.loop.call_soon(self.node.pull_failed, pull, problem)
 
     def readers_changed(self) -> None:
-        """A standby has come, gone, or said something new."""
+        """A standby has come, gone, or reported something new."""
         if self.node is not None:
             self.loop.call_soon(self._readers_changed, self.node)
 

@@ -1,4 +1,4 @@
-"""Where the checkers look on in a real safekeeper, and how long its threads and its disk take.
+"""Where the checkers observe a real safekeeper, and how long its threads and its disk take.
 
 Something leaves the shell here: a message at the socket, a write at the storage, an effect on the data folder, the end
 of an event at the node's readers. `RealSafekeeper` (real_safekeeper.py) starts, connects and ends the process.
@@ -56,7 +56,7 @@ QUICK_FLUSH_S = 0.002
 
 
 class ObservedFolder(DataFolder):
-    """A data folder at whose work the checkers look on."""
+    """A data folder whose work the checkers observe."""
 
     def __init__(self, *args: Any) -> None:
         self._shell = running_shell()
@@ -72,7 +72,7 @@ class ObservedFolder(DataFolder):
 
 
 class ObservedShell(SimSafekeeper):
-    """A real safekeeper at which the checkers look on.
+    """A real safekeeper that the checkers observe.
 
     Attributes:
         disk: its disk.
@@ -127,27 +127,27 @@ class ObservedShell(SimSafekeeper):
                     self.world.counts.count("readers sent WAL")
                     standby.wake()
 
-    def is_allowed_to_say(self, message: AcceptorMessage, connection: Connection) -> bool:
+    def may_send(self, message: AcceptorMessage, connection: Connection) -> bool:
         """Check a message that leaves the process; return False if the process is dead."""
         if self.disk.fs.is_down or (self.effects_left is not None and self._dies_here()):
             return False
-        self._count_said(message)
+        self._count_sent(message)
         self._refuses = self._refuses or isinstance(message, Refusal)
         with self._watched:
             if self.watch is not None:
-                self.watch.said(connection, message)
+                self.watch.sent(connection, message)
             truth = self.world.truths.of_folder(self)
             handled = self._handled[1] if self._handled is not None else None
             if isinstance(handled, TailPreVoteRequest) and isinstance(message, PreVoteResponse) and message.granted:
                 live = self._live_leader()
                 truth.on_tail_granted(self, handled.proposer_id, live not in ("", handled.proposer_id))
-            truth.on_acceptor_says(self, message)
+            truth.on_acceptor_sends(self, message)
         return True
 
     def send(self, connection: Connection, message: AcceptorMessage) -> None:
         """A message has left the socket."""
         if not self.disk.fs.is_down:
-            self.world.note(self.name, "says", message, connection.number)
+            self.world.note(self.name, "sends", message, connection.number)
             self.world.network.send(connection, TO_PROXY, message)
 
     def observe(self, storage: WalStorage) -> None:
@@ -233,7 +233,7 @@ class ObservedShell(SimSafekeeper):
             world.counts.count("truncations", int(effect.lsn < disk.write_lsn))
             disk.truncating(effect.lsn, effect.tli, perform)
         elif isinstance(effect, ResetWal):
-            world.counts.count("logs begun anew")
+            world.counts.count("logs begun again")
             disk.resetting(effect.base_lsn, perform)
         elif isinstance(effect, SetWalAside):
             perform()

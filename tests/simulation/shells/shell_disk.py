@@ -1,6 +1,6 @@
 """The virtual disk of a real safekeeper, and what is known of it: its bytes, not what the safekeeper believes.
 
-`ShellDisk` is the model that the checkers look at. What was written is recorded as the storage is told to write it.
+`ShellDisk` is the model that the checkers read. What was written is recorded as the storage gets it.
 What is durable is read from the disk itself, whenever it has synced something: the control file under its durable name,
 and the segments, each up to its newest slot that matches its durable bytes. So a safekeeper that skips an fdatasync, or
 the sync of a folder, or takes one that failed for one that succeeded, cannot deceive a checker.
@@ -47,7 +47,7 @@ class ShellDisk(StorageDisk):
         self.reported: ControlState | None = None
         self._segments: dict[Lsn, Content] = {}
         self._segments_of = -1  # The count of the disk's durable changes of names that they are of.
-        self._cut_lsn: Lsn | None = None  # of a cut that is under way, or failed: what is above it is claimed by nobody
+        self._cut_lsn: Lsn | None = None  # of a cut that is under way, or failed: what is above it is not claimed
         super().__init__(rng)
         self._watch()
 

@@ -1,4 +1,4 @@
-"""A reader of a real node's log, which tells the checkers of the end of each event, and checks what readers see.
+"""A reader of a real node's log, which reports the end of each event to the checkers, and checks what readers see.
 
 The view (safekeeper/node/readable_log.py) is compared with the state of the acceptor and with what was readable before:
 its epoch must change when, and only when, bytes that could be read are no longer part of the log (S7).

@@ -80,7 +80,7 @@ class ShellLoop(VirtualLoop):
         return await shell.real_puller.connect(new_protocol, host)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """The process ends where its disk says so; what else a callback raises fails the run."""
+        """The process ends where its disk decides so; what else a callback raises fails the run."""
         error = context.get("exception")
         if "handle" in context and isinstance(error, VirtualCrash):
             shell: RealSafekeeper = self.owner
@@ -160,7 +160,7 @@ class SocketOwner(Protocol):
     def loop(self) -> VirtualLoop:
         """The loop of its present life."""
 
-    def is_allowed_to_say(self, message: Any, connection: Connection) -> bool:
+    def may_send(self, message: Any, connection: Connection) -> bool:
         """Check a message that is written to a socket; return False if the process is dead."""
 
     def send(self, connection: Connection, message: Any) -> None:
@@ -272,7 +272,7 @@ class VirtualTransport(asyncio.Transport):
         if self._is_closing:
             return
         for message in self._decoder.feed(bytes(data)):
-            if self._shell.is_allowed_to_say(message, self.connection):
+            if self._shell.may_send(message, self.connection):
                 self._outgoing.append(message)
         self._outgoing_bytes += len(data)
         if not self._is_stalled and self._shell.chance.random() < STALLS and not self._shell.world.is_healing:

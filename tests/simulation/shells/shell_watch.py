@@ -6,7 +6,7 @@ messages of a real shell are those that the reference requires. Node must then h
 the acceptor: the message has left on the connection it is for, the WAL is with the storage, the file is with the disk.
 Answers that the acceptor returns without an effect must leave at once. Messages are handled in the order in which they
 arrived on their connection, none twice and none left out. Reads for members are answered in their order, with the bytes
-of the disk. Readers know each state before the next message is handled. After a failed write, sync or removal the node
+of the disk. Readers get each state before the next message is handled. After a failed write, sync or removal the node
 handles and sends nothing (S12).
 """
 
@@ -160,7 +160,7 @@ class ShellWatch:
     Attributes:
         is_inside: whether the acceptor runs at this moment: what it calls of itself is not asked for by the node.
         asked: the append that the acceptor was last asked to accept, with its connection.
-        performed: what the disk or the storage was last told.
+        performed: the last order to the disk or the storage.
     """
 
     def __init__(self, shell: "RealSafekeeper", acceptor: Acceptor, flush_lsn: Lsn) -> None:
@@ -176,7 +176,7 @@ class ShellWatch:
                 shell.name, acceptor, flush_lsn, shell.disk, world.history_entries_max, world.counts
             )
         self._arrived: defaultdict[int, deque[Any]] = defaultdict(deque)  # By the network's connection: not handled.
-        self._said: tuple[int, AcceptorMessage] | None = None  # The last message, and the network's connection.
+        self._sent: tuple[int, AcceptorMessage] | None = None  # The last message, and the network's connection.
         self._owed: tuple[int, AcceptorMessage] | None = None
         self._sends: AcceptorMessage | None = None
         self._reads: defaultdict[int, deque[PeerRead]] = defaultdict(deque)  # By the network's connection.
@@ -197,7 +197,7 @@ class ShellWatch:
             if effect is None:
                 return
             result = error = None
-            said, self._said, self.performed = self._said, None, None
+            sent, self._sent, self.performed = self._sent, None, None
             transport = self._transport_of(effect)
             try:
                 result = yield effect
@@ -205,7 +205,7 @@ class ShellWatch:
                 error = full
             if error is None and not self._is_dead():
                 self._require_executed(effect, transport)
-            self._said = self._said or said
+            self._sent = self._sent or sent
 
     def answer(self, effects: Effects, event: str, *arguments: Any) -> AppendResponse | None:
         """Return the answer of an event that has no other effect, after it was compared; it must be sent at once."""
@@ -216,7 +216,7 @@ class ShellWatch:
             if isinstance(effect, Send):
                 assert isinstance(effect.message, AppendResponse)
                 answer, connection = effect.message, self._network_connection(effect.connection)
-                self._owed, self._said = (connection, answer) if connection else None, None
+                self._owed, self._sent = (connection, answer) if connection else None, None
         return answer
 
     def refused(self, effects: Effects, full: StorageFull, event: str, *arguments: Any) -> Effects:
@@ -254,7 +254,7 @@ class ShellWatch:
         # Of a process that a crash ends at this moment, nothing more is recorded.
         is_informed = self._shell.disk.fs.is_down or self._published == _published(self._acceptor)
         if type(message) is not AppendRequest and not is_informed:
-            self._violate("ReadersKnow", f"handles {message} before its readers know the state before it")
+            self._violate("ReadersKnow", f"handles {message} before its readers have the state before it")
 
     def disconnected(self, connection: int) -> None:
         """The acceptor was informed of the end of a connection."""
@@ -270,11 +270,11 @@ class ShellWatch:
         """A message has reached the socket."""
         self._arrived[connection.number].append(message)
 
-    def said(self, connection: "Connection", message: AcceptorMessage) -> None:
+    def sent(self, connection: "Connection", message: AcceptorMessage) -> None:
         """A message leaves on a connection."""
         if self._failed is not None or self._shell_has_failed():
             self._violate("FailedIsSilent", f"sends {message} after its disk has failed (S12)")
-        self._said = connection.number, message
+        self._sent = connection.number, message
         if message is self._sends or not self._reads[connection.number]:
             return
         if isinstance(message, ReadResponse):
@@ -283,7 +283,7 @@ class ShellWatch:
             self._reads[connection.number].popleft()
 
     def event_ended(self) -> None:
-        """The node has told its readers of the present state."""
+        """The node has given its readers the present state."""
         self._settle()
         self._published = _published(self._acceptor)
 
@@ -299,8 +299,8 @@ class ShellWatch:
 
     def _settle(self) -> None:
         owed, self._owed = self._owed, None
-        if owed is not None and owed != self._said and not self._is_dead():
-            self._violate("EffectsExecuted", f"does not send {owed[1]}, but {self._said}")
+        if owed is not None and owed != self._sent and not self._is_dead():
+            self._violate("EffectsExecuted", f"does not send {owed[1]}, but {self._sent}")
 
     def _transport_of(self, effect: Effect) -> int:
         """Return the network's connection that an effect is for, 0 for none that is open."""
@@ -316,8 +316,8 @@ class ShellWatch:
     def _require_executed(self, effect: Effect, connection: int) -> None:
         self._sends = None
         if isinstance(effect, Send):
-            if connection and self._said != (connection, effect.message):
-                self._violate("EffectsExecuted", f"sends {self._said}, not {effect.message}")
+            if connection and self._sent != (connection, effect.message):
+                self._violate("EffectsExecuted", f"sends {self._sent}, not {effect.message}")
         elif isinstance(effect, Close):
             if self._network_connection(effect.connection):
                 self._violate("EffectsExecuted", f"does not close connection {effect.connection}")

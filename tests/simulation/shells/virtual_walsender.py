@@ -119,7 +119,7 @@ class WalSender:
         primary: where it runs.
         number: of the proxy's socket.
         pgconn: the proxy's end.
-        is_mute: nothing arrives any more, at either end.
+        is_mute: nothing more arrives, at either end.
         copying: whether it streams.
     """
 
@@ -258,16 +258,16 @@ class WalSender:
 
     def to_primary(self, message: bytes) -> None:
         """A status update is on its way."""
-        self._later(1, self._is_told, message)
+        self._later(1, self._receives_status, message)
 
-    def _is_told(self, message: bytes) -> None:
+    def _receives_status(self, message: bytes) -> None:
         if not self.stands or self.is_mute or not self.holds_slot:
             return
         if self.primary.frozen:
-            self.proxy.world.clock.after(FROZEN_AGAIN_S, self._is_told, message)
+            self.proxy.world.clock.after(FROZEN_AGAIN_S, self._receives_status, message)
             return
         _, _, flush_lsn, apply_lsn, _, reply_requested = _STATUS_UPDATE.unpack(message)
-        self.primary.told(flush_lsn, apply_lsn)
+        self.primary.on_report(flush_lsn, apply_lsn)
         if reply_requested and self.copying:
             self._send_keepalive()
 
@@ -353,7 +353,7 @@ class VirtualReceiver(ReplicationConnection):
     async def slot_restart_lsn(self, name: str) -> Lsn | None:
         """See ReplicationConnection."""
         primary = await self._answered("use the slot")
-        retained_lsn = max(primary.oldest_lsn, segment_start(primary.told_lsn, SEGMENT_SIZE))
+        retained_lsn = max(primary.oldest_lsn, segment_start(primary.reported_lsn, SEGMENT_SIZE))
         return retained_lsn if primary.has_slot else None
 
     async def ensure_slot(self, name: str) -> bool:

@@ -3,7 +3,7 @@
 `Command` is one process of it; failover_shell.py has what it stands on. Its servers are all that there are: primaries,
 standbys that stream from safekeepers, one that streams from the primary. An operator may take the old primary for dead
 when it is not, may run two commands at once, may repeat a failover that was done long ago, and may cancel one before
-anything was promoted. He cancels while no other command runs, as the manual says.
+anything was promoted. He cancels while no other command runs, as in the manual.
 
 What is promoted is a new primary with the standby's WAL. Another server takes the standby's place, from a backup.
 """
@@ -62,8 +62,8 @@ class Servers:
 
     @property
     def completed(self) -> int:
-        """How many failovers are complete: clients were told of commits on the promoted server."""
-        return sum(primary.told_lsn > primary.own_lsn for primary in self.promoted)
+        """How many failovers are complete: commits were acknowledged on the promoted server."""
+        return sum(primary.reported_lsn > primary.own_lsn for primary in self.promoted)
 
     def names(self) -> list[str]:
         """Return the names of all hosts."""
@@ -123,7 +123,7 @@ class Command:
     """One process of `walproxy failover`, or of `walproxy failover --cancel`.
 
     Attributes:
-        name, life: what the network asks of whoever speaks to safekeepers.
+        name, life: what the network needs of each client of safekeepers.
         loop: it runs on.
         servers: what it can name.
         unreachable: the hosts that it cannot reach.
@@ -212,8 +212,8 @@ class Command:
         world = self.world
         world.note(self.name, "is killed")
         for connection in self.connections:
-            late_words = world.profile.late_words
-            if late_words and world.rng.random() < late_words:
+            late_messages = world.profile.late_messages
+            if late_messages and world.rng.random() < late_messages:
                 world.network.let_go(connection, LATE_S_MAX * world.rng.random())
             else:
                 world.network.break_connection(connection, silent=world.rng.random() < 0.2)
@@ -271,18 +271,18 @@ class Command:
             return
         self.sealed = sealed
         entry = sealed.history[-1]
-        world.note("operator", "is told", f"floor {entry.floor} at {format_lsn(entry.start_lsn)}")
+        world.note("operator", "receives", f"floor {entry.floor} at {format_lsn(entry.start_lsn)}")
         if not seal.cancels and not seal.readmits:
             world.counts.count("timelines sealed")
             self._truth.on_sealed(seal, sealed)
 
-    def says(self, message: Any, connection: "Connection") -> None:
+    def sends(self, message: Any, connection: "Connection") -> None:
         """It sends a message to a safekeeper."""
         if isinstance(message, (AppendRequest, Elected)):
-            self._truth.on_commit_said(self, message.leader_id, message.commit_lsn)
+            self._truth.on_commit_sent(self, message.leader_id, message.commit_lsn)
         elif isinstance(message, Reconfigure):
-            self._truth.on_membership_said(message.leader_id, message.membership)
-        self.world.note(self.name, "says", message, connection.number)
+            self._truth.on_membership_sent(message.leader_id, message.membership)
+        self.world.note(self.name, "sends", message, connection.number)
 
 
 # Words of the command's texts, by the step that has ended when it shows them.
@@ -294,7 +294,7 @@ class FailoverOperator:
 
     Attributes:
         commands: those that run.
-        missing: safekeepers that nobody reaches, while it brings commits back at the end.
+        missing: safekeepers that are not reached, while it brings commits back at the end.
         has_accidents: servers may be lost while they are promoted, and who has failed may try again.
     """
 
@@ -342,7 +342,7 @@ class FailoverOperator:
                 self.world.network.blocked.add((name, safekeeper_id, way))
 
     def on_command_ended(self, command: Command) -> None:
-        """A command has ended, in whatever way: somebody may repeat it."""
+        """A command has ended, in whatever way: an operator may repeat it."""
         world = self.world
         self.commands.remove(command)
         if command.cancels:
@@ -442,7 +442,7 @@ class FailoverOperator:
         """See `settle`."""
         world = self.world
         if not self._set_up_standbys():
-            # Nobody was told of a commit, and no standby can be promoted: the old primary goes on.
+            # No commit was acknowledged, and no standby can be promoted: the old primary goes on.
             self._cancel_for_good(log.tli)
             return
         self._proxies = proxies

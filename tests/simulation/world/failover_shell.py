@@ -1,7 +1,7 @@
 """What a command of walproxy/failover has in the simulation instead of sockets, SQL, chance and time.
 
 The command itself is the real one: failover.py, survey.py, candidates.py, log_end.py, sealer.py, and what they use to
-speak with safekeepers. Five things are put in the place of others (`REPLACED`) while the simulation runs: a connection
+connect to safekeepers. Five things are put in the place of others (`REPLACED`) while the simulation runs: a connection
 to a safekeeper is one of the virtual network, a server is a virtual one, records are those of synthetic_wal.py, chance
 is the seed's, and time is the clock's, by the event loop of virtual_loop.py.
 """
@@ -90,7 +90,7 @@ class VirtualConnection:
         """Send messages: nothing is encoded (see `REPLACED`), unless the network does that itself."""
         assert self._connection is not None  # it is open
         for message in messages:
-            self._command.says(message, self._connection)
+            self._command.sends(message, self._connection)
             self._command.world.network.send(self._connection, TO_SAFEKEEPER, message)
 
     def received(self, connection: Connection, message: Any) -> None:
@@ -128,7 +128,7 @@ class VirtualConnection:
 
 
 class SealerProposer(Proposer):
-    """The proposer of a sealer, at whose steps the checkers look on."""
+    """The proposer of a sealer, whose steps the checkers observe."""
 
     def __init__(self, config: ProposerConfig) -> None:
         self._command = running_command()
@@ -251,7 +251,7 @@ class VirtualServer:
 
 
 def _replayed_lsn(primary: VirtualPrimary) -> Lsn:
-    """Return what a promoted server says to have replayed, until it is started anew."""
+    """Return what a promoted server reports as replayed, until it is started again."""
     return primary.own_lsn if primary.ancestors and not primary.life else 0
 
 

@@ -33,7 +33,7 @@ class Faults(OperatorFaults):
     """Draws and does faults until its time is over, or does those that were planned.
 
     Attributes:
-        rng: what a fault draws from, everybody's source of chance between faults.
+        rng: what a fault draws from, the world's source of chance between faults.
         done: what was done, with all that was drawn for it.
     """
 
@@ -65,7 +65,7 @@ class Faults(OperatorFaults):
             self.world.clock.after(max(0.0, fault.at_s - self.world.clock.now), self._happen, fault)
 
     def _happen(self, fault: Fault) -> None:
-        """Do one fault. What it draws is its own; what follows from it later draws as everybody does."""
+        """Do one fault. What it draws is its own; what follows from it later draws from the world's."""
         draws = Draws(crc32(f"{self.world.seed} {fault.at_s}".encode()), fault.words)
         self.world.counts.count(f"fault {fault.kind}")
         self.rng = draws
@@ -126,7 +126,7 @@ class Faults(OperatorFaults):
             safekeeper.crash(power_cut=self.rng.random() < 0.5)
 
     def hang(self) -> None:
-        """It accepts bytes and answers nothing, to anybody; what it was sent is handled late."""
+        """It accepts bytes and answers nothing; what it was sent is handled late."""
         safekeeper = self._safekeeper()
         if safekeeper.acceptor is not None:
             safekeeper.is_hung = True
@@ -145,7 +145,7 @@ class Faults(OperatorFaults):
         safekeeper.wipe()
 
     def exchange_folder(self) -> None:
-        """Start a safekeeper on an empty folder, and later on the old one again, whoever is a member by then."""
+        """Start a safekeeper on an empty folder, and later on the old one again, whatever the members are by then."""
         safekeeper = self._safekeeper()
         if not self.world.checker.won or not self.world.may_exchange(safekeeper):
             return
@@ -341,7 +341,7 @@ class Faults(OperatorFaults):
         self.rng.choice((self._proxy(), self._safekeeper())).clock.ahead_s += 2 * self._soon()
 
     def take_over(self) -> None:
-        """Another proxy is told to take over at once: its candidature does not wait for the serving one."""
+        """Another proxy is started to take over at once: its candidature does not wait for the serving one."""
         world = self.world
         if len(world.proxies) < 3:
             world.add_proxy(takeover=True)
@@ -473,7 +473,7 @@ class Faults(OperatorFaults):
         world = self.world
         if not successor.up or world.clock.now > min(give_up_at_s, self.ends_at):
             return
-        if successor.told_lsn <= successor.own_lsn:
+        if successor.reported_lsn <= successor.own_lsn:
             world.clock.after(_LOOK_EVERY_S, self._lose_when_streamed, successor, give_up_at_s)
             return
         world.counts.count("successors lost")
@@ -511,7 +511,7 @@ class Faults(OperatorFaults):
             world.failover.cancel()
             return
         if not world.checker.acked_lsn and self.rng.random() < 0.9:
-            return  # Nobody misses a primary yet.
+            return  # No proxy misses a primary yet.
         fate = self.rng.random()
         if fate < 0.4 and world.current.up:
             primary = world.current

@@ -34,7 +34,7 @@ class NewestLog(NamedTuple):
         return self.history[-1].floor if self.history else 0
 
     def is_continued_by(self, primary: VirtualPrimary, *, may_be_recycled: bool = False) -> bool:
-        """Tell whether a primary's WAL goes on where this log ends, has its bytes before, and is not sealed off.
+        """Return whether a primary's WAL goes on where this log ends, has its bytes before, and is not sealed off.
 
         One that was promoted after a seal may fork off before an incomplete record at the log's end.
         """

@@ -23,17 +23,17 @@ class Profile:
         spare: probability of a second proxy.
         several_hosts: probability that a proxy is pointed at a list of primaries, the right one somewhere in it.
         proxies_stay: probability that the repair leaves the proxies running, and all primaries down but the one that it
-            settles on: the first name that each proxy knows leads there.
-        trims: probability that safekeepers remove old WAL, after long and after short, whoever may need it.
+            settles on: the first name of each proxy leads there.
+        trims: probability that safekeepers remove old WAL, after long and after short, needed or not.
         archive: probability that such a run has an archive: then they remove also what a member lacks.
-        pulls: probability that proxies know the addresses of safekeepers, so that members pull WAL from each other.
+        pulls: probability that proxies have the addresses of safekeepers, so that members pull WAL from each other.
         tails: probability that proxies win tail terms when they see no primary.
         standby: probability that a run that would have no standby has one.
         direct: probability of a standby that streams from the primary; where there is no other one, there is one.
         primaries_lost: probability that all primaries are lost when the faults end, so that a failover must bring
             commits back.
         clock_skew: probability that each machine's clock has a rate of its own, from half as fast to twice.
-        late_words: probability that what a proxy had sent to a safekeeper when it ended arrives seconds later.
+        late_messages: probability that what a proxy had sent to a safekeeper when it ended arrives seconds later.
         torn_by_page: probability that a power cut tears writes at borders of 4-KiB pages instead of 512-byte sectors.
         minority: probability that commits must go through again while a minority is still out of reach.
         other_spellings: probability that the operator writes quorum sizes and the rule for remote_apply with
@@ -65,7 +65,7 @@ class Profile:
     direct: float = 0.0
     primaries_lost: float = 0.0
     clock_skew: float = 0.3
-    late_words: float = 0.3
+    late_messages: float = 0.3
     torn_by_page: float = 0.5
     minority: float = 0.2
     other_spellings: float = 0.0

@@ -2,11 +2,11 @@
 one. And back, as walproxy/proxy/rebootstrap_undo.py does it.
 
 `Rebootstrap` is that of a scenario. It has seen every member's data folder a moment ago. A safekeeper that is down by
-now does not hear of the new cluster, and is a member of it all the same, by its name: that is what a rebootstrap which
+now does not receive the new cluster, and is a member of it nevertheless, by its name: that is what a rebootstrap which
 was not repeated leaves behind.
 
-`Operator` is who does it by chance: its `Command` greets every safekeeper, and tells them one after the other, as the
-real one does. It ends at the first that is not reached, or refuses; those that were told before it have a new cluster,
+`Operator` does it by chance: its `Command` greets every safekeeper, and sends to one after the other, as the
+real one does. It ends at the first that is not reached, or refuses; those that it reached before have a new cluster,
 and the others the old one, until the operator repeats it, or does something else.
 """
 
@@ -84,9 +84,9 @@ class Rebootstrap:
     """One run of the operator's command.
 
     Attributes:
-        name, life: what the network asks of whoever speaks to safekeepers.
-        bootstrap: what is told.
-        awaited: ids of the safekeepers that have been told and have not answered yet.
+        name, life: what the network needs of each client of safekeepers.
+        bootstrap: what is sent.
+        awaited: ids of the safekeepers that were sent it and have not answered yet.
         refusal: why one of them refuses, empty if none does.
     """
 
@@ -94,16 +94,16 @@ class Rebootstrap:
     life = 0
 
     def __init__(self, world: "World", safekeepers: list["SimSafekeeper"], bootstrap: Bootstrap) -> None:
-        """Tell every one of `safekeepers` that is up."""
+        """Send it to each of `safekeepers` that is up."""
         self.world = world
         self.bootstrap = bootstrap
         world.truths.on_order(bootstrap)
         self.awaited: set[int] = set()
         self.refusal = ""
         for safekeeper in safekeepers:
-            self._tell(safekeeper)
+            self._cut_off(safekeeper)
 
-    def _tell(self, safekeeper: "SimSafekeeper") -> None:
+    def _cut_off(self, safekeeper: "SimSafekeeper") -> None:
         network = self.world.network
         connection = network.connect(self, safekeeper)
         if connection is None:
@@ -112,7 +112,7 @@ class Rebootstrap:
         self.awaited.add(safekeeper.id)
         greeting = ProposerGreeting(PROTOCOL_VERSION, self.bootstrap.cluster_id, safekeeper.id, None, None)
         for message in (greeting, self.bootstrap):
-            self.world.note(self.name, "says", message, connection.number)
+            self.world.note(self.name, "sends", message, connection.number)
             network.send(connection, TO_SAFEKEEPER, message)
 
     def received(self, connection: Connection, message: Any) -> None:
@@ -133,7 +133,7 @@ class Command:
     """One run of the operator's command over all safekeepers: a rebootstrap, or the undo of one.
 
     Attributes:
-        name, life: what the network asks of whoever speaks to safekeepers.
+        name, life: what the network needs of each client of safekeepers.
         is_undo: which of the two.
         discards: whether the operator agrees to lose what was written since the rebootstrap.
         is_over: whether it has ended.
@@ -165,16 +165,16 @@ class Command:
                 world.clock.after(0.0, self._end, f"{safekeeper.name} is not reached")
                 return
             self._connections[safekeeper.id] = connection
-            self._say(connection, ProposerGreeting(PROTOCOL_VERSION, self.name, safekeeper.id, None, None))
-            self._say(connection, PreVoteRequest(self.name, takeover=False))
+            self._send(connection, ProposerGreeting(PROTOCOL_VERSION, self.name, safekeeper.id, None, None))
+            self._send(connection, PreVoteRequest(self.name, takeover=False))
 
     @property
-    def has_told(self) -> bool:
+    def has_sent(self) -> bool:
         """Whether it has come so far that a safekeeper may belong to another cluster now."""
         return self._bootstrap is not None
 
-    def _say(self, connection: Connection, message: Any) -> None:
-        self.world.note(self.name, "says", message, connection.number)
+    def _send(self, connection: Connection, message: Any) -> None:
+        self.world.note(self.name, "sends", message, connection.number)
         self.world.network.send(connection, TO_SAFEKEEPER, message)
 
     def received(self, connection: Connection, message: Any) -> None:
@@ -192,16 +192,16 @@ class Command:
                 self._begin()
         elif isinstance(message, Bootstrapped):
             self._left.remove(safekeeper_id)
-            self._tell_next()
+            self._send_next()
         elif isinstance(message, Refusal):
             self._end(message.reason)
 
     def disconnected(self, connection: Connection) -> None:
-        """A safekeeper is gone: whether it was told is not known."""
+        """A safekeeper is gone: whether it was reached is unknown."""
         self._end(f"{connection.safekeeper.name} is gone")
 
     def _begin(self) -> None:
-        """All have greeted, and nobody serves: decide what to tell, as the real command does."""
+        """All have greeted, and no proxy serves: decide what to send, as the real command does."""
         greetings = self._greetings
         if not self.is_undo:
             members = tuple(Member(i, greeting.incarnation) for i, greeting in sorted(greetings.items()))
@@ -238,13 +238,13 @@ class Command:
             self._left = _order(survey)
         self.world.counts.count("rebootstraps undone" if self.is_undo else "rebootstraps")
         self.world.truths.on_order(self._bootstrap)
-        self._tell_next()
+        self._send_next()
 
-    def _tell_next(self) -> None:
+    def _send_next(self) -> None:
         if not self._left:
             self._end("")
         elif not self.is_over:
-            self._say(self._connections[self._left[0]], self._bootstrap)
+            self._send(self._connections[self._left[0]], self._bootstrap)
 
     def _end(self, problem: str) -> None:
         if self.is_over:
@@ -305,13 +305,13 @@ class Operator:
         world, rng = self.world, self.world.rng
         if world.is_healing:
             return
-        if command.problem and self._attempts > 0 and (not command.has_told or rng.random() < 0.5):
+        if command.problem and self._attempts > 0 and (not command.has_sent or rng.random() < 0.5):
             for proxy in world.proxies:
                 if proxy.proposer is not None and proxy.proposer.config.proposer_id == command.served_by:
                     self._stop(proxy)
             world.clock.after(0.4 * rng.random(), self._try, command.is_undo, command.discards)
             return
-        if command.has_told and not command.is_undo and rng.random() < 0.4:
+        if command.has_sent and not command.is_undo and rng.random() < 0.4:
             # It was a mistake. Some notice that before they start a proxy.
             world.clock.after(rng.choice((0.4, 2.0)) * rng.random(), self._regret)
             if rng.random() < 0.5:
@@ -348,7 +348,7 @@ class Operator:
             has_quorums = self._has_quorums()
             if has_quorums and not world.is_log_recycled():
                 break
-            # Where an undo does not help, since what it would bring back is lost or recycled, begin anew.
+            # Where an undo does not help, since what it would bring back is lost or recycled, begin again.
             is_undo = self.last.is_undo and not has_quorums and not attempt
             self.last = Command(world, self._on_end, is_undo=is_undo, discards=True)
             while not self.last.is_over:
@@ -366,7 +366,7 @@ class Operator:
             world.run(world.clock.now + 2.0)
 
     def _await_shells(self) -> None:
-        """Wait for safekeepers that could not start for want of descriptors: until then nobody sees their cluster."""
+        """Wait for safekeepers that could not start for lack of descriptors: until then their cluster is not seen."""
         world = self.world
         ends_at_s = world.clock.now + SHELLS_START_WITHIN_S
         shells = [each for each in world.safekeepers.values() if isinstance(each.disk, ShellDisk)]

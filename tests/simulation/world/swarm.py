@@ -86,7 +86,7 @@ def drawn(seed: int) -> Profile:
         if later.random() < bent:
             bends[name] = later.choice(choices)
     profile = Profile(weights=weights, **rates, **times, bends=Bends(**bends))
-    # A standby may have read from the archive what was given up: the checkers do not know of that.
+    # A standby may have read from the archive what was given up: the checkers have no record of that.
     return replace(profile, archive=0.0) if "lose_data" in weights else profile
 
 

@@ -30,7 +30,7 @@ def test_real_safekeepers_start_on_no_copy_of_the_folder_of_another_one() -> Non
     assert run(5, "copy_folder", real_shells=True)["copied folders noticed"] > 0
 
 
-def test_clusters_of_real_safekeepers_are_begun_anew_and_brought_back() -> None:
+def test_clusters_of_real_safekeepers_are_begun_again_and_brought_back() -> None:
     total = Counts()
     for seed in range(4):
         schedule = plan(Task(seed, "members"))

@@ -76,7 +76,7 @@ def test_a_stranger_is_named_once_there_is_a_cluster_and_must_be_refused() -> No
     (stranger,) = strangers
     assert stranger.identity().system_id != world.current.identity().system_id
     with pytest.raises(Violation, match="another PostgreSQL cluster"):
-        stranger.told(1, 1)
+        stranger.on_report(1, 1)
 
 
 def test_the_cluster_has_a_shape_of_its_own() -> None:

@@ -100,7 +100,7 @@ class World:
     Attributes:
         seed: what every source of chance comes from.
         tail_after_s: how long proxies see no primary before they win a tail term, None for no such terms.
-        has_addresses: whether proxies know where safekeepers listen, so that members pull WAL from each other.
+        has_addresses: whether proxies have the safekeepers' addresses, so that members pull WAL from each other.
         rng: the source of chance for all that has none of its own.
         bend_chance: that of choices which are bent.
         current: the primary that the operator believes to be the right one.
@@ -110,11 +110,11 @@ class World:
         truths: what must hold, in each cluster.
         operator: who rebootstraps.
         failover: who fails over.
-        apply_rule: whom remote_apply waits for, as every proxy is told that starts.
+        apply_rule: the rule of remote_apply, which every proxy gets that starts.
         retention: how safekeepers remove what need not be kept.
         archive: where they archive it before, None if there is none.
         counts: how often what happened.
-        digest: of all that happens, None if nobody compares two versions of the code.
+        digest: of all that happens, None if two versions of the code are not compared.
         archiver_named: who archives.
         has_real_shells: whether the safekeepers are real ones.
         has_real_proxies: whether the proxies are real ones.
@@ -520,7 +520,7 @@ class World:
             if safekeeper.id in without or control is None or not self._is_voter(safekeeper) or not disk.begin_lsn:
                 continue
             if safekeeper.acceptor is not None and not safekeeper.acceptor.flush_lsn:
-                continue  # For want of room it has not begun its log anew, and claims nothing.
+                continue  # For lack of room it has not begun its log again, and claims nothing.
             # What a crash has kept from being cut is no part of the log.
             end_lsn = min(disk.durable_lsn, control.truncate_to or disk.durable_lsn)
             history = cut_history(control.history, end_lsn)
@@ -543,7 +543,7 @@ class World:
     def may_lose(self, safekeeper: SimSafekeeper) -> bool:
         """Return whether the disk of a safekeeper may be lost: the quorums of each half remain, and no member changes.
 
-        A change ends when a quorum has the last membership on disk: before that the operator was not told.
+        A change ends when a quorum has the last membership on disk: before that the operator has no reply.
         """
         membership = self.checker.membership
         if membership is None or any(proxy.changes_members for proxy in self.proxies):
@@ -580,7 +580,7 @@ class World:
         )
 
     def _is_voter(self, safekeeper: SimSafekeeper) -> bool:
-        """Return whether this disk is a member's, whether or not the process runs, or knows."""
+        """Return whether this disk is a member's, whether or not the process runs, or has received it."""
         control, latest = safekeeper.disk.control, self.checker.membership
         membership = latest if latest is not None or control is None else control.membership
         if membership is None or control is None or self.checker.is_foreign(control):
@@ -600,7 +600,7 @@ class World:
     def _is_noticed(self, state: FolderState) -> bool:
         """Return whether every other member that is there remembers a later state of this folder, on its disk.
 
-        Only then may an operator restore it: what nobody remembers is not noticed (S8e).
+        Only then may an operator restore it: what no member remembers is not noticed (S8e).
         """
         membership = self.checker.membership
         others = membership.identities() - {state.identity} if membership is not None else set()
@@ -659,8 +659,8 @@ class World:
             if disk.wal != primary.read(disk.begin_lsn, end_lsn):
                 return f"{safekeeper.name} has other bytes than the primary"
         _, commit_end_lsn = last_timed_record(primary.wal, FIRST_LSN, end_lsn)
-        if primary.told_lsn < commit_end_lsn:
-            return f"{primary.name} was told {format_lsn(primary.told_lsn)}, not {format_lsn(commit_end_lsn)}"
+        if primary.reported_lsn < commit_end_lsn:
+            return f"{primary.name} has {format_lsn(primary.reported_lsn)}, not {format_lsn(commit_end_lsn)}"
         # A crash of the primary may have left a record at the end that will never be complete.
         last_lsn = primary.record_end_at_or_below(end_lsn)
         for standby in self.standbys:
@@ -668,9 +668,9 @@ class World:
                 return (
                     f"{standby.name} has replayed up to {format_lsn(standby.applied_lsn)}, not {format_lsn(last_lsn)}"
                 )
-        if primary.told_apply_lsn < commit_end_lsn:
+        if primary.reported_apply_lsn < commit_end_lsn:
             return (
-                f"{primary.name} was told apply {format_lsn(primary.told_apply_lsn)}, not {format_lsn(commit_end_lsn)}"
+                f"{primary.name} has apply {format_lsn(primary.reported_apply_lsn)}, not {format_lsn(commit_end_lsn)}"
             )
         return ""
 

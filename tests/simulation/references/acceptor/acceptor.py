@@ -126,7 +126,7 @@ class ReferenceAcceptor(Elections, Reads):
         """A connection is closed (A4, 2.2)."""
         self.greeted.discard(connection)
         if connection == self.leader_connection:
-            self._follow_nobody()
+            self._follow_none()
 
     def flushed(self, flush_lsn: int) -> Effects:
         """A flush beside the handlers has ended: all appends that it covered are answered (7.3)."""
@@ -135,7 +135,7 @@ class ReferenceAcceptor(Elections, Reads):
         yield from self._answer()
 
     def write_reported(self) -> Effects:
-        """A flush takes long: write_lsn is told ahead of it (7.3)."""
+        """A flush takes long: write_lsn is reported ahead of it (7.3)."""
         if self.answered[0] < self.write_lsn:
             yield from self._answer()
 
@@ -145,7 +145,7 @@ class ReferenceAcceptor(Elections, Reads):
             yield from self._report_archive()
 
     def archive_reported(self, archived_lsn: int, problem: str, archive_id: str) -> Effects:
-        """9.1: what the archiver says is cut at the commit_lsn of that moment, and reported if it has changed."""
+        """9.1: the archiver's position is cut at the commit_lsn of that moment, and reported if it has changed."""
         before = self.has_archive, self.archive_progress, self.archive_here
         self.has_archive, self.archive_here = True, archive_id
         self.archive_progress = min(archived_lsn, self.commit_lsn), problem
@@ -180,7 +180,7 @@ class ReferenceAcceptor(Elections, Reads):
             raise ProtocolBroken("7.11: truncate_lsn is above commit_lsn")
         if message.payload:
             yield from self.write(message.begin_lsn, message.payload)
-        self.heard = now, message.healthy
+        self.leader_message = now, message.healthy
         if message.healthy:
             self.heard_healthy_at = now
         self.sequence = message.sequence
@@ -231,7 +231,7 @@ class ReferenceAcceptor(Elections, Reads):
         if message.leader_id.term < control.promised.term:
             yield from self._refuse(connection, RefusalCode.STALE_TERM, close=True)
         elif (known.safekeeper_id, known.incarnation) == (control.safekeeper_id, control.incarnation):
-            self._follow_nobody()
+            self._follow_none()
             yield from self.persist(incarnation=next_incarnation(control.incarnation, message.leader_id))
             yield Close(connection, "")
 

@@ -103,7 +103,7 @@ class ReferenceChecker:
 
         Args:
             name: of the safekeeper.
-            wal_end_lsn: as the acceptor was told.
+            wal_end_lsn: as the acceptor received it.
             entries_max: of a history.
             counts: where the events that are compared are counted.
         """

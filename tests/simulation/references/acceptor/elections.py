@@ -118,7 +118,7 @@ class Elections(AcceptorState):
         if refusal is not None:
             yield from self._refuse(connection, refusal)
             return
-        self._follow_nobody()
+        self._follow_none()
         self.archive_progress = 0, self.archive_progress[1]
         if not message.undo:
             yield from self.begin_cluster(message)
@@ -131,14 +131,14 @@ class Elections(AcceptorState):
     def _pre_vote(self, connection: int, message: PreVoteRequest, now: float) -> Effects:
         """2.2, 2.4."""
         leader = self.leader
-        is_live = leader is not None and now - self.heard[0] < LIVE_S and self.heard[1]
+        is_live = leader is not None and now - self.leader_message[0] < LIVE_S and self.leader_message[1]
         live = leader.proposer_id if leader is not None and is_live else ""
         yield Send(connection, PreVoteResponse(message.takeover or live in ("", message.proposer_id), live))
 
     def _tail_pre_vote(self, connection: int, message: TailPreVoteRequest, now: float) -> Effects:
         """12.2."""
         leader = self.leader
-        live = leader.proposer_id if leader is not None and now - self.heard[0] < LIVE_S else ""
+        live = leader.proposer_id if leader is not None and now - self.leader_message[0] < LIVE_S else ""
         yield Send(connection, PreVoteResponse(live in ("", message.proposer_id), live))
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
@@ -156,7 +156,7 @@ class Elections(AcceptorState):
             yield Send(connection, VoteResponse(message.leader_id, granted=False, promised=control.promised))
             return
         if not is_promised:
-            self._follow_nobody()
+            self._follow_none()
         yield from self.flush_all()
         if not is_promised:
             yield from self.persist(promised=message.leader_id)
@@ -203,7 +203,7 @@ class Elections(AcceptorState):
             return
         self.may_trim = True
         if self.leader != message.leader_id:
-            self._follow_nobody()
+            self._follow_none()
         yield from self.flush_all()
         yield from self.finish()
         control = self.control
@@ -212,7 +212,7 @@ class Elections(AcceptorState):
             try:
                 refusal = yield from self.adopt(message)
             except StorageFull:
-                self._follow_nobody()  # 5.5
+                self._follow_none()  # 5.5
                 raise
             if refusal is not None:
                 yield from self._refuse(connection, refusal)
@@ -231,7 +231,7 @@ class Elections(AcceptorState):
         self.leader_commit_lsn = message.commit_lsn
         self.sequence = 0
         self.pull, self.pulled_from_lsn = None, NO_END
-        self.heard = now, True
+        self.leader_message = now, True
         self.advance_commit()
         yield from self._answer()
         if self.has_readers:
@@ -241,7 +241,7 @@ class Elections(AcceptorState):
 
 
 def _replaced(state: ControlState | None) -> Replaced | None:
-    """0.13: the greeting says whose state a rebootstrap has replaced."""
+    """0.13: the greeting has the state that a rebootstrap has replaced."""
     if state is None or state.membership is None:
         return None
     return Replaced(

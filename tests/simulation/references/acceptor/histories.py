@@ -104,7 +104,7 @@ def bounded(history: TermHistory, forgotten: int, commit_lsn: int, entries_max: 
     return kept, max([forgotten, *(entry.term for entry in gone)])
 
 
-def given_up_anew(own: TermHistory, own_forgotten: int, theirs: TermHistory) -> list[HistoryEntry]:
+def given_up_again(own: TermHistory, own_forgotten: int, theirs: TermHistory) -> list[HistoryEntry]:
     """The entries that give up WAL and that the own log does not have."""
     return [entry for entry in theirs if entry.gives_up and entry.term > own_forgotten and entry not in own]
 

@@ -34,7 +34,7 @@ from tests.simulation.references.acceptor.histories import (
     ProtocolBroken,
     bounded,
     folders_of,
-    given_up_anew,
+    given_up_again,
     last_term,
     latest_states,
     parting,
@@ -98,7 +98,7 @@ class ReferenceLog:
         self.named_lsn = 0
         self.archive_here = ""
         self.is_counted = False
-        self._search_anew()
+        self._search_again()
         if self.is_misplaced:
             self.written_end = self.durable_end = 0
 
@@ -307,7 +307,7 @@ class ReferenceLog:
         self._timed_lsn, self._searched_lsn = found_lsn or self._timed_lsn, self.readable_lsn
         return self._timed_lsn
 
-    def _search_anew(self) -> None:
+    def _search_again(self) -> None:
         self._timed_lsn, self._searched_lsn = 0, 0
 
     def adopt(self, message: Elected) -> Decision:
@@ -334,7 +334,7 @@ class ReferenceLog:
             base_lsn = message.base_lsn if self.flush_lsn < message.base_lsn else None
             if base_lsn is not None and base_lsn > settled_lsn:
                 return RefusalCode.RANGE
-        self._search_anew()
+        self._search_again()
         if base_lsn is not None and (base_lsn == 0 or base_lsn % message.segment_size):
             raise ProtocolBroken(f"a log cannot begin at {base_lsn}")
         if base_lsn is not None:
@@ -381,7 +381,7 @@ class ReferenceLog:
             return found._replace(lsn=min(found.lsn, self.flush_lsn))
         if not own or own[0].term > max(own_forgotten, message.forgotten_term):
             return None
-        given_up = [entry.start_lsn for entry in given_up_anew(own, own_forgotten, message.history)]
+        given_up = [entry.start_lsn for entry in given_up_again(own, own_forgotten, message.history)]
         return Parting(min([self._end_of_committed_records(), *given_up]), gives_up=True, assumed=True)
 
     def _end_of_committed_records(self) -> int:
@@ -417,7 +417,7 @@ class ReferenceLog:
 
     def begin_cluster(self, message: Bootstrap) -> Effects:
         """0.10 and 0.13: an empty log of another cluster; the old one is set aside, its state kept for an undo."""
-        self._search_anew()
+        self._search_again()
         control = self.control
         kept: dict[str, Any] = {}
         if not message.undo and control.cluster_id and (control.history or control.replaced is None):
@@ -458,7 +458,7 @@ class ReferenceLog:
         if replaced is None or replaced.cluster_id != message.cluster_id:
             yield from self.begin_cluster(message)
             return
-        self._search_anew()
+        self._search_again()
         state = msgspec.structs.replace(
             replaced,
             **_identity(message),

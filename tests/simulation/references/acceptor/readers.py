@@ -29,7 +29,7 @@ def check_readers(rng: random.Random, acceptor: Acceptor) -> None:
     """Compare the lineage of a log, and what drawn readers of it are answered.
 
     Raises:
-        Violation: it is something else than the reference says.
+        Violation: it differs from the reference.
     """
     control, tli = acceptor.control, acceptor.readable_tli
     asked = rng.choice((tli, tli + 1, *(entry.tli for entry in control.history)))

@@ -31,8 +31,8 @@ class AcceptorState(ReferenceLog):
 
     Attributes:
         followed: the leader whose history was adopted, and the connection (5.7); None without one (A4).
-        heard: when the leader's last `Elected` or append came, and whether it said healthy (2.2).
-        heard_healthy_at: when an append last said healthy (14.8).
+        leader_message: when the leader's last `Elected` or append came, and whether it was healthy (2.2).
+        heard_healthy_at: when an append was last healthy (14.8).
         sequence, answered: of the last append; and what the last answer carried: write_lsn, sequence (7.3).
         pull, pulled_from_lsn: the pull that is under way; where the first one of this adoption began (6.8).
         archiver, has_archive, archive_progress: step 9.
@@ -43,7 +43,7 @@ class AcceptorState(ReferenceLog):
     def __init__(self, control: ControlState, wal_end_lsn: int, wal: Wal, entries_max: int) -> None:
         super().__init__(control, wal_end_lsn, wal, entries_max)
         self.followed: tuple[LeaderId, int] | None = None
-        self.heard: tuple[float, bool] = (0.0, False)
+        self.leader_message: tuple[float, bool] = (0.0, False)
         self.heard_healthy_at: float | None = None
         self.sequence = 0
         self.answered: tuple[int, int] = (0, 0)
@@ -99,7 +99,7 @@ class AcceptorState(ReferenceLog):
         """5.7, 7.1."""
         return self.followed == (leader_id, connection)
 
-    def _follow_nobody(self) -> None:
+    def _follow_none(self) -> None:
         """A4."""
         self.followed = None
         self.leader_commit_lsn = 0
