@@ -165,6 +165,7 @@ class LoneFolder(FolderProcess):
 
     def _meanwhile(self) -> None:
         """The loop's thread goes on while another one waits for its fdatasync."""
+        require(self._open_folder.opened_storage().start_flush() is None, "a flush begins while another one runs")
         try:
             self._append()
         except StorageFull:

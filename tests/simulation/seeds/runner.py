@@ -15,7 +15,6 @@ from tests.simulation.checks.minority import Minority
 from tests.simulation.lone import acceptor as lone_acceptor
 from tests.simulation.lone import folder as lone_folder
 from tests.simulation.lone import proposer as lone_proposer
-from tests.simulation.model import storage_machine
 from tests.simulation.model.disk import StorageDisk
 from tests.simulation.model.virtual_disk import PAGE_BYTES, SECTOR_BYTES
 from tests.simulation.seeds import sometimes
@@ -137,7 +136,6 @@ def run_seed(
         if bug is None:
             world.counts.update(lone_acceptor.drive(seed))
             world.counts.update(lone_folder.drive(seed))
-            storage_machine.drive(seed)
             world.counts.update(lone_proposer.drive(seed))
             world.watches_proposers = _draws_reference(seed)
         return run_world(world)

@@ -1,4 +1,4 @@
-"""The rules by which recovery finds the end of a log, each alone. Crashes are in test_wal_log_crashes.py."""
+"""The rules by which recovery finds the end of a log, each alone. Crashes are those of the lone data folder."""
 
 import random
 from pathlib import Path
