@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from safekeeper.acceptor.acceptor import Acceptor
@@ -74,6 +75,8 @@ class Bug:
             found.
         in_shells: it is in the shell of the safekeepers, so the real ones run.
         in_proxies: it is in the shell of the proxies, so the real ones run.
+        quick: the test begins at this seed: the first one that finds the bug, or 0 if that is an early one. None if it
+            takes more than 150 seeds, or seconds, from each.
     """
 
     rule: str
@@ -86,6 +89,7 @@ class Bug:
     checked: bool = False
     in_shells: bool = False
     in_proxies: bool = False
+    quick: int | None = None
 
     @property
     def profile(self) -> Profile:
@@ -126,20 +130,9 @@ def _acceptor(lying: type[Acceptor]) -> Swaps:
     return ((World, "acceptor_class", lying),)
 
 
-def _in_shell(rule: str, without: str, base: str, swaps: Swaps, weights: Mapping[str, int] | None = None) -> Bug:
-    """Return a bug of the safekeeper's shell, which is hunted in the real one; the checks are on."""
-    return Bug(rule, without, base, swaps, weights or {}, checked=True, in_shells=True)
-
-
-def _in_proxy(
-    rule: str,
-    without: str,
-    base: str,
-    swaps: Swaps,
-    weights: Mapping[str, int] | None = None,
-) -> Bug:
-    """Return a bug of the proxy's shell, which is hunted in the real one; the checks are on."""
-    return Bug(rule, without, base, swaps, weights or {}, checked=True, in_proxies=True)
+# A bug of the safekeeper's shell, and one of the proxy's: it is hunted in the real one; the checks are on.
+_in_shell = partial(Bug, checked=True, in_shells=True)
+_in_proxy = partial(Bug, checked=True, in_proxies=True)
 
 
 def _everywhere(name: str, value: Any) -> Swaps:
@@ -167,9 +160,14 @@ BUGS: dict[str, Bug] = {
         "apply waits for the standbys that are designated",
         "calm",
         ((Standbys, "apply_lsn", dropped.apply_as_flush),),
+        quick=0,
     ),
     "ack_before_flush": Bug(
-        "S2", "WAL counts as flushed after fdatasync only", "crashy", _acceptor(dropped.AckBeforeFlush) + _BELIEVES
+        "S2",
+        "WAL counts as flushed after fdatasync only",
+        "crashy",
+        _acceptor(dropped.AckBeforeFlush) + _BELIEVES,
+        quick=0,
     ),
     "vote_not_persisted": Bug(
         "S2",
@@ -179,13 +177,14 @@ BUGS: dict[str, Bug] = {
         weights={"crash_safekeeper": 30},
     ),
     "leader_id_compared_as_pair": Bug(
-        "S3", "terms are compared, never pairs", "elections", _acceptor(dropped.ComparedAsPair) + _BELIEVES
+        "S3", "terms are compared, never pairs", "elections", _acceptor(dropped.ComparedAsPair) + _BELIEVES, quick=0
     ),
     "run_id_of_the_server": Bug(
         "S3",
         "each run of a proxy has an id of its own",
         "elections",
         ((World, "new_run", dropped.run_id_of_the_server),),
+        quick=0,
     ),
     "commit_before_term_start": Bug(
         "S4",
@@ -194,7 +193,9 @@ BUGS: dict[str, Bug] = {
         ((QuorumRule, "lsn", dropped.quorum_without_term_start),),
         rates=_STRANDING,
     ),
-    "no_truncate": Bug("S5", "the WAL is cut where histories part", "elections", _acceptor(dropped.NoTruncate)),
+    "no_truncate": Bug(
+        "S5", "the WAL is cut where histories part", "elections", _acceptor(dropped.NoTruncate), quick=17
+    ),
     "cut_before_history": Bug(
         "S5",
         "history first, cut second",
@@ -204,10 +205,7 @@ BUGS: dict[str, Bug] = {
         rates={"trims": 0.0, "faults_s": 6.0, "fault_every_s": 0.2, "record_every_s": 0.07},
     ),
     "commit_above_cut": Bug(
-        "S5",
-        "commit_lsn is lowered with the cut",
-        "switches",
-        _acceptor(dropped.CommitAboveCut),
+        "S5", "commit_lsn is lowered with the cut", "switches", _acceptor(dropped.CommitAboveCut), quick=0
     ),
     "adopts_unflushed": Bug(
         "S5",
@@ -233,9 +231,10 @@ BUGS: dict[str, Bug] = {
             (Leadership, "_oldest_wal", dropped.oldest_of_any),
         ),
         rates={**_ARCHIVING, "minority": 1.0},
+        quick=0,
     ),
     "gap_accepted": Bug(
-        "S6", "an append starts at the write position", "disks", _acceptor(dropped.GapAccepted) + _BELIEVES
+        "S6", "an append starts at the write position", "disks", _acceptor(dropped.GapAccepted) + _BELIEVES, quick=0
     ),
     "pull_from_unadopted": Bug(
         "S5",
@@ -250,6 +249,7 @@ BUGS: dict[str, Bug] = {
         "elections",
         _acceptor(dropped.PullsForTheDeposed),
         rates={"trims": 0.0, "pulls": 1.0},
+        quick=78,
     ),
     "pull_with_a_gap": Bug(
         "S6",
@@ -257,6 +257,7 @@ BUGS: dict[str, Bug] = {
         "disks",
         _acceptor(dropped.PullsWithAGap),
         rates={"trims": 0.0, "pulls": 1.0},
+        quick=110,
     ),
     "append_of_any_leader": Bug(
         "S6",
@@ -274,10 +275,14 @@ BUGS: dict[str, Bug] = {
         _acceptor(dropped.AcceptsPastASwitch) + _BELIEVES,
     ),
     "readers_ahead_of_commit": Bug(
-        "S7", "readers see committed bytes", "elections", _acceptor(dropped.ReadersAheadOfCommit)
+        "S7", "readers see committed bytes", "elections", _acceptor(dropped.ReadersAheadOfCommit), quick=0
     ),
     "timeline_shown_at_its_fork": Bug(
-        "S7", "readers get a timeline when its term is committed", "switches", _acceptor(dropped.TimelineAtItsFork)
+        "S7",
+        "readers get a timeline when its term is committed",
+        "switches",
+        _acceptor(dropped.TimelineAtItsFork),
+        quick=0,
     ),
     "timeline_shown_with_its_term": Bug(
         "S7",
@@ -290,6 +295,7 @@ BUGS: dict[str, Bug] = {
         "a commit goes to members with readers at once",
         "calm",
         ((Leadership, "_send_commit", dropped.not_by_itself),),
+        quick=0,
     ),
     "archives_uncommitted": Bug(
         "S7",
@@ -312,24 +318,28 @@ BUGS: dict[str, Bug] = {
         "disks",
         ((World, "wiped_keeps_incarnation", True),),
         weights={"wipe": 15},
+        quick=0,
     ),
     "tli_cut_unchecked": Bug(
         "S9",
         "a fork may cut nothing that may have been committed",
         "switches",
         _everywhere("highest_possible_commit", dropped.nothing_committed) + _acceptor(dropped.CutUnfenced),
+        quick=0,
     ),
     "tli_cut_guarded_by_commit_lsn": Bug(
         "S9",
         "what may have been committed is more than the members' commit_lsn",
         "switches",
         _everywhere("highest_possible_commit", dropped.known_commit),
+        quick=0,
     ),
     "giving_up_is_forgotten": Bug(
         "S9",
         "what was given up stays given up in later terms",
         "losses",
         _everywhere("divergence", dropped.divergence_that_forgets_what_was_given_up),
+        quick=2,
     ),
     "begins_anew_at_once": Bug(
         "S9",
@@ -365,6 +375,7 @@ BUGS: dict[str, Bug] = {
         "figure8",
         _everywhere("bound_history", dropped.bound_at_any_position),
         rates=_STRANDING,
+        quick=89,
     ),
     "held_term_without_its_start": Bug(
         "S9",
@@ -378,6 +389,7 @@ BUGS: dict[str, Bug] = {
         "an acceptor forgets truncate_lsn when it adopts a history",
         "switches",
         _acceptor(dropped.TruncateLsnOfOlderTerms),
+        quick=0,
     ),
     "truncate_lsn_of_the_votes": Bug(
         "S9",
@@ -420,7 +432,11 @@ BUGS: dict[str, Bug] = {
         scenario="a_primary_that_is_put_aside_is_read_no_further",
     ),
     "primary_unchecked": Bug(
-        "S10", "the primary's bytes are compared", "switches", _everywhere("first_difference", dropped.no_difference)
+        "S10",
+        "the primary's bytes are compared",
+        "switches",
+        _everywhere("first_difference", dropped.no_difference),
+        quick=37,
     ),
     "copy_goes_on_over_another_term": Bug(
         "S10",
@@ -457,6 +473,7 @@ BUGS: dict[str, Bug] = {
         "switches",
         ((SimProxy, "_slot_lsn", dropped.all_that_is_committed),),
         weights={"recycle": 40},
+        quick=24,
     ),
     "timed_record_trimmed": Bug(
         "S10",
@@ -475,6 +492,7 @@ BUGS: dict[str, Bug] = {
             (Refusals, "reason", dropped.reason_by_name),
         ),
         rates={"trims": 0.0, "proxies_stay": 1.0},
+        quick=36,
     ),
     "refusal_of_older_logs": Bug(
         "step 4",
@@ -488,12 +506,14 @@ BUGS: dict[str, Bug] = {
         "the end of the WAL is what was flushed",
         "figure8",
         ((World, "model_disk_class", dropped.RescanningDisk),),
+        quick=0,
     ),
     "heartbeat_behind_the_window": Bug(
         "S14",
         "a member that is behind the window gets heartbeats",
         "balanced",
         ((Window, "slices", dropped.slices_within),),
+        quick=0,
     ),
     "old_member_joins_unwiped": Bug(
         "step 0",
@@ -501,6 +521,7 @@ BUGS: dict[str, Bug] = {
         "members",
         _everywhere("voters_of", dropped.voters_of_any_cluster) + _acceptor(dropped.JoinsUnwiped),
         weights=_REBOOTSTRAPPING,
+        quick=0,
     ),
     "votes_in_any_cluster": Bug(
         "step 0",
@@ -508,6 +529,7 @@ BUGS: dict[str, Bug] = {
         "members",
         _acceptor(dropped.VotesInAnyCluster),
         weights=_REBOOTSTRAPPING,
+        quick=3,
     ),
     "greetings_of_different_times": Bug(
         "step 0",
@@ -552,6 +574,7 @@ BUGS: dict[str, Bug] = {
         "a safekeeper starts on no data folder of another one",
         "swarm",
         ((DataFolder, "_load", shells.load_any_folder),),
+        quick=8,
     ),
     "new_members_at_once": Bug(
         "S8a",
@@ -565,6 +588,7 @@ BUGS: dict[str, Bug] = {
         "a quorum has a membership on disk before the next one",
         "members",
         ((leadership_module, "next_membership", dropped.next_membership_not_persisted),),
+        quick=0,
     ),
     "change_before_term_start": Bug(
         "S8b",
@@ -573,6 +597,7 @@ BUGS: dict[str, Bug] = {
         ((leadership_module, "next_membership", dropped.next_membership_before_the_start),),
         weights={"replace_lost": 100, "wipe": 0, "exchange_folder": 0, "change_members": 5, "promote": 0},
         rates={"trims": 0.0, "faults_s": 6.0, "fault_every_s": 0.4},
+        quick=82,
     ),
     "not_counted_again": Bug(
         "S8c",
@@ -581,6 +606,7 @@ BUGS: dict[str, Bug] = {
         ((leadership_module, "next_membership", dropped.next_membership_not_counted_again),),
         weights={"slow_disk": 15, "cut_power": 12, "wipe": 15},
         rates={"record_every_s": 0.03, "faults_s": 6.0, "minority": 0.0, "trims": 0.0},
+        quick=37,
     ),
     "older_membership_accepted": Bug(
         "S8a",
@@ -617,6 +643,7 @@ BUGS: dict[str, Bug] = {
         "a commit quorum of each half has what was committed before the final members, not a smaller one",
         "sizes",
         ((Leadership, "_change_facts", dropped.facts_over_n_minus_elect_plus_one),),
+        quick=62,
     ),
     "possible_over_elect": Bug(
         "S8d",
@@ -639,6 +666,7 @@ BUGS: dict[str, Bug] = {
         "an elect quorum elects a leader, not a commit quorum",
         "sizes",
         ((Membership, "has_elect_quorum", dropped.commit_quorum_votes),),
+        quick=25,
     ),
     "votes_over_a_majority": Bug(
         "S8d",
@@ -651,6 +679,7 @@ BUGS: dict[str, Bug] = {
         "a commit quorum commits, not a majority",
         "sizes",
         tuple((module, "QuorumRule", dropped.rule_over_a_majority) for module in (leadership_module, replication)),
+        quick=2,
     ),
     "new_sizes_of_both_halves": Bug(
         "S8d",
@@ -660,6 +689,7 @@ BUGS: dict[str, Bug] = {
             (Membership, "commit_sizes", dropped.new_commit_sizes_of_both),
             (Membership, "elect_sizes", dropped.new_elect_sizes_of_both),
         ),
+        quick=0,
     ),
     "sizes_changed_at_once": Bug(
         "S8d",
@@ -675,18 +705,21 @@ BUGS: dict[str, Bug] = {
             *_everywhere("quorum_problem", dropped.any_sizes),
             (World, "quorum_choices", quorums.WITHOUT_OVERLAP),
         ),
+        quick=0,
     ),
     "elections_without_overlap": Bug(
         "S8d",
         "elect is more than N/2",
         "sizes",
         (*_everywhere("quorum_problem", dropped.any_sizes), (World, "quorum_choices", quorums.SMALL_ELECTIONS)),
+        quick=45,
     ),
     "sizes_on_too_few": Bug(
         "S8d",
         "a commit quorum has a membership on disk before the next one, not a smaller one",
         "sizes",
         ((leadership_module, "next_membership", dropped.persisted_on_n_minus_elect),),
+        quick=0,
     ),
     "older_copy_counts": Bug(
         "S8e",
@@ -717,6 +750,7 @@ BUGS: dict[str, Bug] = {
         "no tail term while another proposer is live",
         "tails",
         _acceptor(dropped_seals.GrantsTailsOverTheLiving),
+        quick=0,
     ),
     "seal_is_a_flag": Bug(
         "S15",
@@ -741,6 +775,7 @@ BUGS: dict[str, Bug] = {
         "a primary on a sealed timeline is refused",
         "failovers",
         _everywhere("sealed_reason", dropped_seals.never_sealed),
+        quick=0,
     ),
     "seal_before_its_commit": Bug(
         "S15",
@@ -753,12 +788,14 @@ BUGS: dict[str, Bug] = {
         "only the timeline that was named is sealed",
         "failovers",
         ((Campaign, "_take_whole_log", dropped_seals.seal_whatever_the_log_is_on),),
+        quick=0,
     ),
     "timeline_number_taken_twice": Bug(
         "S15",
         "each failover has a number of its own",
         "failovers",
         ((Seal, "floor", dropped_seals.raised_once),),
+        quick=3,
     ),
     "timeline_numbers_not_reserved": Bug(
         "S15",
@@ -780,6 +817,7 @@ BUGS: dict[str, Bug] = {
             (failover_module, "has_everything", dropped_seals.has_anything),
             (failover_server, "lost_since", dropped_seals.never_lost),
         ),
+        quick=3,
     ),
     "set_up_again_and_promoted": Bug(
         "S15",
@@ -805,6 +843,7 @@ BUGS: dict[str, Bug] = {
         "the sealing term is led until the standby has the log",
         "failovers",
         ((failover_world, "sealed_timeline", dropped_seals.sealed_and_left),),
+        quick=24,
     ),
     "promise_goes_back": Bug(
         "checks",
@@ -874,15 +913,22 @@ BUGS: dict[str, Bug] = {
         "a flush that an effect has included is not counted once more",
         "elections",
         ((Node, "_flushed", shells.count_twice),),
+        quick=2,
     ),
     "cut_during_a_flush": _in_shell(
         "S2",
         "a cut, and the flush before it, wait for the flush under way",
         "elections",
         ((node_module, "INCLUDES_FLUSH", ()),),
+        quick=2,
     ),
     "failed_sync_swallowed": _in_shell(
-        "S12", "a flush that failed does not count", "disks", ((Flush, "run", shells.swallow_failed_sync),), _FAILING
+        "S12",
+        "a flush that failed does not count",
+        "disks",
+        ((Flush, "run", shells.swallow_failed_sync),),
+        _FAILING,
+        quick=4,
     ),
     "failed_effect_swallowed": _in_shell(
         "S12",
@@ -890,18 +936,21 @@ BUGS: dict[str, Bug] = {
         "disks",
         ((Node, "_effect_done", shells.swallow_failed_effect),),
         _FAILING,
+        quick=0,
     ),
     "closed_connection_read_on": _in_shell(
         "S3",
         "nothing is handled behind a message that closes its connection",
         "elections",
         ((ProposerConnection, "close", shells.close_and_read_on),),
+        quick=3,
     ),
     "control_state_stored_later": _in_shell(
         "S2",
         "a control state counts once it is stored",
         "elections",
         ((Node, "_hand_to_disk", shells.persist_later),),
+        quick=0,
     ),
     "control_file_not_rewritten": _in_shell(
         "S12",
@@ -922,12 +971,14 @@ BUGS: dict[str, Bug] = {
         "a rename counts once its folder is synced",
         "calm",
         ((filesystem_module, "sync_names", shells.sync_no_names),),
+        quick=0,
     ),
     "reported_as_it_is_received": _in_proxy(
         "S1",
         "positions are those that the proposer releases",
         "calm",
         ((Proxy, "wal_received", proxies.report_what_is_received),),
+        quick=0,
     ),
     "reported_when_it_stops": _in_proxy(
         "S1",
@@ -935,12 +986,14 @@ BUGS: dict[str, Bug] = {
         "elections",
         ((PrimaryFeed, "close_politely", proxies.close_with_what_is_received),),
         {"restart_proxy": 40},
+        quick=0,
     ),
     "repeats_positions_of_an_ended_term": _in_proxy(
         "S1",
         "the feed forgets its positions with the term",
         "switches",
         ((PrimaryFeed, "report", proxies.report_positions_only),),
+        quick=5,
     ),
     "older_status_update_wins": _in_proxy(
         "S1",
@@ -953,6 +1006,7 @@ BUGS: dict[str, Bug] = {
         "nothing is handled of a connection that the proxy has closed",
         "restored",
         ((SafekeeperConnection, "_give_up", proxies.give_up_and_read_on),),
+        quick=0,
     ),
     "copy_not_closed": _in_proxy(
         "S10",
@@ -971,6 +1025,7 @@ BUGS: dict[str, Bug] = {
         "the proposer gets the beginning of the window",
         "calm",
         ((Proxy, "_trim_window", proxies.trim_silently),),
+        quick=2,
     ),
     "paused_for_good": _in_proxy(
         "S14",
