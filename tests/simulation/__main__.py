@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="how long faults happen in a run, in virtual seconds (default: that of the profile)",
     )
     parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit code 1 if it was")
-    parser.add_argument("--bugs", action="store_true", help="plant every bug in turn; exit 1 if any is not found")
+    parser.add_argument("--bugs", action="store_true", help="plant each bug; exit code 1 if any is not found")
     parser.add_argument(
         "--shrink-s",
         type=float,
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     tasks = [Task(seed, options.profile, options.bug, options.fault_seconds, options.digest) for seed in seeds]
     print(
         f"seeds {options.first}..{options.first + options.seeds - 1}, "
-        f"profile {options.profile or 'each in turn'}, bug {options.bug or 'none'}",
+        f"profile {options.profile or 'all alternately'}, bug {options.bug or 'none'}",
         flush=True,
     )
     for name, task in {task.profile_name: task for task in tasks}.items():

@@ -168,7 +168,7 @@ def report(blocks: list[Block], points: list[sometimes.Point]) -> str:
     for commit, profile in dict.fromkeys((block.commit, block.profile) for block in blocks):
         these = [block for block in blocks if (block.commit, block.profile) == (commit, profile)]
         lines.append(
-            f"{commit:14} {profile or 'all in turn':12} {sum(b.seeds for b in these):8} "
+            f"{commit:14} {profile or 'alternately':12} {sum(b.seeds for b in these):8} "
             f"{sum(len(b.failed) for b in these):7} {sum(b.acks for b in these):13} "
             f"{sum(b.cpu_s for b in these) / 3600:11.2f}"
         )

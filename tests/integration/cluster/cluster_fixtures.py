@@ -202,6 +202,12 @@ class Gated(LocalCluster):
         return Load(self, workers, rate)
 
 
+def bulk(mib: int) -> str:
+    """Return SQL that writes so much WAL in one transaction."""
+    message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
+    return f"SELECT count({message}) FROM generate_series(1, {mib})"
+
+
 class SlowDisk:
     """The disk of a safekeeper that `on_slow_disk` has restarted: every sync slow, or none returning, or full."""
 

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from tests.integration.cluster.cluster_fixtures import MIB, Commit, field_of, resident_bytes, wait_for
+from tests.integration.cluster.cluster_fixtures import MIB, Commit, bulk, field_of, resident_bytes, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 
 WINDOW_MIB = 16
@@ -23,10 +23,7 @@ def test_lost_quorum_under_load_bounds_memory_keeps_the_walsender_and_resumes(ne
         cluster.safekeepers[1].kill9()
         cluster.safekeepers[2].pause()
         load.assert_stalled()
-        message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
-        local = Commit(
-            cluster.postgres, f"SELECT count({message}) FROM generate_series(1, 120)", synchronous_commit="local"
-        )
+        local = Commit(cluster.postgres, bulk(120), synchronous_commit="local")
         wait_for(lambda: field_of(cluster.proxy, "backpressure") is True, "PostgreSQL is held back")
         local.wait(60)
         # Long enough for two timeouts of the walsender.

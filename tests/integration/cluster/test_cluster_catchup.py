@@ -6,19 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.integration.cluster.cluster_fixtures import MIB, Commit, Gated, field_of, wait_for
+from tests.integration.cluster.cluster_fixtures import MIB, Commit, Gated, bulk, field_of, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from walproxy.lab.wal_compare import list_segments
 
 MISSED_MIB = 1024
 CATCHUP_S = 120.0
 IDLE_CATCHUP_S = 5.0
-
-
-def _write_wal(cluster: Gated, mib: int) -> None:
-    """Commit so much WAL."""
-    message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
-    Commit(cluster.postgres, f"SELECT count({message}) FROM generate_series(1, {mib})").wait(120)
 
 
 def _oldest_lsn(cluster: Gated) -> Lsn:
@@ -35,7 +29,7 @@ def test_safekeeper_that_missed_what_postgresql_has_recycled_catches_up_under_lo
         away = cluster.safekeepers[3]
         away.kill9()
         missed_from_lsn = cluster.flush_lsn_of(1)
-        _write_wal(cluster, MISSED_MIB)
+        Commit(cluster.postgres, bulk(MISSED_MIB)).wait(120)
         # The slot follows commit_lsn, so PostgreSQL may drop what only the absent safekeeper lacks.
         cluster.postgres.execute("CHECKPOINT")
         cluster.postgres.execute("CHECKPOINT")
@@ -62,7 +56,7 @@ def test_idle_cluster_feeds_a_safekeeper_that_lags_beyond_the_window_at_the_full
     with cluster.load(workers=1) as load:
         load.stop()
         cluster.safekeepers[3].kill9()
-        _write_wal(cluster, 48)
+        Commit(cluster.postgres, bulk(48)).wait(120)
         end_lsn = cluster.primary_flush_lsn()
         cluster.safekeepers[3].start()
         wait_for(lambda: field_of(cluster.safekeepers[3], "state") == "following", "it is fed")
@@ -89,12 +83,17 @@ def test_wiped_safekeeper_is_fed_from_the_log_s_base_and_does_not_count(cluster:
     with cluster.load() as load:
         cluster.commit_lsn_of_all()
         wait_for(lambda: cluster.member(wiped)["state"] == "learner", "it is a learner")
-        assert field_of(cluster.safekeepers[wiped], "state") == "learner"
+        assert "does not vote" in cluster.member(wiped)["problem"]
+        process = cluster.safekeepers[wiped]
+        assert (field_of(process, "state"), field_of(process, "votes")) == ("learner", False)
         cluster.safekeepers[2].kill9()
         # Two of three have everything; one of them is no voter.
         load.assert_stalled()
         # A term that has just begun takes every voter for one that answers.
         wait_for(lambda: field_of(cluster.proxy, "state") == "waiting_for_quorum", "the proxy misses the quorum")
+        end_lsn = cluster.primary_flush_lsn()
+        wait_for(lambda: cluster.flush_lsn_of(wiped) >= end_lsn, "the learner has the WAL of the commits that wait")
+        load.assert_stalled()
         cluster.safekeepers[2].start()
         load.wait_for_commits(10)
         # Nor does it vote: a proxy that starts finds a quorum in the other two.

@@ -18,7 +18,7 @@ import pytest
 
 from safekeeper.net.tls import ClientTls
 from safekeeper.peers.peer_auth import NONCE_BYTES, Challenge, Hello, ProposerSide, Reason, Refused
-from tests.integration.cluster.cluster_fixtures import CLUSTER_SETTINGS, Load, field_of, wait_for
+from tests.integration.cluster.cluster_fixtures import CLUSTER_SETTINGS, Load, bulk, field_of, wait_for
 from tests.integration.cluster.intruders import (
     Impostor,
     Prover,
@@ -358,8 +358,7 @@ def miss_wal(house: House, safekeeper_id: int, arguments: list[str]) -> None:
     """Let a safekeeper miss more WAL than the proxy's window has, and start it with these arguments."""
     cluster, process = house.cluster, house.cluster.safekeepers[safekeeper_id]
     process.kill9()
-    message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
-    cluster.postgres.execute(f"SELECT count({message}) FROM generate_series(1, 64)")
+    cluster.postgres.execute(bulk(64))
     process.arguments = arguments
     process.start()
 

@@ -5,9 +5,10 @@ Here the standbys stream from the primary itself.
 
 from typing import Any
 
-from safekeeper.base.lsn import Lsn, parse_lsn
+from safekeeper.base.lsn import parse_lsn
 from tests.integration.cluster.cluster_fixtures import Commit, Gated, field_of, wait_for
 from tests.integration.conftest import MOSTLY_NEWEST, NewGated
+from walproxy.lab.cluster.local_standby import wait_until_replayed
 from walproxy.postgres.local_server import LocalPostgres
 
 # Generous on a loaded machine; the proxy looks at each host every two seconds at least.
@@ -24,11 +25,6 @@ def start_with_standby(cluster: Gated) -> LocalPostgres:
     cluster.proxies = [cluster.make_proxy("walproxy", conninfo=f"{hosts} user=postgres dbname=postgres")]
     cluster.start_gated()
     return new
-
-
-def wait_for_replay(standby: LocalPostgres, end_lsn: Lsn) -> None:
-    where = "SELECT pg_last_wal_replay_lsn()::text"
-    wait_for(lambda: parse_lsn(standby.execute(where)[0][0]) >= end_lsn, "the standby has replayed everything")
 
 
 def host_of(cluster: Gated, index: int) -> dict[str, Any]:
@@ -66,7 +62,7 @@ def test_commits_flow_on_a_promoted_standby_and_the_old_primary_stays_refused(ne
             cluster.safekeepers[safekeeper_id].pause()
         unanswered = [Commit(old) for _ in range(3)]
         wait_for(lambda: cluster.waiters() == len(unanswered), "commits wait for the quorum")
-        wait_for_replay(new, cluster.primary_flush_lsn())
+        wait_until_replayed(new, cluster.primary_flush_lsn())
         old.kill9()
         for safekeeper_id in (2, 3):
             cluster.safekeepers[safekeeper_id].resume()
@@ -118,7 +114,7 @@ def test_a_standby_that_lacks_an_acknowledged_commit_is_refused_and_the_old_prim
     new, old = start_with_standby(cluster), cluster.postgres
     with cluster.load() as load:
         load.stop()
-        wait_for_replay(new, cluster.commit_lsn_of_all())
+        wait_until_replayed(new, cluster.commit_lsn_of_all())
         new.stop("fast")
         Commit(old).wait()
         end_lsn = cluster.commit_lsn_of_all()

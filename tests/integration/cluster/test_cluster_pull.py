@@ -10,6 +10,7 @@ from tests.integration.cluster.cluster_fixtures import (
     MIB,
     Commit,
     Gated,
+    bulk,
     cpu_seconds,
     field_of,
     resident_bytes,
@@ -21,11 +22,6 @@ from tests.integration.conftest import NEWEST, NewGated
 MISSED_MIB = 96
 MISSED_BESIDE_COMMITS_MIB = 160
 CATCHUP_S = 60.0
-
-
-def _write_wal(cluster: Gated, mib: int) -> None:
-    message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
-    Commit(cluster.postgres, f"SELECT count({message}) FROM generate_series(1, {mib})").wait(120)
 
 
 def _log(cluster: Gated, safekeeper_id: int | None = None) -> str:
@@ -47,7 +43,7 @@ def _has_all(cluster: Gated, safekeeper_id: int) -> bool:
 def test_a_safekeeper_that_was_away_pulls_and_costs_the_proxy_nothing(new_gated: NewGated) -> None:
     cluster = new_gated("-c", "window_size=4MiB", "-c", "catchup_rate=32MiB", segment_mib=16).start_gated()
     cluster.safekeepers[3].kill9()
-    _write_wal(cluster, MISSED_MIB)
+    Commit(cluster.postgres, bulk(MISSED_MIB)).wait(120)
     before_s, before_bytes = cpu_seconds(cluster.proxy), resident_bytes(cluster.proxy)
     carried_before = _carried_bytes(cluster)
     began_at = time.monotonic()
@@ -72,7 +68,7 @@ def test_a_safekeeper_that_was_away_pulls_and_costs_the_proxy_nothing(new_gated:
 @NEWEST
 def test_commits_go_on_while_a_wiped_safekeeper_pulls(new_gated: NewGated) -> None:
     cluster = new_gated("-c", "window_size=4MiB", segment_mib=16).start_gated()
-    _write_wal(cluster, MISSED_BESIDE_COMMITS_MIB)
+    Commit(cluster.postgres, bulk(MISSED_BESIDE_COMMITS_MIB)).wait(120)
     with cluster.load() as load:
         load.wait_for_commits(20)
         process, directory = cluster.safekeepers[3], cluster.safekeeper_directory(3)
@@ -93,7 +89,7 @@ def test_a_source_that_is_killed_in_the_midst_is_replaced_and_commits_wait_for_t
 ) -> None:
     cluster = new_gated("-c", "window_size=4MiB", "-c", "catchup_rate=16MiB", segment_mib=16).start_gated()
     cluster.safekeepers[3].kill9()
-    _write_wal(cluster, MISSED_MIB)
+    Commit(cluster.postgres, bulk(MISSED_MIB)).wait(120)
     with cluster.load() as load:
         cluster.safekeepers[3].start()
         wait_for(lambda: (field_of(cluster.safekeepers[3], "pull") or {}).get("bytes"), "it pulls")
@@ -113,7 +109,7 @@ def test_a_source_that_is_killed_in_the_midst_is_replaced_and_commits_wait_for_t
 def test_a_new_leader_in_the_midst_lets_it_pull_the_rest(new_gated: NewGated) -> None:
     cluster = new_gated("-c", "window_size=4MiB", "-c", "catchup_rate=16MiB", segment_mib=16).start_gated()
     cluster.safekeepers[3].kill9()
-    _write_wal(cluster, MISSED_MIB)
+    Commit(cluster.postgres, bulk(MISSED_MIB)).wait(120)
     with cluster.load() as load:
         cluster.safekeepers[3].start()
         wait_for(lambda: field_of(cluster.safekeepers[3], "pull"), "it pulls")

@@ -22,7 +22,6 @@ pytestmark = NEWEST
 
 # A heartbeat comes after 250 ms of silence: who has to wait for one takes longer.
 PROMPT_S = 0.12
-SOON = {"wal_receiver_status_interval": "1s", "max_standby_streaming_delay": "-1"}
 
 
 @pytest.fixture
@@ -124,29 +123,3 @@ def test_what_a_standby_has_is_known_when_the_primary_is_dead(waiting_cluster: G
         assert standby_status(cluster, "a")["lag_bytes"] > 0
         standby.start()
         wait_for(lambda: standby_status(cluster, "a")["has_everything"] is True, "it has caught up")
-
-
-def test_a_standbys_snapshot_holds_back_vacuum_on_the_primary_as_long_as_it_is_there(waiting_cluster: Gated) -> None:
-    cluster = waiting_cluster
-
-    def held_xmin() -> str | None:
-        rows = cluster.postgres.execute("SELECT xmin::text FROM pg_replication_slots WHERE slot_name = 'walproxy'")
-        return rows[0][0] if rows else None
-
-    assert held_xmin() is None
-    with standby_of(cluster, name="a", settings={**SOON, "hot_standby_feedback": "on"}) as standby:
-        wait_for(lambda: held_xmin() is not None, "the slot holds back vacuum")
-        with psycopg.connect(standby.conninfo()) as reading:
-            reading.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            (seen,) = reading.execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text").fetchone() or ("",)
-            for _ in range(10):
-                Commit(cluster.postgres, synchronous_commit="remote_apply").wait()
-            time.sleep(2.5)  # Two of the standby's reports: it holds on.
-            assert int(held_xmin() or "0") <= int(seen)
-        wait_for(lambda: int(held_xmin() or "0") > int(seen), "it follows when the snapshot is gone")
-        # A proxy that starts again clears what the slot remembers, when no reader needs it.
-        cluster.proxy.kill9()
-        standby.stop("fast")
-        assert held_xmin() is not None
-        cluster.proxy.start()
-        wait_for(lambda: held_xmin() is None, "the slot holds back nothing")

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
-from tests.integration.cluster.cluster_fixtures import MIB, Commit, Gated, wait_for
+from tests.integration.cluster.cluster_fixtures import MIB, Commit, Gated, bulk, wait_for
 from tests.integration.cluster.test_cluster_recycled_segment import end_the_log_on_a_border
 from tests.integration.conftest import NEWEST, NewGated
 
@@ -106,8 +106,7 @@ def test_transaction_of_64_mib_passes_a_window_of_16(new_gated: NewGated) -> Non
     cluster = new_gated("-c", "window_size=16MiB", segment_mib=16).start_gated()
     with cluster.load(workers=1) as load:
         begin_lsn, began_at = cluster.primary_flush_lsn(), time.monotonic()
-        message = "pg_logical_emit_message(true, 'p', repeat('z', 1048576))"
-        Commit(cluster.postgres, f"SELECT count({message}) FROM generate_series(1, 64)").wait(60)
+        Commit(cluster.postgres, bulk(64)).wait(60)
         print(f"64 MiB in {time.monotonic() - began_at:.1f} s")
         assert parse_lsn(cluster.status()["commit_lsn"]) > begin_lsn + 64 * MIB
         load.wait_for_commits(20)

@@ -6,7 +6,7 @@ import subprocess
 
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from tests.integration.cluster.cluster_fixtures import Commit, Gated, wait_for
-from tests.integration.conftest import NEWEST, NewGated
+from tests.integration.conftest import MOSTLY_NEWEST, NEWEST, NewGated
 from tests.integration.failover.test_failover import is_promoted, kill_primary, report
 from tests.integration.refusals.refusal_fixtures import only_line, run_walproxy
 from walproxy.lab.cluster.local_standby import current_lsn, replay_lsn
@@ -104,7 +104,7 @@ def two_standbys_of_hung_primaries(new_gated: NewGated) -> None:
     assert spare.execute("SELECT count(*) FROM later") == [(3000,)]
 
 
-@NEWEST
+@MOSTLY_NEWEST
 def test_a_standby_that_is_ahead_of_the_log_may_be_promoted(new_gated: NewGated) -> None:
     cluster = new_gated(candidates=["heir"]).start_gated()
     heir = add_follower(cluster, "heir")

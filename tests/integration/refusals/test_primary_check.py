@@ -113,8 +113,10 @@ async def test_exhausted_walsenders_and_slots_are_waited_for(new_cluster: NewClu
         assert await connection.ensure_slot("first")
         problem = await problem_of(connection.ensure_slot("second"))
         assert (problem.kind, problem.retry) == (ProblemKind.NO_FREE_SLOT, True), problem.message
+        assert "raise max_replication_slots or drop" in problem.message
         problem = await problem_of_connecting(server.conninfo())
         assert (problem.kind, problem.retry) == (ProblemKind.NO_FREE_WALSENDER, True), problem.message
+        assert "raise max_wal_senders" in problem.message
         assert await connection.ensure_slot("first") is False  # a refused command leaves the connection usable
 
 
@@ -136,14 +138,15 @@ async def test_roles_that_may_not_replicate_are_refused(new_cluster: NewCluster)
         "host replication secret 127.0.0.1/32 scram-sha-256\n"
     )
     server.restart()
-    for user, kind in (
-        ("plain", ProblemKind.NO_REPLICATION_RIGHT),
-        ("nobody", ProblemKind.NO_LOGIN),  # no such role
-        ("postgres", ProblemKind.NO_LOGIN),  # no line for it
-        ("secret", ProblemKind.NO_LOGIN),  # no password
+    for user, kind, advice in (
+        ("plain", ProblemKind.NO_REPLICATION_RIGHT, "ALTER ROLE ... REPLICATION"),
+        ("nobody", ProblemKind.NO_LOGIN, 'role "nobody" does not exist'),
+        ("postgres", ProblemKind.NO_LOGIN, "pg_hba.conf"),  # no line for it
+        ("secret", ProblemKind.NO_LOGIN, ""),  # no password
     ):
         problem = await problem_of_connecting(server.conninfo(user=user))
         assert (problem.kind, problem.exit_code) == (kind, EXIT_CONFIGURATION), problem.message
+        assert advice in problem.message
     problem = await problem_of_connecting(server.conninfo(user="secret", password="wrong"))
     assert (problem.kind, problem.exit_code) == (ProblemKind.NO_LOGIN, EXIT_CONFIGURATION), problem.message
     assert "wrong" not in problem.message

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_UNEXPECTED
 from safekeeper.consensus.messages import Bootstrap, VoteRequest
-from tests.integration.cluster.cluster_fixtures import Commit
 from tests.integration.conftest import NEWEST, NewStand
 from tests.integration.refusals.refusal_fixtures import (
     Relay,
@@ -49,34 +48,6 @@ def rebootstrap(stand: Stand, *options: str, safekeepers: str = "") -> subproces
         *("--primary", stand.postgres.conninfo(), "--safekeepers", safekeepers or stand.safekeepers_option),
         *options,
     )
-
-
-def _waiters(stand: Stand) -> int:
-    rows = stand.postgres.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
-    return int(rows[0][0])
-
-
-@NEWEST
-def test_an_empty_folder_among_members_is_fed_and_does_not_count(new_stand: NewStand) -> None:
-    stand = new_stand().serve()
-    stand.commit(1)
-    stand.wipe(3)
-    stand.safekeepers[3].start()
-    assert "does not vote" in stand.wait_for_member(3, "learner")["problem"]
-    stand.commit(2)
-    stand.verify()
-    status = stand.safekeepers[3].status()
-    assert status is not None and (status["state"], status["votes"]) == ("learner", False)
-    # Two of three answer, and the learner is no quorum with one of them.
-    stand.safekeepers[1].kill9()
-    stand.wait_for_state("waiting_for_quorum")
-    commit = Commit(stand.postgres, "INSERT INTO ledger VALUES (3)")
-    wait_for(lambda: not commit.waits or _waiters(stand) > 0, "the commit waits or is over")
-    wait_for(lambda: stand.flush_lsn_of(3) >= stand.primary_flush_lsn(), "the learner has the commit's WAL")
-    assert commit.waits
-    stand.safekeepers[1].start()
-    commit.wait()
-    stand.verify()
 
 
 @NEWEST

@@ -5,7 +5,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_PRIMARY_REFUSED
@@ -53,36 +52,6 @@ def test_settings_of_postgresql_that_cannot_work_end_the_proxy_with_what_to_chan
     code, line = end_of(stand.proxy_for("no-fsync"))
     assert code == EXIT_PRIMARY_REFUSED
     assert "set fsync = on and restart it" in line
-
-
-@NEWEST
-def test_roles_that_may_not_replicate_end_the_proxy_with_what_to_grant(new_stand: NewStand) -> None:
-    stand = new_stand()
-    stand.postgres.start()
-    stand.postgres.execute("CREATE ROLE plain LOGIN")
-    code, line = end_of(stand.proxy_for("plain", conninfo=stand.postgres.conninfo(user="plain")))
-    assert code == EXIT_CONFIGURATION
-    assert "ALTER ROLE ... REPLICATION" in line
-    code, line = end_of(stand.proxy_for("nobody", conninfo=stand.postgres.conninfo(user="nobody")))
-    assert code == EXIT_CONFIGURATION
-    assert 'role "nobody" does not exist' in line and "pg_hba.conf" in line
-
-
-@NEWEST
-def test_exhausted_walsenders_and_slots_are_waited_for(new_stand: NewStand) -> None:
-    stand = new_stand(safekeeper_count=1, max_wal_senders="1", max_replication_slots="1")
-    stand.postgres.start()
-    stand.safekeepers[1].start()
-    stand.postgres.execute("SELECT pg_create_physical_replication_slot('other')")
-    with psycopg.connect(stand.postgres.conninfo(replication="true"), autocommit=True):
-        stand.start_proxy()
-        wait_for(lambda: "raise max_wal_senders" in problem_of(stand.proxy), "it reports that no walsender is free")
-        stand.wait_for_state("waiting_for_primary")
-    wait_for(
-        lambda: "raise max_replication_slots or drop" in problem_of(stand.proxy), "it reports that no slot is free"
-    )
-    stand.postgres.execute("SELECT pg_drop_replication_slot('other')")
-    stand.wait_for_state("streaming")
 
 
 @NEWEST

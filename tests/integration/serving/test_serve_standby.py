@@ -26,7 +26,7 @@ FAILOVER_S = 10.0
 
 @pytest.fixture(scope="module")
 def standby(shared_cluster: Gated) -> Iterator[LocalPostgres]:
-    """A standby of the shared cluster, whose safekeepers it tries in turn. Each test leaves it streaming."""
+    """A standby of the shared cluster, which tries its safekeepers alternately. Each test leaves it streaming."""
     with standby_of(shared_cluster) as made:
         yield made
 
@@ -139,7 +139,7 @@ def test_standby_that_was_down_catches_up_over_several_segments(cluster: Gated, 
     with cluster.load() as load:
         message = "pg_logical_emit_message(true, 'p', repeat('z', 1000000))"
         cluster.postgres.execute(f"SELECT count({message}) FROM generate_series(1, 8)")
-        # Also while commits flow, so that it is served from the file and from memory in turn.
+        # Also while commits flow, so that it is served from the file and from memory alternately.
         standby.start()
         load.wait_for_commits(100)
         wait_for_everything(cluster, standby)

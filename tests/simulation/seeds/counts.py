@@ -135,7 +135,7 @@ REACHED = (
     "primaries that did not read",
     "primaries' connections half-open",
 )
-# So many runs, under all profiles in turn, reach everything.
+# So many runs, under all profiles alternately, reach everything.
 RUNS_THAT_REACH_ALL = 1000
 _COLUMNS = 3
 

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[2]
-LIMBO, SHELL, QUEUE = "integration/failover/test_limbo.py", "unit/limbo/test_limbo.py", "unit/limbo/test_transactions.py"
+LIMBO, SHELL, QUEUE = (
+    "integration/failover/test_limbo.py",
+    "unit/limbo/test_limbo.py",
+    "unit/limbo/test_transactions.py",
+)
 OWN = "integration/failover/test_limbo_scenarios.py"
 STATE, POLICY = "unit/limbo/test_entry_state.py", "unit/limbo/test_commit_policy.py"
 SCENARIOS = {
@@ -73,8 +77,8 @@ SCENARIOS = {
     "a transaction over all batches": (OWN, "test_a_transaction_over_several_segments_is_one_entry"),
     "interleaved batch": (QUEUE, "test_interleaved_transactions_are_entries_in_the_order_of_their_ends"),
     "the last commit, then silence": (
-        "integration/serving/test_serve_levels.py",
-        "test_single_client_at_remote_apply_in_an_idle_cluster_is_answered_promptly",
+        "integration/cluster/test_cluster_remote_apply.py",
+        "test_a_commit_with_remote_apply_is_seen_on_the_standby_when_it_returns_also_when_it_is_the_only_one",
     ),
     "read-only transaction": (OWN, "test_a_read_only_transaction_never_enters_the_queue"),
     "no replicas": (
