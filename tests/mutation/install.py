@@ -1,7 +1,7 @@
 """Give the functions of an imported module other code, in this process only.
 
-A function object keeps its identity, so whoever has imported it, and each class that has inherited it, runs the new
-code. Results that caches have stored are dropped.
+A function object keeps its identity, so each module that has imported it, and each class that has inherited it, runs
+the new code. Results that caches have stored are dropped.
 """
 
 import ast

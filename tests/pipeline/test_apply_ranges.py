@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
-from tests.integration.object_stores import Server
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of, rows_here
 from tests.pipeline.logical_server import Source, client, logical_server, wait_until
 from tests.torture.majors import all_servers

@@ -17,8 +17,8 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
-from tests.integration.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer
-from tests.integration.object_stores import Server
+from tests.integration.archive.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc

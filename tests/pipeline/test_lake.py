@@ -14,8 +14,15 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError
-from tests.integration.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer, ignore_conditions
-from tests.integration.object_stores import LocalFolder, RcloneServer, Server
+from tests.integration.archive.faulty_relay import (
+    FaultyRelay,
+    Forward,
+    Request,
+    answer,
+    drop_the_answer,
+    ignore_conditions,
+)
+from tests.integration.archive.object_stores import LocalFolder, RcloneServer, Server
 from tests.pipeline.small_wal import Pieces, decoded_rows, small_wal, write_wal
 from tests.unit.table_rows import SMALL, small
 from tests.unit.wal_builder import MIB

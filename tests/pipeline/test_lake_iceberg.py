@@ -17,9 +17,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy.exc import OperationalError
 
 from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError, WalproxyError
-from tests.integration.archive_fixtures import credentials
-from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import RcloneServer, Server
+from tests.integration.archive.archive_fixtures import credentials
+from tests.integration.archive.faulty_relay import FaultyRelay, answer
+from tests.integration.archive.object_stores import RcloneServer, Server
 from tests.pipeline.logical_server import Source
 from tests.pipeline.run_without_spark import TABLES, run_segments
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal

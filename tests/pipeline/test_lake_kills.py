@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.integration.archive_fixtures import credentials
-from tests.integration.faulty_relay import FaultyRelay, Forward, Request
-from tests.integration.object_stores import MotoServer, SeaweedServer, Server
+from tests.integration.archive.archive_fixtures import credentials
+from tests.integration.archive.faulty_relay import FaultyRelay, Forward, Request
+from tests.integration.archive.object_stores import MotoServer, SeaweedServer, Server
 from tests.pipeline.run_without_spark import TABLES, run_segments
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.test_run import next_event, process

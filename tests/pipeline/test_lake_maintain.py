@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from safekeeper.base.errors import ConfigurationError
-from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import Server
+from tests.integration.archive.faulty_relay import FaultyRelay, answer
+from tests.integration.archive.object_stores import Server
 from tests.unit.table_rows import SMALL, small
 from walproxy.cli.pipeline_commands.maintain import maintain as command
 from walproxy.pipeline.jobs.maintain import Maintained, maintain

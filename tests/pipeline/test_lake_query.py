@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from safekeeper.base.errors import ArchiveRefused, ConfigurationError
-from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import Place, Server
+from tests.integration.archive.faulty_relay import FaultyRelay, answer
+from tests.integration.archive.object_stores import Place, Server
 from tests.pipeline.test_query import TIME, end
 from walproxy.cli.pipeline_commands.query import query as command
 from walproxy.cli.pipeline_work.tables_at import tables_at

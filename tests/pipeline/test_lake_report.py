@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import Server
+from tests.integration.archive.faulty_relay import FaultyRelay, answer
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.report_story import make_night, views_of, write_tables
 from tests.pipeline.test_report import snapshot
 from walproxy.cli.pipeline_commands.report import report as command

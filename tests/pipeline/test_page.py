@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from tests.cluster_templates import cluster_template, init_by_copying
-from tests.integration.restore_fixtures import MIB, Past, make_past, remove_segment, take_backup
+from tests.integration.restore.restore_fixtures import MIB, Past, make_past, remove_segment, take_backup
 from tests.scratch import scratch_folder
 from tests.unit.table_rows import open_table
 from walproxy.cli.pipeline_commands.page import page as page_command

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
-from tests.integration.object_stores import Place, Server
+from tests.integration.archive.object_stores import Place, Server
 from tests.pipeline.apply_fixtures import options_of
 from tests.pipeline.logical_server import Source
 from walproxy.cli.pipeline_commands.query import query

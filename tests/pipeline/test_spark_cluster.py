@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.archive_fixtures import Archive
-from tests.integration.faulty_relay import FaultyRelay, first
-from tests.integration.object_stores import Server
+from tests.integration.archive.archive_fixtures import Archive
+from tests.integration.archive.faulty_relay import FaultyRelay, first
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.spark_cluster import SparkCluster
 from tests.pipeline.test_run import next_event, process

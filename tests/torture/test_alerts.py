@@ -10,11 +10,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.integration.archive_cluster_fixtures import archive_options, wait_for_archiver
-from tests.integration.archive_fixtures import Archive
-from tests.integration.cluster_fixtures import Gated
+from tests.integration.archive.archive_cluster_fixtures import archive_options, wait_for_archiver
+from tests.integration.archive.archive_fixtures import Archive
+from tests.integration.archive.object_stores import LocalFolder
+from tests.integration.cluster.cluster_fixtures import Gated
 from tests.integration.conftest import NEWEST, NewGated
-from tests.integration.object_stores import LocalFolder
 from tests.torture.prometheus_server import Prometheus, metrics_problems, needs_prometheus, prometheus
 from tests.waiting import wait_for
 from walproxy.lab.cluster.local_cluster import LocalProcess

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tests.integration.archive_cluster_fixtures import (
+from tests.integration.archive.archive_cluster_fixtures import (
     archive_options,
     archivers_of,
     assert_is_archived,
@@ -15,7 +15,7 @@ from tests.integration.archive_cluster_fixtures import (
     without_receipt,
     write_wal,
 )
-from tests.integration.archive_fixtures import Archive
+from tests.integration.archive.archive_fixtures import Archive
 from tests.integration.conftest import NEWEST, NewGated
 
 KILLS = int(os.environ.get("WALPROXY_TORTURE_KILLS", "30"))

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.integration.archive_cluster_fixtures import (
+from tests.integration.archive.archive_cluster_fixtures import (
     archive_options,
     assert_archive_is_whole,
     disk_usage,
@@ -24,10 +24,11 @@ from tests.integration.archive_cluster_fixtures import (
     wait_for_archiver,
     wait_until_archived,
 )
-from tests.integration.archive_fixtures import Archive
-from tests.integration.cluster_fixtures import MIB, Gated, said, wait_for
+from tests.integration.archive.archive_fixtures import Archive
+from tests.integration.cluster.cluster_fixtures import MIB, Gated, wait_for
+from tests.integration.cluster.cluster_fixtures import field_of as said
 from tests.integration.conftest import NEWEST, NewGated
-from tests.integration.serve_fixtures import dump, feeder
+from tests.integration.serving.serve_fixtures import dump, feeder
 from walproxy.lab.cluster.local_standby import current_lsn, wait_until_replayed
 
 WAL_MIB = int(os.environ.get("WALPROXY_TORTURE_WAL_MIB", "5120"))

@@ -16,7 +16,8 @@ from collections import Counter
 
 import pytest
 
-from tests.integration.cluster_fixtures import Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, wait_for
+from tests.integration.cluster.cluster_fixtures import field_of as said
 from tests.integration.conftest import NEWEST, NewGated
 
 CHANGES = int(os.environ.get("WALPROXY_TORTURE_CHANGES", "50"))

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.integration.archive_fixtures import credentials
-from tests.integration.object_stores import MotoServer, Place, SeaweedServer
+from tests.integration.archive.archive_fixtures import credentials
+from tests.integration.archive.object_stores import MotoServer, Place, SeaweedServer
 from tests.pipeline.apply_fixtures import (
     CHURN,
     PGBENCH_TABLES,

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pytest
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.integration.cluster_fixtures import Gated, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.unit.table_rows import open_table
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import IO
 
 from safekeeper.base.lsn import format_lsn
-from tests.integration.archive_cluster_fixtures import (
+from tests.integration.archive.archive_cluster_fixtures import (
     archive_options,
     wait_for_archiver,
     wait_until_archived,
     write_wal,
 )
-from tests.integration.archive_fixtures import Archive
+from tests.integration.archive.archive_fixtures import Archive
 from tests.integration.conftest import NEWEST, NewGated
 
 COMMAND = (sys.executable, "-m", "walproxy", "pipeline", "waldump")

@@ -33,33 +33,12 @@ from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerMessage, RefusalCode
 from safekeeper.peers.codec import WIRE_VERSION
 from safekeeper.process.config import SAFEKEEPER, load_config
-from tests.simulation.archive_checker import ArchiveChecker
-from tests.simulation.bugs import BUGS
-from tests.simulation.checkers import Checker
-from tests.simulation.failover import FailoverOperator
-from tests.simulation.failover_shell import VirtualServer
-from tests.simulation.minority import Minority
-from tests.simulation.profiles import PROFILES
-from tests.simulation.proposer_reference.checker import ProposerChecker
-from tests.simulation.reader_checker import ReaderChecker
-from tests.simulation.real_proxy import RealProxy
-from tests.simulation.real_puller import RealPuller
-from tests.simulation.real_safekeeper import RealSafekeeper
-from tests.simulation.reference_checker import ReferenceChecker
-from tests.simulation.scenario import SCENARIOS, play
-from tests.simulation.shell_checks import ObservedShell
-from tests.simulation.shell_disk import ShellDisk
-from tests.simulation.shell_reader import Watcher
-from tests.simulation.shell_watch import ShellWatch
-from tests.simulation.test_scenarios import BITES
-from tests.simulation.truncate_checker import TruncateChecker
-from tests.simulation.world import World
+from tests.simulation.bugs.planted import BUGS, Bug
+from tests.simulation.scenarios.scenario import FAILS_WITH, SCENARIOS, play
+from tests.simulation.world.profiles import PROFILES
 from tests.unit.test_layers import LAYERS, PURE, PURE_FOLDERS
 from walproxy.cli.pipeline_commands.keys import KeyedCommand
 from walproxy.pipeline.schemas import COLUMNS, VIEWS, spark_ddl
-from walproxy.proposer.leadership import Leadership
-from walproxy.proposer.progress import Progress
-from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.view import state_name
 from walproxy.proxy.status import SAFEKEEPER_STATES, safekeeper_state
 
@@ -192,10 +171,33 @@ def event_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def bug_table() -> str:
+    """The planted bugs, by rule."""
+    lines = [
+        "| rule | planted bug | what is left out | faults that find it | scenarios that fail with it |",
+        "|---|---|---|---|---|",
+    ]
+    kinds = ("S", "step", "checks")
+    order = re.compile(r"(S|step|checks) ?(\d*)([a-e]?)")
+
+    def place(item: tuple[str, Bug]) -> tuple[int, int, str]:
+        match = order.fullmatch(item[1].rule)
+        assert match is not None, item
+        return kinds.index(match[1]), int(match[2] or 0), match[3]
+
+    for name, bug in sorted(BUGS.items(), key=place):
+        scenarios = ", ".join(f"`{each}`" for each, with_bug in FAILS_WITH.items() if with_bug == name)
+        faults = "" if bug.scenario else bug.faults
+        lines.append(f"| {bug.rule} | `{name}` | {bug.without} | {faults} | {scenarios} |")
+    return "\n".join(lines) + "\n"
+
+
 def table(name: str) -> str:
     """The rows of a marked table."""
     if name == "events":
         return event_table()
+    if name == "bugs":
+        return bug_table()
     return column_table(name) if name in COLUMNS else option_table(name)
 
 
@@ -236,51 +238,20 @@ def test_every_decision_is_reached_from_the_index() -> None:
     assert not [d.name for d in (DOCS / "design" / "adr").glob("*.md") if f"(design/adr/{d.name})" not in index]
 
 
-def test_every_code_that_the_invariants_name_is_there() -> None:
-    missing = []
-    for path, names in _named_code(page("invariants.md").read_text()):
-        source = (ROOT / path).read_text()
-        for name in names:
-            for part in name.split("."):
-                if not re.search(rf"^ *(?:(?:async )?def|class) {part}\b|^ *{part}\b *[:=]", source, re.MULTILINE):
-                    missing.append(f"{path}: {name}")
-    assert not missing
-
-
-def _named_code(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each file that a paragraph **Code.** names, with the names that follow it."""
-    for paragraph in re.findall(r"\*\*Code\.\*\*(.*?)\n\n", text, re.DOTALL):
-        path = ""
-        names: list[str] = []
-        for span in _CODE_SPAN.findall(paragraph):
-            if span.endswith(".py"):
-                if path:
-                    yield path, names
-                path, names = span, []
-            elif path and re.fullmatch(r"\w+(\.\w+)?", span):
-                names.append(span)
-        if path:
-            yield path, names
-
-
-def test_each_invariant_has_its_code_and_its_tests() -> None:
+def test_each_rule_has_its_reason_its_code_and_what_detects_its_lack() -> None:
     text = page("invariants.md").read_text()
-    sections = re.split(r"^## (S\d+[a-e]?) ", text, flags=re.MULTILINE)
-    numbers = [f"S{number}" for number in range(1, 16)]
+    sections = re.split(r"^## ([SX]\d+[a-e]?) ", text, flags=re.MULTILINE)
+    rules = [f"S{number}" for number in range(1, 16)]
     of_members = ["S8a", "S8b", "S8c", "S8d", "S8e"]
-    assert sections[1::2] == [*numbers[:7], "S7a", numbers[7], *of_members, "S9", "S9a", *numbers[9:]]
-    for number, body in zip(sections[1::2], sections[2::2], strict=True):
-        for part in ("**Statement.**", "**Why.**", "**Code.**", "**Tests.**"):
-            assert part in body, f"{number} has no {part}"
-
-
-def test_every_test_that_the_invariants_name_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", page("invariants.md").read_text()))
-    defined = {
-        name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
-    }
-    assert named
-    assert not sorted(named - defined)
+    assert sections[1::2] == [*rules[:7], "S7a", rules[7], *of_members, "S9", "S9a", *rules[9:], "X1"]
+    sources = [*(ROOT / "safekeeper").rglob("*.py"), *(ROOT / "walproxy").rglob("*.py")]
+    named = {name for source in sources for name in re.findall(r"\b[SX]\d+[a-e]?\b", source.read_text())}
+    bugs = {bug.rule for bug in BUGS.values()}
+    for rule, body in zip(sections[1::2], sections[2::2], strict=True):
+        assert "**Statement.**" in body, rule
+        assert "**Why.**" in body, rule
+        assert rule in named, f"no code names {rule}"
+        assert (rule in bugs) != ("**Tests.** No bug is planted." in body), rule
 
 
 def test_every_property_that_the_simulation_checks_is_described() -> None:
@@ -294,48 +265,17 @@ def test_every_property_that_the_simulation_checks_is_described() -> None:
     assert not sorted(name for name in checked if f"| {name} |" not in text)
 
 
-def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
+def test_the_table_of_planted_bugs_is_that_of_the_code() -> None:
     text = page("invariants.md").read_text()
-    tests = dict(re.findall(r"^## (S\d+[a-e]?) .*?\*\*Tests\.\*\* (.*?)\n\n", text, re.MULTILINE | re.DOTALL))
-    assert not [name for name, bug in BUGS.items() if f"`{name}`" not in tests.get(bug.rule, text)]
-
-
-def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
-    text = section("invariants.md", "What follows from them, and is checked")
-    names = set(re.findall(r"`([\w.]+)`", text))
-    checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, FailoverOperator, Minority, World)
-    shells = (RealSafekeeper, RealProxy, ReferenceChecker, ProposerChecker, ShellDisk, VirtualServer)
-    watchers = (ObservedShell, RealPuller, ShellWatch, Watcher)
-    kinds = (*checkers, *shells, *watchers, Acceptor, Proposer, Leadership, Progress)
-    functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
-    files = set(re.findall(r"tests/[\w/]+\.py", text))
-    assert names <= functions | set(BUGS) | {kind.__name__ for kind in kinds} | files
-    assert set(BUGS) <= names | {name for name, bug in BUGS.items() if bug.rule == "S2"}
-
-
-def test_the_table_of_planted_bugs_says_what_the_hunt_hunts() -> None:
-    rows = re.findall(r"^\| (.*) \|$", section("invariants.md", "The planted bugs"), re.MULTILINE)[1:]
-    assert len(rows) == len(BUGS)
-    for row, (name, bug) in zip(rows, BUGS.items(), strict=True):
-        faults = f"scenario `{bug.scenario}`" if bug.scenario else bug.faults
-        *cells, seeds = row.split(" |")
-        assert " |".join(cells) == f"{bug.rule} | `{name}` | {bug.without} | {faults}"
-        assert re.fullmatch(" " if bug.scenario else r" \d+ \(\d+ to \d+\)", seeds), row
-
-
-def test_every_scenario_is_named_with_the_bug_with_which_it_fails() -> None:
-    rows = section("invariants.md", "The schedules").splitlines()
-    for path in SCENARIOS.glob("*.txt"):
-        row = next((row for row in rows if f"`{path.stem}`" in row), None)
-        assert row is not None, f"docs/design/invariants.md does not name {path.stem}"
-        assert row.endswith(f"| `{BITES[path.stem]}` |" if path.stem in BITES else "| |"), row
+    assert [match[2] for match in _TABLE.finditer(text)] == ["bugs"]
+    assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
 
 
 def test_every_schedule_has_its_scenario() -> None:
-    rows = re.findall(r"^\| ([A-Q]) \|(.*)$", section("invariants.md", "The schedules"), re.MULTILINE)
-    letters = [letter for letter, _ in rows]
-    assert letters == 2 * [chr(code) for code in range(ord("A"), ord("Q") + 1)]
-    assert not [letter for letter, row in rows[len(rows) // 2 :] if not row.startswith(f" `{letter.lower()}_")]
+    letters = re.findall(r"^\| ([A-Q]) \|", section("invariants.md", "The schedules"), re.MULTILINE)
+    assert letters == [chr(code) for code in range(ord("A"), ord("Q") + 1)]
+    heads = [path.read_text() for path in SCENARIOS.glob("*.txt")]
+    assert not [letter for letter in letters if not any(re.match(f"# Schedule {letter}[.,]", head) for head in heads)]
 
 
 def test_every_invariant_that_the_code_refers_to_is_described() -> None:
@@ -560,5 +500,5 @@ def test_every_target_of_the_makefile_is_described() -> None:
 
 
 if __name__ == "__main__":
-    for name in ("configuration.md", "tables.md", "events.md"):
+    for name in ("configuration.md", "tables.md", "events.md", "invariants.md"):
         page(name).write_text(with_tables(page(name).read_text()))

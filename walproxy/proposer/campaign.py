@@ -443,7 +443,7 @@ class Campaign:
         )
 
     def _take_whole_log(self, vote: VoteResponse) -> None:
-        """Begin a tail term where the donor's log ends: nothing of it is cut, and there is no primary to compare."""
+        """Begin a tail term where the donor's log ends: nothing of it is cut (S9a), and no primary is compared."""
         tli, seal = last_tli(vote.history, vote.flush_lsn), self._config.seal
         if not tli:
             self._lose("the log has no WAL yet")

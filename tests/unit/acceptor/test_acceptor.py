@@ -60,7 +60,7 @@ from safekeeper.consensus.messages import (
 )
 from safekeeper.consensus.term_history import HISTORY_ENTRIES_MAX, HistoryEntry, last_term
 from safekeeper.peers.codec import CONTROL_BYTES_MAX, encode
-from tests.simulation.node_effects import flushed_effects, message_effects
+from tests.simulation.model.node_effects import flushed_effects, message_effects
 from walproxy.proposer.election import extend_history, shorten_history
 from walproxy.proposer.primary import LogPlan
 

@@ -19,7 +19,7 @@ from safekeeper.consensus.messages import (
     StandbyFeedback,
 )
 from safekeeper.consensus.term_history import HistoryEntry
-from tests.simulation.node_effects import flushed_effects
+from tests.simulation.model.node_effects import flushed_effects
 
 SEGMENT = 1 << 20
 BASE = 4 * SEGMENT

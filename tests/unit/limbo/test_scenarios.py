@@ -6,17 +6,21 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[2]
-LIMBO, SHELL, QUEUE = "integration/test_limbo.py", "unit/limbo/test_limbo.py", "unit/limbo/test_transactions.py"
-OWN = "integration/test_limbo_scenarios.py"
+LIMBO, SHELL, QUEUE = (
+    "integration/failover/test_limbo.py",
+    "unit/limbo/test_limbo.py",
+    "unit/limbo/test_transactions.py",
+)
+OWN = "integration/failover/test_limbo_scenarios.py"
 STATE, POLICY = "unit/limbo/test_entry_state.py", "unit/limbo/test_commit_policy.py"
 SCENARIOS = {
     # Tarantool's.
     "data on the replica after a confirm": (
-        "integration/test_serve_standby.py",
+        "integration/serving/test_serve_standby.py",
         "test_standby_streams_under_load_and_is_equal_to_the_primary",
     ),
     "data on the replica after a restart": (
-        "integration/test_serve_standby.py",
+        "integration/serving/test_serve_standby.py",
         "test_standby_of_a_single_safekeeper_comes_back_whether_that_crashes_or_is_stopped",
     ),
     "a raised quorum blocks, a quorum of one confirms": (
@@ -30,8 +34,8 @@ SCENARIOS = {
     "the order of clients is kept": (OWN, "test_the_order_of_the_clients_is_that_of_the_queue"),
     "role swap": (OWN, "test_a_spare_that_takes_over_confirms_everything_that_was_left"),
     "replica write failure": (
-        "integration/test_faults_safekeeper.py",
-        "test_a_full_disk_costs_nobody_else_anything_and_heals_by_itself",
+        "integration/refusals/test_faults_safekeeper.py",
+        "test_a_full_disk_costs_the_others_nothing_and_heals_by_itself",
     ),
     "a timeout during a confirm does not discard": (SHELL, "test_a_confirm_that_races_a_timeout_saves_the_wait"),
     "acknowledgements during a discard do not confirm": (QUEUE, "test_a_discarded_entry_does_not_return"),
@@ -49,7 +53,7 @@ SCENARIOS = {
         "test_a_spare_that_takes_over_confirms_everything_that_was_left",
     ),
     "a foreign queue is refused": (
-        "integration/test_refusals_lineage.py",
+        "integration/refusals/test_refusals_lineage.py",
         "test_other_bytes_on_the_same_timeline_are_refused_with_where_they_differ",
     ),
     "a confirm of an old term is no alarm": (QUEUE, "test_the_same_timeline_discards_nothing"),
@@ -67,19 +71,19 @@ SCENARIOS = {
     "bug 10181: a wait without end": (POLICY, "test_nothing_is_done_without_a_timeout_or_before_it"),
     # NoisePage's.
     "insert on the primary, select on the replica": (
-        "integration/test_cluster_remote_apply.py",
-        "test_a_commit_with_remote_apply_is_seen_on_the_standby_when_it_returns_also_when_nobody_else_writes",
+        "integration/cluster/test_cluster_remote_apply.py",
+        "test_a_commit_with_remote_apply_is_seen_on_the_standby_when_it_returns_also_when_it_is_the_only_one",
     ),
     "a transaction over all batches": (OWN, "test_a_transaction_over_several_segments_is_one_entry"),
     "interleaved batch": (QUEUE, "test_interleaved_transactions_are_entries_in_the_order_of_their_ends"),
     "the last commit, then silence": (
-        "integration/test_serve_levels.py",
-        "test_single_client_at_remote_apply_in_an_idle_cluster_is_answered_promptly",
+        "integration/cluster/test_cluster_remote_apply.py",
+        "test_a_commit_with_remote_apply_is_seen_on_the_standby_when_it_returns_also_when_it_is_the_only_one",
     ),
     "read-only transaction": (OWN, "test_a_read_only_transaction_never_enters_the_queue"),
     "no replicas": (
-        "integration/test_serve_levels.py",
-        "test_without_a_designated_standby_remote_apply_waits_no_longer_than_on_and_the_log_says_so",
+        "integration/serving/test_serve_levels.py",
+        "test_without_a_designated_standby_remote_apply_waits_no_longer_than_on_and_the_log_reports_it",
     ),
     "duplicate and re-ordered batches": (QUEUE, "test_wal_that_is_received_a_second_time_has_the_same_entries_once"),
     # PostgreSQL's.
@@ -100,7 +104,7 @@ SCENARIOS = {
         "test_a_commit_that_is_split_over_messages_waits_since_its_last_byte",
     ),
     "restart of the proxy": (LIMBO, "test_a_restarted_proxy_that_leads_finds_the_same_queue"),
-    "failover and pg_rewind": ("integration/test_discarded.py", "test_report_is_what_the_clients_did"),
+    "failover and pg_rewind": ("integration/failover/test_discarded.py", "test_report_is_what_the_clients_did"),
 }
 
 

@@ -55,7 +55,7 @@ from safekeeper.storage.data_folder import DataFolder, missing_wal
 from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, RealFileSystem
 from safekeeper.storage.inspection import inspect_folder
 from safekeeper.storage.segment_file import FOOTER_BYTES
-from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
+from tests.simulation.model.virtual_disk import VirtualCrash, VirtualFileSystem
 from tests.unit.wal_builder import MIB, WalBuilder
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from safekeeper.acceptor.effects import Persist, ResetWal, RestoreWal, SetWalAside
 from safekeeper.consensus.control_state import ControlState
-from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
+from tests.simulation.model.virtual_disk import VirtualCrash, VirtualFileSystem
 from tests.unit.virtual_data_folder import DIRECTORY, SIZE, folder_with_wal, persist, start
 
 WAL = random.Random(1).randbytes(3 * SIZE - 100)

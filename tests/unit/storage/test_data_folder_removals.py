@@ -5,7 +5,7 @@ import pytest
 from safekeeper.base.errors import StorageFailed
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.storage.control_file import ControlFile
-from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
+from tests.simulation.model.virtual_disk import VirtualCrash, VirtualFileSystem
 from tests.unit.virtual_data_folder import DIRECTORY, SIZE, folder_with_wal, persist, start
 
 END = 4 * SIZE - 100

@@ -21,7 +21,7 @@ from safekeeper.storage.segment_file import (
     open_segment,
     slot_offset,
 )
-from tests.simulation.virtual_disk import SECTOR_BYTES, VirtualFileSystem
+from tests.simulation.model.virtual_disk import SECTOR_BYTES, VirtualFileSystem
 
 DIRECTORY = Path("/data/wal")
 SIZE = 8192

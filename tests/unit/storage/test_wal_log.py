@@ -16,7 +16,7 @@ from safekeeper.storage.filesystem import RealFileSystem
 from safekeeper.storage.recovery import inspect
 from safekeeper.storage.segment_file import FOOTER_BYTES, SegmentFile, create_segment
 from safekeeper.storage.wal_log import WalStorage
-from tests.simulation.virtual_disk import VirtualFileSystem
+from tests.simulation.model.virtual_disk import VirtualFileSystem
 
 DIRECTORY = Path("/data/wal")
 SIZE = 8192
