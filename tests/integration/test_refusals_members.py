@@ -46,8 +46,9 @@ def port_of(stand: Stand, safekeeper_id: int) -> int:
 def rebootstrap(stand: Stand, *options: str, safekeepers: str = "") -> subprocess.CompletedProcess[str]:
     return run_walproxy(
         "rebootstrap",
-        *("--primary", stand.postgres.conninfo(), "--safekeepers", safekeepers or stand.safekeepers_option),
+        *("--primary", stand.postgres.conninfo()),
         *options,
+        environment={"WALPROXY_SAFEKEEPERS": safekeepers or stand.safekeepers_option},
     )
 
 

@@ -70,7 +70,7 @@ def members() -> None:
 
     One member is changed at a time. A new one receives the WAL first and counts when it has caught up, so no commit
     waits for it. The commands wait for the end of the change and can be repeated after any interruption: they go on
-    where the change is. They need the same --safekeepers, certificates and secret as walproxy run.
+    where the change is. They need the same safekeepers, certificates and secret as walproxy run.
     """
 
 
@@ -82,7 +82,7 @@ def list_(connection: MembersConfig, as_json: bool) -> None:
 
     \b
     Example:
-      walproxy members list --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members list
     """
 
     async def look(fleet: Fleet) -> Sight:

@@ -108,27 +108,32 @@ def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "w
         ((*RUN, "--application-name", "*"), "cannot be a name in synchronous_standby_names"),
         ((*RUN[:4], "1=::1:5451"), "write an IPv6 address as [HOST]:PORT, for example [::1]:5454"),
         ((*RUN, "--config", "missing.toml"), "could not read missing.toml"),
-        (("rebootstrap", "--primary", NOBODY), "--safekeepers is missing"),
-        (
-            (
-                *("rebootstrap", "--undo", "--primary", NOBODY, "--safekeepers", "1=127.0.0.1:1"),
-                *("--replace-system-id", "7"),
-            ),
-            "--replace-system-id cannot be combined with --undo",
-        ),
-        (("failover",), "--safekeepers is missing"),
-        (("failover", "--safekeepers", MEMBERS), "--primary is missing"),
-        (("switchover", "--to", "db2", "--primary", NOBODY), "--safekeepers is missing"),
-        (
-            ("failover", "--primary", "host=a,b port=1,2,3", "--safekeepers", MEMBERS),
-            "the servers' connection string is wrong: 3 values of port for 2 hosts",
-        ),
+        (("rebootstrap", "--primary", NOBODY), "no safekeepers: write [safekeepers] into the cluster's file"),
+        (("rebootstrap", "--undo", "--replace-system-id", "7"), "--replace-system-id cannot be combined with --undo"),
+        (("failover",), "no safekeepers: write [safekeepers]"),
+        (("switchover", "--to", "db2", "--primary", NOBODY), "no safekeepers: write [safekeepers]"),
         (("status", "--url", "127.0.0.1:7667"), "is not a URL: write http://HOST:PORT"),
         (("status", "--url", "http://127.0.0.1:x"), "is not a URL"),
         (("status", "--url", "http://[::1"), "is not a URL"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_exit_code_3(here: Here, arguments: tuple[str, ...], part: str) -> None:
+    result = here(*arguments)
+    assert result.returncode == EXIT_CONFIGURATION
+    assert part in one_line(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("failover",), "--primary is missing"),
+        (("failover", "--primary", "host=a,b port=1,2,3"), "the servers' connection string is wrong: 3 values of port"),
+    ],
+)
+def test_the_servers_of_a_failover_are_checked(
+    here: Here, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], part: str
+) -> None:
+    monkeypatch.setenv("WALPROXY_SAFEKEEPERS", MEMBERS)
     result = here(*arguments)
     assert result.returncode == EXIT_CONFIGURATION
     assert part in one_line(result)
@@ -160,8 +165,11 @@ def test_a_wrong_connection_string_is_one_error_and_exit_code_3(conninfo: str) -
         ("ready-to-promote", "--conninfo", NOBODY),
     ],
 )
-def test_no_reply_of_any_safekeeper_is_exit_code_1_of_every_command(here: Here, command: tuple[str, ...]) -> None:
-    result = here(*command, "--safekeepers", MEMBERS)
+def test_no_reply_of_any_safekeeper_is_exit_code_1_of_every_command(
+    here: Here, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("WALPROXY_SAFEKEEPERS", MEMBERS)
+    result = here(*command)
     assert result.returncode == EXIT_UNEXPECTED, result.stderr
     assert "safekeeper 1 at 127.0.0.1:1 cannot be reached" in one_line(result)
 
@@ -173,10 +181,11 @@ def test_no_reply_of_any_safekeeper_is_exit_code_1_of_every_command(here: Here, 
         ("dance",),
         ("status", "--interval", "0"),
         ("limbo", "--interval", "0"),
-        ("switchover", "--primary", NOBODY, "--safekeepers", MEMBERS),
-        ("failover", "--cancel", "--to", "db2", "--primary", NOBODY, "--safekeepers", MEMBERS),
-        ("failover", "--cancel", "--dry-run", "--primary", NOBODY, "--safekeepers", MEMBERS),
-        ("failover", "--cancel", "--old-is-dead", "--primary", NOBODY, "--safekeepers", MEMBERS),
+        ("switchover", "--primary", NOBODY),
+        ("failover", "--cancel", "--to", "db2"),
+        ("failover", "--cancel", "--dry-run"),
+        ("failover", "--cancel", "--old-is-dead"),
+        ("members", "list", "--safekeepers", MEMBERS),
         ("run", "--slot"),
         ("run", "extra"),
         ("bench", "--levels", "--members"),
@@ -186,7 +195,10 @@ def test_no_reply_of_any_safekeeper_is_exit_code_1_of_every_command(here: Here, 
         ("bench", "--clients", "1,0"),
     ],
 )
-def test_wrong_usage_is_exit_code_2_and_no_traceback(here: Here, arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_is_exit_code_2_and_no_traceback(
+    here: Here, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("WALPROXY_SAFEKEEPERS", MEMBERS)
     result = here(*arguments)
     assert result.returncode == EXIT_USAGE
     assert "Traceback" not in result.stderr and "Error: " in result.stderr
