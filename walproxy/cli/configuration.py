@@ -27,7 +27,7 @@ from safekeeper.base.settings import (
 )
 from walproxy.agent.config import AgentConfig
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ConnectionConfig, MembersConfig, ProxyConfig
-from walproxy.recovery.config import RESTORE
+from walproxy.recovery.config import RESTORE, ArchiveConfig
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Settings = TypeVar("_Settings")
@@ -170,6 +170,15 @@ def connected(command: Callable[..., _Result]) -> Callable[..., _Result]:
         return command(connection=load_connection(MembersConfig, {}, config), **options)
 
     return with_connection
+
+
+def archive_option(command: _Command) -> _Command:
+    """Give a command --archive and --config. `load_sources` reads them, as an ArchiveConfig."""
+    declared = options_of(ArchiveConfig)["archive"]
+    archive = click.option(
+        "--archive", metavar=declared.metavar, help=f"{declared.help}. [{ENVIRONMENT_PREFIX}_ARCHIVE]"
+    )
+    return archive(config_option(command))
 
 
 def server_options(command: _Command) -> _Command:

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from safekeeper.base import logs, settings
+from safekeeper.base import logs
+from walproxy.cli.configuration import archive_option
 from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
 from walproxy.pipeline.pages.relation import FORKS
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig, SourceConfig, load_sources
+from walproxy.recovery.config import ArchiveConfig, SourceConfig, load_sources
 from walproxy.recovery.plan import LATEST
 
 _TIMEOUT_S = 60.0
@@ -59,7 +60,7 @@ _TIMEOUT_S = 60.0
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with its bytes in base64.")
 @click.option("--verify", "is_verified", is_flag=True, help="Compare it with the page of --primary.")
 @click.option("--primary", envvar="WALPROXY_PRIMARY", metavar="CONNINFO", help="The running server.")
-@settings.click_options(ArchiveConfig, ENVIRONMENT_PREFIX)
+@archive_option
 def page(
     config: Path | None,
     relation: str,
