@@ -26,6 +26,7 @@ from safekeeper.base.settings import (
     options_of,
 )
 from walproxy.agent.config import AgentConfig
+from walproxy.cli.check_config import CHECK
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ConnectionConfig, MembersConfig, ProxyConfig
 from walproxy.recovery.config import RESTORE, ArchiveConfig
 
@@ -56,7 +57,7 @@ APPLY: Final = Role(
 
 def roles() -> tuple[Role, ...]:
     """Return what all programs read in the cluster's file."""
-    return (_safekeeper(), PROXY, AGENT, RESTORE, PIPELINE, APPLY)
+    return (_safekeeper(), PROXY, AGENT, RESTORE, CHECK, PIPELINE, APPLY)
 
 
 def _safekeeper() -> Role:

@@ -46,12 +46,6 @@ _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 @click.option("--safekeepers", default=3, show_default=True, type=click.IntRange(1, 7), help="Number of safekeepers.")
 @postgres_option
 @click.option(
-    "--dir",
-    "parent",
-    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
-    help="Folder for the data; by default a temporary folder.",
-)
-@click.option(
     "--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The HTML page to write."
 )
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
@@ -64,7 +58,6 @@ def torture(
     engine: EngineName,
     safekeepers: int,
     major: int | None,
-    parent: Path | None,
     report: Path | None,
     wants_json: bool,
 ) -> None:
@@ -94,16 +87,14 @@ def torture(
     folder: Path | None = None
     if is_soak:
         load = Load(clients or _SOAK_LOAD.clients, rate or _SOAK_LOAD.commits_per_s)
-        run = soak_and_show(seconds, load, safekeepers, major, engine, parent, console)
+        run = soak_and_show(seconds, load, safekeepers, major, engine, console)
         _show(summarise(run), wants_json)
     else:
         seed = random.randrange(1 << 16) if seed is None else seed
         click.echo(f"seed {seed}", err=True)
         postgres = None if major is None else str(major)
         options = (clients or 8, rate or 200.0, safekeepers, postgres, engine)
-        stressed, folder = stress_and_keep(
-            lambda directory: RunOptions(seed, seconds, directory, *options), parent, console
-        )
+        stressed, folder = stress_and_keep(lambda directory: RunOptions(seed, seconds, directory, *options), console)
         run = stressed.run
         _show(summarise_stress(stressed), wants_json)
     for violation in run.violations:

@@ -18,19 +18,17 @@ def soak_and_show(
     safekeepers: int,
     major: int | None,
     engine: EngineName,
-    parent: Path | None,
     console: Console,
 ) -> Run:
     """Run a steady load on a cluster, of processes unless containers are chosen; return the record of the run.
 
     Args:
-        parent: the parent of its folder; by default the one of temporary folders.
         console: for the progress.
 
     Raises:
         WalproxyError: the run could not be completed.
     """
-    with tempfile.TemporaryDirectory(prefix="walproxy-soak-", dir=parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="walproxy-soak-") as folder:
         directory = Path(folder)
         directory.chmod(0o755)  # PostgreSQL runs as another user under root.
         chosen = "processes" if engine == "auto" else engine

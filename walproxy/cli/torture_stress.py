@@ -27,20 +27,17 @@ class StressBar(SecondsBar):
         self._console.print(f"{passed_s:7.1f} s  {line}", markup=False, soft_wrap=True)
 
 
-def stress_and_keep(
-    make_plan: Callable[[Path], RunOptions], parent: Path | None, console: Console
-) -> tuple[Stressed, Path | None]:
+def stress_and_keep(make_plan: Callable[[Path], RunOptions], console: Console) -> tuple[Stressed, Path | None]:
     """Stress-test a cluster; return the record, and the folder with data, logs and history if a guarantee was violated.
 
     Args:
         make_plan: returns the plan for a folder.
-        parent: the parent of that folder; by default the one of temporary folders.
 
     Raises:
         ConfigurationError: the test cannot begin.
         WalproxyError: the test could not be completed; the message contains the folder, which is kept.
     """
-    directory = Path(tempfile.mkdtemp(prefix="walproxy-torture-", dir=parent))
+    directory = Path(tempfile.mkdtemp(prefix="walproxy-torture-"))
     directory.chmod(0o755)  # PostgreSQL runs as another user under root.
     keeps = False
     try:

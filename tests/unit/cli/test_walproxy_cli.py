@@ -188,10 +188,10 @@ def test_no_reply_of_any_safekeeper_is_exit_code_1_of_every_command(
         ("members", "list", "--safekeepers", MEMBERS),
         ("run", "--slot"),
         ("run", "extra"),
-        ("bench", "--levels", "--members"),
-        ("bench", "--levels", "--arm", "local"),
-        ("bench", "--members", "--delay", "1ms"),
-        ("bench", "--crashes", "--members"),
+        ("bench", "levels", "members"),
+        ("bench", "levels", "--arm", "local"),
+        ("bench", "members", "--delay", "1ms"),
+        ("bench", "legs"),
         ("bench", "--clients", "1,0"),
     ],
 )
@@ -680,7 +680,7 @@ def test_check_answers_as_monitoring_plugins_do(here: Here) -> None:
     with answering(200, json.dumps(ill).encode()) as url:
         result = here("check", "--url", url)
         assert (result.returncode, result.stdout[:20]) == (2, "WALPROXY CRITICAL - ")
-        assert here("check", "--url", url, "--wait-critical", "1h").returncode == 1
+        assert here("check", "--url", url, "-c", "wait_critical=3600").returncode == 1
         assert here("status", "--url", url).stdout.startswith("NO QUORUM for 63 s: commits wait; waiting sessions: 5;")
 
 
@@ -692,5 +692,5 @@ def test_check_is_critical_without_an_answer_and_unknown_if_it_cannot_tell(here:
     with answering(200, json.dumps(STATUS).encode()) as url:
         result = here("check", "--url", url)
         assert result.returncode == 3 and "another version" in result.stdout
-    for wrong in (("--wait-critical", "soon"), ("--lag-warning", "0"), ("--colour", "red")):
+    for wrong in (("-c", "wait_critical=soon"), ("-c", "lag_warning=0"), ("-c", "colour=red"), ("--colour", "red")):
         assert here("check", *wrong).returncode == 3
