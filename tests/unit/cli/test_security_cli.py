@@ -56,7 +56,7 @@ def proxy(directory: Path, *options: str, secret: str = "", members: str) -> Ite
     port = free_port()
     primary = f"host=127.0.0.1 port=1 user=walproxy password={PASSWORD}"
     arguments = ["-m", "walproxy", "run", "--primary", primary, "--safekeepers", members]
-    arguments += ["--http", f"127.0.0.1:{port}", "--log-level", "debug", *options]
+    arguments += ["--http", f"127.0.0.1:{port}", "-c", "log_level=debug", *options]
     process = LocalProcess("walproxy", arguments, port, directory / f"walproxy-{port}.log")
     process.environment = {"WALPROXY_SECRET": secret} if secret else {}
     process.start()
@@ -308,7 +308,7 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
     listeners = [
         *("-c", f"tls_cert={server.cert}", "-c", f"tls_key={server.key}", "-c", f"tls_client_ca={authority.ca}"),
         *("--secret-file", str(tmp_path / "secret"), "-c", f"pg_users={tmp_path / 'users'}"),
-        *("--pg-listen", "127.0.0.1:0", "--log-level", "debug"),
+        *("--pg-listen", "127.0.0.1:0", "-c", "log_level=debug"),
     ]
     credentials = ("-c", f"tls_ca={authority.ca}", "-c", f"tls_cert={client.cert}", "-c", f"tls_key={client.key}")
     with contextlib.ExitStack() as stack:
