@@ -13,9 +13,9 @@ import psycopg
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.lab.load.clients import asyncpg_options
 from walproxy.lab.torture.clients import APPLICATION_NAME
-from walproxy.lab.torture.record import Operation, Violation
+from walproxy.lab.torture.record import Violation
 from walproxy.lab.torture.wal_check import LEFT_BEHIND, check_safekeepers, wait_until_reached
-from walproxy.lab.torture.workloads import WORKLOADS, Workload
+from walproxy.lab.torture.workloads import WORKLOADS, Try, Workload
 
 FELL_OVER: Final = "FellOver"
 
@@ -46,15 +46,17 @@ class LeftCluster(Protocol):
 
 
 async def check_tables(
-    conninfo: str, history: Sequence[Operation], workloads: Sequence[Workload] = WORKLOADS
+    conninfo: str, tries: Sequence[Try], workloads: Sequence[Workload] = WORKLOADS
 ) -> list[Violation]:
-    """Compare the tables of a server with the history. No client may still commit."""
+    """Compare the tables of a server with what clients have tried. No client may still commit."""
     connection = await asyncpg.connect(**asyncpg_options(conninfo, APPLICATION_NAME))
     try:
         return [
             violation
             for workload in workloads
-            for violation in workload.check(await workload.read(connection), history)
+            for violation in workload.check(
+                await workload.read(connection), (each for each in tries if each.operation.workload == workload.name)
+            )
         ]
     finally:
         await connection.close()
@@ -72,9 +74,9 @@ def wait_for_sessions(conninfo: str) -> None:
 
 
 def check_copies(
-    cluster: LeftCluster, safekeepers: Sequence[str], standbys: Sequence[str], history: Sequence[Operation]
+    cluster: LeftCluster, safekeepers: Sequence[str], standbys: Sequence[str], tries: Sequence[Try]
 ) -> list[Violation]:
-    """Compare safekeepers with the primary; and with the history, what standbys show that have replayed everything."""
+    """Compare safekeepers with the primary; and with the tries, what standbys show that have replayed everything."""
     with psycopg.connect(cluster.conninfo, autocommit=True) as connection:
         row = connection.execute(_END_OF_LOG).fetchone()
     assert row is not None  # It has no FROM.
@@ -91,7 +93,7 @@ def check_copies(
                 )
             )
             continue
-        found = asyncio.run(check_tables(cluster.conninfo_of(standby), history))
+        found = asyncio.run(check_tables(cluster.conninfo_of(standby), tries))
         violations += [Violation(each.rule, f"{standby}: {each.message}") for each in found]
     return violations
 
