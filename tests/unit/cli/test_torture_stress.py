@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
-from walproxy.cli import torture_stress
 from walproxy.cli.torture import torture
 from walproxy.lab.torture.record import Fault, Operation, Run, Violation
 from walproxy.lab.torture.run import RunOptions, Stressed, Watcher
@@ -43,7 +42,7 @@ class Stress:
 @pytest.fixture
 def stress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stress]:
     stress = Stress()
-    monkeypatch.setattr(torture_stress, "stress", stress)
+    monkeypatch.setattr("walproxy.cli.torture.stress", stress)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     handler = signal.getsignal(signal.SIGTERM)
     yield stress

@@ -5,13 +5,14 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 import asyncpg
 import psycopg
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.lab.load.clients import asyncpg_options
+from walproxy.lab.testing import WalproxyCluster
 from walproxy.lab.torture.clients import APPLICATION_NAME
 from walproxy.lab.torture.record import Violation
 from walproxy.lab.torture.wal_check import LEFT_BEHIND, check_safekeepers, wait_until_reached
@@ -29,20 +30,6 @@ _COMMITTING: Final = """
 _END_OF_LOG: Final = """
     SELECT pg_current_wal_flush_lsn()::text, (SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size')
 """
-
-
-class LeftCluster(Protocol):
-    """The cluster's interface for the checks: see walproxy.lab.testing.WalproxyCluster."""
-
-    @property
-    def conninfo(self) -> str: ...
-    @property
-    def members(self) -> tuple[str, ...]: ...
-    def conninfo_of(self, who: str, /) -> str: ...
-    def status(self) -> dict[str, Any] | None: ...
-    def status_of(self, who: str, /) -> dict[str, Any] | None: ...
-    def data_folder(self, who: str, /) -> Path: ...
-    def logs(self, who: str, lines: int = ..., /) -> str: ...
 
 
 async def check_tables(
@@ -74,7 +61,7 @@ def wait_for_sessions(conninfo: str) -> None:
 
 
 def check_copies(
-    cluster: LeftCluster, safekeepers: Sequence[str], standbys: Sequence[str], tries: Sequence[Try]
+    cluster: WalproxyCluster, safekeepers: Sequence[str], standbys: Sequence[str], tries: Sequence[Try]
 ) -> list[Violation]:
     """Compare safekeepers with the primary; and with the tries, what standbys show that have replayed everything."""
     with psycopg.connect(cluster.conninfo, autocommit=True) as connection:
@@ -98,7 +85,7 @@ def check_copies(
     return violations
 
 
-def check_logs(cluster: LeftCluster) -> list[Violation]:
+def check_logs(cluster: WalproxyCluster) -> list[Violation]:
     """Check that no member's log has a traceback."""
     violations = []
     for member in cluster.members:
@@ -112,13 +99,13 @@ def check_logs(cluster: LeftCluster) -> list[Violation]:
     return violations
 
 
-def keep_logs(cluster: LeftCluster, directory: Path) -> None:
+def keep_logs(cluster: WalproxyCluster, directory: Path) -> None:
     """Write the logs of all members into a folder: containers take theirs with them when they go."""
     for member in cluster.members:
         (directory / f"{member}.log").write_text(cluster.logs(member, _ALL_LINES))
 
 
-def _replayed_lsn(cluster: LeftCluster, standby: str) -> Lsn:
+def _replayed_lsn(cluster: WalproxyCluster, standby: str) -> Lsn:
     """Return up to where a standby has replayed, by the proxy's status; 0 if that does not list it."""
     status = cluster.status()
     rows = status["standbys"] if status is not None else []

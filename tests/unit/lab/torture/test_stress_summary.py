@@ -6,7 +6,7 @@ from rich.console import Console
 
 from walproxy.lab.torture.record import Fault, Operation, Outcome, Run, Violation
 from walproxy.lab.torture.run import Stressed
-from walproxy.lab.torture.stress_summary import stress_table, summarise_stress
+from walproxy.lab.torture.summaries import stress_table, summarise_stress
 
 
 def operation(workload: str, outcome: Outcome) -> Operation:
