@@ -12,10 +12,9 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -33,6 +32,7 @@ from tests.unit.certificates import Authority
 from tests.unit.net.test_tls import converse
 from tests.unit.safekeeper_process import SafekeeperProcess, safekeeper
 from tests.unit.test_docs import DOCS, section
+from tests.waiting import wait_for
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.postgres.local_server import free_port
 from walproxy.proxy.config import ProxyConfig
@@ -41,13 +41,6 @@ SECRET = "0a5f36c1-the-shared-secret"
 OTHER_SECRET = "7b2e91d4-another-secret"
 PASSWORD = "f19c04-password-of-the-primary"
 DEADLINE_S = 20.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -226,7 +219,7 @@ def test_walproxy_commands_send_the_password_of_a_file_or_of_the_url_and_show_it
         return subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
 
     with proxy(tmp_path, "-c", f"http_password_file={file}", members="1=127.0.0.1:1") as process:
-        until(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
+        wait_for(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
         place = f"127.0.0.1:{process.http_port}"
         for command in ("status", "limbo"):
             environment["WALPROXY_HTTP_PASSWORD_FILE"] = str(file)
@@ -269,7 +262,7 @@ def test_walproxy_status_over_tls_trusts_the_named_ca_only(tmp_path: Path, autho
         return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
 
     with proxy(tmp_path, *options, members="1=127.0.0.1:1") as process:
-        until(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
+        wait_for(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
         url = f"https://127.0.0.1:{process.http_port}"
         good = status(url, authority.ca)
         assert good.returncode == 0 and json.loads(good.stdout)["safekeepers"][0]["id"] == 1
@@ -317,16 +310,16 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
             stack.enter_context(proxy(tmp_path, *credentials, secret=secret, members=f"1=127.0.0.1:{process.port}"))
             for secret in (SECRET, OTHER_SECRET)
         )
-        until(lambda: "connected to safekeeper 1" in good.log_path.read_text(), "the proxy is let in")
-        until(lambda: "refuses the proof" in bad.log_path.read_text(), "the other one is not")
+        wait_for(lambda: "connected to safekeeper 1" in good.log_path.read_text(), "the proxy is let in")
+        wait_for(lambda: "refuses the proof" in bad.log_path.read_text(), "the other one is not")
         process.wait_for_line("its proof of the shared secret is wrong")
-        until(lambda: good.status() and bad.status(), "both answer")
+        wait_for(lambda: good.status() and bad.status(), "both answer")
         process.signal(signal.SIGHUP)
         process.wait_for_line("reloaded certificates, users and secrets")
         for each in (good, bad):
             assert each.pid is not None
             os.kill(each.pid, signal.SIGHUP)
-            until(
+            wait_for(
                 lambda log=each.log_path: "reloaded certificates, users and secrets" in log.read_text(),
                 "it reads its files again",
             )  # type: ignore[misc]

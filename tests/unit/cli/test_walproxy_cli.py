@@ -13,8 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_FINE, EXIT_UNEXPECTED, EXIT_USAGE
+from tests.waiting import wait_for
 from walproxy.cli import main
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.postgres.local_server import free_port
@@ -69,14 +69,6 @@ def one_line(result: Result) -> str:
     return lines[0]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition()`, with a deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 @contextmanager
 def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "walproxy")) -> Iterator[LocalProcess]:
     """A `walproxy run` that waits for whatever is not there."""
@@ -84,7 +76,7 @@ def running(directory: Path, *options: str, program: tuple[str, ...] = ("-m", "w
     arguments = [*program, *RUN[:-1], f"127.0.0.1:{port}", *options]
     process = LocalProcess("walproxy", arguments, port, directory / "walproxy.log").start()
     try:
-        until(lambda: process.pid is None or "starts as run" in process.log_path.read_text())
+        wait_for(lambda: process.pid is None or "starts as run" in process.log_path.read_text(), "it starts")
         yield process
     finally:
         process.kill9()
@@ -288,7 +280,7 @@ def test_a_signal_ends_a_proxy_that_waits_and_the_log_says_who_spoke(tmp_path: P
 
 def test_an_even_number_of_safekeepers_is_warned_about_with_the_reason(tmp_path: Path) -> None:
     with running(tmp_path, "--safekeepers", "1=127.0.0.1:1,2=127.0.0.1:2") as process:
-        until(lambda: "WARNING" in process.log_path.read_text())
+        wait_for(lambda: "WARNING" in process.log_path.read_text(), "it warns")
         text = process.log_path.read_text()
         line = "2 safekeepers tolerate the loss of 0, as 1 would, with quorums of a majority: an odd number is better"
         assert line in text
@@ -303,10 +295,11 @@ def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
         def reload(content: str, expected: str) -> None:
             file.write_text(content)
             os.kill(process.pid or 0, signal.SIGHUP)
-            until(lambda: expected in process.log_path.read_text())
+            wait_for(lambda: expected in process.log_path.read_text(), f"it logs {expected}")
 
         reload('log_level = "debug"\n[proxy]\nwindow_size = "1MiB"\n', "reloaded the configuration; changed: log_level")
-        until(lambda: "a change of window_size requires a restart" in process.log_path.read_text())
+        needs_restart = "a change of window_size requires a restart"
+        wait_for(lambda: needs_restart in process.log_path.read_text(), "it names what it did not change")
         reload("nonsense = 1", "the unknown key nonsense")
         assert "nothing was changed" in process.log_path.read_text()
         assert process.stop() == EXIT_FINE
@@ -393,24 +386,6 @@ def test_status_shows_what_peers_say_literally(here: Here, monkeypatch: pytest.M
         assert json.loads(here("status", "--json").stdout) == STATUS
 
 
-@pytest.mark.parametrize(
-    ("code", "body", "part"),
-    [
-        (200, b'{"id": 1, "state": "following"}', "it may be a safekeeper's"),
-        (200, b"[]", "is not the status of a walproxy"),
-        (200, b'{"safekeepers": 3}', "is not the status of a walproxy"),
-        (200, b"<html>", "did not return JSON"),
-        (200, b"\xff\xfe", "did not return JSON"),
-        (404, b"", "returned 404"),
-    ],
-)
-def test_status_of_somebody_else_is_one_line(here: Here, code: int, body: bytes, part: str) -> None:
-    with answering(code, body) as url:
-        result = here("status", "--url", url)
-    assert result.returncode == EXIT_UNEXPECTED
-    assert part in one_line(result)
-
-
 LIMBO: dict[str, Any] = {
     "owner": None,
     "state": "electing",
@@ -480,35 +455,48 @@ def test_limbo_in_a_terminal_of_80_columns_has_the_ids_and_the_begin_of_the_quer
 
 
 @pytest.mark.parametrize(
-    ("code", "body", "part"),
+    ("command", "code", "body", "part"),
     [
-        (200, b'{"id": 1, "state": "following"}', "is not the limbo of a walproxy"),
-        (200, b"[]", "is not the limbo of a walproxy"),
-        (200, b"<html>", "did not return JSON"),
-        (404, b"", "returned 404"),
-        (421, b"", "or set http_hosts of the proxy"),
+        ("status", 200, b'{"id": 1, "state": "following"}', "it may be a safekeeper's"),
+        ("limbo", 200, b'{"id": 1, "state": "following"}', "is not the limbo of a walproxy"),
+        ("status", 200, b"[]", "is not the status of a walproxy"),
+        ("limbo", 200, b"[]", "is not the limbo of a walproxy"),
+        ("status", 200, b'{"safekeepers": 3}', "is not the status of a walproxy"),
+        ("status", 200, b"<html>", "did not return JSON"),
+        ("status", 200, b"\xff\xfe", "did not return JSON"),
+        ("status", 404, b"", "returned 404"),
+        ("limbo", 421, b"", "or set http_hosts of the proxy"),
     ],
 )
-def test_limbo_of_another_program_is_one_line(here: Here, code: int, body: bytes, part: str) -> None:
+def test_an_answer_of_another_program_is_one_line(here: Here, command: str, code: int, body: bytes, part: str) -> None:
     with answering(code, body) as url:
-        result = here("limbo", "--url", url)
+        result = here(command, "--url", url)
     assert result.returncode == EXIT_UNEXPECTED
     assert part in one_line(result)
 
 
-def test_limbo_watched_without_a_terminal_is_a_line_each_time_and_survives_a_proxy_that_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "content", "line"),
+    [
+        ("status", STATUS, "waiting_for_quorum term=3 commit=0/3000000 p50=- p99=- 1:refused:- 2:streaming:5.0MiB"),
+        ("limbo", LIMBO, "- commits/s problem: no primary is connected"),
+    ],
+)
+def test_watched_without_a_terminal_is_a_line_each_time_and_survives_a_proxy_that_is_gone(
+    tmp_path: Path, command: str, content: dict[str, Any], line: str
+) -> None:
     output = tmp_path / "output"
-    with answering(200, json.dumps(LIMBO).encode()) as url, output.open("wb") as stdout:
-        command = [sys.executable, "-m", "walproxy", "limbo", "--watch", "--interval", "0.1", "--url", url]
-        process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT)
+    with answering(200, json.dumps(content).encode()) as url, output.open("wb") as stdout:
+        watch = [sys.executable, "-m", "walproxy", command, "--watch", "--interval", "0.1", "--url", url]
+        process = subprocess.Popen(watch, stdout=stdout, stderr=subprocess.STDOUT)
         try:
-            until(lambda: output.read_text().count("\n") >= 2)
-            assert output.read_text().splitlines()[0].endswith("- commits/s problem: no primary is connected")
+            wait_for(lambda: output.read_text().count("\n") >= 2, "two lines are written")
+            assert output.read_text().splitlines()[0].endswith(line)
         except BaseException:
             process.kill()
             raise
     try:
-        until(lambda: "no reply from" in output.read_text())
+        wait_for(lambda: "no reply from" in output.read_text(), "the proxy is gone")
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) == EXIT_FINE
         assert "Traceback" not in output.read_text()
@@ -530,31 +518,6 @@ def test_status_of_what_does_not_speak_http_is_one_line(here: Here) -> None:
         result = here("status", "--url", f"http://127.0.0.1:{server.getsockname()[1]}")
     assert result.returncode == EXIT_UNEXPECTED
     assert "does not use HTTP" in one_line(result)
-
-
-def test_status_watched_without_a_terminal_is_a_line_each_time_and_survives_a_proxy_that_is_gone(
-    tmp_path: Path,
-) -> None:
-    output = tmp_path / "output"
-    with answering(200, json.dumps(STATUS).encode()) as url, output.open("wb") as stdout:
-        command = [sys.executable, "-m", "walproxy", "status", "--watch", "--interval", "0.1", "--url", url]
-        process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT)
-        try:
-            until(lambda: output.read_text().count("\n") >= 2)
-            assert output.read_text().splitlines()[0] == (
-                "waiting_for_quorum term=3 commit=0/3000000 p50=- p99=- 1:refused:- 2:streaming:5.0MiB"
-            )
-        except BaseException:
-            process.kill()
-            raise
-    try:
-        until(lambda: "no reply from" in output.read_text())
-        process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE_S) == EXIT_FINE
-        assert "Traceback" not in output.read_text()
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.parametrize(("arguments", "code"), [("--version", 0), ("nonsense", 2)])
