@@ -69,7 +69,7 @@ class Role(NamedTuple):
         return (*declared, *self.keys)
 
 
-SECTIONS = ("safekeeper", "safekeepers", "proxy", "agent", "servers", "restore", "pipeline", "apply")
+SECTIONS = ("safekeeper", "safekeepers", "proxy", "agent", "servers", "restore", "check", "pipeline", "apply")
 """The names of all tables, also of those of other programs."""
 
 

@@ -7,7 +7,7 @@ or the operating system are escaped, so an event is always one line. With `log_f
 object.
 
 `log_event` logs a line that belongs to an event of event_catalogue.py. A handler for events (event_log.py) gets all of
-these, at any `--log-level`. Some events have no line of their own in the text format, because other lines report the
+these, at any log_level. Some events have no line of their own in the text format, because other lines report the
 same: `record_event`.
 """
 

@@ -68,7 +68,7 @@ class SafekeeperConfig:
         default=None,
         metavar="HOST:PORT",
     )
-    log_level: str = option(
+    log_level: str = key(
         "Lowest level to log: debug, info, warning or error",
         parse=one_of(*LOG_LEVELS),
         default="info",

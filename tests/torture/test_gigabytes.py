@@ -20,7 +20,6 @@ from tests.integration.archive.archive_cluster_fixtures import (
     log_begin_lsn,
     metric,
     run_reader,
-    source_options,
     wait_for_archiver,
     wait_until_archived,
 )
@@ -165,6 +164,6 @@ def _assert_archive_is_whole(cluster: Gated, archive: Archive) -> None:
     wals = [cluster.postgres.pg_wal, *(cluster.wal_directory(i) for i in cluster.safekeepers)]
     assert_archive_is_whole(archive, wals, cluster.segment_size, log_begin_lsn(cluster), end_lsn, old_wal_goes=True)
     verified = run_reader(
-        *("archive", "verify", *source_options(archive.place)), place=archive.place, timeout_s=CATCHUP_S
+        *("archive", "verify", "--archive", archive.place.url), place=archive.place, timeout_s=CATCHUP_S
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr

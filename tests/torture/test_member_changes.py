@@ -80,10 +80,10 @@ class Operator:
     def _run(self, expected: list[int], *arguments: str, lost: int = 0) -> None:
         """Repeat a command, and kill something meanwhile, until it has ended by itself."""
         deadline = time.monotonic() + CHANGE_TIMEOUT_S
-        options = "--json", "--safekeepers", self.cluster.safekeepers_option
         while True:
             command = subprocess.Popen(
-                [sys.executable, "-m", "walproxy", "members", *arguments, *options],
+                [sys.executable, "-m", "walproxy", "members", *arguments, "--json"],
+                env={**os.environ, **self.cluster.operator_environment},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -203,7 +203,7 @@ class Agent:
         config = self.config
         places = ",".join(f"{each}={place}" for each, place in config.safekeepers)
         arguments = ["--primary", config.conninfo, "--safekeepers", places, "--http-listen", str(config.proxy_http)]
-        arguments += ["--slot", config.slot, "--application-name", config.application_name]
+        arguments += ["-c", f"slot={config.slot}", "-c", f"application_name={config.application_name}"]
         for name, path in (("--secret-file", config.secret_file), ("--config", cluster_file)):
             if path is not None:
                 arguments += [name, str(path)]

@@ -192,7 +192,7 @@ class AgentConfig(MembersConfig):
     lease_password: Secret | None = option(
         "Password of that user", parse=optional(password), default=None, metavar="PASSWORD", environment_only=True
     )
-    log_level: str = option(
+    log_level: str = key(
         "Minimum level of log lines: debug, info, warning or error",
         parse=one_of(*LOG_LEVELS),
         default="info",

@@ -2,8 +2,8 @@
 
 What the file does not have follows from what it has: the connection string of the primary from the addresses of the
 servers, that of standbys from the listeners of the safekeepers, the URL of the proxy from the machine
-(walproxy/cli/proxy_pages.py). Certificates and secrets are in the file or in the environment: an operator's command has
-no options for them.
+(walproxy/cli/proxy_pages.py). Safekeepers, certificates and secrets are in the file or in the environment: the commands
+of an operator have no options for them.
 """
 
 import functools
@@ -26,12 +26,14 @@ from safekeeper.base.settings import (
     options_of,
 )
 from walproxy.agent.config import AgentConfig
+from walproxy.cli.check_config import CHECK
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ConnectionConfig, MembersConfig, ProxyConfig
-from walproxy.recovery.config import RESTORE
+from walproxy.recovery.config import RESTORE, ArchiveConfig
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Settings = TypeVar("_Settings")
 _Result = TypeVar("_Result")
+_SAFEKEEPERS: Final = f"{ENVIRONMENT_PREFIX}_SAFEKEEPERS"
 
 PROXY: Final = Role("proxy", ProxyConfig, absent=("safekeepers",))
 AGENT: Final = Role("agent", AgentConfig, machines="servers", machine_key="name", absent=("safekeepers",))
@@ -55,7 +57,7 @@ APPLY: Final = Role(
 
 def roles() -> tuple[Role, ...]:
     """Return what all programs read in the cluster's file."""
-    return (_safekeeper(), PROXY, AGENT, RESTORE, PIPELINE, APPLY)
+    return (_safekeeper(), PROXY, AGENT, RESTORE, CHECK, PIPELINE, APPLY)
 
 
 def _safekeeper() -> Role:
@@ -76,7 +78,8 @@ def open_cluster_file(config: Path | None) -> ClusterFile | None:
 
 def load_proxy(command_line: Mapping[str, Any], config: Path | None) -> ProxyConfig:
     """Return the settings of `walproxy run`."""
-    return _load(ProxyConfig, command_line, config)
+    found = _in_file(ProxyConfig, config)
+    return load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=found)
 
 
 def load_agent(command_line: Mapping[str, Any], config: Path | None) -> AgentConfig:
@@ -95,18 +98,30 @@ def load_agent(command_line: Mapping[str, Any], config: Path | None) -> AgentCon
 
 
 def load_connection(settings_type: type[_Settings], command_line: Mapping[str, Any], config: Path | None) -> _Settings:
-    """Return the settings with which an operator's command reaches the cluster: some of those of `walproxy run`."""
-    return _load(settings_type, command_line, config)
+    """Return the settings with which an operator's command reaches the cluster: some of those of `walproxy run`.
 
-
-def _load(settings_type: type[_Settings], command_line: Mapping[str, Any], config: Path | None) -> _Settings:
-    file, found = open_cluster_file(config), dict[str, Given]()
-    if file is not None:
-        found = {**file.values(PROXY), **_members(file)}
-        servers = list(file.addresses("servers").values())
-        if servers and "primary" in options_of(settings_type):
-            _add_hosts(found, "primary", servers, f"{file.path}: servers", "")
+    Raises:
+        ConfigurationError: one is missing or not valid.
+    """
+    found = _in_file(settings_type, config)
+    if "safekeepers" not in found and _SAFEKEEPERS not in os.environ:
+        raise ConfigurationError(
+            f"no safekeepers: write [safekeepers] into the cluster's file (--config), or set {_SAFEKEEPERS} to "
+            "ID=HOST:PORT,..."
+        )
     return load(settings_type, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=found)
+
+
+def _in_file(settings_type: type, config: Path | None) -> dict[str, Given]:
+    """Return what the cluster's file has for a proxy, or a part of its settings."""
+    file = open_cluster_file(config)
+    if file is None:
+        return {}
+    found = {**file.values(PROXY), **_members(file)}
+    servers = list(file.addresses("servers").values())
+    if servers and "primary" in options_of(settings_type):
+        _add_hosts(found, "primary", servers, f"{file.path}: servers", "")
+    return found
 
 
 def _members(file: ClusterFile) -> dict[str, Given]:
@@ -147,34 +162,31 @@ def address_of(given: Given) -> Address:
         raise ConfigurationError(f"{given.place}: {error}") from error
 
 
-def connection_options(command: _Command) -> _Command:
-    """Give a command --safekeepers and --config. `connected` reads them."""
-    declared = options_of(MembersConfig)["safekeepers"]
-    safekeepers = click.option(
-        "--safekeepers",
-        metavar=declared.metavar,
-        help=f"{declared.help}; by default those of the cluster's file. [{ENVIRONMENT_PREFIX}_SAFEKEEPERS]",
-    )
-    return safekeepers(config_option(command))
-
-
 def connected(command: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Give a command `connection_options`; it receives what they lead to as `connection`, a MembersConfig."""
+    """Give a command --config; it receives what that leads to as `connection`, a MembersConfig."""
 
-    @connection_options
+    @config_option
     @functools.wraps(command)
-    def with_connection(config: Path | None, safekeepers: str | None, **options: Any) -> _Result:
-        connection = load_connection(MembersConfig, {"safekeepers": safekeepers}, config)
-        return command(connection=connection, **options)
+    def with_connection(config: Path | None, **options: Any) -> _Result:
+        return command(connection=load_connection(MembersConfig, {}, config), **options)
 
     return with_connection
 
 
+def archive_option(command: _Command) -> _Command:
+    """Give a command --archive and --config. `load_sources` reads them, as an ArchiveConfig."""
+    declared = options_of(ArchiveConfig)["archive"]
+    archive = click.option(
+        "--archive", metavar=declared.metavar, help=f"{declared.help}. [{ENVIRONMENT_PREFIX}_ARCHIVE]"
+    )
+    return archive(config_option(command))
+
+
 def server_options(command: _Command) -> _Command:
-    """Give a command --primary, --safekeepers and --config. `load_connection` reads them."""
+    """Give a command --primary and --config. `load_connection` reads them."""
     primary = click.option(
         "--primary",
         metavar="CONNINFO",
         help=f"{options_of(ConnectionConfig)['primary'].help}. [{ENVIRONMENT_PREFIX}_PRIMARY]",
     )
-    return primary(connection_options(command))
+    return primary(config_option(command))

@@ -60,7 +60,7 @@ def events(since: _Since, follow: bool, as_json: bool, connection: MembersConfig
 
     \b
     Examples:
-      walproxy events --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy events
       walproxy events --since 2h
       walproxy events --follow --json | jq .text
     """

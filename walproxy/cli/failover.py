@@ -65,8 +65,7 @@ def failover(
 
     \b
     Examples:
-      walproxy failover --dry-run --primary 'host=pg1,pg2,pg3 user=walproxy' \\
-          --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy failover --dry-run --primary 'host=pg1,pg2,pg3 user=walproxy'
       walproxy failover --to pg2
       walproxy failover --cancel
     """

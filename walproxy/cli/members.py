@@ -7,8 +7,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
@@ -18,6 +16,7 @@ from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.quorum_expression import size_of
 from walproxy.cli.configuration import connected
 from walproxy.cli.parameters import Parameter
+from walproxy.cli.progress import LiveProgress
 from walproxy.proposer.member_change import Target, halves_of, list_members
 from walproxy.proposer.roster import Cluster
 from walproxy.proxy.config import MembersConfig
@@ -39,7 +38,6 @@ from walproxy.proxy.status_table import format_bytes
 from walproxy.terminal import FittedTable, TableColumn, output_console
 
 _Result = TypeVar("_Result")
-_LINE_INTERVAL_S = 5.0
 EXIT_INTERRUPTED = 130
 
 
@@ -70,7 +68,7 @@ def members() -> None:
 
     One member is changed at a time. A new one receives the WAL first and counts when it has caught up, so no commit
     waits for it. The commands wait for the end of the change and can be repeated after any interruption: they go on
-    where the change is. They need the same --safekeepers, certificates and secret as walproxy run.
+    where the change is. They need the same safekeepers, certificates and secret as walproxy run.
     """
 
 
@@ -82,7 +80,7 @@ def list_(connection: MembersConfig, as_json: bool) -> None:
 
     \b
     Example:
-      walproxy members list --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members list
     """
 
     async def look(fleet: Fleet) -> Sight:
@@ -219,7 +217,7 @@ def _change(wish: Wish, place: tuple[int, Address | None], config: MembersConfig
         if address is not None:
             fleet.dial(safekeeper_id, address)
         with _ProgressOfChange() as progress:
-            changed = await change_members(fleet, wish, force=force, begun=progress.begin, show=progress.show)
+            changed = await change_members(fleet, wish, force=force, begun=progress.begin, show=progress.show_headway)
         if not changed.changed and not as_json:
             click.echo("nothing is to be done")
         return changed.cluster
@@ -240,24 +238,10 @@ def _change(wish: Wish, place: tuple[int, Address | None], config: MembersConfig
         click.echo(f"the members are {listed} ({cluster.membership.label})")
 
 
-class _ProgressOfChange:
-    """The progress of a change on stderr: a bar on a terminal, otherwise a line when it changes, and every 5 s."""
+class _ProgressOfChange(LiveProgress):
+    """The progress of a change of the members."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}", markup=False), BarColumn())
-        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("", total=None)
-        self._stage = ""
-        self._line_at = 0.0
-        self._begin_lsn: int | None = None
-
-    def __enter__(self) -> "_ProgressOfChange":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    _begin_lsn: int | None = None
 
     def begin(self, cluster: Cluster, wanted: Target) -> None:
         """Show what is to change."""
@@ -268,35 +252,23 @@ class _ProgressOfChange:
         after = list_members(wanted.members, present.members)
         commit, elect = (size_of(size, count) for size in (wanted.sizes.commit, wanted.sizes.elect))
         elections = f", elections {elect}" if elect != commit else ""
-        self._say(f"members {before} -> {after}: commits need {commit} of {count}{elections}")
+        self.print_line(f"members {before} -> {after}: commits need {commit} of {count}{elections}")
         if count % 2 == 0 and wanted.sizes == QuorumSizes():
-            self._say(
+            self.print_line(
                 f"warning: {count} members tolerate the loss of {(count - 1) // 2}, as {count - 1} would: an odd "
                 "number is better"
             )
 
-    def show(self, headway: Headway) -> None:
+    def show_headway(self, headway: Headway) -> None:
         """Show how far it is."""
+        stage = headway.what.partition(":")[0]
         if headway.commit_lsn and headway.flush_lsn:
             if self._begin_lsn is None:
                 self._begin_lsn = headway.flush_lsn
-            self._bar.update(
-                self._task,
-                description=headway.what,
-                total=max(1, headway.commit_lsn - self._begin_lsn),
-                completed=max(0, headway.flush_lsn - self._begin_lsn),
-            )
+            total = max(1, headway.commit_lsn - self._begin_lsn)
+            self.show(headway.what, stage, max(0, headway.flush_lsn - self._begin_lsn), total)
         else:
-            self._bar.update(self._task, description=headway.what, total=None)
-        if self._console.is_terminal:
-            return
-        stage, now = headway.what.partition(":")[0], time.monotonic()
-        if stage != self._stage or now >= self._line_at:
-            self._stage, self._line_at = stage, now + _LINE_INTERVAL_S
-            self._say(headway.what)
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+            self.show(headway.what, stage)
 
 
 def _cluster_as_json(cluster: Cluster) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, WalproxyError
 from safekeeper.base.lsn import format_lsn
@@ -23,7 +21,6 @@ from walproxy.agent.orders import (
     NO_AGENTS,
     REINIT,
     SWITCHOVER,
-    OrderHeadway,
     check_failover,
     check_switchover,
     describe,
@@ -35,6 +32,7 @@ from walproxy.agent.server_look import ServerState
 from walproxy.agent.sight import SeenReport
 from walproxy.agent.state import ClusterView, is_fresh, lag_bytes, role_of
 from walproxy.cli.parameters import DURATION
+from walproxy.cli.progress import LiveProgress
 from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.status_table import format_bytes
@@ -42,7 +40,6 @@ from walproxy.terminal import Fit, FittedTable, TableColumn, output_console
 
 _Result = TypeVar("_Result")
 EXIT_INTERRUPTED = 130
-_LINE_INTERVAL_S = 5.0
 _DEFAULT_PRIORITY = AgentReport("").priority
 _AGENTS: Final = (
     TableColumn("agent"),
@@ -179,8 +176,10 @@ async def _give_and_follow(
     if _is_done_already(order, leader_name):
         return None, view
     given = await operator.give(order.kind, order.agent)
-    with _ProgressOfOrder() as progress:
-        return given, await operator.follow(given, leader_name, timeout_s, progress.show)
+    with LiveProgress() as progress:
+        return given, await operator.follow(
+            given, leader_name, timeout_s, lambda headway: progress.show(headway.what, headway.what)
+        )
 
 
 def _print_end(order: OrderOfCommand, given: Order | None, view: ClusterView, seconds: float, as_json: bool) -> None:
@@ -201,33 +200,6 @@ def _print_end(order: OrderOfCommand, given: Order | None, view: ClusterView, se
         last = view.settings.changes[-1] if view.settings.changes else None
         gap = f"; {last.seconds:.2f} s without a leader" if last is not None and last.tli == tli else ""
         click.echo(f"{name} is the primary on timeline {tli} in term {view.log.term}: commits go on{gap}")
-
-
-class _ProgressOfOrder:
-    """The progress of an order on stderr: a spinner on a terminal, otherwise a line when it changes, and every 5 s."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._status = self._console.status("") if self._console.is_terminal else None
-        self._last = ""
-        self._line_at = 0.0
-
-    def __enter__(self) -> "_ProgressOfOrder":
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self, headway: OrderHeadway) -> None:
-        """Show how far it is."""
-        if self._status is not None:
-            self._status.update(Text(headway.what))
-        elif headway.what != self._last or time.monotonic() >= self._line_at:
-            self._last, self._line_at = headway.what, time.monotonic() + _LINE_INTERVAL_S
-            self._console.print(headway.what, highlight=False, soft_wrap=True, markup=False)
 
 
 def print_view(view: ClusterView, to_stderr: bool = False) -> None:

@@ -73,14 +73,16 @@ class ProxyPages(NamedTuple):
         raise NoAnswer(f"no reply from a proxy: {'; '.join(problems)}")
 
 
+url_option = click.option(
+    "--url",
+    help=f"URL of the proxy's HTTP listener; by default as in the cluster's file, or http://{DEFAULT_HTTP}. "
+    f"[{ENVIRONMENT_PREFIX}_URL]",
+)
+
+
 def proxy_options(command: _Command) -> _Command:
     """Give a command --url and --config. `proxy_pages` reads them."""
-    url = click.option(
-        "--url",
-        help=f"URL of the proxy's HTTP listener; by default as in the cluster's file, or http://{DEFAULT_HTTP}. "
-        f"[{ENVIRONMENT_PREFIX}_URL]",
-    )
-    return url(config_option(command))
+    return url_option(config_option(command))
 
 
 def proxy_pages(url: str | None, config: Path | None) -> ProxyPages:

@@ -63,7 +63,7 @@ def ready_to_promote(
 
     \b
     Examples:
-      walproxy ready-to-promote --pgdata /var/lib/postgresql/17/main --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy ready-to-promote --pgdata /var/lib/postgresql/17/main
       walproxy ready-to-promote --conninfo 'host=pg2 user=walproxy' && \\
           pg_ctl promote -D /var/lib/postgresql/17/main
     """

@@ -53,8 +53,7 @@ def rebootstrap(
     \b
     Examples:
       walproxy rebootstrap
-      walproxy rebootstrap --primary 'host=db1 user=walproxy' \\
-          --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy rebootstrap --primary 'host=db1 user=walproxy'
       walproxy rebootstrap --undo
     """
     discard_above_lsn = parse_lsn(discard_wal_above) if discard_wal_above is not None else None

@@ -57,7 +57,7 @@ def switchover(
     \b
     Examples:
       walproxy switchover --to pg2 --stop-command 'ssh pg1 sudo systemctl stop postgresql' \\
-          --primary 'host=pg1,pg2,pg3 user=walproxy' --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+          --primary 'host=pg1,pg2,pg3 user=walproxy'
       walproxy switchover --to pg2
     """
     if not stop_command and carry_out(

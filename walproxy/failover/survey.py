@@ -215,7 +215,7 @@ def survey_of(cluster: Cluster, sight: Sight, live_proposers: Mapping[int, str],
     greetings, membership, problems = sight.member_greetings(cluster), cluster.membership, sight.describe_problems()
     identities = {each: (each, greeting.incarnation) for each, greeting in greetings.items()}
     if not greetings:
-        raise FailoverRefused(f"no member of the cluster replies: {problems or 'list the members in --safekeepers'}")
+        raise FailoverRefused(f"no member of the cluster replies: {problems or 'list them in [safekeepers]'}")
     log = max(greetings.values(), key=lambda greeting: (greeting.last_term, greeting.flush_lsn))
     if not log.log_tli:
         raise FailoverRefused("the safekeepers have no WAL: no commit was ever acknowledged, start walproxy run")

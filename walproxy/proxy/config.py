@@ -108,10 +108,10 @@ class ConnectionConfig(MembersConfig):
         parse=text,
         metavar="CONNINFO",
     )
-    slot: str = option(
+    slot: str = key(
         "Physical replication slot; created if missing", parse=slot_name, default="walproxy", metavar="NAME"
     )
-    application_name: str = option(
+    application_name: str = key(
         "Name of this proxy in synchronous_standby_names",
         parse=parse_application_name,
         default="walproxy",
@@ -242,7 +242,7 @@ class ProxyConfig(ConnectionConfig):
         default="3",
         metavar="SECONDS",
     )
-    log_level: str = option(
+    log_level: str = key(
         "Minimum level of log lines: debug, info, warning or error",
         parse=one_of(*LOG_LEVELS),
         default="info",

@@ -106,7 +106,7 @@ async def survey_undo(config: MembersConfig) -> UndoSurvey:
         if absent:
             raise ConfigurationError(
                 f"safekeeper {i} belongs to cluster {greeting.cluster_id[:8]}, which safekeeper {absent[0]} is a "
-                "member of: list all of its members in --safekeepers, because it must not continue without them"
+                "member of: list all of its members in [safekeepers], because it must not continue without them"
             )
     return UndoSurvey(greetings, target)
 

@@ -70,7 +70,7 @@ def refuse_credentials(config: SourceConfig) -> None:
     named = [name for name, value in config.archive_options.items() if _is_credential(name, value)]
     if named:
         raise ConfigurationError(
-            f"--archive-options has credentials ({', '.join(sorted(named))}), which restore does not write into the "
+            f"archive_options has credentials ({', '.join(sorted(named))}), which restore does not write into the "
             "data folder: set the store's variables in the environment of this command, and of the server that recovers"
         )
     if config.safekeepers is None:

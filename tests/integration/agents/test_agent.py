@@ -103,7 +103,6 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
         book.wait_for_commit()
         book.verify()
         promoted = f"agent {new.name}"
-        options = "--safekeepers", cluster.around.safekeepers
         wanted = (
             ("agent pg1", "agent-started"),
             ("walproxy", "term-begun"),
@@ -115,7 +114,7 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
 
         def is_listed() -> bool:
             """Return whether the safekeepers have all of that, in this order."""
-            listed = run_walproxy("events", "--json", *options, environment=cluster.environment).stdout.splitlines()
+            listed = run_walproxy("events", "--json", environment=cluster.operator_environment).stdout.splitlines()
             # Of a proxy without its run and machine.
             happened[:] = [
                 (re.sub(r"^walproxy .*", "walproxy", each["source"]), each["event"]) for each in map(json.loads, listed)
@@ -132,7 +131,7 @@ def test_host_of_the_primary_dies_a_standby_goes_on_and_the_old_primary_rejoins(
 
         wait_for(is_listed, lambda: f"{wanted}, two seals and primary-streams are listed in this order: {happened}")
         # Clients were without commits for at least this: the loss is known after dead_after, and only then acted on.
-        shown = run_walproxy("cluster", "history", "--json", *options, environment=cluster.environment).stdout
+        shown = run_walproxy("cluster", "history", "--json", environment=cluster.operator_environment).stdout
         assert json.loads(shown)[-1]["seconds"] >= 5, shown
     assert new.execute("SELECT count(*) FROM book WHERE n = -1") == [(0,)]
     [path] = old.place.discarded_directory.iterdir()

@@ -32,8 +32,7 @@ def agents(servers: dict[int, ServerBinaries], major: int, template: Path, folde
 
 def run(agents: Agents, *arguments: str) -> subprocess.CompletedProcess[str]:
     group = () if arguments[0] == "switchover" else ("cluster",)
-    words = *group, *arguments, "--safekeepers", agents.around.safekeepers
-    return run_walproxy(*words, environment=agents.environment)
+    return run_walproxy(*group, *arguments, environment=agents.operator_environment)
 
 
 def result(agents: Agents, *arguments: str) -> Any:

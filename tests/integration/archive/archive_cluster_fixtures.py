@@ -53,7 +53,7 @@ def archive_options(place: Place, *further: str, partial_interval_s: float = 0.5
 
 def source_options(place: Place) -> list[str]:
     """Return the options of a command that reads the archive."""
-    return ["--archive", place.url, *(("--archive-options", _settings(place)) if place.options else ())]
+    return ["--archive", place.url, *(("-c", f"archive_options={_settings(place)}") if place.options else ())]
 
 
 def _settings(place: Place) -> str:
@@ -265,7 +265,7 @@ def assert_is_archived(cluster: Gated, archive: Archive) -> int:
     end_lsn = wait_until_archived(cluster)
     pg_wals = [server.pg_wal for server in (cluster.postgres, *cluster.former_primaries)]
     segments = assert_archive_is_whole(archive, pg_wals, cluster.segment_size, log_begin_lsn(cluster), end_lsn)
-    verified = run_reader("archive", "verify", *source_options(archive.place), place=archive.place)
+    verified = run_reader("archive", "verify", "--archive", archive.place.url, place=archive.place)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     return segments
 
@@ -274,7 +274,8 @@ def run_reader(
     *arguments: str, place: Place, answer: str = "", timeout_s: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
     """Run `walproxy` to its end, with what opens the archive in its environment."""
-    return run_walproxy(*arguments, answer=answer, environment=place.environment, timeout_s=timeout_s)
+    environment = {**place.environment, "WALPROXY_ARCHIVE_OPTIONS": _settings(place)}
+    return run_walproxy(*arguments, answer=answer, environment=environment, timeout_s=timeout_s)
 
 
 # What happens to an archiver.

@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0
 
 
 def run_events(cluster: Gated, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_walproxy("events", "--safekeepers", cluster.safekeepers_option, *arguments)
+    return run_walproxy("events", *arguments, environment=cluster.operator_environment)
 
 
 def events(cluster: Gated, *arguments: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The members of a cluster are changed under load: `walproxy members` with real processes, sockets and disks."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,12 @@ from tests.integration.conftest import NEWEST, NewGated
 from tests.integration.refusals.refusal_fixtures import only_line, run_walproxy
 
 pytestmark = NEWEST
+SAFEKEEPERS = "WALPROXY_SAFEKEEPERS"
 
 
 def members(cluster: Gated, *arguments: str, safekeepers: str = "") -> subprocess.CompletedProcess[str]:
     """Run `walproxy members` with the safekeepers of the first proxy."""
-    return run_walproxy("members", *arguments, "--safekeepers", safekeepers or first_list(cluster))
+    return run_walproxy("members", *arguments, environment={SAFEKEEPERS: safekeepers or first_list(cluster)})
 
 
 def first_list(cluster: Gated) -> str:
@@ -166,7 +168,7 @@ def test_a_member_moves_to_another_host_under_its_own_id(new_gated: NewGated) ->
         cluster.safekeepers[3].kill9()
         shutil.rmtree(cluster.safekeeper_directory(3))
         start(cluster, 3)
-        ended = run_walproxy("members", "replace", cluster.place_of(3), "--safekeepers", old)
+        ended = members(cluster, "replace", cluster.place_of(3), safekeepers=old)
         assert (ended.returncode, ended.stdout) == (0, "the members are 1, 2, 3 (generation 3 of term 1)\n"), (
             ended.stderr
         )
@@ -229,9 +231,9 @@ def test_a_change_that_waits_for_its_newcomer_outlives_the_proxy_and_can_be_canc
     with cluster.load() as load, (folder / "add.log").open("w") as log:
         cluster.postgres.execute("CREATE TABLE bulk AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
         start(cluster, 4)
-        arguments = "members", "add", cluster.place_of(4), "--safekeepers", first_list(cluster)
         add = subprocess.Popen(
-            [sys.executable, "-m", "walproxy", *arguments],
+            [sys.executable, "-m", "walproxy", "members", "add", cluster.place_of(4)],
+            env={**os.environ, SAFEKEEPERS: first_list(cluster)},
             stdout=log,
             stderr=log,
         )

@@ -1,6 +1,7 @@
 """`walproxy failover` and `walproxy switchover` on real servers: no acknowledged commit is lost, and commits go on."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,20 +21,20 @@ pytestmark = NEWEST
 
 
 def options(cluster: Gated, role: str = "postgres") -> tuple[str, ...]:
-    """Return the servers and safekeepers of the proxy, as options."""
-    conninfo = make_conninfo(cluster.primary_conninfo(), user=role)
-    return ("--primary", conninfo, "--safekeepers", cluster.safekeepers_option)
+    """Return the option for the servers of the proxy."""
+    return ("--primary", make_conninfo(cluster.primary_conninfo(), user=role))
 
 
 def run(cluster: Gated, command: str, *arguments: str, role: str = "postgres") -> subprocess.CompletedProcess[str]:
     """Run a command with the servers and safekeepers of the proxy."""
-    return run_walproxy(command, *options(cluster, role), *arguments)
+    return run_walproxy(command, *options(cluster, role), *arguments, environment=cluster.operator_environment)
 
 
 def failover(cluster: Gated) -> subprocess.Popen[str]:
     """Begin a failover."""
     command = [sys.executable, "-m", "walproxy", "failover", "--json", *options(cluster)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    variables = {**os.environ, **cluster.operator_environment}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
 
 
 def report(ended: subprocess.CompletedProcess[str]) -> dict[str, object]:
@@ -80,11 +81,11 @@ def test_the_primary_dies_and_a_standby_goes_on_with_all_that_was_acknowledged(n
     old.start()
     assert current_lsn(old) >= parse_lsn(str(ended["fork_lsn"]))
     cluster.proxy.kill9()
-    unserved = run_walproxy("failover", *servers)
+    unserved = run_walproxy("failover", *servers, environment=cluster.operator_environment)
     assert "and no walproxy run serves it" in only_line(unserved.stderr)
     cluster.proxy.start()
     wait_for(lambda: field_of(cluster.proxy, "tli") == 2 and cluster.serving() is not None, "the proxy streams again")
-    assert "nothing is to be done" in run_walproxy("failover", *servers).stdout
+    assert "nothing is to be done" in run(cluster, "failover").stdout
 
 
 def test_a_failover_that_is_interrupted_while_the_standby_is_behind_is_repeated(new_gated: NewGated) -> None:

@@ -217,7 +217,7 @@ def test_a_restarted_proxy_that_leads_finds_the_same_queue(new_gated: NewGated) 
     """It is elected by two of three, and a commit needs all three."""
     cluster = new_gated().start_gated()
     ended = run_walproxy(
-        *("members", "quorum", "--commit", "N", "--elect", "N/2+1", "--safekeepers", cluster.safekeepers_option)
+        *("members", "quorum", "--commit", "N", "--elect", "N/2+1"), environment=cluster.operator_environment
     )
     assert ended.returncode == 0, ended.stderr
     cluster.safekeepers[1].kill9()

@@ -15,7 +15,7 @@ from walproxy.postgres.process_table import descendants
 
 
 def ready(cluster: Gated, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_walproxy("ready-to-promote", "--safekeepers", cluster.safekeepers_option, *arguments)
+    return run_walproxy("ready-to-promote", *arguments, environment=cluster.operator_environment)
 
 
 def by_folder(cluster: Gated, standby: LocalPostgres, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -129,21 +129,21 @@ def test_a_timeline_that_forked_below_what_was_acknowledged_is_refused_with_both
 def test_a_rebootstrap_onto_another_primary_lists_what_is_lost_and_a_no_changes_nothing(past: Past) -> None:
     server = server_on(past, past.behind, "restored-again").start()
     before = past.stand.untouched()
-    options = ["--primary", server.conninfo(), "--safekeepers", past.stand.safekeepers_option]
-    answer = run_walproxy("rebootstrap", *options, "--yes")
+    options, environment = ["--primary", server.conninfo()], past.stand.operator_environment
+    answer = run_walproxy("rebootstrap", *options, "--yes", environment=environment)
     assert answer.returncode == EXIT_CONFIGURATION
     advised = re.search(r"--discard-wal-above (\S+)$", only_line(answer.stderr))
     assert advised is not None and parse_lsn(advised[1]) < past.stand.flush_lsn_of(1)
     assert past.stand.untouched() == before
     options += ["--discard-wal-above", advised[1]]
-    answer = run_walproxy("rebootstrap", *options, answer="n\n")
+    answer = run_walproxy("rebootstrap", *options, answer="n\n", environment=environment)
     assert answer.returncode == 0 and "nothing was changed" in answer.stdout
     assert re.search(
         rf"LOSS: safekeeper 1 holds \d+ bytes of WAL, \[\S+, {format_lsn(past.stand.flush_lsn_of(1))}\), of timeline 1",
         answer.stdout,
     )
     assert "safekeeper 1:" in answer.stdout and "set aside in its data folder, in wal." in answer.stdout
-    answer = run_walproxy("rebootstrap", *options)  # Without a terminal to answer.
+    answer = run_walproxy("rebootstrap", *options, environment=environment)  # Without a terminal to answer.
     assert answer.returncode == 1 and "interrupted" in only_line(answer.stderr)
     assert past.stand.untouched() == before
     server.close()

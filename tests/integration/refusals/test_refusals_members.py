@@ -45,8 +45,9 @@ def port_of(stand: Stand, safekeeper_id: int) -> int:
 def rebootstrap(stand: Stand, *options: str, safekeepers: str = "") -> subprocess.CompletedProcess[str]:
     return run_walproxy(
         "rebootstrap",
-        *("--primary", stand.postgres.conninfo(), "--safekeepers", safekeepers or stand.safekeepers_option),
+        *("--primary", stand.postgres.conninfo()),
         *options,
+        environment={"WALPROXY_SAFEKEEPERS": safekeepers or stand.safekeepers_option},
     )
 
 
@@ -95,7 +96,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
     # The same PostgreSQL, another cluster.
     stand.wipe(3)
     stand.safekeepers[3].start()
-    alone = proxy_with(stand, "alone-again", f"3=127.0.0.1:{port_of(stand, 3)}", "--slot", "other")
+    alone = proxy_with(stand, "alone-again", f"3=127.0.0.1:{port_of(stand, 3)}", "-c", "slot=other")
     stand.wait_for_state("streaming")
     assert alone.stop() == 0
     with Relay(port_of(stand, 3)) as relay:

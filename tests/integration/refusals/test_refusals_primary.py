@@ -155,13 +155,13 @@ def test_an_invalidated_slot_ends_the_proxy_with_the_way_out(new_stand: NewStand
     # A term was won to find out: a promise, and nothing else.
     assert {key: value for key, value in stand.untouched()[1].items() if key not in ("term", "promised")} == before
     # The way out: without the slot, a new cluster.
-    options = ("--primary", stand.postgres.conninfo(), "--safekeepers", stand.safekeepers_option, "--yes")
+    options, environment = ("--primary", stand.postgres.conninfo(), "--yes"), stand.operator_environment
     if not is_replaced:
-        answer = run_walproxy("rebootstrap", *options)
+        answer = run_walproxy("rebootstrap", *options, environment=environment)
         assert answer.returncode == EXIT_CONFIGURATION
         assert "pg_drop_replication_slot('walproxy')" in only_line(answer.stderr)
         stand.postgres.execute("SELECT pg_drop_replication_slot('walproxy')")
-    assert run_walproxy("rebootstrap", *options).returncode == 0
+    assert run_walproxy("rebootstrap", *options, environment=environment).returncode == 0
     stand.proxies[0] = stand.proxy_for("new-cluster")
     stand.wait_for_state("streaming")
     stand.gate_commits()

@@ -47,7 +47,7 @@ def backup(past: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def attempt(backup: Path, target: Path, *arguments: object) -> CompletedProcess[str]:
-    return walproxy("restore", "--backup", backup, "--target", target, "--timeout", "1", *owner(), *arguments)
+    return walproxy("restore", "--backup", backup, "--target", target, "-c", "timeout=1", *owner(), *arguments)
 
 
 def assert_refused(answer: CompletedProcess[str], target: Path, *words: str) -> None:

@@ -69,7 +69,7 @@ def fetch(place: Path, name: str, *arguments: object) -> CompletedProcess[str]:
     """Run wal-fetch; where there is no option of a source it is the archive."""
     named = any(str(word).startswith(("--archive", "--safekeepers", "--data-dir")) for word in arguments)
     words = arguments if named else ("--archive", place / "archive", *arguments)
-    answer = walproxy("wal-fetch", name, place / "RECOVERYXLOG", "--timeout", "0.5", *words)
+    answer = walproxy("wal-fetch", name, place / "RECOVERYXLOG", "-c", "timeout=0.5", *words)
     assert "Traceback" not in answer.stderr
     return answer
 
@@ -103,7 +103,7 @@ def test_the_open_segment_is_filled_up_with_zeros(past: Past, place: Path) -> No
     assert fetch(place, name).returncode == EXIT_DELIVERED
     assert delivered(place) == in_pg_wal(past, name, past.archived_lsn)
     (place / "RECOVERYXLOG").unlink()
-    assert fetch(place, name, "--no-partial").returncode == EXIT_MISSING
+    assert fetch(place, name, "-c", "no_partial=true").returncode == EXIT_MISSING
     assert not (place / "RECOVERYXLOG").exists()
 
 
@@ -137,7 +137,7 @@ def test_what_every_source_denies_is_missing(past: Past, place: Path) -> None:
         ("000000010000000000000007", "--archive", "ftp://somewhere"),
         ("000000010000000000000007", "--safekeepers", "1=127.0.0.1:5454"),
         ("000000010000000000000007", "--data-dir", "/nonexistent"),
-        ("000000010000000000000007", "--prefetch", "x"),
+        ("000000010000000000000007", "-c", "prefetch=x"),
         ("000000010000000000000007", "--no-such-option"),
         ("0000000100000000FFFFFFFF",),
     ],
@@ -183,7 +183,7 @@ def test_a_hole_stops_recovery(past: Past, place: Path) -> None:
     assert answer.returncode == EXIT_STOPS_RECOVERY
     assert name in answer.stderr
     assert segment_of(past, 4)[0] in answer.stderr
-    assert fetch(place, name, "--archive", place / "archive", "--end-at-hole").returncode == EXIT_MISSING
+    assert fetch(place, name, "--archive", place / "archive", "-c", "end_at_hole=true").returncode == EXIT_MISSING
 
 
 def test_a_hole_that_postgresql_can_fill_itself_does_not(past: Past, place: Path) -> None:
@@ -239,7 +239,7 @@ def test_the_folder_of_a_running_safekeeper_is_refused(past: Past, place: Path) 
 
 def test_a_signal_ends_it_as_a_signal(past: Past, place: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        words = ("wal-fetch", segment_of(past, 5)[0], str(place / "x"), "--safekeepers", NOBODY, "--timeout", "30")
+        words = ("wal-fetch", segment_of(past, 5)[0], str(place / "x"), "--safekeepers", NOBODY, "-c", "timeout=30")
         process = subprocess.Popen(
             [sys.executable, "-m", "walproxy", *words], stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"}
         )
@@ -255,7 +255,7 @@ def test_a_signal_ends_it_as_a_signal(past: Past, place: Path) -> None:
 
 def test_recovery_stops_rather_than_ends_early_when_the_archive_is_down(past: Past, place: Path) -> None:
     target = place / "restored"
-    restore(past, past.folder / "base", target, "--archive", place / "archive", "--timeout", "3")
+    restore(past, past.folder / "base", target, "--archive", place / "archive", "-c", "timeout=3")
     (place / "archive").rename(place / "gone")
     server = LocalPostgres(past.server.binaries, target)
     with server, pytest.raises(LocalPostgresFailed):
@@ -347,7 +347,7 @@ def test_neither_a_standby_nor_a_promotion_is_stopped(
     (data_directory / "standby.signal").unlink()
     assert fetch_for(data_directory, "00000002.history", *arguments) == EXIT_MISSING
     (data_directory / "recovery.signal").touch()
-    assert fetch_for(data_directory, name, *arguments, "--timeout", "0.1") == EXIT_STOPS_RECOVERY
+    assert fetch_for(data_directory, name, *arguments, "-c", "timeout=0.1") == EXIT_STOPS_RECOVERY
 
 
 def test_a_part_of_a_segment_does_not_replace_more_of_it(past: Past, place: Path, data_directory: Path) -> None:

@@ -32,12 +32,12 @@ class Cluster:
         self._here = here
         monkeypatch.setattr(walproxy.cli.orders, "SafekeeperViews", lambda *_: self.views)
         monkeypatch.setattr(walproxy.agent.operator_client, "_POLL_S", 0.001)
-        for name in ("WALPROXY_SAFEKEEPERS", "COLUMNS"):
-            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("WALPROXY_SAFEKEEPERS", MEMBERS)
+        monkeypatch.delenv("COLUMNS", raising=False)
 
     def __call__(self, *arguments: str) -> Result:
         group = () if arguments[0] in ("failover", "switchover") else ("cluster",)
-        result = self._here(*group, *arguments, "--safekeepers", MEMBERS)
+        result = self._here(*group, *arguments)
         assert self.views.is_closed or self.views.exchanges == 0
         return result
 

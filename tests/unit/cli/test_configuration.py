@@ -162,8 +162,10 @@ def test_without_a_file_everything_is_as_before(monkeypatch: pytest.MonkeyPatch)
     assert proxy_pages(None, None) == ProxyPages(("http://127.0.0.1:7667",), NO_ACCESS)
     monkeypatch.setattr(configuration.os, "environ", {"WALPROXY_URL": "http://set:1"})
     assert proxy_pages(None, None).urls == ("http://set:1",)
-    with pytest.raises(ConfigurationError, match="--safekeepers is missing"):
+    with pytest.raises(ConfigurationError, match=r"^no safekeepers: .* or set WALPROXY_SAFEKEEPERS to ID=HOST:PORT"):
         load_connection(MembersConfig, {}, None)
+    monkeypatch.setattr(configuration.os, "environ", {"WALPROXY_SAFEKEEPERS": "1=sk1:5454"})
+    assert load_connection(MembersConfig, {}, None).safekeepers == SAFEKEEPERS[:1]
 
 
 def test_the_first_proxy_that_replies_is_shown() -> None:

@@ -12,10 +12,9 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -33,6 +32,7 @@ from tests.unit.certificates import Authority
 from tests.unit.net.test_tls import converse
 from tests.unit.safekeeper_process import SafekeeperProcess, safekeeper
 from tests.unit.test_docs import DOCS, section
+from tests.waiting import wait_for
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.postgres.local_server import free_port
 from walproxy.proxy.config import ProxyConfig
@@ -43,20 +43,13 @@ PASSWORD = "f19c04-password-of-the-primary"
 DEADLINE_S = 20.0
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.01)
-
-
 @contextmanager
 def proxy(directory: Path, *options: str, secret: str = "", members: str) -> Iterator[LocalProcess]:
     """A `walproxy run` whose primary is not there."""
     port = free_port()
     primary = f"host=127.0.0.1 port=1 user=walproxy password={PASSWORD}"
     arguments = ["-m", "walproxy", "run", "--primary", primary, "--safekeepers", members]
-    arguments += ["--http", f"127.0.0.1:{port}", "--log-level", "debug", *options]
+    arguments += ["--http", f"127.0.0.1:{port}", "-c", "log_level=debug", *options]
     process = LocalProcess("walproxy", arguments, port, directory / f"walproxy-{port}.log")
     process.environment = {"WALPROXY_SECRET": secret} if secret else {}
     process.start()
@@ -226,7 +219,7 @@ def test_walproxy_commands_send_the_password_of_a_file_or_of_the_url_and_show_it
         return subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
 
     with proxy(tmp_path, "-c", f"http_password_file={file}", members="1=127.0.0.1:1") as process:
-        until(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
+        wait_for(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
         place = f"127.0.0.1:{process.http_port}"
         for command in ("status", "limbo"):
             environment["WALPROXY_HTTP_PASSWORD_FILE"] = str(file)
@@ -269,7 +262,7 @@ def test_walproxy_status_over_tls_trusts_the_named_ca_only(tmp_path: Path, autho
         return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
 
     with proxy(tmp_path, *options, members="1=127.0.0.1:1") as process:
-        until(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
+        wait_for(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
         url = f"https://127.0.0.1:{process.http_port}"
         good = status(url, authority.ca)
         assert good.returncode == 0 and json.loads(good.stdout)["safekeepers"][0]["id"] == 1
@@ -308,7 +301,7 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
     listeners = [
         *("-c", f"tls_cert={server.cert}", "-c", f"tls_key={server.key}", "-c", f"tls_client_ca={authority.ca}"),
         *("--secret-file", str(tmp_path / "secret"), "-c", f"pg_users={tmp_path / 'users'}"),
-        *("--pg-listen", "127.0.0.1:0", "--log-level", "debug"),
+        *("--pg-listen", "127.0.0.1:0", "-c", "log_level=debug"),
     ]
     credentials = ("-c", f"tls_ca={authority.ca}", "-c", f"tls_cert={client.cert}", "-c", f"tls_key={client.key}")
     with contextlib.ExitStack() as stack:
@@ -317,16 +310,16 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
             stack.enter_context(proxy(tmp_path, *credentials, secret=secret, members=f"1=127.0.0.1:{process.port}"))
             for secret in (SECRET, OTHER_SECRET)
         )
-        until(lambda: "connected to safekeeper 1" in good.log_path.read_text(), "the proxy is let in")
-        until(lambda: "refuses the proof" in bad.log_path.read_text(), "the other one is not")
+        wait_for(lambda: "connected to safekeeper 1" in good.log_path.read_text(), "the proxy is let in")
+        wait_for(lambda: "refuses the proof" in bad.log_path.read_text(), "the other one is not")
         process.wait_for_line("its proof of the shared secret is wrong")
-        until(lambda: good.status() and bad.status(), "both answer")
+        wait_for(lambda: good.status() and bad.status(), "both answer")
         process.signal(signal.SIGHUP)
         process.wait_for_line("reloaded certificates, users and secrets")
         for each in (good, bad):
             assert each.pid is not None
             os.kill(each.pid, signal.SIGHUP)
-            until(
+            wait_for(
                 lambda log=each.log_path: "reloaded certificates, users and secrets" in log.read_text(),
                 "it reads its files again",
             )  # type: ignore[misc]

@@ -142,6 +142,6 @@ def test_a_password_and_a_proxy_s_are_credentials_and_other_settings_are_not() -
 
 def test_restore_refuses_credentials_before_it_looks_at_the_backup(tmp_path: Path) -> None:
     words = ["--backup", str(tmp_path / "no"), "--target", str(tmp_path / "target"), "--archive", "s3://bucket/main"]
-    answer = CliRunner().invoke(restore, [*words, "--archive-options", "secret_access_key=hidden"])
+    answer = CliRunner().invoke(restore, [*words, "-c", "archive_options=secret_access_key=hidden"])
     assert isinstance(answer.exception, ConfigurationError)
     assert "secret_access_key" in str(answer.exception)

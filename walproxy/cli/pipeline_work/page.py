@@ -8,14 +8,14 @@ import msgspec
 from rich.console import Console
 
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
-from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.pages.page import hex_dump
 from walproxy.pipeline.pages.primary import PageVerdict, verify
 from walproxy.pipeline.pages.relation import FORKS, parse_relation
 from walproxy.pipeline.pages.restore import PageRequest, RestoredPage, restore_page
 from walproxy.pipeline.pages.row import ShownRow
 
-__all__ = ["PageRequest", "parse_lsn", "parse_relation", "restore_and_print"]
+__all__ = ["PageRequest", "parse_relation", "restore_and_print"]
 
 
 def restore_and_print(

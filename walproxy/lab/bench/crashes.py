@@ -18,6 +18,7 @@ is busy with something else.
 """
 
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -191,7 +192,8 @@ class CrashSite:
         cluster.wait_until(lambda: replacement.status() is not None, "it replies", process=replacement)
         command = [sys.executable, "-m", "walproxy", "members", "replace", cluster.place_of(_VICTIM)]
         ended = subprocess.run(
-            [*command, "--safekeepers", cluster.safekeepers_option],
+            command,
+            env={**os.environ, **cluster.operator_environment},
             capture_output=True,
             text=True,
             check=False,

@@ -279,6 +279,11 @@ class LocalCluster:
         """The value of --safekeepers."""
         return ",".join(self.place_of(i) for i in sorted(self._reached_ports))
 
+    @property
+    def operator_environment(self) -> dict[str, str]:
+        """The variables with which an operator's command finds the safekeepers."""
+        return {"WALPROXY_SAFEKEEPERS": self.safekeepers_option}
+
     def safekeeper_directory(self, safekeeper_id: int) -> Path:
         """Return the data folder of a safekeeper."""
         return self.directory / f"safekeeper-{safekeeper_id}"

@@ -131,8 +131,7 @@ def _begin_again(stage: DemoStage) -> str:
     for safekeeper in cluster.safekeepers.values():
         safekeeper.start()
     stage.wait_until(lambda: all(process.status() for process in cluster.safekeepers.values()), "safekeepers answer")
-    options = ("--primary", cluster.postgres.conninfo(), "--safekeepers", cluster.safekeepers_option)
-    output = stage.command("rebootstrap", "--yes", *options)
+    output = stage.command("rebootstrap", "--yes", "--primary", cluster.postgres.conninfo(), finds_safekeepers=True)
     begins = _NEW_CLUSTER.search(output)
     if begins is None:
         raise StepUnfinished(f"walproxy rebootstrap did not name the new cluster: {one_line(output)}")

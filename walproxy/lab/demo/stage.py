@@ -7,6 +7,7 @@ on an idle machine (docs/guide/operations.md), and decides nothing.
 """
 
 import itertools
+import os
 import shlex
 import subprocess
 import sys
@@ -183,8 +184,11 @@ class DemoStage:
         self.wait_until(all_reply, "all safekeepers reply")
         return found
 
-    def command(self, *words: str | Path) -> str:
+    def command(self, *words: str | Path, finds_safekeepers: bool = False) -> str:
         """Run a command of walproxy, as an operator would; return what it printed.
+
+        Args:
+            finds_safekeepers: it connects to the safekeepers.
 
         Raises:
             StepUnfinished: it failed, or takes too long.
@@ -193,6 +197,7 @@ class DemoStage:
         limit = TimeLimit(_COMMAND_S_MAX)
         with subprocess.Popen(
             [sys.executable, "-m", "walproxy", *map(str, words)],
+            env={**os.environ, **(self.cluster.operator_environment if finds_safekeepers else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

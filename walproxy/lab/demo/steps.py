@@ -101,7 +101,7 @@ def _replace_lost_disk(stage: DemoStage) -> str:
     shutil.rmtree(cluster.safekeeper_directory(_LOST))
     cluster.safekeepers[_LOST].start()
     stage.wait_until(lambda: cluster.safekeepers[_LOST].status() is not None, "it answers")
-    printed = stage.command("members", "replace", str(_LOST), "--safekeepers", cluster.safekeepers_option)
+    printed = stage.command("members", "replace", str(_LOST), finds_safekeepers=True)
     end = time.monotonic()
     pause_s = stage.history.longest_pause_s(begin, end)
     members = printed.splitlines()[-1]

@@ -21,7 +21,7 @@ class Surroundings:
 
     Attributes:
         bin_directory: of PostgreSQL's programs.
-        safekeepers: the value of --safekeepers.
+        safekeepers: the value of --safekeepers, and of its variable.
         standby_conninfo: the safekeepers' replication listeners, for primary_conninfo.
         allowed: the network of all members.
         safekeeper_addresses: the IP addresses of the safekeepers' places in the network, by name.
@@ -116,5 +116,4 @@ class AgentManager:
         )
 
     def switchover(self, to: Place, around: Surroundings) -> Sequence[str]:
-        words = ("-m", "walproxy", "switchover", "--to", to.name, "--yes")
-        return (sys.executable, *words, "--safekeepers", around.safekeepers)
+        return (sys.executable, "-m", "walproxy", "switchover", "--to", to.name, "--yes")

@@ -152,8 +152,7 @@ class Rounds:
             WalproxyError: not all is well in time.
         """
         leader = self._site.wait_until_well(_WELL_WITHIN_S).leader
-        operations = self.list_clients.ended_since(0)
-        found = asyncio.run(check_tables(leader.place.local_conninfo, operations, LISTS))
+        found = asyncio.run(check_tables(leader.place.local_conninfo, self.list_clients.tries(), LISTS))
         leader.execute(CONFIRM)  # Acknowledged only if it was the primary.
         return [f"lists: {each.rule}: {each.message}" for each in found]
 

@@ -174,6 +174,11 @@ class Site:
         """The variables of the project's commands: the secret."""
         return {"WALPROXY_SECRET": self._secret, "SAFEKEEPER_SECRET": self._secret}
 
+    @property
+    def operator_environment(self) -> dict[str, str]:
+        """The variables of an operator's commands: the secret, and the safekeepers."""
+        return {**self.environment, "WALPROXY_SAFEKEEPERS": self.around.safekeepers}
+
     def close(self) -> None:
         """End every process of it."""
         for host in self.hosts.values():
@@ -304,7 +309,7 @@ class Site:
                 text=True,
                 check=False,
                 timeout=timeout_s,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self.operator_environment},
             )
         except subprocess.TimeoutExpired:
             return f"the switchover to {to.name} has not ended within {timeout_s:.0f} s"

@@ -193,9 +193,10 @@ class _Run:
         self._doing = "checking tables, bytes and logs"
         self._wait(0.0)
         wait_for_sessions(cluster.conninfo)
-        violations = asyncio.run(check_tables(cluster.conninfo, self._operations))
+        tries = self._clients.tries()
+        violations = asyncio.run(check_tables(cluster.conninfo, tries))
         if catches_up:
-            violations += check_copies(cluster, self._targets.safekeepers, self._targets.standbys, self._operations)
+            violations += check_copies(cluster, self._targets.safekeepers, self._targets.standbys, tries)
         return violations + check_logs(cluster)
 
     def _passed_s(self) -> float:

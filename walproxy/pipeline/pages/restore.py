@@ -62,7 +62,6 @@ class PageRequest(NamedTuple):
         sources: where the WAL is; an archive at least.
         tables: a folder with the table `page_versions`, None to read the WAL alone.
         timeline: as `walproxy restore --target-timeline`.
-        work_folder: where the throw-away data folder is made.
         line: the line pointer of a row that is wanted, too; None for none.
     """
 
@@ -74,7 +73,6 @@ class PageRequest(NamedTuple):
     sources: SourceConfig
     tables: Path | None = None
     timeline: str = LATEST
-    work_folder: Path | None = None
     line: int | None = None
 
 
@@ -131,7 +129,7 @@ def restore_page(request: PageRequest, progress: Progress = lambda step: None) -
     own_wal = {entry.path.name: entry.size for entry in backup.wal_entries()}
     goal = RecoveryTarget(lsn=last_record.lsn, timeline=request.timeline)
     plan = make_plan(fetcher, backup.facts, own_wal, goal)
-    folder = Path(tempfile.mkdtemp(prefix="walproxy-page-", dir=request.work_folder))
+    folder = Path(tempfile.mkdtemp(prefix="walproxy-page-"))
     try:
         folder.chmod(0o711)
         with PrivatePostgres(binaries, folder / "data") as server:
