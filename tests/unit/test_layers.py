@@ -77,15 +77,7 @@ PURE = sorted(
         *(ROOT / "walproxy" / "proxy" / name for name in ("gate.py", "levels.py", "members_plan.py", "sight.py")),
         *(
             ROOT / "walproxy" / "limbo" / name
-            for name in (
-                "transactions.py",
-                "arrivals.py",
-                "entry_state.py",
-                "commit_policy.py",
-                "facts.py",
-                "literals.py",
-                "waits.py",
-            )
+            for name in ("transactions.py", "commit_policy.py", "facts.py", "literals.py")
         ),
         ROOT / "walproxy" / "proxy" / "state_events.py",
         *(

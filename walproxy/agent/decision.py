@@ -21,12 +21,11 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
-import msgspec
-
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.agent.report import AgentReport, AgentSettings, Order
+from walproxy.agent.report import AgentReport, Order
 from walproxy.agent.server_look import ServerLook, ServerState
 from walproxy.agent.state import ClusterView
+from walproxy.failover.candidates import LAG_BYTES_MAX
 
 # A report that is older is that of an agent that is away.
 FRESH_S = 2.0
@@ -46,8 +45,6 @@ RESIGNATION_S = 20.0
 SILENCE_S = 1.0
 # Standbys that differ by less are equally advanced: the priority decides.
 EQUAL_BYTES = 16 << 20
-# A switchover to a standby that is further behind would prolong the time without commits.
-LAG_BYTES_MAX = 64 << 20
 
 
 def demote_after_s(dead_after_s: float) -> float:
@@ -299,8 +296,8 @@ class Decider:
         return min([self.own.dead_after_s, *(report.dead_after_s for report in fresh_reports(view))])
 
     def _as_primary(self, now: float, look: ServerLook, view: ClusterView, commits: bool) -> Step:
-        if _is_foreign(look, view):
-            return Wait(_foreign(look, view))  # The agent's settings are wrong, not the server.
+        if foreign := _foreign(look, view):
+            return Wait(foreign)  # The agent's settings are wrong, not the server.
         if view.has_quorum and view.log.tli and view.is_sealed_off(look.tli):
             return Stop(
                 f"timeline {look.tli} is sealed by a failover"
@@ -363,8 +360,8 @@ class Decider:
                 return Wait("a quorum of the safekeepers is back: waiting for the leader's heartbeats")
         if not self.own.may_lead:
             return Wait("the leader is lost, and this agent has no_failover")
-        if _is_foreign(look, view):
-            return Wait(_foreign(look, view))
+        if foreign := _foreign(look, view):
+            return Wait(foreign)
         namesake = view.agent(self.own.name)
         if namesake is not None and namesake.report.address != self.own.address:
             return Wait(
@@ -427,8 +424,8 @@ class Decider:
             return StartPrimary() if now >= self.retry_at else Wait("waiting to start again")
         if not view.has_quorum:
             return Wait(view.problem or "no quorum of the safekeepers")
-        if _is_foreign(look, view):
-            return Wait(_foreign(look, view))
+        if foreign := _foreign(look, view):
+            return Wait(foreign)
         if view.is_sealed_off(look.tli):
             return self._rejoin(now, look, view)
         if self.resigned_at is not None:
@@ -505,22 +502,14 @@ class Decider:
         return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is not a candidate'}"
 
 
-def _is_foreign(look: ServerLook, view: ClusterView) -> bool:
-    return bool(view.system_id and look.system_id and look.system_id != view.system_id)
-
-
 def _foreign(look: ServerLook, view: ClusterView) -> str:
+    """Return why this server is not one of the safekeepers' system, "" if it may be."""
+    if not view.system_id or look.system_id in (0, view.system_id):
+        return ""
     return (
         f"the server belongs to another system, {look.system_id}, than the WAL of the safekeepers, {view.system_id}: "
         "correct --safekeepers or --pgdata"
     )
-
-
-def without_order(settings: AgentSettings, order: Order | None) -> AgentSettings:
-    """Return the settings without an order that is done, or was refused."""
-    if order is None or settings.order is None or settings.order.id != order.id:
-        return settings
-    return msgspec.structs.replace(settings, order=None)
 
 
 def describe(look: ServerLook) -> str:

@@ -10,7 +10,7 @@ import logging
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import ProblemLog
 from walproxy.agent.errors import LeaseUnavailable
-from walproxy.agent.lease import Lease
+from walproxy.agent.lease import EtcdLease
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class LeaseGuard:
         wait_s: how long to wait for a lease that another agent holds: at least until it has ended.
     """
 
-    def __init__(self, lease: Lease, name: str, wait_s: float) -> None:
+    def __init__(self, lease: EtcdLease, name: str, wait_s: float) -> None:
         self._lease = lease
         self._name = name
         self._wait_s = wait_s

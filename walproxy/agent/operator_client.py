@@ -52,11 +52,7 @@ class Operator:
         Raises:
             WalproxyError: no quorum of safekeepers has replied.
         """
-
-        def change(settings: AgentSettings) -> AgentSettings:
-            return msgspec.structs.replace(settings, is_paused=is_paused)
-
-        await self._views.change_settings(change, timeout_s=_CHANGE_TIMEOUT_S)
+        await self._change(lambda settings: msgspec.structs.replace(settings, is_paused=is_paused))
 
     async def wait_for_pause(self, is_paused: bool, timeout_s: float) -> list[str]:
         """Return once all agents that report have received it; or, after the timeout, those that have not."""
@@ -78,11 +74,7 @@ class Operator:
             WalproxyError: no quorum of safekeepers has replied.
         """
         order = Order(secrets.token_hex(16), kind, agent, self._clock())
-
-        def change(settings: AgentSettings) -> AgentSettings:
-            return msgspec.structs.replace(settings, order=order)
-
-        await self._views.change_settings(change, timeout_s=_CHANGE_TIMEOUT_S)
+        await self._change(lambda settings: msgspec.structs.replace(settings, order=order))
         return order
 
     async def follow(
@@ -118,6 +110,9 @@ class Operator:
                 await self._give_up(order, has_begun, now.what, timeout_s)
             await asyncio.sleep(_POLL_S)
 
+    async def _change(self, change: Callable[[AgentSettings], AgentSettings]) -> None:
+        await self._views.change_settings(change, timeout_s=_CHANGE_TIMEOUT_S)
+
     async def _look_again(self) -> ClusterView | None:
         """Return the cluster; None if no safekeeper has replied this time."""
         try:
@@ -130,11 +125,7 @@ class Operator:
         if has_begun:
             raise WalproxyError(f"{late} and may go on: {what}; walproxy cluster show shows the agents")
 
-        def change(settings: AgentSettings) -> AgentSettings:
-            is_present = settings.order is not None and settings.order.id == order.id
-            return msgspec.structs.replace(settings, order=None) if is_present else settings
-
-        await self._views.change_settings(change, timeout_s=_CHANGE_TIMEOUT_S)
+        await self._change(lambda settings: settings.without(order))
         raise WalproxyError(
             f"{late}, and is withdrawn: no agent has acted on it; walproxy cluster show shows the agents"
         )

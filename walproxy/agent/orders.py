@@ -49,10 +49,12 @@ def check_quorum(view: ClusterView) -> None:
         raise WalproxyError(NO_AGENTS)
 
 
-def _check_orders(view: ClusterView) -> None:
+def _check_orders(view: ClusterView, wanted: str) -> None:
     check_quorum(view)
     if view.settings.is_paused:
         raise WalproxyError("the agents are paused, and execute no order: walproxy cluster resume")
+    if wanted:
+        _known(view, wanted)
 
 
 def check_switchover(view: ClusterView, wanted: str) -> AgentReport:
@@ -65,15 +67,12 @@ def check_switchover(view: ClusterView, wanted: str) -> AgentReport:
         ConfigurationError: that agent is unknown or may not lead.
         WalproxyError: it cannot be made now.
     """
-    _check_orders(view)
-    if wanted:
-        _known(view, wanted)
+    _check_orders(view, wanted)
     leader = view.leader
     if leader is None:
         raise WalproxyError("no agent leads: walproxy failover promotes a standby")
-    if wanted == leader.name:
-        return leader
-    _check_candidates(view, wanted, leader)
+    if wanted != leader.name:
+        _check_candidates(view, wanted, leader)
     return leader
 
 
@@ -84,9 +83,7 @@ def check_failover(view: ClusterView, wanted: str) -> None:
         ConfigurationError: the wanted agent is unknown or may not lead.
         WalproxyError: it cannot be made now.
     """
-    _check_orders(view)
-    if wanted:
-        _known(view, wanted)
+    _check_orders(view, wanted)
     if view.leader is not None:
         raise WalproxyError(f"{view.leader.name} leads, and commits succeed: walproxy switchover moves the lead")
     _check_candidates(view, wanted, None)
@@ -99,7 +96,7 @@ def check_reinit(view: ClusterView, wanted: str) -> AgentReport:
         ConfigurationError: that agent is unknown, or leads.
         WalproxyError: it cannot be done now.
     """
-    _check_orders(view)
+    _check_orders(view, wanted)
     seen, leader = _known(view, wanted), view.leader
     if leader is None:
         raise WalproxyError("no agent leads: a base backup needs a primary")
@@ -182,15 +179,12 @@ def _known(view: ClusterView, wanted: str) -> SeenReport:
 
 
 def _check_candidates(view: ClusterView, wanted: str, leader: AgentReport | None) -> None:
-    others = [seen for seen in view.agents if leader is None or seen.report.name != leader.name]
     if wanted:
-        obstacle = _obstacle(_known(view, wanted))
-        if not _known(view, wanted).report.may_lead:
-            raise ConfigurationError(obstacle)
-        if obstacle:
-            raise WalproxyError(obstacle)
+        seen = _known(view, wanted)
+        if obstacle := _obstacle(seen):
+            raise (WalproxyError if seen.report.may_lead else ConfigurationError)(obstacle)
         return
-    obstacles = [_obstacle(seen) for seen in others]
+    obstacles = [_obstacle(seen) for seen in view.agents if leader is None or seen.report.name != leader.name]
     if all(obstacles):
         raise WalproxyError(f"no standby can be promoted: {'; '.join(obstacles) or 'no other agent reports'}")
 

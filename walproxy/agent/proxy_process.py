@@ -65,7 +65,6 @@ class ProxyProcess:
         self._started_at = 0.0
         self._start_at = 0.0
         self._pause_s = _RESTART_PAUSE_MIN_S
-        self.problem = ""
         self._ends = ProblemLog(_log)
         self._starts = RateLimit(CHANGES_A_MINUTE, 60.0)
         self._lock = asyncio.Lock()  # The agent's step and its failover may start or end it at the same time.
@@ -88,8 +87,8 @@ class ProxyProcess:
             works = now - self._started_at > _WORKS_AFTER_S
             self._pause_s = _RESTART_PAUSE_MIN_S if works else min(2 * self._pause_s, _RESTART_PAUSE_MAX_S)
             self._start_at = now + self._pause_s
-            self.problem = f"walproxy run has ended with exit code {ended.returncode}: see its log lines"
-            self._ends.note(self.problem, "%s; starting it again in %.2f s", self.problem, self._pause_s)
+            problem = f"walproxy run has ended with exit code {ended.returncode}: see its log lines"
+            self._ends.note(problem, "%s; starting it again in %.2f s", problem, self._pause_s)
         if now < self._start_at:
             return
         self._close_reports()
@@ -111,7 +110,7 @@ class ProxyProcess:
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End it with SIGTERM, which lets the quorum acknowledge what it has received; after the timeout kill it."""
         process = await self._take()
-        self._pause_s, self._start_at, self.problem = _RESTART_PAUSE_MIN_S, 0.0, ""
+        self._pause_s, self._start_at = _RESTART_PAUSE_MIN_S, 0.0
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):

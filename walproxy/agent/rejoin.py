@@ -40,9 +40,10 @@ from walproxy.agent.rejoin_plan import (
 from walproxy.agent.source import Source, SourceFacts
 from walproxy.postgres.problems import ServerProblem
 
-BeforeOverwrite = Callable[[RejoinPlan], None]
-
 _LOCK_TIMEOUT_S = 30.0
+# For pg_rewind, and for the base backup.
+_PROGRAM_TIMEOUT_S = 24 * 3600.0
+_REPLY_TIMEOUT_S = 30.0
 _KEEP_ALL_WAL = "1048576GB"
 
 _log = logging.getLogger(__name__)
@@ -55,13 +56,10 @@ class RejoinRun:
         server: stopped. `run` refuses while a process of it exists.
         source_conninfo: of the new primary, for SQL and for pg_basebackup: a superuser. A password belongs into the
             password file of the server's user, because programs show their arguments.
-        primary_conninfo, restore_command, primary_slot_name: of the standby, as `ManagedServer.make_standby`.
+        primary_conninfo, restore_command: of the standby, as `ManagedServer.make_standby`.
         before_overwrite: called before anything is changed, not if the server only follows. What it raises ends the
             attempt, and nothing was changed. It may be called again by the next attempt.
         keep_wal: a folder for the WAL segments after the fork; None keeps none.
-        may_rewind: False: a base backup instead of pg_rewind.
-        timeout_s: for pg_rewind, and for the base backup.
-        reply_timeout_s: for each reply of the new primary.
     """
 
     def __init__(
@@ -71,22 +69,15 @@ class RejoinRun:
         *,
         primary_conninfo: str,
         restore_command: str = "",
-        primary_slot_name: str = "",
-        before_overwrite: BeforeOverwrite | None = None,
+        before_overwrite: Callable[[RejoinPlan], None] | None = None,
         keep_wal: Path | None = None,
-        may_rewind: bool = True,
-        timeout_s: float = 24 * 3600.0,
-        reply_timeout_s: float = 30.0,
     ) -> None:
         self._server = server
-        self._source = Source(source_conninfo, reply_timeout_s)
+        self._source = Source(source_conninfo, _REPLY_TIMEOUT_S)
         self._primary_conninfo = primary_conninfo
         self._restore_command = restore_command
-        self._primary_slot_name = primary_slot_name
         self._before_overwrite = before_overwrite
         self._keep_wal = keep_wal
-        self._may_rewind = may_rewind
-        self._timeout_s = timeout_s
         self._data_directory = server.data_directory
         self._folder = RejoinFolder(server.data_directory)
         self._lock = -1
@@ -142,7 +133,7 @@ class RejoinRun:
             compared = self._source.compare_wal(
                 self._data_directory / "pg_wal", local, facts.history, fork, control.segment_size
             )
-        can_rewind = self._may_rewind and self._has_program("pg_rewind")
+        can_rewind = self._has_program("pg_rewind")
         return plan_rejoin(control, local, facts.history, compared, can_rewind), control, facts
 
     def _local_history(self, control: ControlData) -> TimelineLineage | None:
@@ -173,11 +164,7 @@ class RejoinRun:
             self._before_overwrite(plan)
         if self._keep_wal is not None:
             self._keep_tail(self._keep_wal, plan, control)
-        self._folder.keep_users_files()
-        step = OverwriteStep.REWIND if plan.way is Way.REWIND else OverwriteStep.BASE_BACKUP
-        overwrite = Overwrite(step, control.system_id, control.tli)
-        self._folder.write(overwrite)
-        return overwrite
+        return self._record(OverwriteStep.REWIND if plan.way is Way.REWIND else OverwriteStep.BASE_BACKUP, control)
 
     def _begin_base_backup(self, begun: Overwrite | None) -> Overwrite:
         """Record a base backup, in place of what has begun."""
@@ -187,8 +174,12 @@ class RejoinRun:
         control, facts = self._server.control_data(), self._source.facts()
         check_source(control, facts.system_id, facts.in_recovery)
         self._check_replaceable(facts)
+        return self._record(OverwriteStep.BASE_BACKUP, control)
+
+    def _record(self, step: OverwriteStep, control: ControlData) -> Overwrite:
+        """Keep the user's files, and record that the overwrite begins."""
         self._folder.keep_users_files()
-        overwrite = Overwrite(OverwriteStep.BASE_BACKUP, control.system_id, control.tli)
+        overwrite = Overwrite(step, control.system_id, control.tli)
         self._folder.write(overwrite)
         return overwrite
 
@@ -336,8 +327,7 @@ class RejoinRun:
         self._server.touch_as_owner(folder / "standby.signal")
 
     def _configure_standby_settings(self, folder: Path) -> None:
-        sources = (self._primary_conninfo, self._restore_command, self._primary_slot_name)
-        agent_settings.write(folder, self._server.standby_settings(*sources))
+        agent_settings.write(folder, self._server.standby_settings(self._primary_conninfo, self._restore_command))
 
     def _run(self, words: list[str]) -> str | None:
         """Run a program that changes the data folder; return its output if it failed.
@@ -345,5 +335,5 @@ class RejoinRun:
         Raises:
             ServerProblem: it cannot be started, or has not ended in time.
         """
-        answer = run_as_owner(self._server.owner(), words, timeout_s=self._timeout_s, pass_fds=(self._lock,))
+        answer = run_as_owner(self._server.owner(), words, timeout_s=_PROGRAM_TIMEOUT_S, pass_fds=(self._lock,))
         return None if answer.returncode == 0 else essence(answer.stdout)

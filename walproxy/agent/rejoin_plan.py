@@ -120,7 +120,7 @@ def plan_rejoin(
         control: of the stopped local server.
         local: None if its history file cannot be read.
         compared: the WAL before the fork; not used if the histories have no fork.
-        can_rewind: pg_rewind is permitted by the caller.
+        can_rewind: pg_rewind is installed.
     """
     if local is None:
         return RejoinPlan(Way.BASE_BACKUP, None, "the history file of the local timeline is missing or damaged")
@@ -145,7 +145,7 @@ def plan_rejoin(
     if not control.can_be_rewound:
         return RejoinPlan(Way.BASE_BACKUP, fork, "pg_rewind requires wal_log_hints or data checksums")
     if not can_rewind:
-        return RejoinPlan(Way.BASE_BACKUP, fork, "pg_rewind is not permitted, or not installed")
+        return RejoinPlan(Way.BASE_BACKUP, fork, "pg_rewind is not installed")
     return RejoinPlan(Way.REWIND, fork, f"it may have written WAL after {at}")
 
 

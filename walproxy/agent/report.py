@@ -127,6 +127,12 @@ class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     order: Order | None = None
     changes: tuple[PrimaryChange, ...] = ()
 
+    def without(self, order: Order | None) -> "AgentSettings":
+        """Return the settings without an order that is done, was refused, or is withdrawn."""
+        if order is None or self.order is None or self.order.id != order.id:
+            return self
+        return msgspec.structs.replace(self, order=None)
+
 
 def encode(value: AgentReport | AgentSettings) -> bytes:
     """Return the JSON object."""

@@ -129,21 +129,18 @@ class SafekeeperViews:
         self._changed = asyncio.Event()  # A conversation has ended, or has received a greeting.
         self._bug: BaseException | None = None
 
-    async def exchange(
-        self, report: bytes, settings: AgentSettingsVersion | None = None, *, timeout_s: float
-    ) -> AgentSight:
+    async def exchange(self, report: bytes, *, timeout_s: float) -> AgentSight:
         """Exchange with all safekeepers; return when all have replied or failed, or when the timeout has passed.
 
         Members with older settings than the newest ones that a member had in the last exchange receive those.
 
         Args:
             report: what the other agents see of this one; empty: nothing is reported.
-            settings: a newer version of the shared settings.
 
         Raises:
-            LocalProtocolError: the report or the settings are longer than safekeepers accept.
+            LocalProtocolError: the report is longer than safekeepers accept.
         """
-        return await self._exchange(report, settings, timeout_s, lambda sight: False)
+        return await self._exchange(report, None, timeout_s, lambda sight: False)
 
     async def change_settings(
         self, change: Callable[[AgentSettings], AgentSettings], *, timeout_s: float

@@ -6,7 +6,7 @@ agents report, and which settings all share. None of it is needed for a commit t
 Pure.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -108,7 +108,8 @@ class AgentSight(Sight):
 
     def settings(self) -> AgentSettingsVersion | None:
         """Return the newest version of the shared settings that a member has; None if none has any."""
-        return newest_settings(self._members().values())
+        versions = (view.settings for view in self._members().values() if view.settings is not None)
+        return max(versions, key=lambda version: version.key, default=None)
 
     def keeps(self, version: AgentSettingsVersion) -> bool:
         """Return whether a quorum of the members has exactly this version on disk."""
@@ -151,12 +152,6 @@ class AgentSight(Sight):
         found = {(i, timed.view.incarnation): timed.view for i, timed in sorted(self.views.items())}
         identities = self.cluster.membership.identities()
         return {identity: view for identity, view in found.items() if identity in identities}
-
-
-def newest_settings(views: Iterable[AgentView]) -> AgentSettingsVersion | None:
-    """Return the newest version of the shared settings in these views, None if there is none."""
-    versions = (view.settings for view in views if view.settings is not None)
-    return max(versions, key=lambda version: version.key, default=None)
 
 
 def _read_report(name: str, content: bytes) -> AgentReport:

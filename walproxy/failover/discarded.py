@@ -160,18 +160,8 @@ class _Changes:
 
 
 @dataclass(slots=True)
-class _Prepared:
-    """A transaction that was prepared and has not ended."""
-
-    end: TransactionEnd
-    lsn: Lsn
-    end_lsn: Lsn
-    changes: _Changes
-
-
-@dataclass(slots=True)
 class _Ended:
-    """A transaction of the tail that has ended."""
+    """A transaction that has ended, or was prepared."""
 
     kind: Kind
     end: TransactionEnd
@@ -251,7 +241,7 @@ class TailReader:
         self._major = major
         self._open: dict[int, _Changes] = {}
         self._parents: dict[int, int] = {}
-        self._prepared: dict[int, _Prepared] = {}
+        self._prepared: dict[int, _Ended] = {}  # and not ended
         self._ended: list[_Ended] = []
         self._aborted: list[_Ended] = []
         self._counts = dict.fromkeys(Kind, 0)
@@ -305,17 +295,18 @@ class TailReader:
         if record.xid != end.xid:
             changes.wal_bytes += record.total_length  # COMMIT PREPARED has no transaction id of its own.
         if end.operation == transaction_end.PREPARE:
-            self._prepared[end.xid] = _Prepared(end, record.start_lsn, record.end_lsn, changes)
+            lsn = record.start_lsn
+            self._prepared[end.xid] = _Ended(Kind.PREPARE, end, lsn, record.end_lsn, changes, end.gid, lsn)
         elif in_tail:
             self._add_end(record, end, changes, prepared)
 
-    def _add_end(self, record: Record, end: TransactionEnd, changes: _Changes, prepared: _Prepared | None) -> None:
+    def _add_end(self, record: Record, end: TransactionEnd, changes: _Changes, prepared: _Ended | None) -> None:
         kind = _KINDS[end.operation]
         if kind is Kind.ROLLBACK_PREPARED and prepared is not None and prepared.end_lsn > self._from_lsn:
             kind = Kind.ABORT  # The new primary has nothing of it.
         ended = _Ended(kind, end, record.start_lsn, record.end_lsn, changes, end.gid)
         if prepared is not None:
-            ended.gid, ended.prepare_lsn = prepared.end.gid, prepared.lsn
+            ended.gid, ended.prepare_lsn = prepared.gid, prepared.lsn
         self._note(ended)
 
     def _note(self, ended: _Ended) -> None:
@@ -329,12 +320,7 @@ class TailReader:
         self._finished = True
         for prepared in self._prepared.values():
             if prepared.end_lsn > self._from_lsn:
-                self._note(
-                    _Ended(
-                        *(Kind.PREPARE, prepared.end, prepared.lsn, prepared.end_lsn, prepared.changes),
-                        *(prepared.end.gid, prepared.lsn),
-                    )
-                )
+                self._note(prepared)
         self._ended.sort(key=lambda each: each.lsn)
         missing = [each for each in self._ended if not self._is_complete(each)]
         return LookBack(missing, self._major, self) if missing else None

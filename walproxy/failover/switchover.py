@@ -10,13 +10,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.failover import rest
-from walproxy.failover.candidates import HostLook, choose, resolve
+from walproxy.failover.candidates import LAG_BYTES_MAX, HostLook, choose, resolve
 from walproxy.failover.failover import Failover, FailoverFailed, FailoverReport, StepDisplay
 from walproxy.failover.server import Server
 from walproxy.failover.survey import FailoverRefused, Survey
@@ -25,8 +25,6 @@ from walproxy.postgres.hosts import PrimaryHost
 _POLL_S = 0.05
 _STOP_TIMEOUT_S = 120.0
 _DRAIN_TIMEOUT_S = 30.0
-# A standby that is further behind would prolong the time without commits.
-LAG_BYTES_MAX = 64 << 20
 _OUTPUT_MAX = 300
 
 
@@ -109,18 +107,26 @@ async def _stop(old: Server, command: str, show: StepDisplay) -> None:
         raise WalproxyError(f"{command!r} has succeeded, and {old.name} still replies: nothing else was changed")
 
 
-async def run_command(command: str, timeout_s: float = _STOP_TIMEOUT_S) -> None:
+async def run_command(
+    command: str, timeout_s: float = _STOP_TIMEOUT_S, *, name: str = "", environment: Mapping[str, str] | None = None
+) -> None:
     """Run a command by the shell; end it with everything that it has started if it takes too long, or at Ctrl-C.
+
+    Args:
+        name: for messages; "" for the command itself.
+        environment: variables beside those of this process.
 
     Raises:
         WalproxyError: it failed, or did not end in time.
     """
+    name = name or repr(command)
     starting = asyncio.create_task(
         asyncio.create_subprocess_shell(
             command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
     )
@@ -129,7 +135,7 @@ async def run_command(command: str, timeout_s: float = _STOP_TIMEOUT_S) -> None:
             process = await asyncio.shield(starting)
             output, _ = await process.communicate()
     except TimeoutError:
-        raise WalproxyError(f"{command!r} has not ended within {timeout_s:g} s") from None
+        raise WalproxyError(f"{name} has not ended within {timeout_s:g} s") from None
     finally:
         process = await starting
         if process.returncode is None:
@@ -138,7 +144,7 @@ async def run_command(command: str, timeout_s: float = _STOP_TIMEOUT_S) -> None:
             await process.wait()
     if process.returncode != 0:
         text = " ".join(output.decode(errors="replace").split())[:_OUTPUT_MAX] or "no output"
-        raise WalproxyError(f"{command!r} failed with exit code {process.returncode}: {text}")
+        raise WalproxyError(f"{name} failed with exit code {process.returncode}: {text}")
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from safekeeper.base.lsn import Lsn
-from walproxy.limbo.waits import WaitingCommit
+from walproxy.limbo.facts import WaitingCommit
 
 WARN, TERMINATE, DETACH, FENCE = "warn", "terminate", "detach", "fence"
 ACTIONS: Final = (WARN, TERMINATE, DETACH, FENCE)

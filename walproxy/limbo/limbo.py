@@ -19,12 +19,10 @@ from typing import Final
 from safekeeper.base.logs import ProblemLog, log_event
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.waldecode.format import ALIGNMENT, PAGE_SIZE, WalFormatError
-from walproxy.limbo.arrivals import Arrivals
 from walproxy.limbo.commit_policy import DETACH, FENCE, TERMINATE, WARN, CommitPolicy, is_unconfirmed
-from walproxy.limbo.facts import ObservedProxy, Positions
+from walproxy.limbo.facts import ObservedProxy, Positions, WaitingCommit, WaitingSession
 from walproxy.limbo.sessions import READ_ONLY, end_waits, is_fenced, read_waiting_sessions, set_fence
-from walproxy.limbo.transactions import ABORT, Entry, TransactionQueue, first_page_to_read
-from walproxy.limbo.waits import WaitingCommit, WaitingSession
+from walproxy.limbo.transactions import ABORT, Arrivals, Entry, TransactionQueue, first_page_to_read
 from walproxy.postgres.problems import PrimaryProblem
 from walproxy.postgres.sessions import SqlSessions
 

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
-from walproxy.limbo.waits import WaitingSession
+from walproxy.limbo.facts import WaitingSession
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.postgres.sessions import SqlSessions, one_session
 

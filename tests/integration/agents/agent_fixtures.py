@@ -75,6 +75,9 @@ class AgentsServer:
             cursor = connection.execute(sql.encode())
             return cursor.fetchall() if cursor.description else []
 
+    def promote(self) -> None:
+        assert self.execute("SELECT pg_promote()") == [(True,)]
+
     def rejoin(self, source: "AgentsServer", **options: Any) -> RejoinRun:
         return RejoinRun(self.managed, source.conninfo, primary_conninfo=source.conninfo, **options)
 

@@ -54,7 +54,7 @@ def diverge(old: AgentsServer, new: AgentsServer) -> None:
     # The checkpoint after a promotion, which is late on a busy machine, would otherwise remove the WAL before the fork.
     new.execute("ALTER SYSTEM SET wal_keep_size = '1GB'")
     new.execute("SELECT pg_reload_conf()")
-    new.managed.promote()
+    new.promote()
     new.execute("INSERT INTO t VALUES (2)")
     old.execute("INSERT INTO t SELECT 0 FROM generate_series(1, 1000)")
     old.managed.kill()
@@ -116,7 +116,7 @@ def test_diverged_old_primary_is_rewound(pair: Pair, folder: Path) -> None:
 def test_cleanly_stopped_old_primary_only_follows(pair: Pair) -> None:
     old, new = pair
     old.managed.stop()
-    new.managed.promote()
+    new.promote()
 
     def refuse(plan: RejoinPlan) -> None:
         raise AssertionError(plan)
@@ -161,8 +161,8 @@ def test_same_number_of_two_histories_is_not_rewound(pair: Pair, new_server: New
     wait_for(lambda: three.managed.look().replayed_lsn >= end, "the standby has replayed it")
     one.managed.kill()
     # Both take timeline 2, at the same position.
-    two.managed.promote()
-    three.managed.promote()
+    two.promote()
+    three.promote()
     two.execute("INSERT INTO t VALUES (2)")
     three.execute("INSERT INTO t SELECT 0 FROM generate_series(1, 1000)")
     three.managed.stop()
@@ -178,7 +178,7 @@ def test_same_number_of_two_histories_is_not_rewound(pair: Pair, new_server: New
     two.managed.stop()
     two.managed.make_standby("host=127.0.0.1 port=1")
     two.managed.start(as_standby=True)
-    two.managed.promote()
+    two.promote()
     assert two.managed.look().tli == 3
     assert "differs on the two servers" in rejoin.plan().reason
     assert rejoin.run() is Way.BASE_BACKUP
@@ -302,7 +302,7 @@ def test_what_must_not_be_overwritten_is_refused(
     old.managed.stop()
     with pytest.raises(ConfigurationError, match="is a standby in recovery"):
         old.rejoin(new).run()
-    new.managed.promote()
+    new.promote()
     with pytest.raises(ConfigurationError, match=r"new primary is PostgreSQL \d+, the data folder of 9"):
         (old.data_directory / "PG_VERSION").write_text("9\n")
         old.rejoin(new).run()

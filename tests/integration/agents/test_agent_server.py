@@ -48,8 +48,7 @@ def test_look_follows_a_server_from_its_start_to_its_promotion(new_server: NewSe
     look = standby.managed.look()
     assert (look.state, look.tli, look.is_in_recovery) == (ServerState.STANDBY, 1, True)
     assert look.received_lsn >= end and look.is_streaming
-    standby.managed.promote()
-    standby.managed.promote()
+    standby.promote()
     look = standby.managed.look()
     assert (look.state, look.tli, look.is_streaming) == (ServerState.PRIMARY, 2, False)
     standby.managed.stop()

@@ -1,7 +1,4 @@
-"""Scenarios of other synchronous replications, with the limbo as a witness.
-
-Those of Tarantool's qsync, NoisePage and PostgreSQL itself. tests/unit/limbo/test_scenarios.py names the test of each.
-"""
+"""Scenarios of other synchronous replications, with the limbo as a witness: Tarantool's, NoisePage's, PostgreSQL's."""
 
 import psycopg
 

@@ -18,8 +18,8 @@ from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.source import Source
 from walproxy.failover.relation_names import relation_names
 from walproxy.failover.server import Server
+from walproxy.limbo.facts import WaitingSession
 from walproxy.limbo.sessions import end_waits, is_fenced, read_waiting_sessions, set_fence
-from walproxy.limbo.waits import WaitingSession
 from walproxy.pipeline.cdc.publication import TableName, create_publication, drop_publication
 from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.safe_lsn import NO_QUORUM, SafeLsn

@@ -51,10 +51,8 @@ class ScriptedViews(SafekeeperViews):
         """Change the report of an agent."""
         self.agents[name] = msgspec.structs.replace(self.agents[name], **values)
 
-    async def exchange(
-        self, report: bytes, settings: AgentSettingsVersion | None = None, *, timeout_s: float
-    ) -> AgentSight:
-        assert report == b"" and settings is None, "a command reports nothing"
+    async def exchange(self, report: bytes, *, timeout_s: float) -> AgentSight:
+        assert report == b"", "a command reports nothing"
         self.exchanges += 1
         if self.steps:
             self.steps.pop(0)(self)

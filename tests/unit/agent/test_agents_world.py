@@ -34,7 +34,6 @@ from walproxy.agent.decision import (
     StepDown,
     Stop,
     Wait,
-    without_order,
 )
 from walproxy.agent.report import AgentReport, AgentSettings, Order
 from walproxy.agent.server_look import ServerLook, ServerState
@@ -235,7 +234,7 @@ class World:
     def change_settings(self, node: Node, order: Order) -> None:
         self.changes += 1
         for safekeeper in self.reached(node):
-            safekeeper.settings = self.changes, without_order(safekeeper.settings[1], order)
+            safekeeper.settings = self.changes, safekeeper.settings[1].without(order)
 
     def finish(self, node: Node, step: Step) -> None:
         decider, node.step = node.decider, None

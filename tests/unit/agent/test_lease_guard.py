@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
+from typing import cast
 
 import pytest
 
 from safekeeper.base.errors import WalproxyError
 from walproxy.agent.errors import LeaseUnavailable
+from walproxy.agent.lease import EtcdLease
 from walproxy.agent.lease_guard import LeaseGuard
 
 
 class Store:
-    """A lease that the test controls, and its `Lease`."""
+    """A lease that the test controls."""
 
     def __init__(self) -> None:
         self.held_by: str | None = None
@@ -32,9 +34,6 @@ class Store:
             self.held_by = self.name = name
         return self.held_by == name
 
-    def renew(self) -> bool:
-        return bool(self.remaining_s)
-
     def release(self) -> None:
         self._called("release")
         self.held_by = None
@@ -48,12 +47,16 @@ class Store:
             raise LeaseUnavailable("etcd does not reply")
 
 
+def guard_of(store: Store, wait_s: float = 0.0) -> LeaseGuard:
+    return LeaseGuard(cast(EtcdLease, store), "pg2", wait_s=wait_s)
+
+
 def test_promotion_waits_for_the_end_of_another_lease() -> None:
     store = Store()
     store.held_by = "pg1"
 
     async def run() -> None:
-        guard = LeaseGuard(store, "pg2", wait_s=5.0)
+        guard = guard_of(store, 5.0)
         required = asyncio.create_task(guard.require())
         while "acquire" not in store.calls:
             await asyncio.sleep(0)
@@ -68,19 +71,19 @@ def test_promotion_waits_for_the_end_of_another_lease() -> None:
 def test_promotion_is_refused_while_another_agent_holds_it_or_the_store_is_down() -> None:
     store = Store()
     store.held_by = "pg1"
-    guard = LeaseGuard(store, "pg2", wait_s=0.0)
+    guard = guard_of(store)
     with pytest.raises(WalproxyError, match="no promotion: pg1 holds the lease"):
         asyncio.run(guard.require())
     store.is_down = True
     with pytest.raises(LeaseUnavailable):
-        asyncio.run(LeaseGuard(store, "pg2", wait_s=0.0).require())
+        asyncio.run(guard_of(store).require())
 
 
 def test_leader_keeps_it_and_a_former_one_releases_it() -> None:
     store = Store()
 
     async def run() -> None:
-        guard = LeaseGuard(store, "pg2", wait_s=0.0)
+        guard = guard_of(store)
         await guard.keep(False)
         assert store.calls == []
         await guard.keep(True)
@@ -98,13 +101,13 @@ def test_leader_goes_on_without_the_store_and_logs_that_once(caplog: pytest.LogC
     store.is_down = True
 
     async def run() -> None:
-        guard = LeaseGuard(store, "pg2", wait_s=0.0)
+        guard = guard_of(store)
         for _ in range(3):
             await guard.keep(True)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-        LeaseGuard(store, "pg2", wait_s=0.0).probe()
+        guard_of(store).probe()
     assert [record.message for record in caplog.records] == [
         "the lease is not extended: etcd does not reply",
         "the lease: etcd does not reply; no promotion until it replies",

@@ -15,12 +15,12 @@ from safekeeper.net.safekeeper_connection import Credentials
 from tests.unit.event_loop import on_the_loop, until
 from tests.unit.failover.fake_world import FakeWorld, Screen
 from tests.unit.failover.looks import END_LSN, dead, primary, standby, survey
-from walproxy.failover.candidates import HostLook, NoCandidate
+from walproxy.failover.candidates import LAG_BYTES_MAX, HostLook, NoCandidate
 from walproxy.failover.failover import Failover, FailoverFailed
 from walproxy.failover.rest import NothingChanged
 from walproxy.failover.sealer import NotSealed
 from walproxy.failover.survey import FailoverRefused
-from walproxy.failover.switchover import LAG_BYTES_MAX, Move, plan_switchover, run_command, switch_over
+from walproxy.failover.switchover import Move, plan_switchover, run_command, switch_over
 from walproxy.postgres.hosts import PrimaryHost
 
 OLD, NEW = primary("pg1"), standby("pg2")

@@ -3,7 +3,7 @@
 import pytest
 
 from walproxy.limbo.commit_policy import ACTIONS, CommitPolicy, is_unconfirmed
-from walproxy.limbo.waits import WaitingCommit, WaitingSession
+from walproxy.limbo.facts import WaitingCommit, WaitingSession
 
 
 def wait(xid: int, waits_s: float, *, end_lsn: int | None = 100, known: bool = True) -> WaitingCommit:

@@ -13,10 +13,9 @@ from tests.unit.transactions_wal import TransactionsWal, new_log
 from tests.unit.wal_builder import MIB
 from walproxy.limbo import limbo as shell
 from walproxy.limbo.commit_policy import CommitPolicy
-from walproxy.limbo.facts import Facts, Positions
+from walproxy.limbo.facts import Facts, Positions, WaitingSession
 from walproxy.limbo.limbo import REQUEST_DECODE_S, SAMPLE_AGE_S_MAX, Limbo
 from walproxy.limbo.page import LISTED_MAX, QUERY_CHARACTERS_MAX, limbo_as_last_read, limbo_page
-from walproxy.limbo.waits import WaitingSession
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.proxy.status_pages import proxy_routes
 from walproxy.proxy.window import Window

@@ -1,23 +1,12 @@
 """The state of an entry, derived from positions and the last sample of sessions."""
 
-from walproxy.limbo.entry_state import level_of, missing_members, state_of
+from walproxy.limbo.page import level_of, missing_members, state_of
 
 
 def test_an_entry_that_a_quorum_has_is_confirmed_whenever_it_is_read() -> None:
     for waits in (None, True, False):
         assert state_of(100, 100, waits=waits, has_waited=False) == "confirmed"
         assert state_of(100, 99, waits=waits, has_waited=False) != "confirmed"
-
-
-def test_a_raised_quorum_blocks_and_a_quorum_of_one_confirms() -> None:
-    """Tarantool's 5119: a changed quorum evaluates pending entries again. Nothing is stored that could be stale."""
-    flush_lsns = [300, 200, 100]
-
-    def commit_lsn(quorum: int) -> int:
-        return sorted(flush_lsns, reverse=True)[quorum - 1]
-
-    states = {q: state_of(200, commit_lsn(q), waits=True, has_waited=True) for q in (1, 2, 3)}
-    assert states == {1: "confirmed", 2: "confirmed", 3: "waiting"}
 
 
 def test_a_session_waits_or_has_waited_or_is_unknown() -> None:
