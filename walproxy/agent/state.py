@@ -181,15 +181,15 @@ def cluster_content(view: ClusterView) -> dict[str, Any]:
 
 
 def agent_content(seen: SeenReport, view: ClusterView) -> dict[str, Any]:
-    """Return an agent as JSON."""
+    """Return an agent as JSON: its report, and what follows from it."""
     content = msgspec.structs.asdict(seen.report)
-    del content["is_leader"]  # Of the reports, not of the cluster: that is `role`.
-    for name in ("written_lsn", "received_lsn", "replayed_lsn"):
-        content[name] = format_lsn(content[name])
-    for name in ("doing", "problem", "order_done", "order_result"):
-        content[name] = content[name] or None
+    del content["is_leader"]  # `role` has it, if the report is fresh.
+    positions = ("written_lsn", "received_lsn", "replayed_lsn")
+    texts = ("doing", "problem", "order_done", "order_result")
     return {
         **content,
+        **{name: format_lsn(content[name]) for name in positions},
+        **{name: content[name] or None for name in texts},
         "system_id": str(seen.report.system_id),
         "role": role_of(seen.report, view.leader) or None,
         "is_fresh": is_fresh(seen),
@@ -200,7 +200,7 @@ def agent_content(seen: SeenReport, view: ClusterView) -> dict[str, Any]:
 
 def order_content(order: Order | None) -> dict[str, Any] | None:
     """Return an order as JSON."""
-    return None if order is None else {"id": order.id, "kind": order.kind, "agent": order.agent or None, "at": order.at}
+    return None if order is None else {**msgspec.structs.asdict(order), "agent": order.agent or None}
 
 
 def change_content(change: PrimaryChange) -> dict[str, Any]:
