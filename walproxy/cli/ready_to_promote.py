@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from safekeeper.base.lsn import format_lsn
+from walproxy.agent.ready import ReadyReport, ReadyToPromote
 from walproxy.agent.standby_folder import LocalStandbyFolder
 from walproxy.cli.configuration import connected
 from walproxy.cli.failover_progress import FailoverProgress
-from walproxy.failover.ready import ReadyReport, ReadyToPromote
 from walproxy.postgres.hosts import PrimaryHost, primary_hosts
 from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials

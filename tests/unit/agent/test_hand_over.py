@@ -1,16 +1,16 @@
 """WAL that is handed over to a standby: which bytes, to which files, and what is refused."""
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
+from typing import cast
 
 import pytest
 
 from safekeeper.base.errors import PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, segment_name
 from safekeeper.base.timelines import PASSED_OVER_HISTORY
+from walproxy.agent.hand_over import Part, hand_over, parts_to_hand_over
+from walproxy.agent.standby_folder import LocalStandbyFolder
 from walproxy.failover.candidates import HostLook
-from walproxy.failover.hand_over import Part, hand_over, parts_to_hand_over
 from walproxy.failover.log_end import LogEnd
 
 SIZE = 1 << 20
@@ -60,25 +60,13 @@ class Folder:
     def place_history(self, tli: int, content: bytes) -> None:
         self.histories.setdefault(tli, content)
 
-    def check(self, data_directory: Path) -> None:
-        raise NotImplementedError
-
-    def history_probe(self, restore_command: str) -> Callable[[int], bool]:
-        raise NotImplementedError
-
-    def wake(self) -> None:
-        raise NotImplementedError
-
-    def end_walreceiver(self, pid: int) -> None:
-        raise NotImplementedError
-
 
 def look(replayed_lsn: Lsn, received_lsn: Lsn = 0, tli: int = 1) -> HostLook:
     return HostLook("pg2", True, 1, tli, received_lsn, replayed_lsn)
 
 
 def handed(folder: Folder, end: LogEnd, seen: HostLook, histories: dict[int, bytes] | None = None) -> int:
-    return asyncio.run(hand_over(folder, read, end, seen, SIZE, histories or {}))
+    return asyncio.run(hand_over(cast(LocalStandbyFolder, folder), read, end, seen, SIZE, histories or {}))
 
 
 def test_each_segment_has_the_timeline_of_its_last_byte() -> None:

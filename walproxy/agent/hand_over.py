@@ -12,66 +12,18 @@ Source: https://www.postgresql.org/docs/current/warm-standby.html#STANDBY-SERVER
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from safekeeper.base.errors import PrimaryRefused, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, segment_name, segment_start
 from safekeeper.base.timelines import PASSED_OVER_HISTORY, tli_of_byte
+from walproxy.agent.standby_folder import LocalStandbyFolder, StandbySegment
 from walproxy.failover.candidates import HostLook
 from walproxy.failover.log_end import LogEnd, Read
 
 _PAGE_BYTES = 8192
 _PIECE_BYTES = 1 << 20
-
-
-class StandbySegment(Protocol):
-    """A segment of a standby's pg_wal, open for writing. Every call blocks.
-
-    Attributes:
-        is_new: it did not exist.
-    """
-
-    is_new: bool
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return bytes of it."""
-
-    def write(self, offset: int, payload: bytes) -> None:
-        """Write bytes."""
-
-    def finish(self) -> None:
-        """Make it durable; a new one exists from then on."""
-
-    def close(self) -> None:
-        """Close it. A new one that is not finished is removed."""
-
-
-class StandbyFolder(Protocol):
-    """The data folder of a standby, on this machine. Every call blocks."""
-
-    def check(self, data_directory: Path) -> None:
-        """Make sure that this is the folder of the server with that one.
-
-        Raises:
-            ConfigurationError: it is not, or its files cannot be written.
-        """
-
-    def open_segment(self, name: str, size: int) -> StandbySegment:
-        """Open a segment of pg_wal."""
-
-    def place_history(self, tli: int, content: bytes) -> None:
-        """Write a history file to pg_wal, unless there is one."""
-
-    def history_probe(self, restore_command: str) -> Callable[[int], bool]:
-        """Return a function that returns whether PostgreSQL finds a history file of a number."""
-
-    def wake(self) -> None:
-        """Make recovery look at pg_wal again, now."""
-
-    def end_walreceiver(self, pid: int) -> None:
-        """End this walreceiver; PostgreSQL starts another one later."""
 
 
 class Part(NamedTuple):
@@ -95,7 +47,12 @@ def parts_to_hand_over(end: LogEnd, replayed_lsn: Lsn, segment_size: int) -> Ite
 
 
 async def hand_over(
-    folder: StandbyFolder, read: Read, end: LogEnd, look: HostLook, segment_size: int, histories: Mapping[int, bytes]
+    folder: LocalStandbyFolder,
+    read: Read,
+    end: LogEnd,
+    look: HostLook,
+    segment_size: int,
+    histories: Mapping[int, bytes],
 ) -> int:
     """Write what a standby lacks of the log to its pg_wal; return the number of bytes.
 

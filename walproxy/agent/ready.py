@@ -25,9 +25,10 @@ from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.settings import Address
 from safekeeper.base.timelines import PASSED_OVER_HISTORY
 from safekeeper.net.safekeeper_connection import Credentials
+from walproxy.agent.hand_over import hand_over
+from walproxy.agent.standby_folder import LocalStandbyFolder
 from walproxy.failover.candidates import HostLook, missing_bytes, obstacle, tlis_to_reserve
 from walproxy.failover.failover import Failover, StepDisplay
-from walproxy.failover.hand_over import StandbyFolder, hand_over
 from walproxy.failover.log_end import LogEnd, TermWal, find_log_end
 from walproxy.failover.sealer import NotSealed, Sealer, sealed_timeline
 from walproxy.failover.server import Server
@@ -97,7 +98,7 @@ class ReadyToPromote:
         credentials: Credentials,
         show: StepDisplay,
         *,
-        folder: StandbyFolder | None = None,
+        folder: LocalStandbyFolder | None = None,
         old_is_dead: bool = False,
     ) -> None:
         self._safekeepers = safekeepers
@@ -244,7 +245,7 @@ class ReadyToPromote:
                 was_handed, reached_at = False, time.monotonic()
             await asyncio.sleep(_POLL_S)
 
-    async def _hand_over(self, folder: StandbyFolder, sealer: Sealer, end: LogEnd, look: HostLook) -> None:
+    async def _hand_over(self, folder: LocalStandbyFolder, sealer: Sealer, end: LogEnd, look: HostLook) -> None:
         elected = sealer.elected
         histories = {history.tli: history.content for history in elected.tli_histories}
         wal = TermWal(elected, self._safekeepers, self._credentials)
@@ -256,7 +257,7 @@ class ReadyToPromote:
         self._show.step(f"wrote {handed} bytes of WAL to the pg_wal of {look.name}")
         await asyncio.to_thread(folder.wake)
 
-    def _wake(self, folder: StandbyFolder) -> None:
+    def _wake(self, folder: LocalStandbyFolder) -> None:
         pid = self._server.walreceiver_pid()
         if pid is not None:
             self._show.step(f"ending the walreceiver of {self._server.name}, which receives nothing")
