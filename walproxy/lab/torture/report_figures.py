@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from walproxy.html_page.units import bin_width_us
+from walproxy.html_page.charts import bin_width_us
 from walproxy.lab.load.history import Outcome
 from walproxy.lab.load.percentiles import percentile
 from walproxy.lab.torture.plan import POWER_CUT

@@ -12,7 +12,7 @@ from typing import Any, Final
 from duckdb import DuckDBPyConnection
 
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
-from walproxy.html_page.units import bin_width_us
+from walproxy.html_page.charts import bin_width_us
 from walproxy.pipeline.choices import REPORT_TOP
 from walproxy.pipeline.duck import connect
 from walproxy.pipeline.jobs import report_queries as queries

@@ -8,7 +8,7 @@ after a further checkpoint: these are counted.
 from collections.abc import Iterator
 from typing import Final
 
-from walproxy.html_page.units import duration_text, size_text
+from walproxy.html_page.charts import duration_text, size_text
 from walproxy.pipeline.jobs.report_data import Advice, Report
 
 _SHARE_MIN: Final = 0.05

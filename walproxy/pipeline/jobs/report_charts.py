@@ -5,9 +5,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Final
 
-from walproxy.html_page.bars import BarChart, Layer, top_of
-from walproxy.html_page.charts import OTHER_SLOT, scale_of
-from walproxy.html_page.units import duration_text, size_text
+from walproxy.html_page.charts import OTHER_SLOT, BarChart, Layer, duration_text, scale_of, size_text, top_of
 from walproxy.pipeline.jobs.report_data import OTHER, Report, Series
 
 _IMAGES_SLOT: Final = "images"

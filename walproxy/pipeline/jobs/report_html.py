@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from walproxy.html_page import rendering, still_page
+from walproxy.html_page import pages
 from walproxy.pipeline.jobs.report_charts import charts_of
 from walproxy.pipeline.jobs.report_data import Report
 
@@ -18,7 +18,7 @@ def render(report: Report) -> str:
         "fork": lambda number: _FORKS[number] if number < len(_FORKS) else str(number),
     }
     context = {"report": report, "headline": report.headline}
-    return still_page.render(_TEMPLATES, "report.html.j2", charts_of(report), context, filters)
+    return pages.render(_TEMPLATES, "report.html.j2", pages.STILL, charts_of(report), context, filters)
 
 
 def write_page(report: Report, path: Path) -> None:
@@ -27,4 +27,4 @@ def write_page(report: Report, path: Path) -> None:
     Raises:
         ConfigurationError: it cannot be written.
     """
-    rendering.write(render(report), path, "--output")
+    pages.write(render(report), path, "--output")

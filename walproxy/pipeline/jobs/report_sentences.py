@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator
 from datetime import datetime
 
 from safekeeper.base.lsn import format_lsn
-from walproxy.html_page.units import duration_text, size_text
+from walproxy.html_page.charts import duration_text, size_text
 from walproxy.pipeline.jobs.catalog import RelationNames
 from walproxy.pipeline.jobs.report_data import NO_RELATION, Headline, Report, ReportedRange
 
