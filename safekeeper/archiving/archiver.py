@@ -19,7 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archive.objects import ArchivedFile
@@ -36,6 +36,7 @@ from safekeeper.base.errors import (
 )
 from safekeeper.base.logs import ProblemLog, describe_bug, one_line
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.status_fields import SafekeeperArchive
 from safekeeper.base.worker import Worker
 from safekeeper.node.node import Node
 from safekeeper.node.readable_log import LogView
@@ -151,19 +152,19 @@ class Archiver:
         archived_lsn = max(self.archived_lsn or self._acceptor.archived_lsn, self._node.folder.begin_lsn)
         return max(0, self._acceptor.readable_lsn - archived_lsn)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> SafekeeperArchive:
         """Return the part of /status that describes the archive."""
         acceptor, last_upload_at = self._acceptor, self.statistics.last_upload_at
-        return {
-            "url": self._access.url,
-            "archiver": acceptor.is_archiver,
-            "archived_lsn": format_lsn(self.archived_lsn or acceptor.archived_lsn),
-            "lag_bytes": self.unarchived_bytes,
-            "problem": self.problem,
-            "uploads": self.statistics.uploads,
-            "uploaded_bytes": self.statistics.bytes,
-            "last_upload_at": datetime.fromtimestamp(last_upload_at, UTC).isoformat() if last_upload_at else None,
-        }
+        return SafekeeperArchive(
+            url=self._access.url,
+            archiver=acceptor.is_archiver,
+            archived_lsn=format_lsn(self.archived_lsn or acceptor.archived_lsn),
+            lag_bytes=self.unarchived_bytes,
+            problem=self.problem,
+            uploads=self.statistics.times.count,
+            uploaded_bytes=self.statistics.bytes,
+            last_upload_at=datetime.fromtimestamp(last_upload_at, UTC).isoformat() if last_upload_at else None,
+        )
 
     # The archiver's states.
 

@@ -11,11 +11,11 @@ few seconds, and a newer connection may displace it. A client that has logged in
 import asyncio
 import logging
 import secrets
-from typing import Any
 
 from safekeeper.base.logs import RateLimit
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.networks import Networks
+from safekeeper.base.status_fields import ReaderStatus
 from safekeeper.net.admission import Budget
 from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
@@ -103,31 +103,28 @@ class ReplicationListener(Listener[ReplicationClient]):
 
     # For /status.
 
-    def describe_readers(self) -> list[dict[str, Any]]:
-        """Return the clients that stream; LSNs as PostgreSQL prints them."""
-        now, described = self.now(), []
-        for connection in self._connections.values():
-            reader = connection.reader
-            if reader is None:
-                continue
-            described.append(
-                {
-                    "connection": connection.number,
-                    "application_name": connection.name,
-                    "address": connection.peer,
-                    "user": connection.user,
-                    "slot": reader.slot.name if reader.slot is not None else None,
-                    "state": reader.state,
-                    "tli": reader.tli,
-                    "sent_lsn": format_lsn(reader.position_lsn),
-                    "write_lsn": format_lsn(reader.write_lsn),
-                    "flush_lsn": format_lsn(reader.flush_lsn),
-                    "apply_lsn": format_lsn(reader.apply_lsn),
-                    "lag_bytes": max(0, self.hub.readable_end(reader) - reader.position_lsn),
-                    "last_reply_s": round(now - connection.heard_at, 3),
-                }
+    def describe_readers(self) -> list[ReaderStatus]:
+        """Return the clients that stream."""
+        now = self.now()
+        return [
+            ReaderStatus(
+                connection=connection.number,
+                application_name=connection.name,
+                address=connection.peer,
+                user=connection.user,
+                slot=reader.slot.name if reader.slot is not None else None,
+                state=reader.state,
+                tli=reader.tli,
+                sent_lsn=format_lsn(reader.position_lsn),
+                write_lsn=format_lsn(reader.write_lsn),
+                flush_lsn=format_lsn(reader.flush_lsn),
+                apply_lsn=format_lsn(reader.apply_lsn),
+                lag_bytes=max(0, self.hub.readable_end(reader) - reader.position_lsn),
+                last_reply_s=round(now - connection.heard_at, 3),
             )
-        return described
+            for connection in self._connections.values()
+            if (reader := connection.reader) is not None
+        ]
 
     # The connections.
 

@@ -61,11 +61,6 @@ class LiveStream(Stream):
         self._timer: asyncio.TimerHandle | None = None
         self._failures = RateLimit(lines=3, interval_s=60)
 
-    @property
-    def reader_count(self) -> int:
-        """The number of readers."""
-        return len(self._readers)
-
     def join(self, reader: HttpConnection) -> None:
         """See Stream: the first frame has every part, at most INTERVAL_S old."""
         if self._timer is None:

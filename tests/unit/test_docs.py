@@ -11,12 +11,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import click
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -29,6 +30,7 @@ import walproxy.proxy.proxy
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.base.event_catalogue import KINDS
 from safekeeper.base.settings import command_line_name, environment_variable, options_of
+from safekeeper.base.status_fields import SafekeeperStatus
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerMessage, RefusalCode
 from safekeeper.peers.codec import WIRE_VERSION
@@ -62,6 +64,7 @@ from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.view import state_name
 from walproxy.proxy.status import SAFEKEEPER_STATES, safekeeper_state
+from walproxy.proxy.status_fields import ProxyStatus
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -362,6 +365,41 @@ def test_every_state_is_described() -> None:
     assert len(of_safekeeper) == 4
     assert of_member == set(SAFEKEEPER_STATES)
     assert not sorted(state for state in of_proxy | of_safekeeper | of_member if f"| `{state}` |" not in text)
+
+
+@pytest.mark.parametrize(
+    ("title", "structure"),
+    [("Status of the proxy", ProxyStatus), ("Status of a safekeeper", SafekeeperStatus)],
+)
+def test_every_field_of_status_is_described_and_no_other(title: str, structure: type[msgspec.Struct]) -> None:
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", section("operations.md", title), re.MULTILINE)
+    described: dict[str, str] = {}
+    for names, text in rows:
+        for name in re.findall(r"`(\w+)", names):
+            described[name] = f"{described.get(name, '')} {text}"
+    fields = {field.encode_name: names_within(field.type) for field in msgspec.structs.fields(structure)}
+    assert described.keys() == fields.keys()
+    assert not {name: inner for name, text in described.items() if (inner := fields[name] - words_of(text))}
+
+
+def names_within(kind: Any) -> set[str]:
+    """Return the names of the fields of each structure in a type."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = msgspec.structs.fields(kind)
+        return {field.encode_name for field in fields}.union(*(names_within(field.type) for field in fields))
+    return set().union(*map(names_within, get_args(kind)))
+
+
+def words_of(text: str) -> set[str]:
+    return set(re.findall(r"`(\w+)(?:\[\])?`", text))
+
+
+def test_the_fields_that_scripts_can_rely_on_are_first() -> None:
+    first = section("operations.md", "Status of the proxy").partition("\n| | |\n")[0]
+    names = [
+        name for names in re.findall(r"^\| (`.*?) \|", first, re.MULTILINE) for name in re.findall(r"`(\w+)", names)
+    ]
+    assert names == list(ProxyStatus.__struct_fields__[: len(names)]) and names[-1] == "safekeepers"
 
 
 def _initial_state_of_the_proxy() -> str:

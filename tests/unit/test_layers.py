@@ -67,7 +67,7 @@ PURE = sorted(
     [
         *(path for folder in PURE_FOLDERS for path in (ROOT / folder).glob("*.py")),
         *(ROOT / "safekeeper" / "base" / name for name in ("lsn.py", "timelines.py", "log_once.py", "histogram.py")),
-        *(ROOT / "safekeeper" / "base" / name for name in ("events.py", "event_catalogue.py")),
+        *(ROOT / "safekeeper" / "base" / name for name in ("events.py", "event_catalogue.py", "status_fields.py")),
         *(ROOT / "safekeeper" / "peers" / name for name in ("codec.py", "message_checks.py", "peer_auth.py")),
         *(ROOT / "safekeeper" / "archive" / name for name in ("objects.py", "catalog.py")),
         ROOT / "safekeeper" / "archiving" / "plan.py",
@@ -87,7 +87,7 @@ PURE = sorted(
                 "waits.py",
             )
         ),
-        ROOT / "walproxy" / "proxy" / "state_events.py",
+        *(ROOT / "walproxy" / "proxy" / name for name in ("state_events.py", "status_fields.py", "health_check.py")),
         *(
             ROOT / "walproxy" / "pipeline" / "cdc" / name
             for name in ("messages.py", "pgoutput.py", "transactions.py", "changes.py", "quorum_gate.py")

@@ -25,10 +25,7 @@ def limbo(url: str | None, config: Path | None, as_json: bool, watch: bool, inte
       walproxy limbo --json | jq '.transactions[].session.query'
     """
     fetch = partial(proxy_pages(url, config).fetch, _fetch)
-    if watch:
-        shown_page.watch(fetch, render, summarise, as_json=as_json, interval_s=interval)
-    else:
-        shown_page.show(fetch, render, as_json=as_json)
+    shown_page.show(fetch, render, summarise, as_json=as_json, interval_s=interval if watch else None)
 
 
 def _fetch(url: str, access: Access) -> dict[str, Any]:

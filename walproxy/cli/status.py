@@ -24,7 +24,5 @@ def status(url: str | None, config: Path | None, as_json: bool, watch: bool, int
       walproxy status --url https://10.0.0.9:7667
     """
     fetch = partial(proxy_pages(url, config).fetch, fetch_status)
-    if watch:
-        shown_page.watch(fetch, partial(render, by_urgency=True), summarise, as_json=as_json, interval_s=interval)
-    else:
-        shown_page.show(fetch, render, as_json=as_json)
+    table = partial(render, by_urgency=watch)
+    shown_page.show(fetch, table, summarise, as_json=as_json, interval_s=interval if watch else None)

@@ -5,6 +5,7 @@ primary_feed            the primary: connection, hosts, positions reported back
 safekeeper_link         keeps one connection to one safekeeper
 window                  the WAL that is still to be sent
 config, credentials     options, secrets
+status_fields           what /status consists of
 status, status_pages    the state of the proxy, over HTTP
 progress_socket         the part of it that the agent requests
 status_client           fetches it

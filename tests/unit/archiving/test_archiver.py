@@ -102,7 +102,7 @@ def test_what_is_committed_is_archived_and_nothing_else(tmp_path: Path, url: str
         leader.commit()
         wait_archived(leader, BASE_LSN + 4 * SEGMENT_SIZE)
         assert archived(url) == expected(4 * SEGMENT_SIZE)
-        assert house.call(lambda: house.archiver.statistics.uploads) == 5
+        assert house.call(lambda: house.archiver.statistics.times.count) == 5
 
 
 def test_the_open_segment_follows_at_the_interval(tmp_path: Path, url: str) -> None:
@@ -199,7 +199,7 @@ def test_a_restarted_archiver_uploads_nothing_twice(tmp_path: Path, url: str, to
         leader.order_archive(1, end_lsn if told else 0)
         house.call(house.archiver.start)
         wait_archived(leader, end_lsn)
-        assert house.call(lambda: house.archiver.statistics.uploads) == 0
+        assert house.call(lambda: house.archiver.statistics.times.count) == 0
         assert archived(url) == expected(2_500_000)
 
 
@@ -278,7 +278,7 @@ def test_an_archive_that_is_gone_holds_up_nothing_and_is_caught_up_with(
         folder.unlink()
         away.rename(folder)
         wait_archived(leader, end_lsn)
-        assert house.call(lambda: house.archiver.describe())["problem"] == ""
+        assert house.call(lambda: house.archiver.describe()).problem == ""
     assert archived(url) == expected(4 * SEGMENT_SIZE + 7)
     said = [record.message for record in caplog.records if record.name == "safekeeper.archiving.archiver"]
     assert said[0].startswith("cannot archive: ") and said[-1].startswith("archiving resumed from ")

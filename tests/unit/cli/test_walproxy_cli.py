@@ -19,12 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_FINE, EXIT_UNEXPECTED, EXIT_USAGE
+from tests.unit.proxy.statuses import listed_safekeeper, lost, status, times
 from walproxy.cli import main
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.postgres.local_server import free_port
+from walproxy.proxy.status_fields import CommitLatencies
 
 NOBODY = "host=127.0.0.1 port=1 user=walproxy"
 MEMBERS = "1=127.0.0.1:1,2=127.0.0.1:2,3=127.0.0.1:3"
@@ -320,34 +323,15 @@ def test_a_bug_in_a_callback_ends_the_process_with_one_line_that_says_where(tmp_
 # walproxy status.
 
 
-STATUS: dict[str, Any] = {
-    "state": "waiting_for_quorum",
-    "term": 3,
-    "tli": 1,
-    "quorum": 2,
-    **dict.fromkeys(("received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"), "0/3000000"),
-    "safekeepers": [
-        {
-            "id": 1,
-            "state": "refused",
-            "write_lsn": "0/0",
-            "flush_lsn": "0/0",
-            "lag_bytes": None,
-            "last_response_s": None,
-            "problem": "WAL [/0, 0/1) [bold]is not here",
-        },
-        {
-            "id": 2,
-            "state": "streaming",
-            "write_lsn": "0/0",
-            "flush_lsn": "0/0",
-            "lag_bytes": 5 << 20,
-            "last_response_s": 0.1,
-            "problem": None,
-        },
+STATUS = status(
+    state="waiting_for_quorum",
+    safekeepers=[
+        listed_safekeeper(1, "refused", "WAL [/0, 0/1) [bold]is not here", lag_bytes=None, last_response_s=None),
+        listed_safekeeper(2, lag_bytes=5 << 20),
     ],
-    "times": {"quorum": {"p50_s": None, "p99_s": None}, "members": {}},
-}
+    members=None,
+    gate=None,
+)
 
 
 @contextmanager
@@ -370,15 +354,15 @@ def answering(code: int, body: bytes) -> Iterator[str]:
 
 
 def test_status_shows_what_peers_say_literally(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    with answering(200, json.dumps(STATUS).encode()) as url:
+    with answering(200, msgspec.json.encode(STATUS)) as url:
         monkeypatch.setenv("COLUMNS", "200")
         result = here("status", "--url", url)
         assert result.returncode == EXIT_FINE, result.stderr
         assert "WAL [/0, 0/1) [bold]is not here" in result.stdout
         assert "5.0 MiB" in result.stdout and "waiting_for_quorum" in result.stdout
-        assert json.loads(here("status", "--json", "--url", url).stdout) == STATUS
+        assert json.loads(here("status", "--json", "--url", url).stdout) == msgspec.to_builtins(STATUS)
         monkeypatch.setenv("WALPROXY_URL", url)
-        assert json.loads(here("status", "--json").stdout) == STATUS
+        assert json.loads(here("status", "--json").stdout) == msgspec.to_builtins(STATUS)
 
 
 @pytest.mark.parametrize(
@@ -524,13 +508,13 @@ def test_status_watched_without_a_terminal_is_a_line_each_time_and_survives_a_pr
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "output"
-    with answering(200, json.dumps(STATUS).encode()) as url, output.open("wb") as stdout:
+    with answering(200, msgspec.json.encode(STATUS)) as url, output.open("wb") as stdout:
         command = [sys.executable, "-m", "walproxy", "status", "--watch", "--interval", "0.1", "--url", url]
         process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT)
         try:
             until(lambda: output.read_text().count("\n") >= 2)
             assert output.read_text().splitlines()[0] == (
-                "waiting_for_quorum term=3 commit=0/3000000 p50=- p99=- 1:refused:- 2:streaming:5.0MiB"
+                "waiting_for_quorum term=5 commit=0/5A3C9F8 p50=- p99=- 1:refused:- 2:streaming:5.0MiB"
             )
         except BaseException:
             process.kill()
@@ -558,7 +542,7 @@ def test_a_closed_standard_error_changes_no_exit_code(arguments: str, code: int)
 )
 def test_a_full_standard_output_is_one_line_and_a_failure(arguments: str, code: int) -> None:
     content = LIMBO if arguments == "limbo" else STATUS
-    with answering(200, json.dumps(content).encode()) as url:
+    with answering(200, msgspec.json.encode(content)) as url:
         command = f"{sys.executable} -m walproxy {arguments} >/dev/full"
         environment = {**os.environ, "WALPROXY_URL": url}
         done = subprocess.run(
@@ -591,7 +575,7 @@ def test_a_fifo_in_place_of_the_ca_of_a_status_is_refused_and_not_waited_for(
 
 
 def test_a_reader_that_has_enough_ends_a_watched_status_quietly() -> None:
-    with answering(200, json.dumps(STATUS).encode()) as url:
+    with answering(200, msgspec.json.encode(STATUS)) as url:
         command = f"{sys.executable} -m walproxy status --watch --interval 0.1 --url {url} | head -1"
         answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S)
     assert answer.stdout.startswith("waiting_for_quorum")
@@ -602,21 +586,10 @@ def test_a_reader_that_has_enough_ends_a_watched_status_quietly() -> None:
 
 
 def test_levels_are_lines_or_json(here: Here) -> None:
-    none = {"count": 0, "recent_count": 0, "p50_s": None, "p99_s": None}
-    measured = none | {"count": 7, "p50_s": 0.002, "p99_s": 0.004}
-    status = STATUS | {
-        "spare": False,
-        "members": None,
-        "gate": None,
-        "quorum_lost": None,
-        "primary": {"problem": None},
-        "apply_rule": "",
-        "apply_problem": None,
-        "elect_quorum": 2,
-        "standbys": [],
-        "times": {"quorum": measured, "write": none, "apply": none, "members": {"2": measured}, "oldest_s": None},
-    }
-    with answering(200, json.dumps(status).encode()) as url:
+    latencies = CommitLatencies(
+        quorum=times(0.002, 0.004), write=times(), apply=times(), members={"2": times(0.002, 0.004)}, oldest_s=None
+    )
+    with answering(200, msgspec.json.encode(msgspec.structs.replace(STATUS, times=latencies))) as url:
         lines = here("levels", "--url", url).stdout.splitlines()
         rows = json.loads(here("levels", "--json", "--url", url).stdout)["levels"]
     assert [line.split()[0] for line in lines] == ["off", "local", "remote_write", "on", "remote_apply"]
@@ -647,25 +620,19 @@ def test_a_cluster_id_that_is_not_whole_is_not_written_into_an_archive(
 
 
 def test_check_answers_as_monitoring_plugins_do(here: Here) -> None:
-    members = [STATUS["safekeepers"][1] | {"id": 1, "lag_bytes": 0}]
-    well = STATUS | {
-        "state": "streaming",
-        "spare": False,
-        "members": [1],
-        "members_streaming": 1,
-        "safekeepers": members,
-    }
-    well |= {"not_ready_s": None, "quorum_lost": None, "archive": None, "apply_problem": None, "primary": {"hosts": []}}
-    well |= {"gate": None, "standbys": []}
-    with answering(200, json.dumps(well).encode()) as url:
+    well = {"members": [1], "members_streaming": 1, "safekeepers": [listed_safekeeper(1)], "gate": None}
+    with answering(200, msgspec.json.encode(status(**well))) as url:
         result = here("check", "--url", url)
         assert (result.returncode, result.stdout.count("\n"), result.stderr) == (0, 1, "")
         assert result.stdout.startswith("WALPROXY OK - streaming, 1 of 1 members streaming | ")
         assert json.loads(here("check", "--json", "--url", url).stdout)["exit_code"] == 0
-    members[0] |= {"state": "storage_full", "problem": "no room"}
-    lost = {"for_s": 63.0, "present": 0, "needed": 1, "waiting_sessions": 5, "waiting_problem": None, "missing": []}
-    ill = well | {"state": "waiting_for_quorum", "members_streaming": 0, "quorum_lost": lost}
-    with answering(200, json.dumps(ill).encode()) as url:
+    ill = {
+        "state": "waiting_for_quorum",
+        "safekeepers": [listed_safekeeper(1, "storage_full", "no room")],
+        "members_streaming": 0,
+        "quorum_lost": lost(present=0, needed=1),
+    }
+    with answering(200, msgspec.json.encode(status(**well | ill))) as url:
         result = here("check", "--url", url)
         assert (result.returncode, result.stdout[:20]) == (2, "WALPROXY CRITICAL - ")
         assert here("check", "--url", url, "--wait-critical", "1h").returncode == 1
@@ -677,8 +644,10 @@ def test_check_is_critical_without_an_answer_and_unknown_if_it_cannot_tell(here:
     assert result.returncode == 2 and result.stdout.startswith("WALPROXY CRITICAL - no reply from ")
     result = here("check", "--url", "127.0.0.1")
     assert result.returncode == 3 and result.stdout.startswith("WALPROXY UNKNOWN - ")
-    with answering(200, json.dumps(STATUS).encode()) as url:
+    with answering(200, b'{"safekeepers": []}') as url:
         result = here("check", "--url", url)
-        assert result.returncode == 3 and "another version" in result.stdout
+        line = "the proxy is a walproxy of another version: its /status lacks 'state'"
+        assert (result.returncode, result.stdout) == (3, f"WALPROXY UNKNOWN - {line}\n")
+        assert one_line(here("status", "--url", url)) == f"walproxy: {line}"
     for wrong in (("--wait-critical", "soon"), ("--lag-warning", "0"), ("--colour", "red")):
         assert here("check", *wrong).returncode == 3

@@ -318,7 +318,7 @@ async def test_a_newer_request_replaces_the_pull_and_continues_where_it_was(tmp_
         assert second.ranges() == [(1, 2), (2, 3)]
         description = here.puller.describe()
         assert description is not None
-        assert (description["source"], description["bytes"], description["end_lsn"]) == (3, 0, format_lsn(END_LSN))
+        assert (description.source, description.bytes, description.end_lsn) == (3, 0, format_lsn(END_LSN))
         second.answers_at_once = True
         for request in second.requests[:2]:
             second.answer(request)
@@ -376,7 +376,7 @@ async def test_what_was_pulled_is_counted_for_each_pull_and_for_each_source(tmp_
         other.answer(other.requests[2])
         await until(lambda: here.node.acceptor.write_lsn == BASE_LSN + 3 * BLOCK_BYTES)
         description = here.puller.describe()
-        assert description is not None and description["bytes"] == BLOCK_BYTES
+        assert description is not None and description.bytes == BLOCK_BYTES
         assert here.puller.pulled_bytes == {2: 3 * BLOCK_BYTES}
 
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from safekeeper.archiving.statistics import UPLOAD_BUCKETS_S, UploadStatistics
 from safekeeper.base.logs import CHANGES_A_MINUTE, ProblemLog
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import Address
@@ -127,14 +126,6 @@ def test_slots_are_told_in_numbers_and_one_that_holds_nothing_has_no_position(tm
         ("holds", format_lsn(BASE_LSN)),
         ("nothing", None),
     ]
-
-
-def test_uploads_are_counted_by_how_long_they_took() -> None:
-    statistics = UploadStatistics()
-    for took_s in (0.01, UPLOAD_BUCKETS_S[0], 0.06, 1000.0):
-        statistics.count(5, took_s)
-    assert statistics.by_seconds == [2, 1, *[0] * (len(UPLOAD_BUCKETS_S) - 2), 1]
-    assert (statistics.uploads, statistics.bytes) == (4, 20)
 
 
 def test_a_problem_is_logged_when_it_begins_changes_lasts_and_ends(caplog: pytest.LogCaptureFixture) -> None:

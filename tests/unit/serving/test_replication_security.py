@@ -90,7 +90,7 @@ def test_over_tls_with_a_password_bound_to_it_the_wal_arrives_whole(
         with connected(house, conninfo) as connection:
             assert stream(connection, len(WAL)) == WAL
             (reader,) = house.call(house.listener.describe_readers)
-            assert (reader["user"], reader["lag_bytes"]) == ("repl", 0)
+            assert (reader.user, reader.lag_bytes) == ("repl", 0)
 
 
 def test_where_tls_is_wanted_plaintext_is_refused(tmp_path: Path, authority: Authority) -> None:

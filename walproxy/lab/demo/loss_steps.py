@@ -159,7 +159,7 @@ def _start_proxies(stage: DemoStage) -> None:
     cluster.start_proxy(serving)
     cluster.wait_for_state("streaming", proxy=serving)
     cluster.start_proxy(spare)
-    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the other proxy is a spare")
+    stage.wait_until(spare.is_spare, "the other proxy is a spare")
 
 
 def _backup_folder(stage: DemoStage) -> Path:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
@@ -27,6 +27,7 @@ from walproxy.lab.demo.workload import APPLICATION_NAME, transfer_clients
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.history import History
 from walproxy.postgres.patience import TimeLimit, load_text, slowdown
+from walproxy.proxy.status_fields import ProxyStatus
 
 SHORT_WATCH_S = 1.0
 
@@ -225,24 +226,24 @@ class Step(NamedTuple):
     act: Callable[[DemoStage], str]
 
 
-def leading_proxy(cluster: LocalCluster) -> tuple[LocalProcess, dict[str, Any]] | None:
+def leading_proxy(cluster: LocalCluster) -> tuple[LocalProcess, ProxyStatus] | None:
     """Return the proxy that is closest to serving, and its /status; None if no proxy answers."""
-    answers = [(process, status) for process in cluster.proxies if (status := process.status()) is not None]
+    answers = [(process, status) for process in cluster.proxies if (status := process.proxy_status()) is not None]
 
-    def closeness(answer: tuple[LocalProcess, dict[str, Any]]) -> tuple[bool, bool, Lsn]:
+    def closeness(answer: tuple[LocalProcess, ProxyStatus]) -> tuple[bool, bool, Lsn]:
         status = answer[1]
-        return status["state"] == "streaming", not status["spare"], parse_lsn(status["commit_lsn"])
+        return status.state == "streaming", not status.spare, parse_lsn(status.commit_lsn)
 
     return max(answers, key=closeness, default=None)
 
 
-def serving_proxy(stage: DemoStage) -> tuple[LocalProcess, dict[str, Any]]:
+def serving_proxy(stage: DemoStage) -> tuple[LocalProcess, ProxyStatus]:
     """Return the proxy through which commits succeed, and its /status, once there is one."""
-    found: list[tuple[LocalProcess, dict[str, Any]]] = []
+    found: list[tuple[LocalProcess, ProxyStatus]] = []
 
     def serves() -> bool:
         leading = leading_proxy(stage.cluster)
-        if leading is not None and leading[1]["state"] == "streaming":
+        if leading is not None and leading[1].state == "streaming":
             found.append(leading)
         return bool(found)
 

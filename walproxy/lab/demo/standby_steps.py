@@ -78,11 +78,11 @@ def _promote(stage: DemoStage) -> str:
         cluster.start_proxy(proxy)
     seconds = stage.seconds_to_new_commit(before, promoted)
     status = serving_proxy(stage)[1]
-    stage.require(status["tli"] == 2, f"the proxy streams TLI {status['tli']}, not 2")
+    stage.require(status.tli == 2, f"the proxy streams TLI {status.tli}, not 2")
     stage.observe(SHORT_WATCH_S)
     return (
         f"{waiting} commits waited at the kill; the standby was promoted {promoted - before:.2f} s after it, the first "
-        f"commit on TLI 2 came after {seconds:.2f} s (term {status['term']})"
+        f"commit on TLI 2 came after {seconds:.2f} s (term {status.term})"
     )
 
 
@@ -105,7 +105,7 @@ def _bring_back_old_primary(stage: DemoStage) -> str:
         client.consume_input()
         stage.require(client.is_busy() == 1, "a commit on the old primary was answered")
         status = serving_proxy(stage)[1]
-        stage.require(status["tli"] == 2, f"the proxy streams TLI {status['tli']}, not 2")
+        stage.require(status.tli == 2, f"the proxy streams TLI {status.tli}, not 2")
         return (
             f"commits go on after {seconds:.2f} s, one on the old primary waits; it is refused: {_refusal(stage, old)}"
         )
@@ -132,7 +132,7 @@ def _feeding_safekeeper(stage: DemoStage, standby: LocalPostgres) -> int | None:
 def _applied_lsn(stage: DemoStage) -> Lsn:
     """Return how far the designated standby has replayed, as the serving proxy reports it to PostgreSQL."""
     leading = leading_proxy(stage.cluster)
-    return parse_lsn(leading[1]["apply_lsn"]) if leading is not None else 0
+    return parse_lsn(leading[1].apply_lsn) if leading is not None else 0
 
 
 def _has_all_that_is_committed(stage: DemoStage, standby: LocalPostgres) -> bool:
@@ -143,7 +143,7 @@ def _has_all_that_is_committed(stage: DemoStage, standby: LocalPostgres) -> bool
     leading = leading_proxy(stage.cluster)
     if leading is None:
         return False
-    commit_lsn, end_lsn = parse_lsn(leading[1]["commit_lsn"]), parse_lsn(leading[1]["received_lsn"])
+    commit_lsn, end_lsn = parse_lsn(leading[1].commit_lsn), parse_lsn(leading[1].received_lsn)
     statuses = [safekeeper.status() for safekeeper in stage.cluster.safekeepers.values()]
     nobody_has_more = all(status is not None and parse_lsn(status["flush_lsn"]) <= commit_lsn for status in statuses)
     return commit_lsn == end_lsn and nobody_has_more and received_lsn(standby) >= commit_lsn
@@ -151,10 +151,10 @@ def _has_all_that_is_committed(stage: DemoStage, standby: LocalPostgres) -> bool
 
 def _refusal(stage: DemoStage, server: LocalPostgres) -> str | None:
     """Return why a proxy refuses `server`, None as long as none does."""
-    for status in filter(None, (proxy.status() for proxy in stage.cluster.proxies)):
-        for host in status["primary"]["hosts"]:
-            if host["host"].endswith(f":{server.port}") and host["state"] == "refused":
-                return one_line(str(host["problem"]).partition(": ")[0])
+    for status in filter(None, (proxy.proxy_status() for proxy in stage.cluster.proxies)):
+        for host in status.primary.hosts:
+            if host.host.endswith(f":{server.port}") and host.state == "refused":
+                return one_line(str(host.problem).partition(": ")[0])
     return None
 
 

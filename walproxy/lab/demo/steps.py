@@ -127,16 +127,17 @@ def _take_over(stage: DemoStage) -> str:
     spare = cluster.make_proxy("walproxy-spare", *PROXY_OPTIONS)
     cluster.proxies.append(spare)
     cluster.start_proxy(spare)
-    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the second proxy is a spare")
+    stage.wait_until(spare.is_spare, "the second proxy is a spare")
     serving = serving_proxy(stage)[0]
     other = next(proxy for proxy in cluster.proxies if proxy is not serving)
     before = time.monotonic()
     serving.kill9()
     killed = time.monotonic()
     seconds = stage.seconds_to_new_commit(before, killed)
-    term = (other.status() or {}).get("term")
+    status = other.proxy_status()
+    term = status.term if status is not None else None
     cluster.start_proxy(serving)
-    stage.wait_until(lambda: (serving.status() or {}).get("spare") is True, "the old proxy is the spare now")
+    stage.wait_until(serving.is_spare, "the old proxy is the spare now")
     return (
         f"the first commit through the spare (term {term}) {seconds:.2f} s after the kill "
         f"({stage.usual(seconds, _TAKEOVER_S_USUAL)}); the old one is the spare now"
