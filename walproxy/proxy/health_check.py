@@ -23,7 +23,7 @@ class CheckLevel(IntEnum):
     UNKNOWN = 3
 
 
-Problem = tuple[CheckLevel, str]
+Problem = tuple[CheckLevel, str]  # A problem in words.
 
 
 @dataclass(frozen=True)
@@ -44,34 +44,21 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The limits of a check.
+    """The limits of a check."""
 
-    Attributes:
-        wait_s: for how many seconds commits have waited.
-        missing: members that do not stream.
-        lag_bytes: WAL that is not durable on the slowest streaming member.
-        archive_lag_bytes: committed WAL that is not archived.
-    """
-
-    wait_s: Threshold = Threshold(0.0, 10.0)
-    missing: Threshold = Threshold(1)
-    lag_bytes: Threshold = Threshold(64 << 20)
-    archive_lag_bytes: Threshold = Threshold(1 << 30)
+    wait_s: Threshold = Threshold(0.0, 10.0)  # For how long commits have waited.
+    missing: Threshold = Threshold(1)  # Members that do not stream.
+    lag_bytes: Threshold = Threshold(64 << 20)  # WAL that is not durable on the slowest streaming member.
+    archive_lag_bytes: Threshold = Threshold(1 << 30)  # Committed WAL that is not archived.
 
 
 @dataclass
 class CheckResult:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        summary: the state of the proxy, in a few words.
-        problems: (level, text) of each problem.
-        figures: name -> (value, unit, threshold).
-    """
-
-    summary: str
+    summary: str  # The state of the proxy, in a few words.
     problems: list[Problem] = field(default_factory=list)
-    figures: dict[str, tuple[float, str, Threshold]] = field(default_factory=dict)
+    figures: dict[str, tuple[float, str, Threshold]] = field(default_factory=dict)  # (value, unit, threshold) by name.
 
     @property
     def level(self) -> CheckLevel:
