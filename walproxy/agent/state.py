@@ -181,26 +181,41 @@ def cluster_content(view: ClusterView) -> dict[str, Any]:
 
 
 def agent_content(seen: SeenReport, view: ClusterView) -> dict[str, Any]:
-    """Return an agent as JSON: its report, and what follows from it."""
-    content = msgspec.structs.asdict(seen.report)
-    del content["is_leader"]  # `role` has it, if the report is fresh.
-    positions = ("written_lsn", "received_lsn", "replayed_lsn")
-    texts = ("doing", "problem", "order_done", "order_result")
+    """Return an agent as JSON."""
+    report = seen.report
     return {
-        **content,
-        **{name: format_lsn(content[name]) for name in positions},
-        **{name: content[name] or None for name in texts},
-        "system_id": str(seen.report.system_id),
-        "role": role_of(seen.report, view.leader) or None,
+        "name": report.name,
+        "address": report.address,
+        "url": report.url,
+        "role": role_of(report, view.leader) or None,
+        "state": report.state,
         "is_fresh": is_fresh(seen),
         "age_s": round(seen.age_s, 3),
-        "lag_bytes": lag_bytes(seen.report, view.log),
+        "tli": report.tli,
+        "written_lsn": format_lsn(report.written_lsn),
+        "received_lsn": format_lsn(report.received_lsn),
+        "replayed_lsn": format_lsn(report.replayed_lsn),
+        "lag_bytes": lag_bytes(report, view.log),
+        "is_streaming": report.is_streaming,
+        "is_read_only": report.is_read_only,
+        "has_resigned": report.has_resigned,
+        "may_lead": report.may_lead,
+        "priority": report.priority,
+        "dead_after_s": report.dead_after_s,
+        "is_failing_over": report.is_failing_over,
+        "is_paused": report.is_paused,
+        "server_version": report.server_version,
+        "system_id": str(report.system_id),
+        "doing": report.doing or None,
+        "problem": report.problem or None,
+        "order_done": report.order_done or None,
+        "order_result": report.order_result or None,
     }
 
 
 def order_content(order: Order | None) -> dict[str, Any] | None:
     """Return an order as JSON."""
-    return None if order is None else {**msgspec.structs.asdict(order), "agent": order.agent or None}
+    return None if order is None else {"id": order.id, "kind": order.kind, "agent": order.agent or None, "at": order.at}
 
 
 def change_content(change: PrimaryChange) -> dict[str, Any]:
