@@ -58,18 +58,16 @@ class Metrics(NamedTuple):
         """Return a counter with a label."""
         return _labelled(CounterMetricFamily(f"{self.prefix}_{name}", help, labels=[label]), figures)
 
-    def histogram(
-        self, name: str, help: str, histograms: Iterable[tuple[str, Histogram]], label: str | None = None
-    ) -> Metric:
-        """Return a classic histogram.
+    def histogram(self, name: str, help: str, histogram: Histogram) -> Metric:
+        """Return a classic histogram without a label."""
+        buckets = histogram.buckets()
+        return HistogramMetricFamily(f"{self.prefix}_{name}", help, buckets=buckets, sum_value=histogram.total)
 
-        Args:
-            histograms: each with the value of the label, which is ignored if there is none.
-            label: the name of the label; None for a single histogram without one.
-        """
-        family = HistogramMetricFamily(f"{self.prefix}_{name}", help, labels=[label] if label is not None else [])
+    def histograms(self, name: str, help: str, label: str, histograms: Iterable[tuple[str, Histogram]]) -> Metric:
+        """Return a classic histogram with a label."""
+        family = HistogramMetricFamily(f"{self.prefix}_{name}", help, labels=[label])
         for value, histogram in histograms:
-            family.add_metric([value] if label is not None else [], histogram.buckets(), histogram.total)
+            family.add_metric([value], histogram.buckets(), histogram.total)
         return family
 
     def build_info(self) -> Metric:

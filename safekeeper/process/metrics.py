@@ -87,9 +87,8 @@ class SafekeeperCollector(Collector):
 
     def _of_the_disk(self) -> Iterator[Metric]:
         node, retention = self.node, self.retention
-        flushes, appends = [("", node.flush_times)], [("", node.append_sizes)]
-        yield _METRICS.histogram("flush_seconds", "Duration of flushes of WAL: fdatasync", flushes)
-        yield _METRICS.histogram("append_bytes", "WAL in each append", appends)
+        yield _METRICS.histogram("flush_seconds", "Duration of flushes of WAL: fdatasync", node.flush_times)
+        yield _METRICS.histogram("append_bytes", "WAL in each append", node.append_sizes)
         yield _gauge("wal_bytes", "Retained WAL", node.folder.wal_bytes)
         if retention.limit_bytes is not None:
             yield _gauge("wal_limit_bytes", "Limit of retained WAL, wal_limit", retention.limit_bytes)
@@ -123,4 +122,4 @@ class SafekeeperCollector(Collector):
         yield _counter("archive_uploaded_bytes", "Uncompressed bytes of the uploaded files", statistics.bytes)
         yield _counter("archive_errors", "Failed attempts to archive", statistics.errors)
         help = "Duration of uploads, including verification"
-        yield _METRICS.histogram("archive_upload_seconds", help, [("", statistics.times)])
+        yield _METRICS.histogram("archive_upload_seconds", help, statistics.times)

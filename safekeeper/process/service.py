@@ -31,7 +31,7 @@ from safekeeper.process.config import SafekeeperConfig
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.process.retention import Retention
 from safekeeper.process.security import Protection
-from safekeeper.process.status_pages import safekeeper_routes
+from safekeeper.process.status_pages import safekeeper_routes, safekeeper_status
 from safekeeper.serving.readers import ReaderHub
 from safekeeper.serving.replication_listener import ReplicationListener
 from safekeeper.serving.slots import Slots
@@ -174,7 +174,9 @@ class Service:
 
             http = await serve_http(
                 with_page(
-                    safekeeper_routes(node, addresses, pg_listener, archiver, retention, puller)
+                    safekeeper_routes(
+                        node, lambda: safekeeper_status(node, addresses(), pg_listener, archiver, retention, puller)
+                    )
                     | {"/metrics": made_at_first_request(metrics)},
                     "safekeeper",
                     keeps_history=True,

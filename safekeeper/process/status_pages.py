@@ -28,33 +28,17 @@ from safekeeper.serving.replication_listener import ReplicationListener
 DISK_STALLED_S = 10.0
 
 
-def safekeeper_routes(
-    node: Node,
-    addresses: Callable[[], dict[str, str]],
-    pg_listener: ReplicationListener | None = None,
-    archiver: Archiver | None = None,
-    retention: Retention | None = None,
-    puller: WalPuller | None = None,
-) -> dict[str, Route | QueryRoute]:
-    """Return the pages of a safekeeper.
-
-    Args:
-        node: the safekeeper.
-        addresses: returns the listeners' addresses by name, for /status.
-        pg_listener: the replication listener, None if it is off.
-        archiver: None without an archive.
-        retention: the retention of WAL, None without one.
-        puller: pulls WAL from other safekeepers, None if that is off.
-    """
+def safekeeper_routes(node: Node, status: Callable[[], SafekeeperStatus]) -> dict[str, Route | QueryRoute]:
+    """Return the pages of a safekeeper, of which `status` returns the content of /status."""
     return {
-        "/status": lambda: (200, status(node, addresses(), pg_listener, archiver, retention, puller)),
+        "/status": lambda: (200, status()),
         "/events": events_route(node.events.recorder),
         "/healthz": lambda: _verdict(health_problem(node)),
         "/readyz": lambda: _verdict(readiness_problem(node)),
     }
 
 
-def status(
+def safekeeper_status(
     node: Node,
     addresses: dict[str, str],
     pg_listener: ReplicationListener | None = None,
@@ -62,7 +46,12 @@ def status(
     retention: Retention | None = None,
     puller: WalPuller | None = None,
 ) -> SafekeeperStatus:
-    """Return the content of /status."""
+    """Return the content of /status.
+
+    Args:
+        addresses: of the listeners, by name.
+        pg_listener, archiver, retention, puller: None where there is none.
+    """
     acceptor, control, folder = node.acceptor, node.acceptor.control, node.folder
     space, membership = node.disk_space.space, control.membership
     return SafekeeperStatus(

@@ -19,61 +19,35 @@ NOTHING = "nothing"
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The safekeeper or standby that replies last.
+    """The safekeeper or standby that replies last."""
 
-    Attributes:
-        name: e.g. `safekeeper 3`, `standby standby1`.
-        problem: why it does not take part, empty if it does.
-        p50_s, p99_s: of its replies, in seconds; None if unknown, and for a standby.
-        lag_bytes: WAL that it lacks; None if unknown.
-        is_needed: whether a commit waits for it: the others are not enough.
-    """
-
-    name: str
-    problem: str
-    p50_s: float | None
+    name: str  # E.g. `safekeeper 3`, `standby standby1`.
+    problem: str  # Why it does not take part; empty if it does.
+    p50_s: float | None  # Of its replies; None if unknown, and for a standby.
     p99_s: float | None
-    lag_bytes: int | None
-    is_needed: bool
+    lag_bytes: int | None  # WAL that it lacks; None if unknown.
+    is_needed: bool  # A commit waits for it: the others are not enough.
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What is lost of commits that have returned, in words.
+    """What is lost of commits that have returned, in words."""
 
-    Attributes:
-        primary: if the primary is lost now.
-        primary_and_minority: if a minority of the members is lost with it: those that have most.
-        quorum_disks: if the disks of a commit quorum are lost, those that have most.
-    """
-
-    primary: str
-    primary_and_minority: str
-    quorum_disks: str
+    primary: str  # If the primary is lost now.
+    primary_and_minority: str  # If a minority of the members is lost with it: those that have most.
+    quorum_disks: str  # If the disks of a commit quorum are lost, those that have most.
 
 
 @dataclass(frozen=True, slots=True)
 class LevelRow:
-    """One level.
+    """One level: `unknown` if another proxy serves, no term is led, or PostgreSQL's settings are unknown."""
 
-    Attributes:
-        level: a value of synchronous_commit.
-        state: `ok`, `blocked`, `not gated` (it does not wait for the safekeepers), or `unknown` (another proxy serves,
-            no term is led, or PostgreSQL's settings are unknown).
-        waits_for: in words.
-        problem: why it is not ok, empty if it is.
-        slowest: None if the level waits for no safekeeper, or none is known.
-        p50_s, p99_s: the expected time for the safekeepers and standbys, in seconds; None if it was not measured, and
-            for `off` and `local`, which wait for none.
-        losses: see `Losses`.
-    """
-
-    level: str
-    state: str
-    waits_for: str
-    problem: str
-    slowest: Slowest | None
-    p50_s: float | None
+    level: str  # A value of synchronous_commit.
+    state: str  # `ok`, `blocked`, `not gated` (it does not wait for the safekeepers), or `unknown`.
+    waits_for: str  # In words.
+    problem: str  # Why it is not ok; empty if it is.
+    slowest: Slowest | None  # None if the level waits for no safekeeper, or none is known.
+    p50_s: float | None  # Expected for the safekeepers and standbys; None if not measured, and for `off` and `local`.
     p99_s: float | None
     losses: Losses
 

@@ -144,18 +144,18 @@ def _of_times(measured: Measurements) -> Iterator[Metric]:
     if commits.apply.count:
         positions.append(("apply", commits.apply))
     help = "From the arrival of WAL to the position for which commits wait; apply is absent until it was measured"
-    yield _METRICS.histogram("wal_seconds", help, positions, "position")
+    yield _METRICS.histograms("wal_seconds", help, "position", positions)
     members = [(str(i), histogram) for i, histogram in sorted(commits.members.items())]
     help = "From an append to the reply that its WAL is durable"
-    yield _METRICS.histogram("append_seconds", help, members, "safekeeper")
+    yield _METRICS.histograms("append_seconds", help, "safekeeper", members)
 
 
 def _of_elections(elections: ElectionCounts, measured: Measurements) -> Iterator[Metric]:
     attempts = (("won", elections.won), ("lost", elections.lost), ("declined", elections.declined))
     yield _counters("elections", "Attempts to win a term, by their outcome", "outcome", attempts)
     times = measured.elections
-    yield _METRICS.histogram("election_seconds", "Duration of elections, won or lost", [("", times.elections)])
-    yield _METRICS.histogram("term_seconds", "Length of the terms that have ended", [("", times.terms)])
+    yield _METRICS.histogram("election_seconds", "Duration of elections, won or lost", times.elections)
+    yield _METRICS.histogram("term_seconds", "Length of the terms that have ended", times.terms)
     yield _gauge("term_age_seconds", "Time since the present term was won; 0 without one", elections.term_s or 0)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -16,6 +17,7 @@ from tests.unit.proxy.test_gate import PARSED, REFUSED
 from walproxy.postgres.local_server import LocalPostgres
 from walproxy.proxy.gate import GateState, classify
 from walproxy.proxy.health_check import CheckLevel, Thresholds, judge
+from walproxy.proxy.status_fields import ProxyStatus
 
 
 @contextmanager
@@ -65,7 +67,7 @@ def until(
         return (gate["state"], gate["hangs"], bool(gate["exempt"])) == (state.value, hangs, exempt)
 
     wait_for(is_found, lambda: f"the proxy finds {state.value}: {found}")
-    verdict = judge(found[0], Thresholds())
+    verdict = judge(msgspec.convert(found[0], ProxyStatus), Thresholds())
     return verdict.level, verdict.line()
 
 

@@ -47,7 +47,7 @@ def test_the_remaining_time_of_each_certificate_in_use_is_told_and_of_no_other(t
 def test_histograms_with_a_label_are_one_family_and_their_buckets_are_powers_of_two() -> None:
     histograms = {"1": Histogram(), "2": Histogram()}
     histograms["2"].observe(0.75)
-    metric = Metrics("x").histogram("seconds", "X", histograms.items(), "safekeeper")
+    metric = Metrics("x").histograms("seconds", "X", "safekeeper", histograms.items())
     at = {(sample.name, *sample.labels.values()): sample.value for sample in metric.samples}
     assert (at["x_seconds_bucket", "2", "0.5"], at["x_seconds_bucket", "2", "1.0"]) == (0, 1)
     assert (at["x_seconds_count", "1"], at["x_seconds_count", "2"], at["x_seconds_sum", "2"]) == (0, 1, 0.75)

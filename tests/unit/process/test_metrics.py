@@ -17,7 +17,7 @@ from safekeeper.net.http_server import serve_http
 from safekeeper.net.metrics_page import metrics_route
 from safekeeper.process.metrics import SafekeeperCollector
 from safekeeper.process.retention import Retention
-from safekeeper.process.status_pages import safekeeper_routes
+from safekeeper.process.status_pages import safekeeper_routes, safekeeper_status
 from tests.unit.replication_house import ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE
 
@@ -33,7 +33,9 @@ def pages(house: ReplicationHouse) -> tuple[dict[str, float], dict[str, Any]]:
     collector = SafekeeperCollector(
         house.node, retention, hub=house.hub, archiver=house.archiver, read_through=house.read_through
     )
-    routes = safekeeper_routes(house.node, dict, house.listener, house.archiver, retention)
+    routes = safekeeper_routes(
+        house.node, lambda: safekeeper_status(house.node, {}, house.listener, house.archiver, retention)
+    )
     listener = house.run(serve_http(routes | {"/metrics": metrics_route(collector)}, Address("127.0.0.1", 0)))
     url = f"http://{listener.address}"
     try:
