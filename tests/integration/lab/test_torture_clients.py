@@ -8,17 +8,18 @@ from tests.integration.conftest import NEWEST, NewCluster
 from tests.waiting import wait_for
 from walproxy.lab.torture.aftermath import check_tables, wait_for_sessions
 from walproxy.lab.torture.clients import TortureClients
-from walproxy.lab.torture.workloads import WORKLOADS
+from walproxy.lab.torture.workloads import WORKLOADS, Workload
+from walproxy.lab.torture.workloads.unique import Unique
 from walproxy.postgres.local_server import LocalPostgres
 
 pytestmark = NEWEST
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
-def clients_of(server: LocalPostgres, count: int = 4) -> TortureClients:
+def clients_of(server: LocalPostgres, count: int = 4, workloads: tuple[Workload, ...] = WORKLOADS) -> TortureClients:
     for workload in WORKLOADS:
         server.execute(workload.tables)
-    return TortureClients(server.conninfo(), count, 400.0, WORKLOADS, 7, 0.0)
+    return TortureClients(server.conninfo(), count, 400.0, workloads, 7, 0.0)
 
 
 def test_commits_are_acknowledged_and_the_tables_agree(new_cluster: NewCluster) -> None:
@@ -42,7 +43,7 @@ def test_commits_are_acknowledged_and_the_tables_agree(new_cluster: NewCluster) 
 
 def test_a_commit_that_no_standby_confirms_is_unknown_and_never_ok(new_cluster: NewCluster) -> None:
     server = new_cluster()
-    clients = clients_of(server)
+    clients = clients_of(server, workloads=(Unique(),))  # None of them waits for a lock of another one.
     server.configure({"synchronous_standby_names": "nobody"})
     # After a reload commits wait only once the checkpointer has read it too, which nothing shows.
     server.restart()
