@@ -28,6 +28,8 @@ from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.postgres.sessions import SqlSessions
 from walproxy.proposer.actions import Action, SendAppend, StartReplication
 from walproxy.proposer.proposer import Proposer
+from walproxy.proxy import feed_connection as feed_connection_module
+from walproxy.proxy import feed_slot as feed_slot_module
 from walproxy.proxy import primary_feed as feed_module
 from walproxy.proxy import primary_watch as primary_watch_module
 from walproxy.proxy import proxy as proxy_module
@@ -320,6 +322,8 @@ REPLACED_IN_PROXIES: tuple[tuple[Any, str, Any], ...] = (
         for module in (
             proxy_module,
             feed_module,
+            feed_connection_module,
+            feed_slot_module,
             quorum_watch_module,
             primary_watch_module,
             sql_watch_module,
