@@ -68,7 +68,7 @@ def trim_what_is_sent(proxy: Proxy) -> None:
     """Drop all WAL of which each member was sent something."""
     if proxy.window.evict(proxy.window.end_lsn, proxy.window.end_lsn):
         proxy.proposer.wal_evicted(proxy.window.begin_lsn)
-    if proxy.feed.is_paused and not proxy._stopping:
+    if proxy.feed.is_paused and not proxy._execution.is_draining:
         proxy.feed.resume()
 
 

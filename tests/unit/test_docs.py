@@ -25,7 +25,7 @@ import safekeeper.cli
 import walproxy.cli
 import walproxy.cli.configuration
 import walproxy.cli.pipeline
-import walproxy.proxy.proxy
+import walproxy.proxy.proxy_watch
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.base.event_catalogue import KINDS
 from safekeeper.base.settings import command_line_name, environment_variable, options_of
@@ -365,7 +365,7 @@ def test_every_state_is_described() -> None:
 
 
 def _initial_state_of_the_proxy() -> str:
-    match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.proxy.Proxy.__init__))
+    match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.proxy_watch.ProxyWatch.__init__))
     assert match is not None
     return match[1]
 

@@ -1,6 +1,8 @@
 """The running proxy, and the commands that act on its cluster.
 
 proxy                   composition: executes the proposer's actions
+execution               one event at a time, until the proxy ends
+proxy_watch             observes the state: the log, events, and the watches below
 primary_feed            the primary: connects to its hosts, streams, reports positions
 feed_connection         one connection to it: state, requested WAL, COPY
 feed_slot               the proxy's replication slot there
