@@ -26,7 +26,7 @@ import safekeeper.cli
 import walproxy.cli
 import walproxy.cli.configuration
 import walproxy.cli.pipeline
-import walproxy.proxy.proxy
+import walproxy.proxy.proxy_watch
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.base.event_catalogue import KINDS
 from safekeeper.base.settings import command_line_name, environment_variable, options_of
@@ -343,7 +343,7 @@ def test_the_fields_that_scripts_can_rely_on_are_first() -> None:
 
 
 def _initial_state_of_the_proxy() -> str:
-    match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.proxy.Proxy.__init__))
+    match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.proxy_watch.ProxyWatch.__init__))
     assert match is not None
     return match[1]
 

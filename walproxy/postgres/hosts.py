@@ -17,7 +17,7 @@ Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-MULTIPL
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from psycopg import ProgrammingError, pq
@@ -30,6 +30,7 @@ from safekeeper.base.errors import (
     PrimaryRefused,
     WalproxyError,
 )
+from safekeeper.base.log_once import LogOnce
 from walproxy.postgres.conninfo import parse_conninfo
 
 REFUSED_RETRY_S = 10.0
@@ -67,6 +68,7 @@ class HostCandidate:
         is_distrusted: it was refused, and since then nothing has shown that it fits after all.
         exit_code: that of a process that ends because of its refusal.
         retry_at: before then it is not tried again once it is refused.
+        problem_log: of the problems that were logged.
     """
 
     host: PrimaryHost
@@ -75,6 +77,14 @@ class HostCandidate:
     is_distrusted: bool = False
     exit_code: int = EXIT_PRIMARY_REFUSED
     retry_at: float = 0.0
+    problem_log: LogOnce = field(default_factory=LogOnce)
+    _noted: set[str] = field(default_factory=set)
+
+    def is_first(self, key: str) -> bool:
+        """Return whether this is the first call with `key`: what it names is logged once for each host."""
+        is_first = key not in self._noted
+        self._noted.add(key)
+        return is_first
 
 
 class HostRota:

@@ -1,7 +1,11 @@
 """The running proxy, and the commands that act on its cluster.
 
 proxy                   composition: executes the proposer's actions
-primary_feed            the primary: connection, hosts, positions reported back
+execution               one event at a time, until the proxy ends
+proxy_watch             observes the state: the log, events, and the watches below
+primary_feed            the primary: connects to its hosts, streams, reports positions
+feed_connection         one connection to it: state, requested WAL, COPY
+feed_slot               the proxy's replication slot there
 safekeeper_link         keeps one connection to one safekeeper
 window                  the WAL that is still to be sent
 config, credentials     options, secrets

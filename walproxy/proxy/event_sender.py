@@ -62,16 +62,16 @@ class EventSender:
         self._receivers: dict[int, _Receiver] = {}
         self._recorded = asyncio.Event()
         self._last: Mapping[int, Address] = {}
+
+    async def run(self) -> None:
+        """Send until cancelled. A bug ends the sending, and nothing else."""
         loop = asyncio.get_running_loop()
 
         def wake(kept: KeptEvent) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._recorded.set)
 
-        recorder.on_event = wake
-
-    async def run(self) -> None:
-        """Send until cancelled. A bug ends the sending, and nothing else."""
+        self._recorder.on_event = wake
         try:
             while True:
                 self._last = self._find_receivers()

@@ -34,8 +34,8 @@ def report_positions_only(feed: PrimaryFeed, *positions: Lsn, **options: bool) -
 def close_with_what_is_received(feed: PrimaryFeed) -> None:
     """Report what was received when the proxy stops."""
     connection = feed._connection
-    if feed.streams and connection is not None and any(feed._positions):
-        feed._positions = (connection.received_lsn,) * 3
+    if connection is not None and connection.copy is not None and any(connection.positions):
+        connection.positions = (connection.receiver.received_lsn,) * 3
     feed._send_status()
     feed._close()
 
@@ -68,7 +68,7 @@ def trim_what_is_sent(proxy: Proxy) -> None:
     """Drop all WAL of which each member was sent something."""
     if proxy.window.evict(proxy.window.end_lsn, proxy.window.end_lsn):
         proxy.proposer.wal_evicted(proxy.window.begin_lsn)
-    if proxy.feed.is_paused and not proxy._stopping:
+    if proxy.feed.is_paused and not proxy._execution.is_draining:
         proxy.feed.resume()
 
 

@@ -28,9 +28,12 @@ from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.postgres.sessions import SqlSessions
 from walproxy.proposer.actions import Action, SendAppend, StartReplication
 from walproxy.proposer.proposer import Proposer
+from walproxy.proxy import feed_connection as feed_connection_module
+from walproxy.proxy import feed_slot as feed_slot_module
 from walproxy.proxy import primary_feed as feed_module
 from walproxy.proxy import primary_watch as primary_watch_module
 from walproxy.proxy import proxy as proxy_module
+from walproxy.proxy import proxy_watch as proxy_watch_module
 from walproxy.proxy import quorum_watch as quorum_watch_module
 from walproxy.proxy import safekeeper_link as link_module
 from walproxy.proxy import sql_watch as sql_watch_module
@@ -184,7 +187,7 @@ class ObservedProxy(Proxy):
             if type(action) is SendAppend and action.header.begin_lsn == action.end_lsn:
                 shell.world.counts.count("heartbeats")
         super()._execute(actions)
-        if not self._executing:
+        if self._execution.queued is None:
             shell.acted()
 
 
@@ -319,7 +322,10 @@ REPLACED_IN_PROXIES: tuple[tuple[Any, str, Any], ...] = (
         (module, "logger", SILENT)
         for module in (
             proxy_module,
+            proxy_watch_module,
             feed_module,
+            feed_connection_module,
+            feed_slot_module,
             quorum_watch_module,
             primary_watch_module,
             sql_watch_module,

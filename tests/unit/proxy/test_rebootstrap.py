@@ -195,7 +195,8 @@ OTHER_FOLDER = msgspec.structs.replace(greeting(3), incarnation="f" * 32)
         (says(PreVoteRequest, PreVoteResponse(False, "b" * 32)), ConfigurationError, "a proxy serves on safekeeper 3"),
     ],
 )
-def test_nobody_is_told_anything_unless_all_are_fit(
+@on_the_loop
+async def test_nobody_is_told_anything_unless_all_are_fit(
     fault: Callable[[FakeSafekeeper], None],
     kind: type[WalproxyError],
     reason: str,
@@ -203,49 +204,36 @@ def test_nobody_is_told_anything_unless_all_are_fit(
 ) -> None:
     monkeypatch.setattr(walproxy.proxy.safekeeper_requests, "_TIMEOUT_S", 0.3)
     safekeepers = FakeSafekeeper(1), FakeSafekeeper(2), FakeSafekeeper(3)
-
-    @on_the_loop
-    async def run() -> None:
-        async with cluster(*safekeepers) as config:
-            before = surveyed(*safekeepers)
-            fault(safekeepers[2])
-            with pytest.raises(kind, match=reason):
-                await execute(config, before)
-
-    run()
+    async with cluster(*safekeepers) as config:
+        before = surveyed(*safekeepers)
+        fault(safekeepers[2])
+        with pytest.raises(kind, match=reason):
+            await execute(config, before)
     assert not any(safekeeper.bootstraps() for safekeeper in safekeepers)
 
 
 @pytest.mark.parametrize("answer", [b"", None, Refusal(RefusalCode.GENERATION, "not above 9", LeaderId(1, "a"))])
-def test_what_breaks_off_in_the_middle_is_to_be_done_again(
+@on_the_loop
+async def test_what_breaks_off_in_the_middle_is_to_be_done_again(
     answer: AcceptorMessage | bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walproxy.proxy.safekeeper_requests, "_TIMEOUT_S", 0.3)
     safekeepers = FakeSafekeeper(1), FakeSafekeeper(2), FakeSafekeeper(3)
-
-    @on_the_loop
-    async def run() -> None:
-        async with cluster(*safekeepers) as config:
-            safekeepers[1].answers[Bootstrap] = answer
-            with pytest.raises(
-                WalproxyError, match=r"^safekeeper 2 at .* may have joined cluster \w{8}: repeat the command$"
-            ):
-                await execute(config, surveyed(*safekeepers))
-
-    run()
+    async with cluster(*safekeepers) as config:
+        safekeepers[1].answers[Bootstrap] = answer
+        with pytest.raises(
+            WalproxyError, match=r"^safekeeper 2 at .* may have joined cluster \w{8}: repeat the command$"
+        ):
+            await execute(config, surveyed(*safekeepers))
 
 
 @pytest.mark.parametrize("primary", ["host=db1,db2 target_session_attrs=read-write", "postgresql://db1,db2/postgres"])
-def test_which_of_several_primaries_the_new_cluster_begins_with_is_not_left_to_chance(primary: str) -> None:
+@on_the_loop
+async def test_which_of_several_primaries_the_new_cluster_begins_with_is_not_left_to_chance(primary: str) -> None:
     safekeeper = FakeSafekeeper(1)
-
-    @on_the_loop
-    async def run() -> None:
-        async with cluster(safekeeper) as config:
-            with pytest.raises(ConfigurationError, match=r"^--primary names 2 hosts \(db1:5432, db2:5432\): name one,"):
-                await survey(dataclasses.replace(config, primary=primary))
-
-    run()
+    async with cluster(safekeeper) as config:
+        with pytest.raises(ConfigurationError, match=r"^--primary names 2 hosts \(db1:5432, db2:5432\): name one,"):
+            await survey(dataclasses.replace(config, primary=primary))
     assert safekeeper.asked == []
 
 
@@ -494,17 +482,13 @@ async def test_an_undo_brings_back_the_members_that_a_quorum_has_changed_to_sinc
         ),
     ],
 )
-def test_what_cannot_be_brought_back_is_said_before_anything_is_changed(
+@on_the_loop
+async def test_what_cannot_be_brought_back_is_said_before_anything_is_changed(
     safekeepers: Callable[[], list[FakeSafekeeper]], reason: str
 ) -> None:
     all_three = safekeepers()
-
-    @on_the_loop
-    async def run() -> None:
-        with pytest.raises(ConfigurationError, match=reason):
-            await undone(*all_three)
-
-    run()
+    with pytest.raises(ConfigurationError, match=reason):
+        await undone(*all_three)
     assert not any(safekeeper.bootstraps() for safekeeper in all_three)
 
 
