@@ -335,7 +335,6 @@ class VirtualReceiver(ReplicationConnection):
             lineage=parse_timeline_history(identity.tli, history),
             wal_level="replica",
             fsync=True,
-            full_page_writes=True,
         )
 
     async def timeline_history(self, tli: int) -> bytes:

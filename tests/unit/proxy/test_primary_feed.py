@@ -38,7 +38,6 @@ FACTS = PrimaryFacts(
     lineage=(),
     wal_level="replica",
     fsync=True,
-    full_page_writes=True,
 )
 
 

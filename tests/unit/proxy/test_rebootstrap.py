@@ -61,7 +61,6 @@ PRIMARY = PrimaryFacts(
     lineage=(),
     wal_level="replica",
     fsync=True,
-    full_page_writes=True,
 )
 
 
