@@ -75,7 +75,7 @@ def test_commits_flow_on_a_promoted_standby_and_the_old_primary_stays_refused(ne
     with cluster.load():
         pass
     _old_primary_is_refused_and_costs_no_term(cluster, old, new)
-    _old_primary_is_refused_by_a_proxy_that_tries_it_first(cluster, old)
+    old.stop("immediate")
 
 
 def _old_primary_is_refused_and_costs_no_term(cluster: Gated, old: LocalPostgres, new: LocalPostgres) -> None:
@@ -92,18 +92,6 @@ def _old_primary_is_refused_and_costs_no_term(cluster: Gated, old: LocalPostgres
         pass
     assert cluster.status()["term"] == term
     assert waiting.waits and old.execute("SELECT count(*) FROM pg_stat_replication") == [(0,)]
-
-
-def _old_primary_is_refused_by_a_proxy_that_tries_it_first(cluster: Gated, old: LocalPostgres) -> None:
-    waiting = Commit(old)
-    assert cluster.proxy.stop() == 0
-    cluster.proxy.start()
-    with cluster.load():
-        pass
-    assert host_of(cluster, 0)["state"] == "refused" and host_of(cluster, 1)["state"] == "connected"
-    assert f"the primary at 127.0.0.1:{old.port} is refused" in cluster.proxy.log_path.read_text()
-    assert waiting.waits
-    old.stop("immediate")
 
 
 @MOSTLY_NEWEST

@@ -148,6 +148,7 @@ def _assert_old_primary_is_refused(cluster: Gated, old: LocalPostgres) -> None:
     with cluster.load() as load:
         load.wait_for_commits(20)
         assert "left timeline 1 at" in host_problem(cluster, old.port, "refused")
+        assert f"the primary at 127.0.0.1:{old.port} is refused" in cluster.proxy.log_path.read_text()
         assert waiting.waits
     old.stop("immediate")
 

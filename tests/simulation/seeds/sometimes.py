@@ -31,9 +31,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from tests.mutation.install import codes_of, functions_of
 from tests.simulation.seeds.situations import SITUATIONS, Situation
 
 ROOT: Final = Path(__file__).parents[3]
@@ -73,7 +74,7 @@ class Points:
         for path in paths:
             transformer = _Probes(path.relative_to(root).as_posix(), self.points)
             tree = ast.fix_missing_locations(transformer.visit(ast.parse(path.read_text())))
-            self._codes[str(path)] = dict(_functions(compile(tree, str(path), "exec")))
+            self._codes[str(path)] = dict(codes_of(compile(tree, str(path), "exec")))
         self._hits.extend([0] * len(self.points))
 
     @contextmanager
@@ -84,7 +85,7 @@ class Points:
         before = []
         for module in [each for each in sys.modules.values() if getattr(each, "__file__", None) in self._codes]:
             vars(module).update(names)
-            for function in _functions_of(module, module.__name__):
+            for function in functions_of(module):
                 old = function.__code__
                 new = self._codes.get(old.co_filename, {}).get((old.co_qualname, old.co_firstlineno))
                 if new is not None and new is not old:
@@ -301,22 +302,3 @@ def _only_raises(body: list[ast.stmt]) -> bool:
     if len(body) > 1 or not isinstance(last, ast.Raise) or not isinstance(last.exc, ast.Call):
         return False
     return isinstance(last.exc.func, ast.Name) and last.exc.func.id in _NEVER_RAISED
-
-
-def _functions_of(owner: Any, module: str) -> Iterator[FunctionType]:
-    """Yield the functions that a module or a class has, also within properties and decorators."""
-    for value in list(vars(owner).values()):
-        if isinstance(value, type):
-            if value.__module__ == module and value is not owner:
-                yield from _functions_of(value, module)
-            continue
-        parts = [value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "func", "__wrapped__"))]
-        yield from (part for part in parts if isinstance(part, FunctionType))
-
-
-def _functions(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
-    """Yield all code within a module's, by its qualified name and first line."""
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield (constant.co_qualname, constant.co_firstlineno), constant
-            yield from _functions(constant)
