@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from safekeeper.base.lsn import format_lsn
-from safekeeper.waldecode.format import WalFormatError
+from safekeeper.waldecode.format import RM_XACT, WalFormatError
 from walproxy.pipeline.decoder.catalog_layouts import INDEXES, MAPPED, catalogs_of
 from walproxy.pipeline.decoder.catalog_tuples import Row, rows_of_reference
 from walproxy.pipeline.decoder.columns import Columns
 from walproxy.pipeline.decoder.decode import Decoded
-from walproxy.pipeline.decoder.opcodes import RM_HEAP, RM_RELMAP, RM_SMGR, RM_XACT, operation_name, rmgr_name
+from walproxy.pipeline.decoder.opcodes import RM_HEAP, RM_RELMAP, RM_SMGR, operation_name, rmgr_name
 from walproxy.pipeline.decoder.transaction_bodies import PREPARE, dropped_files_and_messages
 from walproxy.pipeline.schemas import columns_of
 

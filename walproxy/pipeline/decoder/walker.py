@@ -25,7 +25,11 @@ from safekeeper.waldecode.format import (
     PAGE_SIZE,
     RECORD_CRC_OFFSET,
     RECORD_HEADER_SIZE,
+    RECORD_INFO_OFFSET,
     RECORD_LENGTH_MAX,
+    RECORD_LINK_OFFSET,
+    RECORD_RMID_OFFSET,
+    RECORD_XID_OFFSET,
     RM_XLOG,
     RMGR_INFO_MASK,
     XLOG_SWITCH,
@@ -44,12 +48,6 @@ from walproxy.pipeline.decoder.page_walk import (
     leave_segment,
 )
 from walproxy.pipeline.decoder.record_body import BLOCKS_PER_RECORD_MAX, read_body
-
-# Of fields in a record's header.
-_XID_OFFSET: Final = 4
-_LINK_OFFSET: Final = 8
-_INFO_OFFSET: Final = 16
-_RMID_OFFSET: Final = 17
 
 
 class WalkState(NamedTuple):
@@ -103,7 +101,7 @@ def _first_page(content: Any, headers: Any, span: Any, before: Any) -> Any:
     position = (end + 7) & ~7
     # A switch record's header can be cut in two. Its end has the bytes that identify it, and nothing follows.
     if end < RECORD_HEADER_SIZE and position + 4 <= len(content):
-        info_at = end - RECORD_HEADER_SIZE + _INFO_OFFSET
+        info_at = end - RECORD_HEADER_SIZE + RECORD_INFO_OFFSET
         is_switch = (
             info_at >= 0
             and load_u8(content, info_at + 1) == RM_XLOG
@@ -118,10 +116,10 @@ def _first_page(content: Any, headers: Any, span: Any, before: Any) -> Any:
 @inlined
 def _check_header(content: Any, position: int, lsn: int, previous_lsn: int) -> Any:
     """Return stop, expected, found for a record's header, which is there, but for its length."""
-    rmid = load_u8(content, position + _RMID_OFFSET)
+    rmid = load_u8(content, position + RECORD_RMID_OFFSET)
     if not _VALID_RMIDS[rmid]:
         return stops.RMID, 0, rmid
-    link = load_i64(content, position + _LINK_OFFSET)
+    link = load_i64(content, position + RECORD_LINK_OFFSET)
     if previous_lsn == UNKNOWN:
         if link < 0 or link >= lsn:
             return stops.LINK, 0, link
@@ -189,7 +187,7 @@ def walk(content: Any, headers: Any, span: Any, state: Any, records: Any, blocks
             else:
                 stop, expected, found = _check_header(content, position, lsn, previous_lsn)
         if stop == stops.COMPLETE:
-            previous_lsn = load_i64(content, position + _LINK_OFFSET)
+            previous_lsn = load_i64(content, position + RECORD_LINK_OFFSET)
             if page.end < end:
                 stop, expected, found, page = cross_pages(headers, span, page, end, end)
         if stop == stops.OVERWRITTEN:
@@ -212,12 +210,12 @@ def walk(content: Any, headers: Any, span: Any, state: Any, records: Any, blocks
             break
 
         row: Any = np.uint64(count)
-        info = load_u8(content, position + _INFO_OFFSET)
-        rmid = load_u8(content, position + _RMID_OFFSET)
+        info = load_u8(content, position + RECORD_INFO_OFFSET)
+        rmid = load_u8(content, position + RECORD_RMID_OFFSET)
         records.previous_lsn[row] = previous_lsn
         records.lsn[row] = lsn
         records.total_length[row] = total_length
-        records.xid[row] = load_u32(content, position + _XID_OFFSET)
+        records.xid[row] = load_u32(content, position + RECORD_XID_OFFSET)
         records.rmid[row] = rmid
         records.info[row] = info
         records.tli[row] = tli
