@@ -128,7 +128,8 @@ def test_a_job_that_is_killed_at_a_commit_goes_on_where_its_tables_are(
     run_verify(options, repair=False)
     with pytest.raises(ConfigurationError, match=r"follow the slot source.*: name another folder"):
         run_apply(options._replace(slot="another"), once=True)
-    to = ["--to", options.location.url, "--lake-options", ",".join("=".join(each) for each in options.location.options)]
+    settings = ",".join("=".join(each) for each in options.location.options)
+    to = ["--to", options.location.url, "-c", f"lake_options={settings}"]
     shown = CliRunner().invoke(cdc, ["status", "--primary", source.conninfo, "--slot", source.slot, *to])
     assert shown.exit_code == 0 and "public.log: following" in shown.output, shown.output
 
@@ -413,8 +414,8 @@ def test_iceberg_without_a_catalog_and_a_catalog_without_iceberg_are_refused(
     place = moto.place("refused")
     location = LakeLocation.parse(place.url, place.options)
     options = ApplyOptions("host=/nowhere", "slot", ("p",), location, "iceberg")
-    with pytest.raises(ConfigurationError, match="need a catalog: set --iceberg-catalog"):
+    with pytest.raises(ConfigurationError, match="need a catalog: set iceberg_catalog"):
         run_apply(options, once=True)
     wrong = options._replace(location=location._replace(catalog=(("uri", "sqlite://"),)), format="delta")
-    with pytest.raises(ConfigurationError, match="have no catalog: remove --iceberg-catalog"):
+    with pytest.raises(ConfigurationError, match="have no catalog: remove iceberg_catalog"):
         run_apply(wrong, once=True)

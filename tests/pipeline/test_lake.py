@@ -214,7 +214,7 @@ def test_a_table_of_another_program_or_with_other_columns_is_refused_and_left_al
     with pytest.raises(ConfigurationError, match="has other columns: column 'more' is not in the table"):
         open_lake_table(location, "rows", "delta", other)
     with pytest.raises(
-        ConfigurationError, match=r"need a catalog: set --iceberg-catalog to uri=.*, or leave --format out"
+        ConfigurationError, match=r"need a catalog: set iceberg_catalog to uri=.*, or leave --format out"
     ):
         open_lake_table(location, "rows", "iceberg", SMALL)
     with pytest.raises(ConfigurationError, match="has no table 'none'"):

@@ -187,13 +187,13 @@ def test_what_is_not_a_table_of_this_program_and_catalog_is_refused_and_left_alo
             "has files of a table that this catalog does not have: name its catalog",
         ),
         (location, "rows", None, SMALL.append(pa.field("more", pa.int64())), "column 'more' is not in the table"),
-        (location, "rows", "delta", SMALL, "have no catalog: remove --iceberg-catalog"),
-        (location._replace(catalog=()), "rows", "iceberg", SMALL, "need a catalog: set --iceberg-catalog to uri="),
+        (location, "rows", "delta", SMALL, "have no catalog: remove iceberg_catalog"),
+        (location._replace(catalog=()), "rows", "iceberg", SMALL, "need a catalog: set iceberg_catalog to uri="),
         (location, "none", None, None, "has no table 'none'"),
         (location, "odd", None, pa.schema([pa.field("odd", pa.duration("s"))]), "Iceberg cannot have such a column"),
-        (location._replace(catalog=(("type", "none"),)), "rows", None, None, "--iceberg-catalog: 'none' is not"),
-        (location._replace(catalog=(("name", "x"),)), "rows", None, None, "--iceberg-catalog: URI missing"),
-        (location._replace(catalog=(("uri", "nonsense://x"),)), "rows", None, None, "--iceberg-catalog: "),
+        (location._replace(catalog=(("type", "none"),)), "rows", None, None, "iceberg_catalog: 'none' is not"),
+        (location._replace(catalog=(("name", "x"),)), "rows", None, None, "iceberg_catalog: URI missing"),
+        (location._replace(catalog=(("uri", "nonsense://x"),)), "rows", None, None, "iceberg_catalog: "),
     ]
     for place, name, table_format, schema, complaint in refused:
         with pytest.raises(ConfigurationError, match=complaint) as caught:

@@ -368,7 +368,7 @@ def duckdb_errors(tables: QueriedTables | None = None, existing: Iterable[str] =
         if missing is not None and isinstance(error, duckdb.CatalogException):
             raise ConfigurationError(f"{tables} has no table {missing[1]}, but {', '.join(existing)}") from error
         if isinstance(error, duckdb.OutOfMemoryException):
-            raise QueryFailed(f"{_line(error)}: set a larger --memory") from error
+            raise QueryFailed(f"{_line(error)}: set a larger query_memory") from error
         if isinstance(error, duckdb.OperationalError | duckdb.InternalError):
             raise QueryFailed(_line(error)) from error
         raise ConfigurationError(_line(error)) from error

@@ -216,8 +216,8 @@ def test_a_cluster_runs_the_python_that_the_operator_names_and_connects_to_the_d
     [
         ("-c", "spark_conf=spark.executor.memory", "'spark.executor.memory' is not spark.NAME=VALUE"),
         ("-c", "spark_conf=memory=4g", "'memory=4g' is not spark.NAME=VALUE"),
-        ("-c", "spark_conf=spark.master=yarn", "name the master by --master"),
-        ("--master", "host:7077", "'host:7077' is not spark://HOST:PORT"),
+        ("-c", "spark_conf=spark.master=yarn", "name the master by the key master"),
+        ("-c", "master=host:7077", "'host:7077' is not spark://HOST:PORT"),
     ],
 )
 def test_a_master_or_a_setting_of_spark_that_is_none_is_refused(option: str, value: str, complaint: str) -> None:

@@ -74,7 +74,7 @@ class LakeLocation(NamedTuple):
                 raise ConfigurationError(f"tables in the folder {url} have no options: remove {', '.join(options)}")
             if catalog:
                 raise ConfigurationError(
-                    f"Iceberg tables in the folder {url} have their catalog beside them: remove --iceberg-catalog"
+                    f"Iceberg tables in the folder {url} have their catalog beside them: remove iceberg_catalog"
                 )
             return cls(str(local_folder(url)))
         scheme = url.partition("://")[0].lower()
