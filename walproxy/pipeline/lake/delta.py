@@ -13,6 +13,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -208,17 +209,23 @@ class DeltaLake(LakeTable[DeltaVersion]):
         """Put on disk what a commit of this version may have written, if the table is in a folder."""
         if self.location.folder is None:
             return
-        log = self.location.folder / LOG
         with storage_errors(f"sync the table {self.location}"):
-            for path in (
-                log / f"{number:020d}.json",
-                log / f"{number:020d}.checkpoint.parquet",
-                log / "_last_checkpoint",
-            ):
-                with contextlib.suppress(FileNotFoundError):
-                    sync_file(path)
-            sync_folder(log)
-            sync_folder(self.location.folder)
+            sync_version(self.location.folder, number)
+
+
+def log_entry(folder: Path, number: int) -> Path:
+    """Return the entry of a version in the log of a table in a folder."""
+    return folder / LOG / f"{number:020d}.json"
+
+
+def sync_version(folder: Path, number: int) -> None:
+    """Put on disk what a commit of this version may have written, but for the files that it names. Raises OSError."""
+    entry = log_entry(folder, number)
+    for path in (entry, entry.with_suffix(".checkpoint.parquet"), entry.with_name("_last_checkpoint")):
+        with contextlib.suppress(FileNotFoundError):
+            sync_file(path)
+    sync_folder(entry.parent)
+    sync_folder(folder)
 
 
 def _found(location: LakeLocation) -> DeltaTable | None:

@@ -60,11 +60,11 @@ from walproxy.pipeline.lake.iceberg_files import FileEnds
 from walproxy.pipeline.lake.iceberg_snapshots import unneeded
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.parquet_files import DataFile as LakeFile
+from walproxy.pipeline.lake.parquet_files import parts_of
 from walproxy.pipeline.lake.position import require_position
 
 _POSITION: Final = "walproxy.apply.position"
 _OURS: Final = "walproxy.apply.table"
-_FILE_BYTES: Final = 256 << 20  # of Arrow, which is several times what is on disk
 _PROPERTIES: Final = {
     "commit.retry.num-retries": "0",  # One process writes; if there is a second one, one of them must fail.
     "commit.manifest-merge.enabled": "true",
@@ -119,9 +119,12 @@ class IcebergFollowing(FollowingTable):
 
         self._replace(schema, write, position, require_only_job)
 
-    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+    def file_schema(self, schema: pa.Schema, *, require_only_job: Callable[[], None] = no_check) -> pa.Schema:
         with self._failures("write"):
-            table = self._loaded() or self._make(schema)
+            table = self._loaded()
+            if table is None:
+                require_only_job()
+                table = self._make(schema)
             return file_schema(table.metadata) if self.takes_files(schema) else schema
 
     def takes_files(self, schema: pa.Schema) -> bool:
@@ -207,7 +210,7 @@ class IcebergFollowing(FollowingTable):
             if not overwrites:
                 tasks = _too_small(tasks)
                 kept = rows_of(table, tasks)
-            self._exchange_at(table, tasks, _chain(kept, batches), position)
+            self._exchange_at(table, tasks, itertools.chain(kept, batches), position)
 
     def _merge(
         self, upserts: pa.Table, deleted: pa.Table, key: Sequence[str], position: Position, expected: Position
@@ -222,7 +225,7 @@ class IcebergFollowing(FollowingTable):
                 for rows in rows_of(table, touched)
                 for batch in key_filter(pa.Table.from_batches([rows]), keys, keep_matches=False).to_batches()
             )
-            self._exchange_at(table, touched, _chain(kept, upserts.to_batches()), position)
+            self._exchange_at(table, touched, itertools.chain(kept, upserts.to_batches()), position)
 
     def _at(self, expected: Position) -> tuple[PyIcebergTable, list[FileScanTask]]:
         """Return the table as it is now, and its files. Raises TableMoved: it has another position."""
@@ -302,7 +305,7 @@ class IcebergFollowing(FollowingTable):
         """Put files with these rows in place of old ones, and set the position, when the transaction commits."""
         metadata = transaction.table_metadata
         plain = file_schema(metadata)
-        parts = ((batch.select(plain.names).cast(plain) for batch in part) for part in _parts(rows))
+        parts = ((batch.select(plain.names).cast(plain) for batch in part) for part in parts_of(rows))
         self._put_files(transaction, old, self._described(metadata, self._write(plain, parts)), position)
 
     @staticmethod
@@ -414,29 +417,6 @@ def _set_schema(transaction: Transaction, table: PyIcebergTable, wanted: pa.Sche
             update.move_first(wanted.names[0])
             for before, name in itertools.pairwise(wanted.names):
                 update.move_after(name, before)
-
-
-def _parts(rows: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Divide batches, as they come, into runs of about _FILE_BYTES."""
-    batches = iter(rows)
-    for first in batches:
-
-        def run(batch: pa.RecordBatch = first) -> Iterator[pa.RecordBatch]:
-            size = batch.nbytes
-            yield batch
-            while size < _FILE_BYTES:
-                following = next(batches, None)
-                if following is None:
-                    return
-                size += following.nbytes
-                yield following
-
-        yield run()
-
-
-def _chain(*parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        yield from part
 
 
 def _too_small(tasks: Sequence[FileScanTask]) -> list[FileScanTask]:
