@@ -14,7 +14,7 @@ from tests.integration.faulty_relay import FaultyRelay, answer
 from tests.integration.object_stores import Place, Server
 from tests.pipeline.test_query import TIME, end
 from walproxy.cli.pipeline_commands.query import query as command
-from walproxy.cli.pipeline_work.tables_at import tables_at
+from walproxy.cli.pipeline_work.query import tables_at
 from walproxy.pipeline.duck import query
 from walproxy.pipeline.lake.duck import LakeTables
 from walproxy.pipeline.lake.location import LakeLocation

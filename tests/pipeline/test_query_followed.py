@@ -10,7 +10,7 @@ from tests.integration.object_stores import Place, Server
 from tests.pipeline.apply_fixtures import options_of
 from tests.pipeline.logical_server import Source
 from walproxy.cli.pipeline_commands.query import query
-from walproxy.cli.pipeline_work.tables_at import tables_at
+from walproxy.cli.pipeline_work.query import tables_at
 from walproxy.pipeline import duck
 from walproxy.pipeline.cdc.apply.job import run_apply
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat

@@ -34,11 +34,10 @@ from duckdb import DuckDBPyConnection, StatementType
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.pipeline.definition_changes import QUERY as DEFINITION_CHANGES_QUERY
 from walproxy.pipeline.lake.disk import storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_names, open_lake_table
-from walproxy.pipeline.transaction_queries import TRANSACTION_CHANGES_QUERY, TRANSACTION_SIZES_QUERY
+from walproxy.pipeline.view_queries import DEFINITION_CHANGES_QUERY, TRANSACTION_CHANGES_QUERY, TRANSACTION_SIZES_QUERY
 
 BLOCKS: Final = "blocks"
 TRANSACTION_SIZES: Final = "transaction_sizes"

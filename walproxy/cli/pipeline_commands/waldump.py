@@ -9,7 +9,6 @@ from safekeeper.base.lsn import format_lsn
 from walproxy.cli.configuration import PIPELINE
 from walproxy.cli.parameters import LSN, Parameter
 from walproxy.cli.pipeline_commands.keys import KeyedCommand, archive_options, keys_options
-from walproxy.cli.pipeline_work.waldump_options import Wanted
 from walproxy.pipeline.pages.relation import FORKS
 
 
@@ -70,7 +69,7 @@ def waldump(path: str, **options: Any) -> None:
       walproxy pipeline waldump /var/lib/postgresql/17/main/pg_wal --stats=record
       walproxy pipeline waldump /var/lib/pgbackrest/archive/main --rmgr Transaction
     """
-    from walproxy.cli.pipeline_work.waldump import print_records, rmgr_names
+    from walproxy.cli.pipeline_work.waldump import Wanted, print_records, rmgr_names
 
     wanted = Wanted(**options)
     if "list" in wanted.rmgr:

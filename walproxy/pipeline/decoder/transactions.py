@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from safekeeper.base.lsn import format_lsn
 from safekeeper.waldecode.format import RM_XACT, WalFormatError
-from walproxy.pipeline.decoder.columns import (
+from walproxy.pipeline.decoder.arrow import (
     Columns,
     integers,
     nullable_integers,

@@ -18,7 +18,7 @@ import numpy as np
 
 from safekeeper.base.lsn import format_lsn
 from safekeeper.waldecode.format import RM_XACT, WalFormatError
-from walproxy.pipeline.decoder.columns import TIME_MAX, TIME_MIN
+from walproxy.pipeline.decoder.arrow import TIME_MAX, TIME_MIN
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.jit import compiled, part
 from walproxy.pipeline.decoder.opcodes import MAJORS, operation_table, rmgr_table

@@ -35,8 +35,7 @@ from walproxy.pipeline.cdc.apply.following import (
     unused_name,
 )
 from walproxy.pipeline.cdc.publication import TableName
-from walproxy.pipeline.lake.delta import add_actions, log_entry, sync_version
-from walproxy.pipeline.lake.delta_statistics import statistics_of
+from walproxy.pipeline.lake.delta import add_actions, log_entry, statistics_of, sync_version
 from walproxy.pipeline.lake.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.files import read_footer_of

@@ -14,6 +14,7 @@ Iceberg's ids of columns, so a column that goes and comes again under the same n
 
 import contextlib
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -21,16 +22,20 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 from pyiceberg.catalog import Catalog
+from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
+    ArrowScan,
     _pyarrow_to_schema_without_ids,
     parquet_file_to_data_file,
+    schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import DecimalType
+from pyiceberg.types import DecimalType, IntegerType, LongType, StringType
 from sqlalchemy.exc import IntegrityError
 
 from safekeeper.base.errors import ArchiveError, ConfigurationError, StorageFailed, WalproxyError
@@ -44,24 +49,70 @@ from walproxy.pipeline.cdc.apply.following import (
     no_check,
     safe_name,
 )
-from walproxy.pipeline.cdc.apply.iceberg_rows import (
-    arrow_schema,
-    file_schema,
-    files_with,
-    read_rows,
-    rows_of,
-)
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.catalog import catalog_error, given_namespace, missing_files, open_catalog
 from walproxy.pipeline.lake.disk import sync_folder
 from walproxy.pipeline.lake.files import NewLakeFile, read_end_of
-from walproxy.pipeline.lake.iceberg import require_location
+from walproxy.pipeline.lake.iceberg import require_location, unneeded
 from walproxy.pipeline.lake.iceberg_files import FileEnds
-from walproxy.pipeline.lake.iceberg_snapshots import unneeded
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.parquet_files import DataFile as LakeFile
 from walproxy.pipeline.lake.parquet_files import parts_of
 from walproxy.pipeline.lake.position import require_position
+
+
+def _small(data_type: pa.DataType) -> pa.DataType:
+    """pyiceberg may prefer Arrow's large types."""
+    if pa.types.is_large_string(data_type):
+        return pa.string()
+    if pa.types.is_large_list(data_type) or pa.types.is_list(data_type):
+        # The field of the elements has their id in its metadata.
+        return pa.list_(data_type.value_field.with_type(_small(data_type.value_type)))
+    return pa.binary() if pa.types.is_large_binary(data_type) else data_type
+
+
+def arrow_schema(table: PyIcebergTable) -> pa.Schema:
+    return file_schema(table.metadata)
+
+
+def file_schema(metadata: TableMetadata) -> pa.Schema:
+    """Return the columns of the table's files, with Iceberg's ids."""
+    schema = schema_to_pyarrow(metadata.schema())
+    return pa.schema([pa.field(field.name, _small(field.type), metadata=field.metadata) for field in schema])
+
+
+def files_with(table: PyIcebergTable, tasks: Sequence[FileScanTask], keys: pa.Table) -> list[FileScanTask]:
+    """Return the files in which one of the keys may be, by the bounds of the key's first column."""
+    name = keys.column_names[0]
+    field = table.schema().find_field(name)
+    if not isinstance(field.field_type, IntegerType | LongType | StringType):
+        return list(tasks)
+    values = sorted(keys[name].unique().to_pylist())
+    found = []
+    for task in tasks:
+        lower = (task.file.lower_bounds or {}).get(field.field_id)
+        upper = (task.file.upper_bounds or {}).get(field.field_id)
+        if lower is not None and upper is not None:
+            index = bisect_left(values, from_bytes(field.field_type, lower))
+            if index == len(values) or values[index] > from_bytes(field.field_type, upper):
+                continue
+        found.append(task)
+    return found
+
+
+def read_rows(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files with the table's columns as they are now."""
+    for task in tasks:
+        scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+        yield from scan.to_record_batches([task])
+
+
+def rows_of(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files with the table's columns and their types, in their order."""
+    schema = arrow_schema(table)
+    for batch in read_rows(table, tasks):
+        yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+
 
 _POSITION: Final = "walproxy.apply.position"
 _OURS: Final = "walproxy.apply.table"
