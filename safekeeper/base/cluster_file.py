@@ -32,7 +32,7 @@ DEFAULT_PATH = Path("/etc/walproxy/walproxy.toml")
 VARIABLE = "WALPROXY_CONFIG"
 SHARED_KEYS = (
     *("secret_file", "tls_ca", "tls_cert", "tls_key"),
-    *("archive", "archive_options", "slot", "application_name"),
+    *("archive", "archive_options", "lake_options", "iceberg_catalog", "slot", "application_name"),
     *("log_level", "log_format", "http_tls", "http_allow", "http_hosts", "http_password_file"),
 )
 """The keys that can stand at the top."""

@@ -147,10 +147,10 @@ def test_the_command_that_is_killed_at_any_time_has_each_record_once(
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")  # Spark starts faster with what it has kept there.
     further = ["--tables", ",".join(TABLES), "-c", "max_bytes_per_trigger=256kB"]
-    for option, settings in (("--lake-options", location.options), ("--iceberg-catalog", location.catalog)):
-        further += [option, ",".join(f"{name}={value}" for name, value in settings)]
+    for key, settings in (("lake_options", location.options), ("iceberg_catalog", location.catalog)):
+        further += ["-c", f"{key}=" + ",".join(f"{name}={value}" for name, value in settings)]
     for batches in (1, 3):
-        with process(source, location.url, *further, "--interval", "100ms") as killed:
+        with process(source, location.url, *further, "-c", "interval=100ms") as killed:
             for _ in range(batches):
                 assert next_event(killed)["event"] == "batch"
             killed.kill()

@@ -134,7 +134,7 @@ def test_the_command_prints_json_and_a_store_that_fails_is_one_line(
         store, catalog = (
             ",".join(f"{name}={value}" for name, value in pairs) for pairs in (options.items(), location.catalog)
         )
-        arguments = [location.url, "--lake-options", store, "--iceberg-catalog", catalog, *further]
+        arguments = [location.url, "-c", f"lake_options={store}", "-c", f"iceberg_catalog={catalog}", *further]
         return CliRunner().invoke(command, arguments, catch_exceptions=False)
 
     with FaultyRelay(moto.endpoint) as relay:

@@ -46,7 +46,8 @@ def test_a_report_on_an_object_store_is_that_on_a_folder(moto: Server, tmp_path:
 
     def on_the_store(endpoint: str) -> list[str]:
         options = ",".join(f"{name}={value}" for name, value in {**place.options, "endpoint": endpoint}.items())
-        return [place.url, "--lake-options", options, "--iceberg-catalog", ",".join(map("=".join, catalog.items()))]
+        settings = (f"lake_options={options}", "iceberg_catalog=" + ",".join(map("=".join, catalog.items())))
+        return [place.url, *(word for each in settings for word in ("-c", each))]
 
     assert report_on(*on_the_store(moto.endpoint)) == report_on(str(folder))
     with FaultyRelay(moto.endpoint) as relay:

@@ -188,7 +188,7 @@ def test_a_run_that_is_killed_loses_and_doubles_nothing_and_one_that_is_stopped_
     folder: str, wal: WalBuilder, tmp_path: Path
 ) -> None:
     tables = tmp_path / "tables"
-    options = ("--tables", "records,transactions", "--interval", "100ms", "-c", "max_bytes_per_trigger=64kB")
+    options = ("--tables", "records,transactions", "-c", "interval=100ms", "-c", "max_bytes_per_trigger=64kB")
     with process(folder, tables, *options) as killed:
         lines = [next_event(killed) for _ in range(3)]
         killed.kill()
@@ -266,8 +266,8 @@ def test_a_run_whose_jvm_hangs_ends_within_its_time_and_loses_nothing(
     options = (
         "--tables",
         "records",
-        "--interval",
-        "100ms",
+        "-c",
+        "interval=100ms",
         "-c",
         "max_bytes_per_trigger=1MB",
         "-c",

@@ -44,9 +44,9 @@ class Job:
         """Return the command's options; the tables are reached through the relay."""
         lake = {**dict(self.tables.options), "endpoint": relay.endpoint}
         return (
-            *("--archive-options", joined(self.archive.place.options), "--lake-options", joined(lake)),
+            *("-c", f"archive_options={joined(self.archive.place.options)}", "-c", f"lake_options={joined(lake)}"),
             *("--tables", ",".join(TABLES), "-c", "max_bytes_per_trigger=2MB"),
-            *("--master", cluster.url, "-c", "cores=2"),
+            *("-c", f"master={cluster.url}", "-c", "cores=2"),
             *(word for setting in cluster.settings for word in ("-c", f"spark_conf={setting}")),
         )
 

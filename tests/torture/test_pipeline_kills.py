@@ -42,7 +42,7 @@ class Pipeline:
         self.tables = tables
         self._command = [
             *(sys.executable, "-m", "walproxy", "pipeline", "run", source, "--to", str(tables), "--json"),
-            *("--format", table_format, "--tables", ",".join(TABLES), "--interval", "500ms"),
+            *("--format", table_format, "--tables", ",".join(TABLES), "-c", "interval=500ms"),
         ]
         self._process: subprocess.Popen[str] | None = None
 

@@ -40,16 +40,37 @@ AGENT: Final = Role("agent", AgentConfig, machines="servers", machine_key="name"
 PIPELINE: Final = Role(
     "pipeline",
     None,
-    keys=("max_bytes_per_trigger", "checkpoint", "drain_timeout", "cores", "memory", "spark_conf"),
+    keys=(
+        *(
+            "interval",
+            "max_bytes_per_trigger",
+            "checkpoint",
+            "drain_timeout",
+            "cores",
+            "memory",
+            "master",
+            "spark_conf",
+        ),
+        *("archive_options", "lake_options", "iceberg_catalog", "query_cores", "query_memory"),
+        *("target_size", "orphans_after"),
+    ),
 )
-"""Those of `walproxy pipeline run`."""
+"""Those of `walproxy pipeline`, but for `apply`."""
 
 APPLY: Final = Role(
     "apply",
     None,
     keys=(
-        *("text_column", "arrays", "max_bytes", "memory", "keep", "copy_sessions", "copy_range_size"),
-        *("on_bad_value", "max_retained", "http_allow", "http_hosts", "http_password_file"),
+        *("interval", "text_column", "arrays", "max_bytes", "memory", "keep", "copy_sessions", "copy_range_size"),
+        *(
+            "lake_options",
+            "iceberg_catalog",
+            "on_bad_value",
+            "max_retained",
+            "http_allow",
+            "http_hosts",
+            "http_password_file",
+        ),
     ),
 )
 """Those of `walproxy pipeline apply`."""

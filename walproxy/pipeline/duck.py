@@ -34,11 +34,10 @@ from duckdb import DuckDBPyConnection, StatementType
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.pipeline.definition_changes import QUERY as DEFINITION_CHANGES_QUERY
 from walproxy.pipeline.lake.disk import storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_names, open_lake_table
-from walproxy.pipeline.transaction_queries import TRANSACTION_CHANGES_QUERY, TRANSACTION_SIZES_QUERY
+from walproxy.pipeline.view_queries import DEFINITION_CHANGES_QUERY, TRANSACTION_CHANGES_QUERY, TRANSACTION_SIZES_QUERY
 
 BLOCKS: Final = "blocks"
 TRANSACTION_SIZES: Final = "transaction_sizes"
@@ -368,7 +367,7 @@ def duckdb_errors(tables: QueriedTables | None = None, existing: Iterable[str] =
         if missing is not None and isinstance(error, duckdb.CatalogException):
             raise ConfigurationError(f"{tables} has no table {missing[1]}, but {', '.join(existing)}") from error
         if isinstance(error, duckdb.OutOfMemoryException):
-            raise QueryFailed(f"{_line(error)}: set a larger --memory") from error
+            raise QueryFailed(f"{_line(error)}: set a larger query_memory") from error
         if isinstance(error, duckdb.OperationalError | duckdb.InternalError):
             raise QueryFailed(_line(error)) from error
         raise ConfigurationError(_line(error)) from error

@@ -10,7 +10,7 @@ from rich.console import Console
 from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.pipeline_commands.apply import apply
 from walproxy.cli.pipeline_work.apply import copy_bar
-from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
+from walproxy.pipeline.cdc.apply.parallel_copy import CopyProgress
 from walproxy.pipeline.cdc.publication import TableName
 
 WORDS = ("--primary", "host=nowhere", "--slot", "s", "--publication", "p", "--to")

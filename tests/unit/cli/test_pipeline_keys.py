@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.configuration import APPLY, PIPELINE
-from walproxy.cli.pipeline_commands.apply import apply
+from walproxy.cli.pipeline import pipeline
 from walproxy.cli.pipeline_commands.keys import KeyedCommand, key, keys_options
-from walproxy.cli.pipeline_commands.run import run
+from walproxy.cli.pipeline_commands.maintain import maintain
 
 taken: dict[str, Any] = {}
 
@@ -75,6 +75,20 @@ def test_the_help_has_the_keys_after_the_options() -> None:
 
 
 def test_the_keys_that_the_file_accepts_are_those_of_the_commands() -> None:
-    for command, role in ((apply, APPLY), (run, PIPELINE)):
-        assert isinstance(command, KeyedCommand)
-        assert {each.name for each in command.keys} == set(role.names())
+    found: dict[str, set[str | None]] = {}
+    for name in pipeline.list_commands(click.Context(pipeline)):
+        command = pipeline.get_command(click.Context(pipeline), name)
+        for each in command.commands.values() if isinstance(command, click.Group) else [command]:
+            if isinstance(each, KeyedCommand):
+                found.setdefault(each.role.section, set()).update(key.name for key in each.keys)
+    assert found == {role.section: set(role.names()) for role in (APPLY, PIPELINE)}
+
+
+def test_settings_of_the_store_are_taken_from_the_top_of_the_file_too(file: Path) -> None:
+    file.write_text('lake_options = {region = "eu", endpoint = "http://store"}\n[pipeline]\ntarget_size = "much"\n')
+    refused = CliRunner().invoke(pipeline, ["maintain", "/tables", "--config", str(file)]).exception
+    assert f"{file}: pipeline.target_size: " in str(refused)
+    with click.Context(maintain, info_name="maintain") as context:
+        maintain.parse_args(context, ["/tables", "--config", str(file), "-c", "target_size=1MB"])
+    assert context.params["lake_options"] == {"region": "eu", "endpoint": "http://store"}
+    assert context.params["target_size"] == 1 << 20

@@ -7,11 +7,9 @@ from typing import cast
 import psycopg
 import pytest
 
-from safekeeper.base.errors import StorageFull
 from tests.waiting import wait_for
-from walproxy.pipeline.cdc.apply.session_workers import SessionWorkers, Turn
+from walproxy.pipeline.cdc.apply.session_workers import SessionWorkers
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable
-from walproxy.pipeline.cdc.slot_stream import Stopped
 
 TIMEOUT_S = 30.0
 
@@ -65,14 +63,17 @@ def all_of(workers: SessionWorkers[int, str], count: int) -> set[int]:
     return found
 
 
-def run(house: House, work: Callable[[Connection, int, Turn], str], count: int = 6, sessions: int = 3) -> set[int]:
-    with SessionWorkers(house.open, work, range(count), sessions, "task") as workers:
+def run(
+    house: House, work: Callable[[Connection, int, Callable[[], bool]], str], count: int = 6, sessions: int = 3
+) -> set[int]:
+    with SessionWorkers(house.open, work, sessions) as workers:
+        workers.add(range(count))
         return all_of(workers, count)
 
 
 def test_each_task_is_done_once_by_no_more_sessions_than_there_are_tasks() -> None:
     house = House()
-    assert run(house, lambda _, task, turn: done(task), 2, 9) == {0, 1}
+    assert run(house, lambda _, task, is_over: done(task), 2, 9) == {0, 1}
     assert len(house.sessions) <= 2 and all(session.closed for session in house.sessions)
 
 
@@ -81,8 +82,8 @@ def test_a_task_whose_session_is_lost_is_done_by_another_one_that_waits() -> Non
     begun = threading.Barrier(3)
     lost: list[int] = []
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        if turn.attempt == 0:
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        if not lost:
             begun.wait(TIMEOUT_S)  # No task is left when this one is lost.
         if task == 1 and not lost:
             lost.append(1)
@@ -97,97 +98,35 @@ def test_a_task_that_loses_each_session_ends_the_work() -> None:
     house = House()
     attempts: list[int] = []
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
         if task == 0:
-            attempts.append(turn.attempt)
+            attempts.append(task)
             raise SourceUnavailable("terminating connection")
         return done(task)
 
     with pytest.raises(SourceUnavailable, match="terminating"):
         run(house, work)
-    assert attempts == [0, 1, 2]
+    assert attempts == [0, 0, 0]
 
 
 def test_sessions_that_cannot_be_opened_are_done_without(caplog: pytest.LogCaptureFixture) -> None:
     house = House(1, 3)
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
         assert house.has_refused_all.wait(TIMEOUT_S)
         return done(task)
 
     assert run(house, work) == set(range(6))
     assert [number in caplog.text for number in ("continue the copy: 2", "continue the copy: 1")] == [True, True]
     with pytest.raises(SourceUnavailable, match="too many clients"):
-        run(House(1, 2, 3), lambda _, task, turn: done(task))
-
-
-def test_a_session_that_a_task_has_closed_is_replaced() -> None:
-    house = House()
-
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        assert not connection.closed
-        if task == 1:
-            connection.close()
-        return done(task)
-
-    assert run(house, work, 4, 1) == {0, 1, 2, 3}
-    assert len(house.sessions) == 2
-
-
-def test_requests_that_wait_are_dealt_with_at_once_in_the_thread_that_collects_results() -> None:
-    house = House()
-    dealt_with: list[list[int]] = []
-    first = threading.Event()
-
-    def deal(tasks: list[int]) -> None:
-        assert threading.current_thread() is threading.main_thread()
-        if not dealt_with:
-            first.set()
-            wait_for(lambda: len(workers._requests) == 2, "the other two ask", TIMEOUT_S)
-        dealt_with.append(sorted(tasks))
-
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        if task:
-            assert first.wait(TIMEOUT_S)
-        turn.request()
-        assert any(task in tasks for tasks in dealt_with)
-        return done(task)
-
-    workers = SessionWorkers(house.open, work, range(3), 3, "task", deal)
-    with workers:
-        assert workers.results(TIMEOUT_S) == []
-        assert all_of(workers, 3) == {0, 1, 2}
-    assert dealt_with == [[0], [1, 2]]
-
-
-def test_a_request_that_fails_ends_the_work_of_all() -> None:
-    house = House()
-    stopped: list[int] = []
-
-    def deal(tasks: list[int]) -> None:
-        raise StorageFull("no space")
-
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        try:
-            turn.request()
-        except Stopped:
-            stopped.append(task)
-            raise
-        return done(task)
-
-    workers = SessionWorkers(house.open, work, range(3), 3, "task", deal)
-    with pytest.raises(StorageFull), workers:
-        while True:
-            assert not workers.results(TIMEOUT_S)
-    assert stopped, "a task that waits does not go on"
-    assert all(session.closed for session in house.sessions)
+        run(House(1, 2, 3), lambda _, task, is_over: done(task))
 
 
 def test_any_other_error_ends_the_work_and_cancels_what_the_other_sessions_do() -> None:
     house = House()
     begun = threading.Barrier(2)
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
         begun.wait(TIMEOUT_S)
         if task == 0:
             raise SourceRefused("permission denied")
@@ -205,8 +144,8 @@ def test_what_is_over_is_not_begun() -> None:
     begun: list[tuple[int, bool]] = []
     over = threading.Event()
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        begun.append((task, turn.is_over()))
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        begun.append((task, is_over()))
         over.wait(TIMEOUT_S)
         return done(task)
 
@@ -214,7 +153,8 @@ def test_what_is_over_is_not_begun() -> None:
         wait_for(lambda: workers._is_over, "it is over", TIMEOUT_S)
         over.set()
 
-    workers = SessionWorkers(house.open, work, range(5), 1, "task")
+    workers = SessionWorkers(house.open, work, 1)
+    workers.add(range(5))
     with workers:
         while not begun:
             assert workers.results(0.01) == []

@@ -15,8 +15,7 @@ from safekeeper.base.settings import Address
 from safekeeper.process.credential_files import http_access
 from walproxy.cli.configuration import APPLY
 from walproxy.cli.parameters import ADDRESS, DURATION, HOST_NAMES, NETWORKS, SIZE
-from walproxy.cli.pipeline_commands.keys import KeyedCommand, key, keys_options
-from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
+from walproxy.cli.pipeline_commands.keys import KeyedCommand, iceberg_catalog, key, keys_options, lake_options
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.choices import (
@@ -76,7 +75,7 @@ _COPY_RANGE_MIN_BYTES: Final = 1 << 20
     "job. A change copies tables with arrays again.",
 )
 @click.option("--once", is_flag=True, help="End when the tables contain all changes that are on the quorum now.")
-@click.option("--interval", type=DURATION, default="5s", show_default=True, help="Interval between steps.")
+@key("interval", type=DURATION, default="5s", help="Interval between steps.")
 @click.option(
     "--status", metavar="SOURCE", help="Source of the quorum's position: walproxy's URL, standby:NAME, or none."
 )
@@ -160,8 +159,8 @@ def apply(
     Examples:
       walproxy pipeline apply --primary "host=db1 dbname=shop" --slot lake --publication lake --to /lake/shop
       walproxy pipeline apply ... --to /lake/shop --format iceberg --once
-      walproxy pipeline apply ... --to s3://bucket/shop --lake-options region=eu-central-1
-      walproxy pipeline apply ... --to s3://bucket/shop --iceberg-catalog uri=https://catalog.example
+      walproxy pipeline apply ... --to s3://bucket/shop -c lake_options=region=eu-central-1
+      walproxy pipeline apply ... --to s3://bucket/shop -c iceberg_catalog=uri=https://catalog.example
       walproxy pipeline apply ... --to /lake/history --mode append
       walproxy pipeline apply ... --to /lake/archive --mode soft-delete --format iceberg
       walproxy pipeline apply ... --to /lake/shop --verify

@@ -16,6 +16,7 @@ from safekeeper.base.cluster_file import Role
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.settings import Given, config_option
 from walproxy.cli.configuration import open_cluster_file
+from walproxy.cli.parameters import KEY_VALUES, SIZE
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _GIVEN = f"{__name__}.given"
@@ -87,6 +88,48 @@ class KeyedCommand(click.Command):
 def key(name: str, **attributes: Any) -> Callable[[_Command], _Command]:
     """Add a key to a command; the arguments are those of an option of click."""
     return click.option(name, cls=cast(Any, Key), **attributes)
+
+
+def archive_options(command: _Command) -> _Command:
+    """Add the key of the archive's store."""
+    return key(
+        "archive_options",
+        type=KEY_VALUES,
+        default="",
+        help="Settings of the archive's store, by obstore's names, e.g. endpoint and region.",
+    )(command)
+
+
+def lake_options(command: _Command) -> _Command:
+    """Add the key of the tables' store."""
+    return key(
+        "lake_options",
+        type=KEY_VALUES,
+        default="",
+        help="Settings of the tables' store, by obstore's names, e.g. endpoint and region.",
+    )(command)
+
+
+def iceberg_catalog(command: _Command) -> _Command:
+    """Add the key of the catalog of Iceberg tables."""
+    return key(
+        "iceberg_catalog",
+        type=KEY_VALUES,
+        default="",
+        help="Catalog of Iceberg tables in an object store, by pyiceberg's names, e.g. uri, and its namespace.",
+    )(command)
+
+
+def query_limits(command: _Command) -> _Command:
+    """Add the keys of what DuckDB may use."""
+    cores = key("query_cores", type=click.IntRange(1), metavar="N", help="How many cores a query uses; by default all.")
+    memory = key(
+        "query_memory",
+        type=SIZE,
+        default="2GB",
+        help="Memory limit of a query; larger sorts and sums use temporary files.",
+    )
+    return cores(memory(command))
 
 
 def keys_options(command: _Command) -> _Command:

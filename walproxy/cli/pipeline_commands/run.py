@@ -8,9 +8,15 @@ import click
 from safekeeper.base import logs
 from safekeeper.base.lsn import Lsn
 from walproxy.cli.configuration import PIPELINE
-from walproxy.cli.parameters import DURATION, KEY_VALUES, LSN, SIZE
-from walproxy.cli.pipeline_commands.keys import KeyedCommand, key, keys_options
-from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
+from walproxy.cli.parameters import DURATION, LSN, SIZE
+from walproxy.cli.pipeline_commands.keys import (
+    KeyedCommand,
+    archive_options,
+    iceberg_catalog,
+    key,
+    keys_options,
+    lake_options,
+)
 from walproxy.pipeline.choices import DEFAULT_TABLES, TABLE_FORMATS, VIEW_NAMES, TableFormat
 
 
@@ -33,7 +39,7 @@ def _settings(
         if not equals or not name.startswith("spark."):
             raise click.BadParameter(f"{value!r} is not spark.NAME=VALUE")
         if name == "spark.master":
-            raise click.BadParameter("name the master by --master")
+            raise click.BadParameter("name the master by the key master")
         settings.append((name, setting))
     return tuple(settings)
 
@@ -55,7 +61,7 @@ def _settings(
     help=f"Tables to write; by default all but {' and '.join(VIEW_NAMES[len(DEFAULT_TABLES) :])}.",
 )
 @click.option("--once", is_flag=True, help="End when the tables contain the existing WAL.")
-@click.option("--interval", default="1s", show_default=True, type=DURATION, help="Interval between batches.")
+@key("interval", default="1s", type=DURATION, help="Interval between batches.")
 @key(
     "max_bytes_per_trigger",
     default="256MB",
@@ -84,8 +90,8 @@ def _settings(
 )
 @key("cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
 @key("memory", default="1g", metavar="SIZE", help="Memory of Spark's JVM.")
-@click.option(
-    "--master",
+@key(
+    "master",
     callback=_master,
     metavar="URL",
     help="Master of a Spark cluster, e.g. spark://host:7077; by default this machine.",
@@ -98,12 +104,7 @@ def _settings(
     help="A setting of Spark, e.g. spark.executor.memory=4g; can be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each batch.")
-@click.option(
-    "--archive-options",
-    default="",
-    type=KEY_VALUES,
-    help="Settings of the archive's store, by obstore's names, e.g. endpoint and region.",
-)
+@archive_options
 @lake_options
 @iceberg_catalog
 @keys_options
@@ -138,11 +139,11 @@ def run(
     \b
     Examples:
       walproxy pipeline run s3://bucket/main --to tables --once
-      walproxy pipeline run s3://bucket/main --to s3://bucket/lake --lake-options region=eu-central-1
-      walproxy pipeline run s3://bucket/main --to s3://bucket/lake --iceberg-catalog uri=https://catalog.example
-      walproxy pipeline run safekeeper://sk1:5462,sk2:5462 --to tables --format iceberg --interval 1s
+      walproxy pipeline run s3://bucket/main --to s3://bucket/lake -c lake_options=region=eu-central-1
+      walproxy pipeline run s3://bucket/main --to s3://bucket/lake -c iceberg_catalog=uri=https://catalog.example
+      walproxy pipeline run safekeeper://sk1:5462,sk2:5462 --to tables --format iceberg
       walproxy pipeline run /mnt/archive --to tables --tables transactions,relation_volume --start 5/40000000
-      walproxy pipeline run s3://bucket/main --to s3://bucket/lake --master spark://host:7077 -c cores=16
+      walproxy pipeline run s3://bucket/main --to s3://bucket/lake -c master=spark://host:7077
     """
     from walproxy.cli.pipeline_work.run import LakeLocation, RunConfig, run_and_report
 

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from safekeeper.base.logs import one_line
-from walproxy.cli.pipeline_work.tables_at import tables_at
+from walproxy.cli.pipeline_work.query import tables_at
 from walproxy.pipeline.duck import QueriedTables
 from walproxy.pipeline.jobs.report import make_report
 from walproxy.pipeline.jobs.report_html import write_page

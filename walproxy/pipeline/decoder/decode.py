@@ -28,7 +28,6 @@ from safekeeper.waldecode.format import (
 )
 from walproxy.pipeline.decoder import stops
 from walproxy.pipeline.decoder.arrays import BLOCK_TYPES, RECORD_TYPES, BlockArrays, RecordArrays
-from walproxy.pipeline.decoder.page_walk import Span
 from walproxy.pipeline.decoder.pages import (
     HEADER_WORDS,
     content_position,
@@ -37,7 +36,7 @@ from walproxy.pipeline.decoder.pages import (
     strip,
 )
 from walproxy.pipeline.decoder.record_body import BLOCKS_PER_RECORD_MAX
-from walproxy.pipeline.decoder.walker import BEGIN, WalkState, walk
+from walproxy.pipeline.decoder.walker import BEGIN, Span, WalkState, walk
 
 # Typical WAL has a record in 100 to 200 bytes and as many block references; the arrays grow where it has more.
 _BYTES_PER_RECORD: Final = 128

@@ -18,7 +18,6 @@ from walproxy.pipeline.duck import connect
 from walproxy.pipeline.jobs import report_queries as queries
 from walproxy.pipeline.jobs import report_transactions as transaction_queries
 from walproxy.pipeline.jobs.catalog import RelationNames
-from walproxy.pipeline.jobs.report_advice import advice_on
 from walproxy.pipeline.jobs.report_data import (
     OTHER,
     GapRow,
@@ -32,8 +31,8 @@ from walproxy.pipeline.jobs.report_data import (
     TransactionRow,
     WrittenWal,
 )
+from walproxy.pipeline.jobs.report_findings import advice_on, findings_of, unknown_of
 from walproxy.pipeline.jobs.report_input import FoundTables, RangeEnd, read_tables
-from walproxy.pipeline.jobs.report_sentences import findings_of, unknown_of
 from walproxy.pipeline.jobs.time_axis import Axis, lsn_axis, time_axis, time_text
 
 BINS_MAX: Final = 300

@@ -45,8 +45,8 @@ from walproxy.pipeline.lake.position import After
 from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.lake.table import LakeTable
 from walproxy.pipeline.schemas import arrow_schema, optional_columns, spark_ddl
-from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import PIECES, SourceOptions
+from walproxy.pipeline.source.stream import Offset
 from walproxy.pipeline.source.tasks import input_of
 from walproxy.pipeline.spark_errors import SparkFailed, WorkerLate, spark_errors
 from walproxy.pipeline.spark_session import check_java, spark_session

@@ -12,8 +12,8 @@ import numpy as np
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import LSN_MAX, Lsn
-from safekeeper.waldecode.format import RM_XLOG, XLOG_SWITCH
-from walproxy.pipeline.decoder.opcodes import RM_XACT, operation_code, operation_table, rmgr_table
+from safekeeper.waldecode.format import RM_XACT, RM_XLOG, XLOG_SWITCH
+from walproxy.pipeline.decoder.opcodes import operation_code, operation_table, rmgr_table
 
 FORKS: Final = ("main", "fsm", "vm", "init")
 _BUILT_IN: Final = 22

@@ -153,15 +153,9 @@ class LakeTable(ABC, Generic[VersionT]):
         return dataset_of(files, self.schema, self._filesystem(files))
 
     def _filesystem(self, files: Sequence[LiveFile]) -> "pyarrow.fs.FileSystem":
-        """Return the table's files by their keys, for a reader of Arrow."""
-        import pyarrow.fs
-        from deltalake.fs import DeltaStorageHandler
+        from walproxy.pipeline.lake.dataset import filesystem_of
 
-        if self.location.folder is not None:
-            return pyarrow.fs.SubTreeFileSystem(self.location.url, pyarrow.fs.LocalFileSystem())
-        sizes = {file.path: file.bytes for file in files}
-        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
-        return pyarrow.fs.PyFileSystem(handler)
+        return filesystem_of(self.location, {file.path: file.bytes for file in files})
 
     def new_file(self, stem: str = "part") -> NewLakeFile:
         """Return where a task writes a file; it can be sent to the task.

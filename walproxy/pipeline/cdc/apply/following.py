@@ -21,12 +21,11 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.fs
-from deltalake.fs import DeltaStorageHandler
 
 from safekeeper.base.errors import ArchiveError, StorageFailed, StorageFull, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.lake.dataset import filesystem_of
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.parquet_files import DataFile, first_line
 from walproxy.pipeline.lake.position import require_position
@@ -123,11 +122,12 @@ class FollowingTable(ABC):
         """
 
     @abstractmethod
-    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+    def file_schema(self, schema: pa.Schema, *, require_only_job: Callable[[], None] = no_check) -> pa.Schema:
         """Return the columns that files need which `replace_by_files` is to put in; Iceberg makes the table for it.
 
         Args:
             schema: the columns that the table is to have.
+            require_only_job: called before the table is made. Raises TableMoved.
 
         Raises:
             StorageFailed: the format cannot have such columns.
@@ -271,11 +271,8 @@ class FollowingTable(ABC):
         Args:
             sizes: in bytes, by the path within the table.
         """
-        folder = self.location.folder
-        if folder is not None:
-            return ds.dataset([str(folder / path) for path in sizes], schema=schema, format="parquet")
-        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), dict(sizes))
-        return ds.dataset(list(sizes), schema=schema, format="parquet", filesystem=pyarrow.fs.PyFileSystem(handler))
+        filesystem = filesystem_of(self.location, sizes)
+        return ds.dataset(list(sizes), schema=schema, format="parquet", filesystem=filesystem)
 
     @abstractmethod
     def tidy(self, keep: timedelta) -> None:

@@ -18,8 +18,8 @@ from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, no_report, opened_job
 from walproxy.pipeline.cdc.apply.job_file import only_job
+from walproxy.pipeline.cdc.apply.parallel_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.present_rows import present_rows
-from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.row_hashes import Comparison, compare_rows
 from walproxy.pipeline.cdc.apply.target import TargetTable
 from walproxy.pipeline.cdc.publication import TableName
