@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.acceptor.following import Following
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import LSN_MAX
 from safekeeper.base.networks import Networks
@@ -390,7 +391,7 @@ async def test_what_arrives_after_a_refused_message_is_ignored(tmp_path: Path) -
         deliver(connection, append(BASE_LSN + 101, b"gap"))
         await until(lambda: not connection._open)
         # The acceptor has forgotten the closed connection, which alone would suffice.
-        acceptor.leader, acceptor.leader_connection = LEADER, connection.number
+        acceptor.following = Following(LEADER, connection.number, 0, seen_at=0.0)
         deliver(connection, append(BASE_LSN + 100, b"y" * 10))
         assert acceptor.write_lsn == BASE_LSN + 100
 
