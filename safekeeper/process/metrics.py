@@ -76,7 +76,7 @@ class SafekeeperCollector(Collector):
         yield _counter(
             "served_to_members_bytes",
             "WAL that other members have pulled from here",
-            self._node.peer_reads.served_bytes,
+            self._node.services.peer_reads.served_bytes,
         )
         if self._puller is not None:
             pulled = CounterMetricFamily(
@@ -110,7 +110,7 @@ class SafekeeperCollector(Collector):
 
     def _of_the_disk(self) -> Iterator[Metric]:
         node, retention = self._node, self._retention
-        flushes, appends = [("", node.flush_times)], [("", node.append_sizes)]
+        flushes, appends = [("", node.wal.flush_times)], [("", node.wal.append_sizes)]
         yield histogram_metric("safekeeper_flush_seconds", "Duration of flushes of WAL: fdatasync", flushes)
         yield histogram_metric("safekeeper_append_bytes", "WAL in each append", appends)
         yield _gauge("wal_bytes", "Retained WAL", node.folder.wal_bytes)

@@ -60,7 +60,7 @@ def safekeeper_routes(
 
     return {
         "/status": lambda: (200, page()),
-        "/events": events_route(node.events.recorder),
+        "/events": events_route(node.services.events.recorder),
         "/healthz": lambda: _verdict(health_problem(node)),
         "/readyz": lambda: _verdict(readiness_problem(node)),
     }
@@ -108,7 +108,7 @@ def status(node: Node) -> dict[str, Any]:
             "low": node.disk_space.is_low,
             "no_room_for": node.disk_space.lacking,
             "busy_s": round(node.disk.busy_s, 3),
-            "flush": node.flush_times.describe(),
+            "flush": node.wal.flush_times.describe(),
         },
     }
 

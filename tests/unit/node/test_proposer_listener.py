@@ -563,7 +563,7 @@ async def test_an_append_that_is_not_a_usual_one_is_handled_as_every_other_messa
 async def test_usual_appends_that_are_received_together_are_flushed_together(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
         connection, acceptor = await there.before_a_usual_append()
-        there.node._average_flush_s = ALWAYS_QUICK_S
+        there.node.wal.average_flush_s = ALWAYS_QUICK_S
         before = len(there.fs.synced_by)
         messages = (append(BASE_LSN + 100, b"y" * 10), append(BASE_LSN + 110, b"z" * 10))
         data = b"".join(b"".join(encode(message)) for message in messages)
