@@ -16,7 +16,6 @@ Pure.
 """
 
 from collections import deque
-from collections.abc import Callable
 from math import ldexp
 from typing import Any
 
@@ -62,17 +61,6 @@ class Histogram:
         """The number of values."""
         return sum(self.counts)
 
-    def merge(self, other: "Histogram") -> None:
-        """Add the values of another histogram.
-
-        Raises:
-            ValueError: it has other bounds.
-        """
-        if (self._least, len(self.counts)) != (other._least, len(other.counts)):
-            raise ValueError("histograms with other bounds cannot be merged")
-        self.counts = [own + others for own, others in zip(self.counts, other.counts, strict=True)]
-        self.total += other.total
-
     def buckets(self) -> list[tuple[str, float]]:
         """Return (upper bound, number of values up to it) of each bucket, as Prometheus' classic histograms have them.
 
@@ -85,7 +73,7 @@ class Histogram:
             found.append(("+Inf" if is_last else repr(self._bound(index)), float(cumulated)))
         return found
 
-    def quantile(self, share: float) -> float | None:
+    def quantile(self, share: float, counts: list[int] | None = None) -> float | None:
         """Return the value below which this share of the values is, None if there are none.
 
         It is interpolated within its bucket as Prometheus' histogram_quantile does, so that both show the same; a value
@@ -93,24 +81,21 @@ class Histogram:
 
         Args:
             share: between 0 and 1; 0.99 for p99.
+            counts: the number of values in each bucket; those of all values by default.
         """
-        return _quantile(self.counts, share, self._bound)
+        counts = self.counts if counts is None else counts
+        rank, below = share * sum(counts), 0
+        if not rank:
+            return None
+        for index, here in enumerate(counts[:-1]):
+            if here and below + here >= rank:
+                lower = self._bound(index - 1) if index else 0.0
+                return lower + (self._bound(index) - lower) * (rank - below) / here
+            below += here
+        return self._bound(len(counts) - 2)
 
     def _bound(self, index: int) -> float:
         return ldexp(1.0, self._least + index)
-
-
-def _quantile(counts: list[int], share: float, bound: Callable[[int], float]) -> float | None:
-    count = sum(counts)
-    if not count:
-        return None
-    rank, below = share * count, 0
-    for index, here in enumerate(counts[:-1]):
-        if here and below + here >= rank:
-            lower = bound(index - 1) if index else 0.0
-            return lower + (bound(index) - lower) * (rank - below) / here
-        below += here
-    return bound(len(counts) - 2)
 
 
 class RecentHistogram(Histogram):
@@ -121,8 +106,8 @@ class RecentHistogram(Histogram):
 
     __slots__ = ("_marks",)
 
-    def __init__(self, least: int = LEAST_EXPONENT, greatest: int = GREATEST_EXPONENT) -> None:
-        super().__init__(least, greatest)
+    def __init__(self) -> None:
+        super().__init__()
         # (time, the counts then), oldest first.
         self._marks: deque[tuple[float, list[int]]] = deque(maxlen=_MARKS_MAX)
 
@@ -143,8 +128,8 @@ class RecentHistogram(Histogram):
         return {
             "count": self.count,
             "recent_count": recent_count,
-            "p50_s": _rounded(_quantile(shown, 0.5, self._bound)),
-            "p99_s": _rounded(_quantile(shown, 0.99, self._bound)),
+            "p50_s": _rounded(self.quantile(0.5, shown)),
+            "p99_s": _rounded(self.quantile(0.99, shown)),
         }
 
 

@@ -55,15 +55,6 @@ def test_every_quantile_is_within_a_factor_of_two_of_the_true_one() -> None:
         assert found is not None and true / 2 <= found <= true * 2, share
 
 
-def test_histograms_are_merged_if_their_bounds_are_equal() -> None:
-    both = filled(0.001, 0.5)
-    both.merge(filled(0.5, 100.0))
-    assert both.buckets() == filled(0.001, 0.5, 0.5, 100.0).buckets()
-    assert both.total == pytest.approx(101.001)
-    with pytest.raises(ValueError, match="other bounds"):
-        both.merge(Histogram(0, 10))
-
-
 def test_recent_quantiles_forget_what_is_older_than_a_minute() -> None:
     histogram = RecentHistogram()
     for second in range(30):
