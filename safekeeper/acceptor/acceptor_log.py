@@ -28,6 +28,7 @@ from safekeeper.acceptor.effects import (
     TruncateWal,
     WriteWal,
 )
+from safekeeper.acceptor.following import Following
 from safekeeper.acceptor.trimming import Kept, TrimRequest, trim_to
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
@@ -59,6 +60,7 @@ class AcceptorLog:
         own_archive_id: the id of the archive that is configured here, empty until it is known.
         folders: what is known of the other members' data folders; `control` may have older states (S8e).
         counts_starts: whether this start is to be counted on disk.
+        following: the leader that is followed, None without one.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -86,7 +88,7 @@ class AcceptorLog:
         self.own_archive_id = ""
         # The last timed record of the newest segment that has one, among those below the other: see `_trim`.
         self._timed_lsn = self._timed_below_lsn = 0
-        self._leader_commit_lsn: Lsn = 0
+        self.following: Following | None = None
         self._next_tli_switch_lsn: Lsn = LSN_MAX
         # The first change of timeline that another fork might still replace: readers stop there. The log's beginning
         # counts as one, because the very first timeline can be replaced at its first byte.
@@ -486,11 +488,9 @@ class AcceptorLog:
         self.write_lsn = end_lsn
 
     def _advance_commit(self) -> None:
-        commit_lsn, flush_lsn = self._leader_commit_lsn, self.flush_lsn
-        if commit_lsn > flush_lsn:
-            commit_lsn = flush_lsn
-        if commit_lsn > self.commit_lsn:
-            self.commit_lsn = commit_lsn
+        """Take over the leader's commit_lsn, as far as the WAL is on disk here."""
+        if self.following is not None:
+            self.commit_lsn = max(self.commit_lsn, min(self.following.commit_lsn, self.flush_lsn))
 
     def _flush_all(self) -> Effects:
         if self.flush_lsn < self.write_lsn:

@@ -108,8 +108,8 @@ class RecentHistogram(Histogram):
 
     __slots__ = ("_marks",)
 
-    def __init__(self, least: int = LEAST_EXPONENT, greatest: int = GREATEST_EXPONENT) -> None:
-        super().__init__(least, greatest)
+    def __init__(self) -> None:
+        super().__init__()
         # (time, the counts then), oldest first.
         self._marks: deque[tuple[float, list[int]]] = deque(maxlen=_MARKS_MAX)
 

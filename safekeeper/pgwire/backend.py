@@ -129,12 +129,9 @@ def empty_query_response() -> bytes:
 
 def error_response(severity: str, sqlstate: str, message: str, detail: str = "", hint: str = "") -> bytes:
     """Return an error. `severity` is ERROR, or FATAL if the connection ends with it."""
-    return _message(b"E", _report(severity, sqlstate, message, detail, hint))
-
-
-def notice_response(severity: str, sqlstate: str, message: str, detail: str = "", hint: str = "") -> bytes:
-    """Return a notice for the client's user."""
-    return _message(b"N", _report(severity, sqlstate, message, detail, hint))
+    # S may be translated, V never is; here they are equal.
+    fields = [("S", severity), ("V", severity), ("C", sqlstate), ("M", message), ("D", detail), ("H", hint)]
+    return _message(b"E", b"".join(code.encode() + _string(text) for code, text in fields if text) + b"\0")
 
 
 def copy_both_response() -> bytes:
@@ -164,9 +161,3 @@ def _string(text: str) -> bytes:
     if "\0" in text:
         raise LocalProtocolError(f"a string with a NUL cannot be sent: {text[:80]!r}")
     return text.encode() + b"\0"
-
-
-def _report(severity: str, sqlstate: str, message: str, detail: str, hint: str) -> bytes:
-    # S may be translated, V never is; here they are equal.
-    fields = [("S", severity), ("V", severity), ("C", sqlstate), ("M", message), ("D", detail), ("H", hint)]
-    return b"".join(code.encode() + _string(text) for code, text in fields if text) + b"\0"

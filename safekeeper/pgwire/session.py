@@ -116,11 +116,6 @@ class Session:
         """The session's state."""
         return self._state
 
-    @property
-    def client_copy_done(self) -> bool:
-        """Whether the client ended its direction of the present COPY."""
-        return self._client_copy_done
-
     def take_output(self) -> bytes:
         """Return the pending output, and clear it."""
         output = bytes(self._output)
@@ -268,7 +263,7 @@ class Session:
         if not direct:
             self._output += b"S"
         self._state = SessionState.TLS_HANDSHAKE
-        events.append(StartTls(direct, rest))
+        events.append(StartTls(rest))
 
     def _receive_startup(self, version: int, body: bytes, events: list[Event]) -> None:
         if self._tls and not self._encrypted:
@@ -390,13 +385,6 @@ class Session:
         if self._state is not SessionState.TLS_HANDSHAKE:
             self._output += backend.error_response("FATAL", sqlstate, message, detail, hint)
         self._state = SessionState.CLOSED
-
-    def notice(self, message: str) -> None:
-        """Send a notice to the client's user."""
-        if self._is_over():
-            return
-        self._require(SessionState.READY, SessionState.BUSY, SessionState.COPY, SessionState.COPY_ENDING)
-        self._output += backend.notice_response("NOTICE", "00000", message)
 
     def begin_copy(self) -> None:
         """Start streaming, in answer to START_REPLICATION."""

@@ -57,7 +57,7 @@ class SafekeeperCollector(Collector):
             help = "Standbys and pg_receivewal processes that stream from this safekeeper"
             yield _gauge("readers", help, len(self.hub.readers))
         yield from self._of_the_slots()
-        served_bytes = self.node.peer_reads.served_bytes
+        served_bytes = self.node.services.peer_reads.served_bytes
         yield _counter("served_to_members_bytes", "WAL that other members have pulled from here", served_bytes)
         if self.puller is not None:
             pulled = ((str(source), size) for source, size in self.puller.pulled_bytes.items())
@@ -87,8 +87,8 @@ class SafekeeperCollector(Collector):
 
     def _of_the_disk(self) -> Iterator[Metric]:
         node, retention = self.node, self.retention
-        yield _METRICS.histogram("flush_seconds", "Duration of flushes of WAL: fdatasync", node.flush_times)
-        yield _METRICS.histogram("append_bytes", "WAL in each append", node.append_sizes)
+        yield _METRICS.histogram("flush_seconds", "Duration of flushes of WAL: fdatasync", node.wal.flush_times)
+        yield _METRICS.histogram("append_bytes", "WAL in each append", node.wal.append_sizes)
         yield _gauge("wal_bytes", "Retained WAL", node.folder.wal_bytes)
         if retention.limit_bytes is not None:
             yield _gauge("wal_limit_bytes", "Limit of retained WAL, wal_limit", retention.limit_bytes)

@@ -32,7 +32,7 @@ def safekeeper_routes(node: Node, status: Callable[[], SafekeeperStatus]) -> dic
     """Return the pages of a safekeeper, of which `status` returns the content of /status."""
     return {
         "/status": lambda: (200, status()),
-        "/events": events_route(node.events.recorder),
+        "/events": events_route(node.services.events.recorder),
         "/healthz": lambda: _verdict(health_problem(node)),
         "/readyz": lambda: _verdict(readiness_problem(node)),
     }
@@ -83,7 +83,7 @@ def safekeeper_status(
             low=node.disk_space.is_low,
             no_room_for=node.disk_space.lacking,
             busy_s=round(node.disk.busy_s, 3),
-            flush=node.flush_times.describe(),
+            flush=node.wal.flush_times.describe(),
         ),
         readers=pg_listener.describe_readers() if pg_listener is not None else [],
         slots=retention.described_slots() if retention is not None else [],

@@ -208,7 +208,7 @@ class ReplicationClient(PgTransport):
                 self._command(command)
             case CopyEnded():
                 self._client_ended_copy()
-            case StartTls(_, data):
+            case StartTls(data):
                 assert self._listener.tls is not None  # The session starts TLS only if the listener has it.
                 self.start_tls(self._listener.tls, data)
             case Authenticated():

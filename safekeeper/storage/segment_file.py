@@ -22,7 +22,6 @@ metadata. An empty slot {X, X} always matches; it is written only when all bytes
 
 import struct
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,9 +37,6 @@ FOOTER_BYTES = 2 * SLOT_BYTES
 _MAGIC = b"WALSLOT1"
 _SLOT = struct.Struct("<8sQQQI")
 _CRC = struct.Struct("<I")
-# Pack the fields of a slot; then the whole slot, with zeros behind: of these fields and their CRC.
-pack_slot_fields = partial(_SLOT.pack, _MAGIC)
-pack_slot = struct.Struct(f"<{_SLOT.size}sI{SLOT_BYTES - _SLOT.size - _CRC.size}x").pack
 _CHUNK_BYTES = 1 << 20
 _ZEROS = bytes(_CHUNK_BYTES)
 
@@ -55,8 +51,8 @@ class FooterSlot(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the slot as SLOT_BYTES bytes. Its fields fit into the first sector, which is written as a whole."""
-        fields = pack_slot_fields(*self)
-        return pack_slot(fields, google_crc32c.value(fields))
+        fields = _SLOT.pack(_MAGIC, *self)
+        return (fields + _CRC.pack(google_crc32c.value(fields))).ljust(SLOT_BYTES, b"\0")
 
     @classmethod
     def decode(cls, data: bytes) -> "FooterSlot | None":
@@ -74,7 +70,6 @@ class SegmentFile:
     """One open segment file: the end of its WAL, and the range and running CRC of its next slot.
 
     Not thread-safe, except for `write_slot` and `sync`, which use only the file and may run in the disk's thread.
-    `WalStorage.append` and `flush_now` do what `append`, or `take_slot`, `write_slot` and `sync` do.
 
     Attributes:
         begin_lsn, end_lsn, write_lsn: the segment is [begin_lsn, end_lsn), its WAL so far [begin_lsn, write_lsn).

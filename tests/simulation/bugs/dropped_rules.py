@@ -309,7 +309,7 @@ class TimelineWithItsTerm(TimelineAtItsFork):
     @property
     def readable_tli(self) -> int:
         history, lsn = self.control.history, self.readable_lsn
-        is_committed = self.leader is not None and self._leader_commit_lsn >= history[-1].start_lsn
+        is_committed = self.following is not None and self.following.commit_lsn >= history[-1].start_lsn
         return tli_at(history, lsn if is_committed else lsn - 1)
 
 
@@ -401,16 +401,17 @@ class FollowsTheDeposed(Acceptor):
     """Goes on to follow a leader after a vote for another candidate."""
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
-        leader, leader_connection = self.leader, self.leader_connection
+        following = self.following
         yield from super()._vote(connection, message, now)
-        self.leader, self.leader_connection = leader, leader_connection
+        self.following = following
 
 
 class CommitAsTold(Acceptor):
     """Takes a leader's commit_lsn for its own, also if it is lower."""
 
     def _advance_commit(self) -> None:
-        self.commit_lsn = min(self._leader_commit_lsn, self.flush_lsn)
+        if self.following is not None:
+            self.commit_lsn = min(self.following.commit_lsn, self.flush_lsn)
 
 
 class TruncateAsFlushed(Acceptor):
@@ -423,13 +424,15 @@ class TruncateAsFlushed(Acceptor):
 
 
 class AcceptsAnyLeader(Acceptor):
-    """Writes a usual append of any proposer that continues at its write position."""
+    """Writes a usual append of any proposer that continues at its write position, while it follows one."""
 
     def accepts(self, connection: int, message: AppendRequest) -> bool:
-        leader, leader_connection = self.leader, self.leader_connection
-        self.leader, self.leader_connection = message.leader_id, connection
+        following = self.following
+        if following is None:
+            return False
+        self.following = replace(following, leader_id=message.leader_id, connection=connection)
         accepted = super().accepts(connection, message)
-        self.leader, self.leader_connection = leader, leader_connection
+        self.following = following
         return accepted
 
 

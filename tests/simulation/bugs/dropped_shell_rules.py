@@ -12,6 +12,7 @@ from safekeeper.base.errors import StorageFailed
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import Connection
+from safekeeper.node.wal_writer import WalWriter
 from safekeeper.storage.control_file import ControlFile
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_work import Flush
@@ -19,19 +20,18 @@ from safekeeper.storage.filesystem import FileSystem
 from safekeeper.storage.recovery import NamedSegment
 from safekeeper.storage.segment_file import FooterSlot, SegmentFile
 
+_flushed = WalWriter._flushed
 _hand_to_disk = Node._hand_to_disk
 _store = ControlFile.store
 _load = DataFolder._load
 
 
-def count_twice(node: Node, flush: Flush) -> None:
+def count_twice(wal: WalWriter, flush: Flush) -> None:
     """Count a flush at its end, also where an effect has included it."""
-    if flush is node._flush:
-        node._finish_flush(flush)
-        return
-    answer = node.acceptor.flushed(flush.end_lsn)
-    if answer is not None and node.acceptor.leader_connection is not None:
-        node._outbox.send(node.acceptor.leader_connection, answer)
+    if flush is wal._flush:
+        _flushed(wal, flush)
+    else:
+        wal._node.acknowledge(flush.end_lsn)
 
 
 def swallow_failed_sync(flush: Flush) -> None:
@@ -45,7 +45,7 @@ def swallow_failed_sync(flush: Flush) -> None:
 
 def swallow_failed_effect(node: Node, effect: Effect, result: Any, error: BaseException | None) -> None:
     """Go on after an effect that failed in the disk's thread."""
-    if not node._has_failed:
+    if not node.failed.done():
         node._step(result, None)
         node._handle_events()
 

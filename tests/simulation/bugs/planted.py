@@ -18,6 +18,7 @@ from safekeeper.net.safekeeper_connection import SafekeeperConnection
 from safekeeper.node import node as node_module
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import Connection as ProposerConnection
+from safekeeper.node.wal_writer import WalWriter
 from safekeeper.storage import filesystem as filesystem_module
 from safekeeper.storage import recovery as recovery_module
 from safekeeper.storage.control_file import ControlFile
@@ -912,7 +913,7 @@ BUGS: dict[str, Bug] = {
         "S2",
         "a flush that an effect has included is not counted once more",
         "elections",
-        ((Node, "_flushed", shells.count_twice),),
+        ((WalWriter, "_flushed", shells.count_twice),),
         quick=2,
     ),
     "cut_during_a_flush": _in_shell(

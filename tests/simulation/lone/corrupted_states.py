@@ -10,12 +10,14 @@ everything is as it was.
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.acceptor.following import Following
 from safekeeper.base.errors import InvariantViolation
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import PullWal
@@ -37,7 +39,7 @@ def check_acceptor(rng: random.Random, acceptor: Acceptor) -> None:
     Raises:
         Violation: it finds what is sound, or does not find what is not.
     """
-    with _undone(acceptor):
+    with _undone(acceptor), _undone(acceptor.following):
         if rng.random() < 0.1:
             flush_lsn = _near(rng, (acceptor.write_lsn, acceptor.flush_lsn, acceptor.commit_lsn))
             is_sound = acceptor.flush_lsn <= flush_lsn <= acceptor.write_lsn
@@ -47,9 +49,8 @@ def check_acceptor(rng: random.Random, acceptor: Acceptor) -> None:
         setattr(acceptor, name, value)
         is_sound = _is_sound_acceptor(acceptor)
         checks: list[Callable[[], Any]] = [acceptor.check]
-        is_advanced = acceptor._leader_commit_lsn <= acceptor.commit_lsn
-        if name != "pull" and acceptor.flush_lsn <= acceptor.write_lsn and is_advanced:
-            # The answer after a flush checks what a flush can have changed, and the rest if that is not the usual.
+        is_advanced = acceptor.following is None or acceptor.following.commit_lsn <= acceptor.commit_lsn
+        if acceptor.flush_lsn <= acceptor.write_lsn and is_advanced:
             checks.append(lambda: acceptor.flushed(acceptor.flush_lsn))
         _require(rng.choice(checks), is_sound, f"an acceptor with {name} {value}")
 
@@ -121,6 +122,8 @@ def _of_acceptor(rng: random.Random, acceptor: Acceptor) -> tuple[str, Any]:
     positions = acceptor.write_lsn, acceptor.flush_lsn, acceptor.commit_lsn, acceptor.truncate_lsn
     other = LeaderId(max(0, promised.term + rng.choice((-1, 0, 1))), "run-z")
     pull = PullWal(rng.choice((promised, other)), 1, 1, 0, ())
+    leader = rng.choice((None, promised, other))
+    followed = acceptor.following or Following(promised, 1, 0, 0.0)
     return rng.choice(
         (
             ("write_lsn", _near(rng, positions)),
@@ -129,9 +132,9 @@ def _of_acceptor(rng: random.Random, acceptor: Acceptor) -> tuple[str, Any]:
             ("truncate_lsn", _near(rng, positions)),
             ("control", msgspec.structs.replace(control, promised=other)),
             ("control", msgspec.structs.replace(control, starts=control.starts)),
-            ("leader", rng.choice((None, promised, other))),
-            ("leader_connection", rng.choice((None, 1))),
-            ("pull", rng.choice((None, pull))),
+            ("following", replace(followed, leader_id=leader) if leader is not None else None),
+            ("following", replace(followed, connection=rng.choice((1, 2)))),
+            ("following", replace(followed, pull=rng.choice((None, pull)))),
             ("logs_adopted", acceptor.logs_adopted + 1),
         )
     )
@@ -139,7 +142,7 @@ def _of_acceptor(rng: random.Random, acceptor: Acceptor) -> tuple[str, Any]:
 
 def _is_sound_acceptor(acceptor: Acceptor) -> bool:
     """Whether positions are in order, nothing has gone back, and the leader is the one that was promised."""
-    control, before, leader = acceptor.control, acceptor._checked, acceptor.leader
+    control, before, following = acceptor.control, acceptor._checked, acceptor.following
     lsns = acceptor.commit_lsn, acceptor.truncate_lsn
     old_lsns = acceptor._checked_commit_lsn, acceptor._checked_truncate_lsn
     is_another_log = acceptor.logs_adopted != acceptor._checked_logs_adopted
@@ -148,9 +151,8 @@ def _is_sound_acceptor(acceptor: Acceptor) -> bool:
     keeps_promise = (
         control.promised.term >= before.promised.term and last_term(control.history) <= control.promised.term
     )
-    follows = leader is not None and leader == control.promised and acceptor.leader_connection is not None
-    leads = follows if leader is not None else acceptor.leader_connection is None
-    pulls = acceptor.pull is None or acceptor.pull.leader_id == leader
+    leads = following is None or following.leader_id == control.promised
+    pulls = following is None or following.pull is None or following.pull.leader_id == following.leader_id
     return is_ordered and keeps_positions and keeps_promise and leads and pulls
 
 

@@ -122,7 +122,7 @@ class LoneFolder(FolderProcess):
             log.tlis = {start: tli for start, tli in log.tlis.items() if start < max(before, log.begin_lsn + 1)}
             require(storage.write_lsn == before, "an append without space has moved the write position")
             raise
-        if len(data) <= room and not self.fs.short_writes:
+        if len(data) <= room:
             require(self.fs.operations - operations <= 2, "an append within a segment does more than to write")
 
     def _flush_now(self) -> None:
@@ -130,9 +130,7 @@ class LoneFolder(FolderProcess):
         if log is not None and storage is not None and self._flush is None:
             self._note("flush_now")
             if self._chance(0.04):
-                # Of its first write a part is done, and the rest fails.
-                self.fs.short_writes = 1
-                self.fs.fail_in(2, only="write")
+                self.fs.fail_in(1, only="write")
             if self._chance(0.5):
                 self._open_folder.perform(FlushWal())
             else:

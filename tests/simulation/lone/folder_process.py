@@ -275,14 +275,14 @@ class FolderProcess:
         kind = self.rng.choice(
             (
                 *("crash", "crash", "fail", "sync", "names", "remove", "full", "fill", "short", "memory"),
-                *("read", "part", "part"),
+                *("read", "write", "write"),
             )
         )
         self._note(f"fault: {kind} in {soon}")
         if kind == "crash":
             fs.crash_in(2 * soon)
-        elif kind in ("fail", "sync", "names", "remove"):
-            only = {"fail": None, "sync": "sync", "names": "sync folder", "remove": "remove"}
+        elif kind in ("fail", "sync", "names", "remove", "write"):
+            only = {"fail": None, "sync": "sync", "names": "sync folder", "remove": "remove", "write": "write"}
             fs.fail_in(soon, only=only[kind])
         elif kind == "full":
             fs.full_in(soon)
@@ -292,12 +292,8 @@ class FolderProcess:
             fs.short = self.rng.randint(1, 2)
         elif kind == "memory":
             fs.short_of_memory_in(soon)
-        elif kind == "read":
-            fs.fail_read_in(soon)
         else:
-            fs.short_writes = soon
-            if self._chance(0.3):
-                fs.fail_in(2 * soon, only="write")
+            fs.fail_read_in(soon)
 
     def _restart(self) -> None:
         """End the process or the machine, and start again, until a start succeeds."""

@@ -13,7 +13,6 @@ from safekeeper.storage.segment_file import SegmentFile
 from safekeeper.storage.wal_log import WalStorage
 from safekeeper.storage.wal_reading import WalReader
 from tests.simulation.lone import folder as lone_folder
-from tests.simulation.model.virtual_disk import VirtualFile
 from tests.simulation.seeds.runner import run_seed
 from tests.simulation.world.world import SimulationFailed
 
@@ -44,12 +43,6 @@ def files_stay_open(patch: pytest.MonkeyPatch) -> None:
 def prepared_late(patch: pytest.MonkeyPatch) -> None:
     """The next segment is prepared only when an append needs it."""
     patch.setattr(WalStorage, "prepare_ahead", lambda storage: None)
-
-
-def part_of_a_write_counts(patch: pytest.MonkeyPatch) -> None:
-    """A write that the system has done in part is not repeated."""
-    write = VirtualFile.system_pwrite
-    patch.setattr(VirtualFile, "system_pwrite", lambda file, data, offset: write(file, data, offset) and len(data))
 
 
 def reads_the_wrong_segment(patch: pytest.MonkeyPatch) -> None:
@@ -88,7 +81,6 @@ def half_a_segment_is_set_aside(patch: pytest.MonkeyPatch) -> None:
         (folder_is_not_synced, 0),
         (files_stay_open, 0),
         (prepared_late, 0),
-        (part_of_a_write_counts, 0),
         (reads_the_wrong_segment, 0),
         (copies_what_the_disk_has_lost, 0),
         (damaged_files_set_aside_are_restored, 300),

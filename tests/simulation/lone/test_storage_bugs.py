@@ -9,7 +9,6 @@ import pytest
 import safekeeper.storage.recovery as recovery_module
 import safekeeper.storage.wal_log as storage_module
 from safekeeper.base.errors import StorageFailed
-from safekeeper.base.lsn import Lsn
 from safekeeper.storage.disk_work import Flush
 from safekeeper.storage.recovery import NamedSegment
 from safekeeper.storage.segment_file import FOOTER_BYTES, FooterSlot, SegmentFile
@@ -81,30 +80,9 @@ def slots_first_then_syncs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Flush, "run", planted)
 
 
-def slots_of_a_flush_at_once_first_then_syncs(patch: pytest.MonkeyPatch) -> None:
-    """(b) The same where the flush is carried out at once."""
-
-    def planted(storage: WalStorage) -> Lsn:
-        storage._require_no_flush()
-        try:
-            slots = [(segment, segment.take_slot()) for segment in storage._writing]
-            for segment, slot in slots:
-                if slot is not None:
-                    segment.write_slot(slot)
-            for segment, _ in slots:
-                segment.sync()
-        except StorageFailed as error:
-            raise storage._fail(error) from error
-        storage.flush_lsn = storage.write_lsn
-        storage._close_flushed()
-        return storage.flush_lsn
-
-    patch.setattr(WalStorage, "flush_now", planted)
-
-
-def flush_at_once_without_sync(patch: pytest.MonkeyPatch) -> None:
-    """S2: what a flush at once has only written counts as durable."""
-    patch.setattr(VirtualFile, "system_fdatasync", lambda file: None)
+def flush_without_sync(patch: pytest.MonkeyPatch) -> None:
+    """S2: what a flush has only written counts as durable."""
+    patch.setattr(SegmentFile, "sync", lambda segment: None)
 
 
 def walk_to_the_last_file(patch: pytest.MonkeyPatch) -> None:
@@ -219,8 +197,7 @@ PLANTED_BUGS: tuple[Patch, ...] = (
     rename_before_sync,
     flush_during_a_flush,
     slots_first_then_syncs,
-    slots_of_a_flush_at_once_first_then_syncs,
-    flush_at_once_without_sync,
+    flush_without_sync,
     walk_to_the_last_file,
     drop_without_sync,
     drop_with_one_sync,

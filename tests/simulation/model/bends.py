@@ -12,7 +12,7 @@ from types import ModuleType
 
 from safekeeper.acceptor import acceptor as acceptor_module
 from safekeeper.acceptor import trimming as trimming_module
-from safekeeper.node import node as node_module
+from safekeeper.node import wal_writer as wal_writer_module
 from tests.simulation.references.acceptor import log as reference_log
 from tests.simulation.references.acceptor import reads as reference_reads
 from tests.simulation.references.proposer import campaign as reference_campaign
@@ -134,8 +134,8 @@ class Bends:
             (reference_campaign, "VERIFIED_BYTES_PER_S", int(self.verify_bytes_per_s)),
             (reference_primary, "GREETING_FRESH_S", self.greeting_fresh_s),
             (reference_run, "BACKOFF_DOUBLINGS_MAX", int(self.backoff_doublings)),
-            (node_module, "QUICK_FLUSH_S", self.quick_flush_s),
-            (node_module, "REPORT_WRITE_AFTER_S", self.report_write_s),
+            (wal_writer_module, "QUICK_FLUSH_S", self.quick_flush_s),
+            (wal_writer_module, "REPORT_WRITE_AFTER_S", self.report_write_s),
         )
 
     def bent(self) -> dict[str, float]:

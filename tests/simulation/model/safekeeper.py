@@ -8,7 +8,7 @@ that was running is then simply dropped, as a crash would drop it.
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from safekeeper.acceptor.acceptor import HEARTBEAT_TIMEOUT_S, Acceptor
+from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.acceptor.effects import (
     Close,
     DigestWal,
@@ -35,6 +35,7 @@ from safekeeper.base.errors import StorageFailed, StorageFull
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import ControlState, LeaderId
 from safekeeper.consensus.messages import (
+    HEARTBEAT_TIMEOUT_S,
     AcceptorMessage,
     AppendRequest,
     AppendResponse,

@@ -18,7 +18,6 @@ of that folder, and loses the old one with the sync of the other: without the fi
   for how many files and held folders there is no descriptor: ResourceShortage. `fail_read_in(n)` fails a read or a look
   at names.
 - `short_of_memory_in(n)` fails a write for lack of memory, which has changed nothing: ResourceShortage, too.
-- `short_writes` is how many of the next writes of live WAL write a part only, as a system call may.
 - A file that was closed cannot be used, and `open_files` counts those that were not closed.
 - `crash_in(n)` raises VirtualCrash at the n-th operation from now, before or after it took effect, and from every
   operation after it, until `crash()` or `kill()` decides which of the two it was.
@@ -28,8 +27,6 @@ All chance comes from one `random.Random`. One instance is one machine's disk; f
 """
 
 import contextlib
-import errno
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,16 +161,6 @@ class VirtualFile:
         self._disk.maybe_write_back(self._content)
         self._disk.step_done()
 
-    def system_pwrite(self, data: bytes, offset: int) -> int:
-        if self._disk.short_writes:
-            self._disk.short_writes -= 1
-            data = data[: len(data) // 2]
-        try:
-            self.pwrite(data, offset)
-        except (StorageFailed, StorageFull) as error:
-            raise _system_error(error) from error
-        return len(data)
-
     def pread(self, length: int, offset: int) -> bytes:
         self._require_open()
         self._disk.read_step("read", self._path, self._life)
@@ -203,12 +190,6 @@ class VirtualFile:
             meanwhile()
         disk.became_durable()
         disk.step_done()
-
-    def system_fdatasync(self) -> None:
-        try:
-            self.fdatasync()
-        except (StorageFailed, StorageFull) as error:
-            raise _system_error(error) from error
 
     def size(self) -> int:
         self._require_open()
@@ -246,7 +227,6 @@ class VirtualFileSystem:
         self.short = 0  # So many of the next files cannot be opened or created for lack of a descriptor.
         self.names_made_durable = 0  # Grows when the durable names change.
         self.open_files = 0  # So many files of the present process were not closed.
-        self.short_writes = 0
         self._held: set[Path] = set()
         self._full_at: int | None = None
         self._reads_until_failure: int | None = None
@@ -537,17 +517,9 @@ class VirtualFileSystem:
         self._crashed = False
         self._crash_at = self._fail_at = self._fail_only = None
         self._full_at = self._reads_until_failure = self._memory_at = self._reads_until_eviction = None
-        self.short_writes = self.open_files = 0
+        self.open_files = 0
         self._held = set()
         self.during_fdatasync = None
-
-
-def _system_error(error: StorageFailed | StorageFull) -> OSError:
-    """Return what the system call raises."""
-    number = errno.EIO
-    if isinstance(error, StorageFull):
-        number = errno.ENOMEM if isinstance(error, ResourceShortage) else errno.ENOSPC
-    return OSError(number, os.strerror(number))
 
 
 def _bind(names: dict[Path, Content], change: _NameChange) -> None:

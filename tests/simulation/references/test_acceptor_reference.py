@@ -25,7 +25,7 @@ SEEDS = 12
 RANDOM_SEEDS = 60
 
 
-def _none_is_live(acceptor: Acceptor, now: float) -> str:
+def _none_is_live(acceptor: Acceptor, now: float, *, needs_health: bool) -> str:
     return ""
 
 

@@ -19,6 +19,8 @@ from safekeeper.consensus.messages import (
 )
 from safekeeper.net.admission import Budget
 from safekeeper.node import node as node_module
+from safekeeper.node import segment_files as segment_files_module
+from safekeeper.node import wal_writer as wal_writer_module
 from safekeeper.node.node import Node
 from safekeeper.node.proposer_listener import ProposerListener
 from safekeeper.peers.codec import encode
@@ -146,7 +148,7 @@ class RealSafekeeper(ObservedShell):
             node_module.Acceptor = Acceptor  # type: ignore[misc]
         self._is_in_thread = False
         if self._is_quick:
-            node._average_flush_s = 0.0
+            node.wal.average_flush_s = 0.0
         self.node = node
         self._listener = ProposerListener(
             node, budget=Budget(100), greeting_timeout_s=GREETING_TIMEOUT_S, idle_timeout_s=IDLE_TIMEOUT_S
@@ -284,7 +286,9 @@ REPLACED_IN_SHELLS: tuple[tuple[Any, str, Any], ...] = (
     *REPLACED_FILES,
     *REPLACED_IN_PULLS,
     (node_module, "Worker", VirtualWorker),
-    (node_module, "monotonic", _monotonic),
+    (segment_files_module, "Worker", VirtualWorker),
+    (segment_files_module, "monotonic", _monotonic),
+    (wal_writer_module, "monotonic", _monotonic),
     (node_module, "time", NodeTime()),
     *SILENT_LOGS,
 )

@@ -50,7 +50,7 @@ def flushes_on_after_a_failure(patch: pytest.MonkeyPatch) -> None:
 
     def planted(node: Node, effect: Effect, result: Any, error: BaseException | None) -> None:
         if isinstance(error, StorageFailed):
-            node._effects = None
+            node._handled = None
             node._handle_events()
         else:
             done(node, effect, result, error)

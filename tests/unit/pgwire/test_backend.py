@@ -43,7 +43,6 @@ times = st.integers(-2_208_988_800_000_000, 4_102_444_800_000_000)
             b"a\0" + struct.pack(">IhIhih", 0, 0, 25, -1, -1, 0) + b"bc\0" + struct.pack(">IhIhih", 0, 0, 20, 8, -1, 0),
         ),
         (backend.error_response("ERROR", "42601", "m"), b"E\0\0\0\x1dSERROR\0VERROR\0C42601\0Mm\0\0"),
-        (backend.notice_response("NOTICE", "00000", "m"), b"N\0\0\0\x1fSNOTICE\0VNOTICE\0C00000\0Mm\0\0"),
     ],
 )
 def test_message_is_as_the_protocol_has_it(message: bytes, expected: bytes) -> None:

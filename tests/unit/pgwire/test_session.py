@@ -321,7 +321,7 @@ def test_encryption_by_gssapi_is_declined_and_tls_may_follow() -> None:
     session = new_session(tls=True)
     assert session.receive(GSSENC_REQUEST) == []
     assert session.take_output() == b"N"
-    assert session.receive(SSL_REQUEST) == [StartTls(direct=False)]
+    assert session.receive(SSL_REQUEST) == [StartTls(b"")]
     assert session.take_output() == b"S"
 
 
@@ -359,7 +359,7 @@ def test_unencrypted_bytes_behind_the_request_for_tls_are_refused() -> None:
 
 def test_a_client_that_begins_with_tls_gets_its_bytes_to_the_handshake() -> None:
     session = new_session(tls=True)
-    assert session.receive(b"\x16\x03\x01rest") == [StartTls(direct=True, data=b"\x16\x03\x01rest")]
+    assert session.receive(b"\x16\x03\x01rest") == [StartTls(b"\x16\x03\x01rest")]
     assert (session.state, session.take_output()) == (SessionState.TLS_HANDSHAKE, b"")
 
 
@@ -576,13 +576,6 @@ def test_what_is_no_command_ends_the_conversation(data: bytes) -> None:
     assert theirs["C"] == "08P01"
 
 
-def test_a_notice_can_be_told_at_any_time() -> None:
-    session = ready_session()
-    session.notice("the WAL is old")
-    assert kinds_of(session.take_output()) == "N"
-    assert session.state is SessionState.READY
-
-
 # COPY.
 
 
@@ -611,11 +604,10 @@ def test_the_end_of_a_timeline_is_told_once_both_sides_have_ended_the_copy() -> 
     assert session.state is SessionState.COPY_ENDING
     # What was under way counts.
     assert session.receive(status_update(1, 2, 3)) == [StatusUpdate(1, 2, 3, False)]
-    assert not session.client_copy_done
     with pytest.raises(LocalProtocolError, match="before the client"):
         session.finish_copy((2, 0x3000100))
     assert session.receive(COPY_DONE) == [CopyEnded()]
-    assert session.client_copy_done
+    assert session.state is SessionState.COPY_ENDING
     session.finish_copy((2, 0x3000100))
     output = session.take_output()
     assert kinds_of(output) == "TDCCZ"
@@ -638,7 +630,6 @@ def test_the_next_copy_begins_anew() -> None:
         assert kinds_of(session.take_output()) == "cCCZ"
         answer(session, session.receive(query("START_REPLICATION 0/0")))
         assert kinds_of(session.take_output()) == "W"
-        assert not session.client_copy_done
         assert session.receive(status_update(1, 1, 1)) == [StatusUpdate(1, 1, 1, False)]
 
 
@@ -691,7 +682,6 @@ def test_answers_to_a_client_that_has_left_are_dropped() -> None:
     session.begin_copy()
     session.end_copy()
     session.finish_copy(None)
-    session.notice("x")
     session.refuse("XX000", "x", fatal=True)
     assert (session.state, session.take_output()) == (SessionState.CLOSED, b"")
 
