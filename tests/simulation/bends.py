@@ -20,7 +20,8 @@ from tests.simulation.proposer_reference import run as reference_run
 from tests.simulation.proposer_reference import term as reference_term
 from tests.simulation.proposer_reference import term_state as reference_term_state
 from walproxy.proposer import campaign as campaign_module
-from walproxy.proposer import proposer as proposer_module
+from walproxy.proposer import primary_events as primary_events_module
+from walproxy.proposer import proposer_state as proposer_state_module
 from walproxy.proposer import pulling as pulling_module
 from walproxy.proposer import replication as replication_module
 from walproxy.proposer.liveness import Timing
@@ -115,8 +116,8 @@ class Bends:
             (replication_module, "PULL_STALL_S", self.pull_stall_s),
             (replication_module, "PULL_AGAIN_S", self.pull_again_s),
             (pulling_module, "PULL_BYTES_MIN", int(self.pull_bytes)),
-            (proposer_module, "GREETING_FRESH_S", self.greeting_fresh_s),
-            (proposer_module, "BACKOFF_DOUBLINGS_MAX", int(self.backoff_doublings)),
+            (primary_events_module, "GREETING_FRESH_S", self.greeting_fresh_s),
+            (proposer_state_module, "BACKOFF_DOUBLINGS_MAX", int(self.backoff_doublings)),
             (campaign_module, "VERIFIED_BYTES_PER_S", int(self.verify_bytes_per_s)),
             (acceptor_module, "READ_BYTES_MAX", int(self.read_bytes)),
             (acceptor_module, "DIGEST_RANGE_BYTES_MAX", int(self.digest_bytes)),

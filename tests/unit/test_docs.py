@@ -307,7 +307,7 @@ def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> 
     shells = (RealSafekeeper, RealProxy, ReferenceChecker, ProposerChecker, ShellDisk, VirtualServer)
     watchers = (ObservedShell, RealPuller, ShellWatch, Watcher)
     kinds = (*checkers, *shells, *watchers, Acceptor, Proposer, Leadership, Progress)
-    functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
+    functions = {f"{kind.__name__}.{name}" for kind in kinds for name in dir(kind)}
     files = set(re.findall(r"tests/[\w/]+\.py", text))
     assert names <= functions | set(BUGS) | {kind.__name__ for kind in kinds} | files
     assert set(BUGS) <= names | {name for name, bug in BUGS.items() if bug.rule == "S2"}
