@@ -36,7 +36,6 @@ from safekeeper.consensus.messages import (
     PullSource,
     ReadRequest,
     Standby,
-    StandbyFeedback,
 )
 from safekeeper.consensus.term_history import TermHistory, check_history
 from safekeeper.waldecode.format import RECORD_HEADER_SIZE
@@ -65,8 +64,6 @@ def check_control(message: Any) -> None:
     Raises:
         RemoteProtocolError: see above.
     """
-    if type(message) is StandbyFeedback and _is_usual_feedback(message):
-        return
     kind: Any = type(message)
     for (field, check, may_be_empty), value in zip(_plan_of(kind), msgspec.structs.astuple(message), strict=True):
         try:
@@ -90,20 +87,6 @@ def _plan_of(kind: Any) -> tuple[tuple[str, Callable[[Any], None] | None, bool],
     """Return the fields of a kind of message: name, check, and whether it may be empty."""
     never_empty = _NEVER_EMPTY.get(kind, ())
     return tuple((field, _CHECKS.get(field), field not in never_empty) for field in kind.__struct_fields__)
-
-
-def _is_usual_feedback(message: StandbyFeedback) -> bool:
-    """Return whether the checks find nothing wrong: commits wait for this message, so it is checked in one call."""
-    standbys = message.standbys
-    for name, write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin in map(msgspec.structs.astuple, standbys):
-        if (
-            min(write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin) < 0
-            or max(write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin) > LSN_MAX
-            or len(name) > STANDBY_NAME_BYTES_MAX
-            or not (name.isascii() and name.isprintable())
-        ):
-            return False
-    return len(standbys) <= STANDBYS_MAX
 
 
 def _check_numbers(value: Any) -> None:
