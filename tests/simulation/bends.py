@@ -14,11 +14,8 @@ from safekeeper.acceptor import acceptor as acceptor_module
 from safekeeper.acceptor import trimming as trimming_module
 from safekeeper.node import node as node_module
 from tests.simulation import reference_log, reference_reads
-from tests.simulation.proposer_reference import campaign as reference_campaign
 from tests.simulation.proposer_reference import primary as reference_primary
-from tests.simulation.proposer_reference import run as reference_run
 from tests.simulation.proposer_reference import term as reference_term
-from tests.simulation.proposer_reference import term_state as reference_term_state
 from walproxy.proposer import campaign as campaign_module
 from walproxy.proposer import primary_events as primary_events_module
 from walproxy.proposer import proposer_state as proposer_state_module
@@ -127,13 +124,7 @@ class Bends:
             (reference_log, "TRIMMED_SEGMENTS_MAX", int(self.trim_segments)),
             (reference_term, "APPEND_BYTES_MAX", int(self.append_bytes)),
             (reference_term, "IN_FLIGHT_BYTES_MAX", int(self.in_flight_bytes)),
-            (reference_term, "PULL_BYTES_MIN", int(self.pull_bytes)),
-            (reference_term, "PULL_STALL_S", self.pull_stall_s),
-            (reference_term_state, "READ_AHEAD_S", self.read_ahead_s),
-            (reference_term_state, "PULL_AGAIN_S", self.pull_again_s),
-            (reference_campaign, "VERIFIED_BYTES_PER_S", int(self.verify_bytes_per_s)),
             (reference_primary, "GREETING_FRESH_S", self.greeting_fresh_s),
-            (reference_run, "BACKOFF_DOUBLINGS_MAX", int(self.backoff_doublings)),
             (node_module, "QUICK_FLUSH_S", self.quick_flush_s),
             (node_module, "REPORT_WRITE_AFTER_S", self.report_write_s),
         )
