@@ -147,7 +147,7 @@ def _everywhere(name: str, value: Any) -> Swaps:
 _UNCOMPARED: Swaps = ((World, "has_reference", False),)
 _UNCHECKED: Swaps = (
     *((kind, "check", dropped.nothing_required) for kind in (Acceptor, Proposer)),
-    (Leadership, "_check_quorum", dropped.nothing_required),  # after an everyday answer
+    (Leadership, "check_answer", dropped.nothing_required),  # after an everyday answer
 )
 _BELIEVES: Swaps = ((Checker, "believes", True),)
 _ARCHIVING = {"trims": 1.0, "archive": 1.0}

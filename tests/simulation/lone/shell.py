@@ -120,7 +120,7 @@ class LoneShell:
         for action in actions:
             self._execute(action)
         if self._chance(0.1):
-            self._proposer.checker.compare_shown(self._now_s)
+            self._proposer.checker.compare_read(self._now_s)
         if self._chance(0.1):
             check_proposer(self.rng, self._proposer)
 

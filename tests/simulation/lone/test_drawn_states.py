@@ -18,8 +18,6 @@ from tests.simulation.lone.proposer import LoneProposer
 from tests.simulation.model.bends import Bends
 from tests.simulation.references.acceptor import readers as reference_readers
 from tests.simulation.world.world import SimulationFailed, small_frames
-from walproxy.proposer import standbys as standbys_module
-from walproxy.proposer.archiving import Archiving
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.progress import Progress
@@ -51,8 +49,6 @@ def _only_positions(proposer: Proposer) -> None:
         (lone_proposer.drive, Proposer, "check", _only_positions, "Checked"),
         (lone_proposer.drive, drawn_quorum_sizes, "problem_of_sizes", lambda *sizes: "", "are refused: True"),
         (lone_proposer.drive, drawn_quorum_sizes, "size_of", lambda text, members: members, "means"),
-        (lone_proposer.drive, Archiving, "_replace", lambda *arguments: "", "is not replaced"),
-        (lone_proposer.drive, standbys_module, "_cut", lambda standby, lsn: standby, "standbys"),
     ],
 )
 def test_a_planted_error_is_found(

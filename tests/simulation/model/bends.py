@@ -15,13 +15,11 @@ from safekeeper.acceptor import trimming as trimming_module
 from safekeeper.node import wal_writer as wal_writer_module
 from tests.simulation.references.acceptor import log as reference_log
 from tests.simulation.references.acceptor import reads as reference_reads
-from tests.simulation.references.proposer import campaign as reference_campaign
 from tests.simulation.references.proposer import primary as reference_primary
-from tests.simulation.references.proposer import run as reference_run
 from tests.simulation.references.proposer import term as reference_term
-from tests.simulation.references.proposer import term_state as reference_term_state
 from walproxy.proposer import campaign as campaign_module
-from walproxy.proposer import proposer as proposer_module
+from walproxy.proposer import primary_events as primary_events_module
+from walproxy.proposer import proposer_state as proposer_state_module
 from walproxy.proposer import pulling as pulling_module
 from walproxy.proposer import replication as replication_module
 from walproxy.proposer.liveness import Timing
@@ -116,8 +114,8 @@ class Bends:
             (replication_module, "PULL_STALL_S", self.pull_stall_s),
             (replication_module, "PULL_AGAIN_S", self.pull_again_s),
             (pulling_module, "PULL_BYTES_MIN", int(self.pull_bytes)),
-            (proposer_module, "GREETING_FRESH_S", self.greeting_fresh_s),
-            (proposer_module, "BACKOFF_DOUBLINGS_MAX", int(self.backoff_doublings)),
+            (primary_events_module, "GREETING_FRESH_S", self.greeting_fresh_s),
+            (proposer_state_module, "BACKOFF_DOUBLINGS_MAX", int(self.backoff_doublings)),
             (campaign_module, "VERIFIED_BYTES_PER_S", int(self.verify_bytes_per_s)),
             (acceptor_module, "READ_BYTES_MAX", int(self.read_bytes)),
             (acceptor_module, "DIGEST_RANGE_BYTES_MAX", int(self.digest_bytes)),
@@ -127,13 +125,7 @@ class Bends:
             (reference_log, "TRIMMED_SEGMENTS_MAX", int(self.trim_segments)),
             (reference_term, "APPEND_BYTES_MAX", int(self.append_bytes)),
             (reference_term, "IN_FLIGHT_BYTES_MAX", int(self.in_flight_bytes)),
-            (reference_term, "PULL_BYTES_MIN", int(self.pull_bytes)),
-            (reference_term, "PULL_STALL_S", self.pull_stall_s),
-            (reference_term_state, "READ_AHEAD_S", self.read_ahead_s),
-            (reference_term_state, "PULL_AGAIN_S", self.pull_again_s),
-            (reference_campaign, "VERIFIED_BYTES_PER_S", int(self.verify_bytes_per_s)),
             (reference_primary, "GREETING_FRESH_S", self.greeting_fresh_s),
-            (reference_run, "BACKOFF_DOUBLINGS_MAX", int(self.backoff_doublings)),
             (wal_writer_module, "QUICK_FLUSH_S", self.quick_flush_s),
             (wal_writer_module, "REPORT_WRITE_AFTER_S", self.report_write_s),
         )

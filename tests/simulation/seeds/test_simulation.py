@@ -1,13 +1,13 @@
 """A few seeds of every profile, and what only tests look at. `make test` runs 500 seeds besides; more: `make sim`."""
 
-from typing import Any
+from collections import Counter
 
 import pytest
 
 from tests.simulation.seeds.counts import added
 from tests.simulation.seeds.runner import Failure, Task, attempt, build, has_real_proxies, plan, run_world
 from tests.simulation.world.profiles import PROFILES
-from walproxy.proposer.leadership import Leadership
+from walproxy.proposer.actions import Action
 from walproxy.proposer.proposer import Proposer
 
 SEEDS_PER_PROFILE = 10
@@ -58,15 +58,20 @@ def test_everyday_events_have_the_same_effects_on_both_paths(
         :runs
     ]
     assert len(tasks) == runs
-    on_steady_answer, handled = Leadership.on_steady_answer, []
+    take, taken, counts = Proposer._take, Proposer._taken, Counter[str]()
 
-    def count(leadership: Leadership, *event: Any) -> bool:
-        handled.append(on_steady_answer(leadership, *event))
-        return handled[-1]
+    def count_rare(proposer: Proposer) -> list[Action]:
+        counts["rare"] += 1
+        return take(proposer)
 
-    monkeypatch.setattr(Leadership, "on_steady_answer", count)
+    def count_all(proposer: Proposer) -> list[Action]:
+        counts["all"] += 1
+        return taken(proposer)
+
+    monkeypatch.setattr(Proposer, "_take", count_rare)
+    monkeypatch.setattr(Proposer, "_taken", count_all)
     steady = [_digest(task) for task in tasks]
-    assert handled.count(True) > 10 * len(tasks)
+    assert counts["all"] - counts["rare"] > 10 * len(tasks)
     monkeypatch.setattr(Proposer, "_find_steady", lambda _: {})
     assert [_digest(task) for task in tasks] == steady
 

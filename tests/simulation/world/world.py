@@ -40,7 +40,6 @@ from tests.simulation.model.safekeeper import SimSafekeeper
 from tests.simulation.model.standby import standbys_of
 from tests.simulation.model.synthetic_wal import HEADER_BYTES, SEGMENT_SIZE, last_timed_record
 from tests.simulation.references.proposer import ballots as reference_ballots
-from tests.simulation.references.proposer import term as reference_term
 from tests.simulation.seeds.counts import Counts
 from tests.simulation.seeds.trace import figures, line
 from tests.simulation.shells.proxy_seams import REPLACED_IN_PROXIES
@@ -734,11 +733,6 @@ def small_frames(history_entries_max: int, bends: Bends) -> Iterator[None]:
         *bends.settings(),
         (term_history_module, "HISTORY_ENTRIES_MAX", history_entries_max),
         (reference_ballots, "ENTRIES_MAX", history_entries_max),
-        (reference_term, "ARCHIVER_AWAITED_S", 0.2),
-        (reference_term, "ARCHIVER_GONE_S", 0.5),
-        (reference_term, "ARCHIVER_PROBLEM_S", 0.5),
-        (reference_term, "ARCHIVER_STALL_S", 2.0),
-        (reference_term, "ARCHIVER_REST_S", 1.0),
         (message_checks, "SEGMENT_SIZE_MIN", SEGMENT_SIZE),
         (wire_module, "_BUFFER_BYTES", 32 << 10),
         (archiving_module, "INCUMBENT_GRACE_S", 0.2),

@@ -6,7 +6,7 @@ safekeepers.py   the events of safekeepers
 broken.py        messages that break the protocol
 primary.py       the events of the primary
 changes.py       changes of the members (step 10); their rules: members.py
-beginnings.py    when an attempt begins, a bootstrap, or the end of the run
+beginnings.py    an attempt, a bootstrap, or the end of the run
 run.py           the state that these events share, and how attempts and terms end
 leading.py       a term is won, and safekeepers join it
 campaign.py      an attempt to win a term (steps 2 to 4, 12, 13)
@@ -14,8 +14,6 @@ term.py          a term that is led: what is sent (steps 5 to 7, 9); term_state.
                  sent and answered
 ballots.py       formulas: quorums, the donor, M, the history, where a term begins (steps 4 and 5)
 roster.py        what greetings say, and what a run keeps (steps 0, 1, 11)
-refusals.py      hosts that elections have refused (4.10)
 standbys.py      what standbys have replayed (7.6, 7.14)
-shown.py         what the shell and status pages read
 actions.py       how actions are compared
 """

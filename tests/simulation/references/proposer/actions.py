@@ -47,6 +47,11 @@ def event_of(kind: str, term: int) -> Note:
     return Note(Level.INFO, "", kind, term)
 
 
+def is_for_silence(action: Action) -> bool:
+    """Return whether a connection is closed because an answer was awaited for too long."""
+    return isinstance(action, Disconnect) and action.reason.startswith(("no reply", "the end of a pull"))
+
+
 def is_greeting(action: Action) -> bool:
     return isinstance(action, SendMessage) and isinstance(action.message, ProposerGreeting)
 

@@ -45,9 +45,6 @@ from walproxy.proposer.actions import Action, Disconnect, IdentifyPrimary, SendM
 from walproxy.proposer.phase import Phase, ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
 
-# What a run may take otherwise (bends.py): the wait for a comparison grows with what is compared.
-VERIFIED_BYTES_PER_S = 8 << 20
-
 
 class Outcome(Enum):
     """What the answers have decided."""
@@ -71,8 +68,8 @@ class ReferenceCampaign:
         votes: those that count, by data folder.
         donor: the safekeeper whose log was chosen (4.1).
         beginning: where the term begins; None before that is known.
-        compared_bytes: how much is compared with the primary.
         awaits_link: 4.7: the first record of the primary must link to the log's last one.
+        phase_after: the phase of the proposer after the present event: how long it awaits answers is its choice.
     """
 
     def __init__(
@@ -83,7 +80,6 @@ class ReferenceCampaign:
         known: Known,
         cluster: Cluster,
         primary: PrimaryIdentity | None,
-        now: float,
         expected: list[Action],
     ) -> None:
         self.outcome = Outcome.OPEN
@@ -99,7 +95,7 @@ class ReferenceCampaign:
         self.donor = 0
         self.beginning: Beginning | None = None
         self.awaits_link = False
-        self.round_began_at = now
+        self.phase_after = Phase.PRE_VOTING
         self._config = config
         self._roster = roster
         self._stream = stream
@@ -107,7 +103,6 @@ class ReferenceCampaign:
         self._expected = expected
         self._pre_votes: dict[int, PreVoteResponse] = {}
         self._out: set[int] = set()
-        self._quorum_at: float | None = None
         self._check: tuple[int, int] = (0, 0)
         self._last_check: tuple[int, int] = (0, 0)
         self._crcs: tuple[int, ...] = ()
@@ -115,11 +110,6 @@ class ReferenceCampaign:
         self._has_crcs = False
         self._segment_is_gone = False
         self._gives_up = False
-
-    @property
-    def compared_bytes(self) -> int:
-        """How much is compared."""
-        return self.beginning.lsn - self._check[0] if self.beginning is not None else 0
 
     @property
     def _vote(self) -> VoteResponse:
@@ -134,18 +124,18 @@ class ReferenceCampaign:
             else:
                 self._send(safekeeper_id, PreVoteRequest(run, config.takeover and not self._known.was_elected))
 
-    def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> None:
+    def message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
         """An answer."""
         if isinstance(message, PreVoteResponse) and self.phase is Phase.PRE_VOTING and safekeeper_id in self.asked:
             self._pre_votes[safekeeper_id] = message
-            self._judge(now)
+            self._judge()
         elif isinstance(message, VoteResponse) and self.phase is Phase.VOTING:
             if safekeeper_id in self.asked and message.leader_id == self.leader_id:
                 if message.granted:
                     self.votes[self.asked[safekeeper_id]] = message
                 else:
                     self._out.add(safekeeper_id)
-                self._judge(now)
+                self._judge()
         elif self.phase is Phase.VERIFYING and self.beginning is not None and safekeeper_id == self.donor:
             if isinstance(message, DigestResponse):
                 self._donor_has(message)
@@ -157,18 +147,18 @@ class ReferenceCampaign:
         if self.phase is Phase.VOTING:
             self._ask(safekeeper_id)
 
-    def refused(self, safekeeper_id: int, now: float) -> None:
+    def refused(self, safekeeper_id: int) -> None:
         """A refusal to vote."""
         self._out.add(safekeeper_id)
         if self.phase is not Phase.VERIFYING:
-            self._judge(now)
+            self._judge()
 
-    def disconnected(self, safekeeper_id: int, now: float) -> None:
+    def disconnected(self, safekeeper_id: int) -> None:
         """3.6, 4.8."""
         if self.phase is not Phase.VERIFYING:
             if safekeeper_id in self.asked:
                 self.votes.pop(self.asked[safekeeper_id], None)
-            self.refused(safekeeper_id, now)
+            self.refused(safekeeper_id)
         elif safekeeper_id == self.donor:
             self.outcome = Outcome.LOST
 
@@ -177,24 +167,19 @@ class ReferenceCampaign:
         if self.phase is Phase.VERIFYING and safekeeper_id == self.donor:
             self.outcome = Outcome.LOST
 
-    def tick(self, now: float) -> None:
-        """4.1, and the waits."""
-        timing = self._config.timing
-        if self.phase is Phase.VERIFYING:
-            if now - self.round_began_at > timing.verify_timeout_s + self.compared_bytes / VERIFIED_BYTES_PER_S:
-                self.outcome = Outcome.LOST
-            return
+    def tick(self) -> None:
+        """4.1: an attempt is given up, unless a quorum has voted."""
         if self.phase is Phase.VOTING and can_elect(self.cluster.membership, self.votes):
-            self._judge(now)
-        elif now - self.round_began_at > timing.vote_timeout_s:
+            self._judge()
+        elif self.phase is not self.phase_after:
             self.outcome = Outcome.LOST
 
     def _elects(self, safekeeper_ids: set[int]) -> bool:
         return can_elect(self.cluster.membership, {self.asked[i] for i in safekeeper_ids if i in self.asked})
 
-    def _judge(self, now: float) -> None:
+    def _judge(self) -> None:
         if self.phase is Phase.PRE_VOTING:
-            self._judge_pre_votes(now)
+            self._judge_pre_votes()
             return
         for folder in list(self.votes):
             if self._roster.is_doubted(folder[0], self.cluster.id):  # 11.5
@@ -202,35 +187,29 @@ class ReferenceCampaign:
                 self._out.add(folder[0])
                 self._expected.append(Disconnect(folder[0], ""))
         if can_elect(self.cluster.membership, self.votes):
-            if self._quorum_at is None:
-                self._quorum_at = now
             silent = self.asked.keys() - {safekeeper_id for safekeeper_id, _ in self.votes} - self._out
-            if not silent or now - self._quorum_at >= self._config.timing.vote_grace_s:
+            if not silent or self.phase_after is not Phase.VOTING:
                 self._choose_donor()
         elif not self._elects(self.asked.keys() - self._out):
             self.outcome = Outcome.LOST
 
-    def _judge_pre_votes(self, now: float) -> None:
+    def _judge_pre_votes(self) -> None:
         """2.5, 2.6."""
         answers = self._pre_votes
         granted = {i for i, answer in answers.items() if answer.granted}
         rivals = {i for i, a in answers.items() if a.live_proposer_id not in ("", self._config.proposer_id)}
         if self._elects(granted):
-            self._ask_for_votes(now)
+            self._ask_for_votes()
         elif self._elects(rivals) and self._known.has_led:
             self.outcome = Outcome.FENCED
         elif not self._elects(self.asked.keys() - (answers.keys() - granted) - (self._out - granted)):
             self.outcome = Outcome.LOST
-            if rivals and (self._config.seal is not None or not self.is_tail):
-                self._known.is_spare = True
 
-    def _ask_for_votes(self, now: float) -> None:
+    def _ask_for_votes(self) -> None:
         """3.1, 3.2."""
-        self._known.is_spare = False
         self._known.requested_term = 1 + max(self._known.requested_term, *self._roster.promised_terms(), 0)
         self.leader_id = LeaderId(self._known.requested_term, self._config.proposer_id)
         self.phase = Phase.VOTING
-        self.round_began_at = now
         self.asked.update(self._roster.voters(self.cluster))
         self._out = {i for i in self.asked if self._roster.peers[i].greeting is None}
         for safekeeper_id in sorted(self.asked.keys() - self._out):

@@ -69,9 +69,6 @@ class MemberChanges(Leading):
         followers = {i for i, member in term.members.items() if member.is_connected}
         expect({i for i, _ in sent} == followers, "10.2: it is sent to {} only", [i for i, _ in sent])
         term.decide(membership)
-        for member in term.members.values():
-            if member.is_connected and member.waiting_since is None:
-                member.waiting_since = member.waiting_before = self._now
 
     def _replace_lost(self) -> None:
         """10.12: a learner takes the place of the member of its id."""
@@ -121,5 +118,5 @@ class MemberChanges(Leading):
         for safekeeper_id in self._removed:
             del self.roster.peers[safekeeper_id]
             if self.term is not None:
-                self.term.removed(safekeeper_id, self._now)
+                self.term.removed(safekeeper_id)
         self._removed = []

@@ -30,18 +30,18 @@ class Leading(ReferenceRun):
         if campaign.outcome is Outcome.WON:
             self._lead(campaign, now)
         elif campaign.outcome is Outcome.REFUSED:
-            self._refuse_primary(now)
+            self._refuse_primary()
         elif campaign.outcome is Outcome.FENCED:
             self._finish(Fenced)
         elif campaign.outcome is Outcome.LOST:
-            self._abandon(now)
+            self._abandon()
 
     def _lead(self, campaign: ReferenceCampaign, now: float) -> None:
         """Step 5."""
         elected, stream = campaign.elected(), self._stream
         ours = Cluster(elected.cluster_id, elected.membership)
         if any(each.id == ours.id and each.is_later_than(ours) for each in self.roster.clusters()):  # 10.9
-            self._abandon(now)
+            self._abandon()
             return
         start_lsn = elected.history[-1].start_lsn
         self._standbys.cut(start_lsn)
@@ -88,7 +88,7 @@ class Leading(ReferenceRun):
     def _take_elected(self, term: ReferenceTerm, safekeeper_id: int, folder: Identity) -> None:
         sent = [message for to, message in self._sent(Elected) if to == safekeeper_id]
         expect(len(sent) == 1, "5.2: safekeeper {} is sent Elected {} times, not once", safekeeper_id, len(sent))
-        term.sent_elected(safekeeper_id, folder, sent[0], self._now)
+        term.sent_elected(safekeeper_id, folder, sent[0])
 
     def _follow_term(self, now: float) -> None:
         """7.12, 7.13, 6.4."""

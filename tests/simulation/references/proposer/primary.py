@@ -8,7 +8,6 @@ from tests.simulation.references.proposer.ballots import fits_log
 from tests.simulation.references.proposer.leading import Leading
 from tests.simulation.references.proposer.term import ReferenceTerm
 from walproxy.proposer.actions import SendAppend, StopReplication
-from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import PrimaryIdentity
 
 # What a run may take otherwise (bends.py).
@@ -28,7 +27,6 @@ class PrimaryEvents(Leading):
         self._stream.identities_due = 0
         is_first = self.primary is None and not self.known.held[0]
         self.primary = primary
-        self._refusals.greeted_at = None
         stream = self._stream
         stream.own_page_crcs, stream.own_begin_lsn, stream.is_open = own_page_crcs, own_begin_lsn, False
         if is_first:
@@ -43,7 +41,7 @@ class PrimaryEvents(Leading):
                 self._primary_in_term(term, primary, now)
         elif campaign is not None and not campaign.is_tail:
             campaign.primary = primary
-            if campaign.awaits_primary and not self._miss_foreigners(primary, now):
+            if campaign.awaits_primary and not self._miss_foreigners(primary):
                 campaign.identified(primary)
                 self._follow_campaign(now)
 
@@ -52,15 +50,15 @@ class PrimaryEvents(Leading):
         elected = term.elected
         is_other = (primary.system_id, primary.segment_size) != (elected.system_id, elected.segment_size)
         if is_other or primary.tli <= elected.history[-1].floor:
-            self._refuse_primary(now)
+            self._refuse_primary()
         elif primary.tli != term.tli:
             several = self.config.several_primaries and term.commit_lsn > 0
             if several and not fits_log(elected.history, term.commit_lsn, primary):
-                self._refuse_primary(now)
+                self._refuse_primary()
             else:
                 self._end_term()
         elif primary.flush_lsn < term.received_lsn:
-            self._refuse_primary(now)
+            self._refuse_primary()
         else:
             self._probed(term)
             self._follow_term(now)
@@ -80,7 +78,7 @@ class PrimaryEvents(Leading):
         """4.7, 7.12."""
         self._stream.is_open = self._stream.is_checked = False
         if self.term is not None and not self._stream.compares:
-            self._refuse_primary(now)
+            self._refuse_primary()
         elif self.term is not None:
             self._end_term()
         elif self.campaign is not None:
@@ -88,15 +86,13 @@ class PrimaryEvents(Leading):
             self._follow_campaign(now)
 
     def primary_slot_in_use(self, now: float) -> None:
-        """4.8."""
-        if self.campaign is not None and self.campaign.phase is Phase.VERIFYING:
-            self.campaign.round_began_at = now
+        """4.8: the comparison is awaited for longer."""
 
     def primary_lost(self, now: float) -> None:
         """7.6: nothing is reported to the next one before it was checked."""
         self._part()
         if self.campaign is not None:
-            self._abandon(now)
+            self._abandon()
 
     def primary_checked(self, begin_lsn: int, end_lsn: int, page_crcs: tuple[int, ...], now: float) -> None:
         """4.6, 7.12."""
@@ -104,14 +100,14 @@ class PrimaryEvents(Leading):
             if page_crcs == self._stream.own_page_crcs:
                 self._stream.is_checked = self.term.streams = True
             else:
-                self._refuse_primary(now)
+                self._refuse_primary()
         elif self.campaign is not None:
             self.campaign.checked(page_crcs)
             self._follow_campaign(now)
 
     def primary_refused(self, reason: str, now: float) -> None:
         """The shell has found that it does not fit (4.7)."""
-        self._refuse_primary(now)
+        self._refuse_primary()
 
     def timeline_ended(self, next_tli: int, end_lsn: int, now: float) -> None:
         """7.13."""
@@ -119,7 +115,7 @@ class PrimaryEvents(Leading):
         if end_lsn == stream.received_lsn:
             stream.ended_lsn = end_lsn
         elif self.campaign is not None:
-            self._abandon(now)
+            self._abandon()
         else:
             self.primary = None
             self._expected.append(StopReplication(""))

@@ -17,24 +17,17 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     AppendRequest,
     ArchiveAssignment,
-    Bootstrap,
     Elected,
-    FolderIsOlder,
     FolderStates,
-    PreVoteRequest,
-    ProposerGreeting,
     PullWal,
     ReadRequest,
     Reconfigure,
-    TailPreVoteRequest,
-    VoteRequest,
 )
 from tests.simulation.references.acceptor.histories import folders_of
-from tests.simulation.references.proposer.actions import Differs, alike, expect, without_repeats, worded
+from tests.simulation.references.proposer.actions import Differs, alike, expect, is_for_silence, without_repeats, worded
 from tests.simulation.references.proposer.beginnings import Beginnings
 from tests.simulation.references.proposer.primary import PrimaryEvents
 from tests.simulation.references.proposer.safekeepers import SafekeeperEvents
-from tests.simulation.references.proposer.shown import ShownState
 from tests.simulation.references.proposer.term import ReferenceTerm
 from walproxy.proposer.actions import (
     Action,
@@ -49,15 +42,17 @@ from walproxy.proposer.actions import (
 from walproxy.proposer.apply_rule import ApplyRule
 from walproxy.proposer.phase import Phase
 
-FOLDERS_INTERVAL_S = 1.0
-
 NOT_MODELLED = {
     "Note": "what is logged; that a term is won or lost is compared",
     "error": "the wording of errors and of the reasons of actions; their kind is compared",
-    "due": "a heartbeat before it is due; when WAL is fetched for a member that commits do not wait for",
-    "archiver": "9.2, which one of several replaces an archiver",
+    "waits": "when an attempt begins or is given up, when a heartbeat is sent, who is disconnected for silence",
+    "refusals": "4.10, which hosts are refused without a vote",
+    "fetches": "6.3, when WAL below the window is fetched, and at which rate",
+    "pulls": "6.6, when a pull begins and ends, its rate, and which sources come first",
+    "archiver": "9.2, which safekeeper archives",
+    "folders": "11.3, when the members' folders are reported; what is reported is compared",
+    "shown": "what status pages read",
     "redirect": "10.11, the addresses by which a member is dialled, and which of two is tried next",
-    "pull_sources": "6.6, which sources come first",
     "cluster_id": "0.3, the digest of a bootstrap",
     "log_tail": "4.7, the tail of the log: synthetic WAL has none",
 }
@@ -80,11 +75,7 @@ _NOW = {
 }
 
 
-# What is answered, besides what the leader of a term sends.
-_ASKS = (ProposerGreeting, PreVoteRequest, TailPreVoteRequest, VoteRequest, Bootstrap, FolderIsOlder)
-
-
-class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState):
+class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
     """What a proposer does with each event."""
 
     def after(
@@ -105,14 +96,18 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         Raises:
             Differs: they are not what the protocol says.
         """
+        self._is_tick = event == "tick"
+        # How long an answer is awaited is left open.
+        self._silent = {a.safekeeper_id for a in actions if isinstance(a, Disconnect) and is_for_silence(a)}
+        if self._silent and self._is_tick:
+            actions = [action for action in actions if not is_for_silence(action)]
         self._actions = without_repeats(actions) if actions else actions
         self._expected.clear()
         self._acting = self.term
         self._welcomed = {}
-        self._is_tick, self._tells_folders = event == "tick", False
         self._ended = self._has_answered = False
         self._streamed = self.term is not None and self.term.streams
-        self._phase_after, self._membership_after = phase, membership
+        self._membership_after = membership
         if event in _NOW:
             self._now = arguments[_NOW[event]]
         for action in self._actions:
@@ -120,16 +115,13 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
                 self.term.begin_event()
             elif isinstance(action, Dial):
                 self._dialled(action)
-        self._draw_on(event, arguments)
+        if self.campaign is not None:
+            self.campaign.phase_after = phase
         getattr(self, event)(*arguments)
         if self._actions:
             self._may_begin()
         if self._actions or self._expected:
             self._explain()
-        if self._is_tick:
-            self._look_for_primary()  # It may have been refused in this event.
-        if self._is_attempt_due:
-            self._require_attempt(event, arguments)
         if self._removed:
             self._forget_removed()
         if self._actions or self._ended or self.term is not None:
@@ -138,24 +130,18 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
             self._learn_of_term()
 
     def tick(self, now: float, jitter: float) -> None:
-        """12.5, the waits, and what is due."""
+        """12.5, and what is due."""
         if self._ends_tail_term():
             self._end_term()
             return
-        self._close_silent(now)
         term = self.term
         if term is not None:
-            term.begin_tick()
-            self._tells_folders = now >= self._tell_folders_at
-            if self._tells_folders:
-                self._tell_folders_at = now + FOLDERS_INTERVAL_S
             if self.config.seal is not None and term.commit_lsn:
                 self.known.was_elected = True  # 13.1: a takeover holds until the seal is committed.
             term.truncate_lsn = term.truncate_now()
             is_settled = term.change.next(term.membership) is None
             if not is_settled:
                 self._decide()
-            term.watch_archive(now)
             self._members_told_of = folders_of(term.membership)
             self._replace_lost()
             if is_settled:
@@ -163,28 +149,38 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
             self._hang_up(term)
             self._follow_term(now)
         elif self.campaign is not None:
-            self.campaign.tick(now)
+            self.campaign.tick()
             self._follow_campaign(now)
-        self._look_for_primary()
 
     def _ends_tail_term(self) -> bool:
         """12.5."""
         return self.term is not None and self.term.is_tail and self.primary is not None
-
-    def _look_for_primary(self) -> None:
-        """12.1: since when there is none, as ticks see it at their end."""
-        if self.primary is not None and not self._has(RefusePrimary):
-            self._without_primary_since = None
-        elif self._without_primary_since is None:
-            self._without_primary_since = self._now
 
     def set_apply_rule(self, rule: ApplyRule) -> None:
         """7.14."""
         self._standbys.rule = rule
 
     def forget_refusals(self) -> None:
-        """4.10."""
-        self._refusals.forget()
+        """4.10: which hosts are refused without a vote is not modelled."""
+
+    def quorum_end_lsn(self) -> int:
+        """Return what a quorum has, as far as known."""
+        if self.term is not None and self.term.commit_lsn:
+            return self.term.commit_lsn
+        return max((p.greeting.flush_lsn for p in self.roster.peers.values() if p.greeting is not None), default=0)
+
+    def sealed(self) -> Elected | None:
+        """13.1: `Elected` of the term that seals, once a quorum has adopted it."""
+        term = self.term
+        return term.elected if self.config.seal is not None and term is not None and term.commit_lsn else None
+
+    def committed_lsns(self) -> tuple[int, int]:
+        """7.5, 7.9: commit_lsn, and truncate_lsn, which is advanced when it is read."""
+        term = self.term
+        if term is None:
+            return 0, 0
+        term.truncate_lsn = term.truncate_now()
+        return term.commit_lsn, term.truncate_lsn
 
     def _explain(self) -> None:
         """Compare the actions that the protocol fixes, and check the others against what is permitted."""
@@ -205,11 +201,6 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
             missing.remove(plain)
         if missing:
             raise Differs(f"does not {missing[0]}")
-        for action in fixed:
-            if isinstance(action, SendMessage) and isinstance(action.message, _ASKS):
-                peer = self.roster.peers[action.safekeeper_id]
-                if peer.waiting_since is None:
-                    peer.waiting_since = self._now
 
     def _leading(self) -> ReferenceTerm:
         if self._acting is None:
@@ -223,15 +214,15 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         safekeeper_id, message = action.safekeeper_id, action.message
         if isinstance(message, Elected):
             if safekeeper_id not in self._welcomed:
-                self._leading().sent_elected(safekeeper_id, None, message, self._now)
+                self._leading().sent_elected(safekeeper_id, None, message)
         elif isinstance(message, AppendRequest):
             self._leading().sent_fetched(safekeeper_id, message, self._now)
         elif isinstance(message, ReadRequest):
             self._leading().sent_read(safekeeper_id, message)
         elif isinstance(message, PullWal):
-            self._leading().sent_pull(safekeeper_id, message, self._now, self._is_tick)
+            self._leading().sent_pull(safekeeper_id, message)
         elif isinstance(message, ArchiveAssignment):
-            self._leading().sent_assignment(safekeeper_id, message, self._now, self._is_tick)
+            self._leading().sent_assignment(safekeeper_id, message)
         elif isinstance(message, FolderStates):
             self._told_folders(safekeeper_id, message)
         elif isinstance(message, Reconfigure):
@@ -242,41 +233,14 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
         return True
 
     def _told_folders(self, safekeeper_id: int, message: FolderStates) -> None:
-        """11.3."""
+        """11.3: what is known of the members' data folders."""
         term = self._leading()
-        member = term.members[safekeeper_id]
-        expect(self._is_tick and member.follows, "11.3: folders are told at the wrong time")
-        expect(self._tells_folders, "11.3: folders are told too often")
-        expected = self._folders_to_tell(term)
-        expect(message == expected, "11.3: tells {}, reference {}", message, expected)
-        expect(message != member.told_folders, "11.3: safekeeper {} is told the same again", safekeeper_id)
-        member.told_folders = message
-
-    def _folders_to_tell(self, term: ReferenceTerm) -> FolderStates:
+        expect(term.members[safekeeper_id].follows, "11.3: folders are reported to one that does not follow")
         self._learn_of_term()
         known = self.roster.folders.get(term.elected.cluster_id, {})
         states = tuple(known[folder] for folder in sorted(self._members_told_of) if folder in known)
-        return FolderStates(term.elected.cluster_id, states)
-
-    def _require_folders_told(self, term: ReferenceTerm, gone: set[int]) -> None:
-        """11.3: each second, who does not know what is known of the members' folders is told."""
-        if not self._tells_folders:
-            return
-        due = self._folders_to_tell(term)
-        for safekeeper_id, member in term.members.items():
-            if member.follows and safekeeper_id not in gone and due.folders:
-                expect(member.told_folders == due, "11.3: safekeeper {} is not told {}", safekeeper_id, due)
-
-    def _close_silent(self, now: float) -> None:
-        """The waits: who has not answered for too long."""
-        timeout_s = self.config.timing.response_timeout_s
-        for safekeeper_id, peer in self.roster.peers.items():
-            if peer.is_connected and peer.waiting_since is not None and now - peer.waiting_since > timeout_s:
-                peer.waiting_since = None
-                self._disconnect(safekeeper_id)
-        if self.term is not None:
-            for safekeeper_id in self.term.silent(now):
-                self._disconnect(safekeeper_id)
+        expected = FolderStates(term.elected.cluster_id, states)
+        expect(message == expected, "11.3: reports {}, reference {}", message, expected)
 
     def _require(self, event: str, arguments: tuple[Any, ...]) -> None:
         """What must have been done at the end of the event."""
@@ -301,10 +265,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings, ShownState)
             expect(is_lower, "7.6: does not report {} after {}", status, told)
         term.require_told()
         if event in ("wal_received", "tick"):
-            gone = {a.safekeeper_id for a in self._actions if isinstance(a, Disconnect)}
-            if self._is_tick:
-                term.require_tick(gone, self._now)
-                self._require_folders_told(term, gone)
-            term.require_wal(term.members.keys() - gone)
+            gone = {action.safekeeper_id for action in self._actions if isinstance(action, Disconnect)}
+            term.require_wal(term.members.keys() - gone - self._silent)
         elif self._has_answered:
             term.require_wal([arguments[0]])

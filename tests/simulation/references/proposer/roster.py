@@ -53,8 +53,6 @@ class Known:
         has_led: whether it has led a term with a primary (2.6, 12.5).
         was_elected: whether a quorum has voted for it once (2.4).
         has_gone_on: whether the log has gone on to another timeline than the one to seal (13.2).
-        failed: the attempts in a row that have failed at the vote or later.
-        is_spare: whether it waits for another run that is alive (2.6).
     """
 
     requested_term: int = 0
@@ -62,8 +60,6 @@ class Known:
     has_led: bool = False
     was_elected: bool = False
     has_gone_on: bool = False
-    failed: int = 0
-    is_spare: bool = False
 
 
 @dataclass
@@ -108,7 +104,6 @@ class Peer:
     Attributes:
         greeting: on the present connection, with the promise that was shown last; None before, or if it is out of date.
         greeted_at: when it has greeted.
-        waiting_since: since when an answer is awaited; None if none is.
         is_missing, code: whether it counts as missing, and by which refusal.
         reported: the state of its data folder that it has reported last on this connection, and the cluster.
         asked_with: what was known of all folders when each greeting was asked for that has not come yet (11.6), and the
@@ -119,7 +114,6 @@ class Peer:
     is_connected: bool = False
     greeting: AcceptorGreeting | None = None
     greeted_at: float = 0.0
-    waiting_since: float | None = None
     is_missing: bool = False
     code: RefusalCode | None = None
     reported: tuple[str, FolderState] | None = None

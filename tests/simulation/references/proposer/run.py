@@ -11,16 +11,12 @@ from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import PROTOCOL_VERSION, Bootstrap, ProposerGreeting, RefusalCode
 from tests.simulation.references.proposer.actions import event_of, expect
 from tests.simulation.references.proposer.campaign import ReferenceCampaign
-from tests.simulation.references.proposer.refusals import ReferenceRefusals
 from tests.simulation.references.proposer.roster import Known, ReferenceRoster, Stream
 from tests.simulation.references.proposer.standbys import ReferenceStandbys
 from tests.simulation.references.proposer.term import ReferenceTerm
 from walproxy.proposer.actions import Action, Disconnect, Finish, RefusePrimary, SendMessage, StopReplication
 from walproxy.proposer.phase import Phase, ProposerConfig
 from walproxy.proposer.primary import PrimaryIdentity
-
-# What a run may take otherwise (bends.py).
-BACKOFF_DOUBLINGS_MAX = 5
 
 
 class ReferenceRun:
@@ -47,13 +43,7 @@ class ReferenceRun:
         self._bootstrap: Bootstrap | None = None
         self._bootstrapped: set[int] = set()
         self._probe: int | None = None
-        self._refusals = ReferenceRefusals(config.timing)
         self._greeted_since_slot = False
-        self._pause_until = self._next_attempt_at = 0.0
-        self._jitter = 0.5  # Before the first tick.
-        self._is_attempt_due = False
-        self._without_primary_since: float | None = None
-        self._tell_folders_at = 0.0
         self._members_told_of: frozenset[Identity] = frozenset()
         # Of the present event.
         self._actions: list[Action] = []
@@ -61,11 +51,11 @@ class ReferenceRun:
         self._acting: ReferenceTerm | None = None
         self._welcomed: dict[int, Identity] = {}
         self._removed: list[int] = []
-        self._is_tick = self._tells_folders = False
+        self._silent: set[int] = set()
+        self._is_tick = False
         self._ended = self._streamed = False
         self._has_answered = False  # A message that was awaited: its sender is sent what it lacks at once.
         self._now = 0.0
-        self._phase_after = Phase.GATHERING
         self._membership_after: Membership | None = None
 
     @property
@@ -111,7 +101,7 @@ class ReferenceRun:
     def _disconnect(self, safekeeper_id: int) -> None:
         self._expected.append(Disconnect(safekeeper_id, ""))
 
-    def _miss_foreigners(self, primary: PrimaryIdentity, now: float) -> bool:
+    def _miss_foreigners(self, primary: PrimaryIdentity) -> bool:
         """1.5; return whether the primary is refused by a majority."""
         for safekeeper_id in self.roster.foreigners(primary):
             self.roster.miss(safekeeper_id, RefusalCode.OTHER_SYSTEM)
@@ -120,7 +110,7 @@ class ReferenceRun:
         others = [peer for peer in peers.values() if peer.code is RefusalCode.OTHER_SYSTEM]
         if len(others) <= len(peers) // 2:
             return False
-        self._refuse_primary(now)
+        self._refuse_primary()
         for safekeeper_id, peer in peers.items():
             if peer.code is RefusalCode.OTHER_SYSTEM:
                 peer.is_missing, peer.code = False, None
@@ -128,33 +118,20 @@ class ReferenceRun:
                 self._disconnect(safekeeper_id)
         return True
 
-    def _abandon(self, now: float) -> None:
+    def _abandon(self) -> None:
         """2.5, 8.2."""
         if self._stream.is_open:
             self._stream.is_open = False
             self.primary = None
             self._expected.append(StopReplication(""))
-        if self.campaign is not None and self.campaign.phase is not Phase.PRE_VOTING:
-            self.known.failed += 1
-        self._gather(now)
+        self._gather()
 
-    def _gather(self, now: float) -> None:
-        """The waits; 0.9."""
+    def _gather(self) -> None:
+        """0.9."""
         if self._bootstrap is not None:
             self.roster.forget_greetings()
             self._greet_all()
         self.campaign = self._bootstrap = None
-        pause_s, wait_s = self._pauses_s()
-        self._pause_until = max(self._pause_until, now + pause_s)
-        self._next_attempt_at = max(self._next_attempt_at, now + wait_s)
-
-    def _pauses_s(self) -> tuple[float, float]:
-        """The waits: the shortest pause before the next attempt, and the one with the jitter of this time."""
-        pause_s = wait_s = self.config.timing.retry_interval_s / 2
-        if self.known.failed:
-            doubled = 2 ** min(self.known.failed, BACKOFF_DOUBLINGS_MAX)
-            pause_s, wait_s = pause_s * doubled * 0.5, wait_s * doubled * (0.5 + self._jitter)
-        return pause_s, wait_s
 
     def _learn_of_term(self) -> None:
         """11.3."""
@@ -165,8 +142,8 @@ class ReferenceRun:
                 self.roster.learn(term.elected.cluster_id, term.folder_states())
                 term.learnt = acknowledged
 
-    def _end_term(self, *, is_deposed: bool = False) -> None:
-        """8.1; the waits."""
+    def _end_term(self) -> None:
+        """8.1."""
         term = self.term
         if term is None:
             return
@@ -175,26 +152,18 @@ class ReferenceRun:
         self.known.held = term.leader_id.term, max(term.start_lsn, term.commit_lsn)
         self.term = self._probe = self._stream.ended_lsn = None
         self._ended = True
-        has_failed = is_deposed and not term.commit_lsn
-        self.known.failed = self.known.failed + 1 if has_failed else 0
-        pause_s, wait_s = self._pauses_s() if has_failed else (0.0, 0.0)
-        self._pause_until, self._next_attempt_at = (self._now + pause_s if has_failed else 0.0), self._now + wait_s
         self.roster.forget_greetings()
         self._greet_all()
 
-    def _refuse_primary(self, now: float) -> None:
+    def _refuse_primary(self) -> None:
         """4.9."""
         if not self.config.several_primaries:
             self._finish(PrimaryRefused)
             return
-        campaign = self.campaign
-        if campaign is not None and campaign.phase is Phase.VERIFYING and campaign.primary is not None:
-            by_bytes = campaign.beginning is not None
-            self._refusals.remember(campaign.primary, campaign.cluster, campaign.votes, by_bytes, now)
         self._expected.append(RefusePrimary(""))
         self._part()
         if self.campaign is not None or self._bootstrap is not None:
-            self._gather(now)
+            self._gather()
 
     def _part(self) -> None:
         self.primary = self._probe = None

@@ -47,12 +47,12 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
         peer.is_connected, peer.greeting = False, None
         self._standbys.disconnected(safekeeper_id)
         if self._bootstrap is not None:
-            self._gather(now)
+            self._gather()
         elif self.campaign is not None:
-            self.campaign.disconnected(safekeeper_id, now)
+            self.campaign.disconnected(safekeeper_id)
             self._follow_campaign(now)
         elif self.term is not None:
-            self.term.disconnected(safekeeper_id, now)
+            self.term.disconnected(safekeeper_id)
             self._check_start(now)
 
     def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> None:
@@ -61,8 +61,6 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
         if not peer.is_connected or self.is_finished:
             return
         term = self.term
-        if not isinstance(message, FolderStates):  # The answer itself follows.
-            peer.waiting_since = now if peer.greeting is None else None
         if isinstance(message, FolderStates):
             peer.reported = message.cluster_id, message.folders[0]
             self.roster.learn(message.cluster_id, message.folders)
@@ -84,26 +82,25 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
                 self._standbys.report(safekeeper_id, message.standbys)
         elif isinstance(message, ArchiveReport):
             if term is not None:
-                term.archive_reported(safekeeper_id, message, now)
+                term.archive_reported(safekeeper_id, message)
         elif isinstance(message, PullEnded):
             if term is not None:
-                self._has_answered = term.pull_ended(safekeeper_id, message, now)
+                self._has_answered = term.pull_ended(safekeeper_id, message)
         elif isinstance(message, Reconfigured):
             if term is not None and message.leader_id == term.leader_id:
                 member = term.members.get(safekeeper_id)
                 if member is not None and member.is_connected:
                     member.generation = max(member.generation, message.generation)
-                    member.waiting_since = None if member.write_lsn >= member.sent_lsn else now
                     self._decide()
                 self._follow_term(now)
         elif isinstance(message, ReadResponse):
             if term is not None:
-                term.read_answered(safekeeper_id, message, now)
+                term.read_answered(safekeeper_id, message)
         else:
             if isinstance(message, VoteResponse):
                 self._shows_promise(safekeeper_id, message.promised.term, message.promised)
             if self.campaign is not None:
-                self.campaign.message(safekeeper_id, message, now)
+                self.campaign.message(safekeeper_id, message)
                 self._follow_campaign(now)
 
     def _shows_promise(self, safekeeper_id: int, term: int, promised: Any) -> None:
@@ -118,7 +115,7 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
         folder = safekeeper_id, greeting.incarnation
         folders, peer.connections_then = peer.asked_with.popleft()
         known = folders.get(greeting.cluster_id, {}).get(folder)
-        peer.greeting, peer.greeted_at, peer.waiting_since = greeting, now, None
+        peer.greeting, peer.greeted_at = greeting, now
         peer.is_missing, peer.code = False, None
         for other_id, other in self.roster.peers.items():
             twin = other.greeting if other_id != safekeeper_id else None
@@ -135,7 +132,7 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
                 return
             self._disconnect(safekeeper_id)
             if self.campaign is not None:
-                self.campaign.refused(safekeeper_id, now)
+                self.campaign.refused(safekeeper_id)
                 self._follow_campaign(now)
             return
         if term is not None:
@@ -146,8 +143,6 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
                 self._welcome(term, safekeeper_id, greeting)
         elif self.campaign is not None:
             self.campaign.greeted(safekeeper_id)
-        elif self._bootstrap is not None and safekeeper_id not in self._bootstrapped:
-            peer.waiting_since = now
 
     def _refusal(self, safekeeper_id: int, refusal: Refusal, now: float) -> None:
         """The table of refusals."""
@@ -160,9 +155,9 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
             self._follow_campaign(now)
         if code is RefusalCode.STALE_TERM:
             if term is not None and refusal.promised.term > term.leader_id.term:
-                self._end_term(is_deposed=True)
+                self._end_term()
         elif code is RefusalCode.RANGE and term is not None:
-            term.range_refused(safekeeper_id, now)
+            term.range_refused(safekeeper_id)
         elif code in (
             RefusalCode.POSITION,
             RefusalCode.NOT_ADOPTED,
@@ -178,12 +173,12 @@ class SafekeeperEvents(MemberChanges, BrokenMessages):
                 self.roster.miss(safekeeper_id, code)
                 self._disconnect(safekeeper_id)
             if self._bootstrap is not None:
-                self._gather(now)
+                self._gather()
             elif self.campaign is not None:
-                self.campaign.refused(safekeeper_id, now)
+                self.campaign.refused(safekeeper_id)
                 self._follow_campaign(now)
             elif self.primary is not None:
-                self._miss_foreigners(self.primary, now)
+                self._miss_foreigners(self.primary)
 
     def _bootstrapped_by(self, safekeeper_id: int, message: Bootstrapped) -> None:
         """0.9."""

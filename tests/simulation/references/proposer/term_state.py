@@ -25,13 +25,9 @@ from tests.simulation.references.acceptor.histories import folders_of
 from tests.simulation.references.proposer.ballots import can_commit, can_elect, committed, halves
 from tests.simulation.references.proposer.members import ReferenceMembers
 from tests.simulation.references.proposer.standbys import ReferenceStandbys
-from tests.simulation.references.proposer.term_members import Archive, Member
+from tests.simulation.references.proposer.term_members import Member
 from walproxy.proposer.actions import ReportStatus
 from walproxy.proposer.liveness import Timing
-
-# What a run may take otherwise (bends.py): 6.3, 6.6.
-READ_AHEAD_S = 0.1
-PULL_AGAIN_S = 30.0
 
 
 class TermState:
@@ -68,7 +64,8 @@ class TermState:
         self.truncate_lsn = 0
         self.streams = False
         self.reported: ReportStatus | None = None
-        self.archive = Archive()
+        # 9.2: the progress that safekeepers have reported as archivers, each with the archive.
+        self.archived: set[tuple[int, str]] = set()
         self.reads: dict[int, tuple[int, ReadRequest]] = {}
         self._request_ids: set[int] = set()
         self._standbys = standbys
@@ -79,7 +76,6 @@ class TermState:
         self.truncate_reached_lsn = 0
         self._before: dict[int, tuple[int, int]] = {}
         self._has_streamed = False
-        self._has_skipped = False
         self.append_generation: int | None = None  # Before `Reconfigure`, in the same event: 10.3.
         self.learnt: dict[Identity, int] = {}
 
@@ -140,10 +136,6 @@ class TermState:
         # Rounded as there: a difference of two such times may be less than the timeout at its very end.
         return now < max(answered_at, self._began_at) + self._timing.heartbeat_timeout_s
 
-    def is_young(self, now: float) -> bool:
-        """Whether votes still count as answers."""
-        return now - self._began_at < self._timing.heartbeat_timeout_s
-
     def is_confirmed(self, sequence: int, sent_again: Set[int]) -> bool:
         """7.12: a commit quorum that follows has answered a message of this number or a later one.
 
@@ -188,23 +180,6 @@ class TermState:
             settled_lsn=max(base_lsn, self.elected.settled_lsn),
         )
 
-    def is_waited_for(self, safekeeper_id: int) -> bool:
-        """6.3: whether commits wait for this very member."""
-        voters = self.voters()
-        if self.members[safekeeper_id].folder not in voters:
-            return False
-        others = [
-            folder
-            for folder, member in voters.items()
-            if member.follows and member.sent_lsn >= self.window_begin_lsn
-            if member is not self.members[safekeeper_id]
-        ]
-        return not self.commit_lsn or not can_commit(self.membership, others)
-
-    def may_fetch_for(self, safekeeper_id: int, now: float) -> bool:
-        """6.3: whether the rate of fetches for this member does not forbid the next one."""
-        return self.members[safekeeper_id].fetch_allowed_at <= now + READ_AHEAD_S or self.is_waited_for(safekeeper_id)
-
     def sources_for(self, safekeeper_id: int, lsn: int) -> dict[int, Member]:
         """6.1: the other members that have adopted the term and retain that byte."""
         return {
@@ -231,18 +206,6 @@ class TermState:
         self._before = {i: (m.last_begin_lsn, m.sent_lsn) for i, m in self.members.items()}
         self._has_streamed = self.streams
 
-    def begin_tick(self) -> None:
-        """Keep what a tick decides by, and changes."""
-        self._has_skipped = self.archive.was_named = False
-        for member in self.members.values():
-            member.waiting_before = member.waiting_since
-
-    def watch_archive(self, now: float) -> None:
-        """9.2: the time in which the archiver has all that there is does not count."""
-        archive = self.archive
-        if archive.archived_lsn + 2 * self.elected.segment_size > self.commit_lsn:
-            archive.moved_at[archive.archiver] = now
-
     def advance(self) -> None:
         """7.5: recompute commit_lsn, which never goes back."""
         self.commit_lsn = max(self.commit_lsn, self.counted_lsn())
@@ -265,8 +228,6 @@ class TermState:
             if any(read.begin_lsn == member.sent_lsn for _, read in self.reads.values()):
                 member.overtaken_lsn = member.sent_lsn
             member.sent_lsn = answer.write_lsn
-            member.pull_moved_at = now
-        member.waiting_since = None if answer.write_lsn == member.sent_lsn else now
         member.write_lsn, member.flush_lsn = answer.write_lsn, answer.flush_lsn
         member.answered_at, member.answered_sequence = now, answer.sequence
         member.has_readers = answer.has_readers
@@ -277,7 +238,7 @@ class TermState:
         self.advance()
         return True
 
-    def disconnected(self, safekeeper_id: int, now: float) -> None:
+    def disconnected(self, safekeeper_id: int) -> None:
         """7.7."""
         member = self.members.get(safekeeper_id)
         if member is None:
@@ -287,59 +248,25 @@ class TermState:
         member.is_connected = member.follows = False
         member.write_lsn = member.flush_lsn
         member.skips_to_lsn = 0
-        member.pull = member.waiting_since = None
-        if self.archive.reports.pop(safekeeper_id, None) is not None:
-            self.archive.gone_at[safekeeper_id] = now
+        member.pull = None
         self.reads = {number: read for number, read in self.reads.items() if read[0] != safekeeper_id}
 
-    def silent(self, now: float) -> list[int]:
-        """The waits: the members that have not answered for too long, or not confirmed the end of a pull."""
-        timeout_s = self._timing.response_timeout_s
-        return [
-            safekeeper_id
-            for safekeeper_id, member in self.members.items()
-            if (member.waiting_since is not None and now - member.waiting_since > timeout_s)
-            or (member.pull is not None and not member.pull.sources and now - member.pull_moved_at > timeout_s)
-        ]
-
-    def pull_ended(self, safekeeper_id: int, message: PullEnded, now: float) -> bool:
+    def pull_ended(self, safekeeper_id: int, message: PullEnded) -> bool:
         """6.6, 6.9."""
         member = self.members.get(safekeeper_id)
         if member is None or member.pull is None or message.request_id != member.pull.request_id:
             return False
-        if message.problem or member.pull_problem:
-            member.pull_allowed_at = now + PULL_AGAIN_S
-        member.pull = member.waiting_since = None
+        member.pull = None
         member.sent_lsn = member.write_lsn = message.write_lsn
         return True
 
-    def archive_reported(self, safekeeper_id: int, report: ArchiveReport, now: float) -> None:
+    def archive_reported(self, safekeeper_id: int, report: ArchiveReport) -> None:
         """9.1, 9.2."""
         member = self.members.get(safekeeper_id)
-        if member is None or not member.follows:
-            return
-        member.wal_begin_lsn = report.wal_begin_lsn
-        archive = self.archive
-        before = archive.heard.get(safekeeper_id)
-        if before is None:
-            archive.moved_at.setdefault(safekeeper_id, now)
-        elif before.archived_lsn != report.archived_lsn:
-            archive.moved_at[safekeeper_id] = now
-        if report.problem:
-            archive.problem_since.setdefault(safekeeper_id, now)
-        else:
-            archive.problem_since.pop(safekeeper_id, None)
-        archive.reports[safekeeper_id] = archive.heard[safekeeper_id] = report
-        self._take_progress(safekeeper_id)
-
-    def _take_progress(self, safekeeper_id: int) -> None:
-        archive = self.archive
-        report = archive.reports.get(safekeeper_id)
-        if safekeeper_id != archive.archiver or report is None or not report.is_archiver:
-            return
-        if report.archive_id and report.archive_id != archive.archive_id:
-            archive.archive_id, archive.archived_lsn = report.archive_id, 0
-        archive.archived_lsn = report.archived_lsn or archive.archived_lsn
+        if member is not None and member.follows:
+            member.wal_begin_lsn = report.wal_begin_lsn
+            if report.is_archiver:
+                self.archived.add((report.archived_lsn, report.archive_id))
 
     def is_unasked(self, source_id: int, message: ReadResponse) -> bool | None:
         """6.1, 6.2: whether these bytes are not those that this source was asked for: they break the protocol."""
@@ -354,30 +281,22 @@ class TermState:
         begins = {begin_lsn for m in self.members.values() if m.follows for begin_lsn in (m.sent_lsn, m.overtaken_lsn)}
         return None if request.begin_lsn in begins else False
 
-    def read_answered(self, source_id: int, message: ReadResponse, now: float) -> None:
+    def read_answered(self, source_id: int, message: ReadResponse) -> None:
         """6.1."""
         if self.reads.get(message.request_id, (0, None))[0] == source_id:
             del self.reads[message.request_id]
-            took_s = len(message.payload) / self._timing.catchup_bytes_per_s
-            for member in self.members.values():
-                if member.sent_lsn == message.begin_lsn:
-                    member.fetch_allowed_at = max(now, member.fetch_allowed_at) + took_s
 
-    def removed(self, safekeeper_id: int, now: float) -> None:
+    def removed(self, safekeeper_id: int) -> None:
         """10.11."""
-        self.disconnected(safekeeper_id, now)
+        self.disconnected(safekeeper_id)
         self.members.pop(safekeeper_id, None)
         self._regroup()
 
-    def range_refused(self, safekeeper_id: int, now: float) -> None:
+    def range_refused(self, safekeeper_id: int) -> None:
         """A member lacks what it was asked for, or does not adopt the term."""
         member = self.members.get(safekeeper_id)
         if member is not None and not member.follows:
             member.refuses = True
-        begins = {read.begin_lsn for source_id, read in self.reads.values() if source_id == safekeeper_id}
-        for member in self.members.values():
-            if not begins.isdisjoint((member.sent_lsn, member.overtaken_lsn)):
-                member.fetch_allowed_at = now + READ_AHEAD_S + self._timing.heartbeat_interval_s
         self.reads = {number: read for number, read in self.reads.items() if read[0] != safekeeper_id}
 
     def next_membership(self, truncate_lsn: int) -> Membership | None:
