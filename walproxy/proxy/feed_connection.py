@@ -49,7 +49,7 @@ TRANSITIONS: dict[FeedState, frozenset[FeedState]] = {
 _CLOSED = (FeedState.STOPPED, FeedState.REFUSED)
 
 
-class WalOwner(Protocol):
+class WalReceiver(Protocol):
     """The receiver of the requested WAL; called on the event loop."""
 
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: PageChecksums) -> None:
@@ -187,7 +187,7 @@ class RequestedWal:
     def __init__(
         self,
         request: StartReplication,
-        owner: WalOwner,
+        owner: WalReceiver,
         connection: FeedConnection,
         checksums: PageChecksums | None,
         link_check: LinkCheck | None,

@@ -36,7 +36,7 @@ from walproxy.postgres.slot_holder import SlotHolder
 from walproxy.postgres.walreceiver import ReplicationConnection
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
-from walproxy.proxy.feed_connection import FeedConnection, FeedState, OpenCopy, RequestedWal, WalOwner
+from walproxy.proxy.feed_connection import FeedConnection, FeedState, OpenCopy, RequestedWal, WalReceiver
 from walproxy.proxy.feed_slot import FeedSlot, SlotOwner
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ FEEDBACK_INTERVAL_S = 10.0
 UNCHANGED_REPLY_INTERVAL_S = 0.1
 
 
-class FeedOwner(WalOwner, SlotOwner, Protocol):
+class FeedOwner(WalReceiver, SlotOwner, Protocol):
     """The owner of a feed; called on the event loop."""
 
     def primary_identified(self, identity: PrimaryIdentity) -> None:
