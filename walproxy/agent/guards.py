@@ -16,7 +16,11 @@ _FENCE_TIMEOUT_S = 60.0
 
 
 class Guards:
-    """The guards of one agent. Each method does nothing for a guard that is not configured."""
+    """The guards of one agent. Each method does nothing for a guard that is not configured.
+
+    Attributes:
+        limit_s: how long `require` may last.
+    """
 
     def __init__(self, config: AgentConfig, activity: Activity) -> None:
         self._watchdog: Watchdog | None = None
@@ -25,6 +29,9 @@ class Guards:
         self._lease = _lease_guard(config)
         self._fence_command = config.fence_command
         self._activity = activity
+        self.limit_s = _FENCE_TIMEOUT_S if self._fence_command else 0.0
+        if self._lease is not None:
+            self.limit_s += self._lease.wait_s
 
     def probe(self) -> None:
         """Check that the lease can be used (blocking). Raises ConfigurationError."""
