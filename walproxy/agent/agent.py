@@ -248,6 +248,7 @@ class Agent:
             url=f"{scheme}://{config.http_listen._replace(host=host)}",
             state=look.state.value,
             system_id=look.system_id,
+            server_version=look.server_version,
             tli=look.tli,
             written_lsn=look.written_lsn,
             received_lsn=look.received_lsn,

@@ -142,6 +142,8 @@ async def test_a_command_that_may_not_be_killed_is_not_waited_for(
     finally:
         for group in groups:
             killpg(group, signal.SIGKILL)
+        # The loop waits for its children, and must have done that before it is closed.
+        await until(lambda: not any(Path("/proc", str(group)).exists() for group in groups))
 
 
 # The old primary is brought to rest over SQL.
