@@ -150,7 +150,7 @@ def test_one_file_without_options_runs_and_operates_three_agents(machines: Machi
     assert machines.run("pg1", *psql, "CREATE TABLE t AS SELECT 1 AS n").returncode == 0
     for name in SERVERS:
         assert "quorum 2 of 3" in machines.typed(name, "walproxy status")
-        assert machines.typed(name, "walproxy check").startswith("OK")
+        assert machines.typed(name, "walproxy check").startswith("WALPROXY OK - ")
         machines.typed(name, "walproxy limbo")
         assert "primary" in machines.typed(name, "walproxy events")
         assert len(json.loads(machines.typed(name, "walproxy members list --json"))["safekeepers"]) == len(SAFEKEEPERS)
@@ -170,4 +170,4 @@ def test_one_file_without_options_runs_and_operates_three_agents(machines: Machi
     machines.typed("pg1", "walproxy switchover --to pg1 --yes")
     assert machines.cluster("pg3")["leader"] == "pg1"
     assert machines.run("pg1", *psql, "SELECT n FROM t ORDER BY n").stdout.split() == ["1", "2"]
-    assert machines.typed("pg1", "walproxy check").startswith("OK")
+    assert machines.typed("pg1", "walproxy check").startswith("WALPROXY OK - ")

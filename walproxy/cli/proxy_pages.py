@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from safekeeper.base.cluster_file import ClusterFile, is_host
-from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.settings import (
     Address,
     Given,
@@ -29,7 +29,7 @@ from safekeeper.process.credential_files import http_password
 from walproxy.agent.config import AgentConfig
 from walproxy.cli.configuration import AGENT, PROXY, address_of, open_cluster_file
 from walproxy.proxy.config import DEFAULT_HTTP, ENVIRONMENT_PREFIX
-from walproxy.proxy.status_client import Access, NoAnswer
+from walproxy.proxy.status_client import Access, NoAnswer, fetch_status
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
@@ -50,20 +50,21 @@ class ProxyPages(NamedTuple):
     """Where the pages of the proxy are, and what a client needs for them.
 
     Attributes:
-        urls: of its HTTP listener; with agents, one for each server: the proxy runs beside the primary.
+        urls: of its HTTP listener; with agents, one for each server: beside a standby a proxy waits.
     """
 
     urls: tuple[str, ...]
     access: Access
 
     def fetch(self, fetch: Callable[[str, Access], _Result]) -> _Result:
-        """Return what `fetch` returns for the first URL that replies.
+        """Return what `fetch` returns for the proxy that streams, or else for the first URL that replies.
 
         Raises:
             NoAnswer: none does.
         """
         problems = []
-        for url in self.urls:
+        streaming = self._streaming() if len(self.urls) > 1 else None
+        for url in sorted(self.urls, key=lambda each: each != streaming):
             try:
                 return fetch(url, self.access)
             except NoAnswer as error:
@@ -71,6 +72,15 @@ class ProxyPages(NamedTuple):
         if len(problems) == 1:
             raise NoAnswer(problems[0])
         raise NoAnswer(f"no reply from a proxy: {'; '.join(problems)}")
+
+    def _streaming(self) -> str | None:
+        for url in self.urls:
+            try:
+                if fetch_status(url, self.access).state == "streaming":
+                    return url
+            except WalproxyError:
+                continue  # `fetch` reports it, if no proxy streams.
+        return None
 
 
 url_option = click.option(

@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.settings import Address
 from safekeeper.process.config import load_config
+from tests.unit.proxy.statuses import status
 from walproxy.cli import configuration
 from walproxy.cli.configuration import load_agent, load_connection, load_proxy
 from walproxy.cli.proxy_pages import ProxyPages, proxy_pages
 from walproxy.proxy.config import ConnectionConfig, MembersConfig
 from walproxy.proxy.status_client import NO_ACCESS, Access, NoAnswer
+from walproxy.proxy.status_fields import ProxyStatus
 
 SAFEKEEPERS = ((1, Address("sk1", 5454)), (2, Address("sk2", 5454)), (3, Address("sk3", 5454)))
 # Three servers with agents and three safekeepers: what the guide shows.
@@ -166,6 +168,20 @@ def test_without_a_file_everything_is_as_before(monkeypatch: pytest.MonkeyPatch)
         load_connection(MembersConfig, {}, None)
     monkeypatch.setattr(configuration.os, "environ", {"WALPROXY_SAFEKEEPERS": "1=sk1:5454"})
     assert load_connection(MembersConfig, {}, None).safekeepers == SAFEKEEPERS[:1]
+
+
+@pytest.mark.parametrize("streaming, shown", [("b", "b"), (None, "a")])
+def test_the_proxy_that_streams_is_shown_rather_than_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch, streaming: str | None, shown: str
+) -> None:
+    def state(url: str, access: Access) -> ProxyStatus:
+        if url == "c":
+            raise WalproxyError("it is not the status of a walproxy")
+        return status(state="streaming" if url == streaming else "waiting_for_primary")
+
+    monkeypatch.setattr("walproxy.cli.proxy_pages.fetch_status", state)
+    assert ProxyPages(("c", "a", "b"), NO_ACCESS).fetch(lambda url, _: url) == (shown if streaming else "c")
+    assert ProxyPages(("a", "b"), NO_ACCESS).fetch(lambda url, _: url) == shown
 
 
 def test_the_first_proxy_that_replies_is_shown() -> None:
