@@ -18,9 +18,10 @@ A program reads the sections that it knows (`Role`), and nothing that is not one
 it runs on is an option (--id, --name), or else the host's name: the section has it as its name, or in its address.
 """
 
+import ipaddress
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ SHARED_KEYS = (
 """The keys that can stand at the top."""
 
 _ADDRESS = "address"
+_HTTP_HOSTS = "http_hosts"
+_MACHINES = ("safekeepers", "servers")
 _LINE = re.compile(r"\(at line (\d+), ")
 _SECTION_LINE = re.compile(r"\s*\[([^\[\]]+)\]")
 
@@ -154,13 +157,20 @@ class ClusterFile:
         return here[0]
 
     def values(self, role: Role, machine: str | None = None) -> dict[str, Given]:
-        """Return what the file has for a role: by option, the place and the value as written."""
+        """Return what the file has for a role: by option, the place and the value as written.
+
+        Without `http_hosts` these are the names of the cluster's hosts: commands read the pages of each other's machines.
+        """
         found: dict[str, Given] = {}
         keys = role.names()
         for place, section in self._sections(role, machine):
             for name in keys:
                 if name in section:
                     found[name] = Given(f"{self.path}: {place}{name}", section[name])
+        if _HTTP_HOSTS in keys and _HTTP_HOSTS not in found:
+            names = _names_of_hosts(place for table in _MACHINES for place in self.addresses(table).values())
+            if names:
+                found[_HTTP_HOSTS] = Given(f"{self.path}: {' and '.join(_MACHINES)}", sorted(names))
         return found
 
     def _sections(self, role: Role, machine: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -216,6 +226,17 @@ def is_host(name: str, host_name: str) -> bool:
     """Return whether a name is that of a host, with or without its domain."""
     name, host_name = (each.lower().removesuffix(".") for each in (name, host_name))
     return name == host_name or name == host_name.partition(".")[0] or name.partition(".")[0] == host_name
+
+
+def _names_of_hosts(places: Iterable[Address]) -> set[str]:
+    """Return the hosts of addresses that are names, and not IP addresses."""
+    found = set()
+    for place in places:
+        try:
+            ipaddress.ip_address(place.host)
+        except ValueError:
+            found.add(place.host)
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

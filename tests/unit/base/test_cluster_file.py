@@ -46,6 +46,18 @@ def cluster(tmp_path: Path) -> ClusterFile:
     return written(tmp_path, CLUSTER)
 
 
+def test_the_names_of_the_machines_are_served_by_http_unless_others_are_listed(tmp_path: Path) -> None:
+    assert written(tmp_path, CLUSTER).values(AGENT, "pg1")["http_hosts"].value == [
+        "db1",
+        "db2",
+        "sk1",
+        "sk2.example.org",
+    ]
+    listed = written(tmp_path, 'http_hosts = "metrics"\n' + CLUSTER)
+    assert listed.values(AGENT, "pg1")["http_hosts"].value == "metrics"
+    assert "http_hosts" not in written(tmp_path, '[safekeepers]\n1 = "10.0.0.1:5454"\n').values(PROXY)
+
+
 def test_a_machine_overrides_its_program_and_that_the_top(cluster: ClusterFile) -> None:
     found = {name: given.value for name, given in cluster.values(SAFEKEEPER, "3").items()}
     assert found == {
@@ -53,6 +65,7 @@ def test_a_machine_overrides_its_program_and_that_the_top(cluster: ClusterFile) 
         "log_level": "info",
         "data_dir": "/var/lib/safekeeper",
         "wal_limit": "200GiB",
+        "http_hosts": ["db1", "db2", "sk1", "sk2.example.org"],
     }
     others = {name: given.value for name, given in cluster.values(SAFEKEEPER, "1").items()}
     assert (others["wal_limit"], others["log_level"]) == ("100GiB", "debug")
