@@ -159,7 +159,7 @@ class ClusterFile:
     def values(self, role: Role, machine: str | None = None) -> dict[str, Given]:
         """Return what the file has for a role: by option, the place and the value as written.
 
-        Without `http_hosts` these are the names of the cluster's hosts: commands read the pages of each other's machines.
+        Without `http_hosts` these are the names of the hosts: commands read the pages of other machines.
         """
         found: dict[str, Given] = {}
         keys = role.names()

@@ -135,8 +135,8 @@ def networks_option(help: str) -> Any:
 def http_hosts_option() -> Any:
     """Declare the key for the names of the HTTP listener's host."""
     return key(
-        "Host names for which HTTP is served, separated by commas, besides IP addresses and localhost; by default those "
-        "of [servers] and [safekeepers]",
+        "Host names for which HTTP is served, separated by commas, besides IP addresses and localhost; by "
+        "default those of [servers] and [safekeepers]",
         parse=host_names,
         default="",
         metavar="NAME,...",

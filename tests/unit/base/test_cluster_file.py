@@ -79,7 +79,7 @@ def test_each_value_names_its_place(cluster: ClusterFile) -> None:
 
 
 def test_a_program_reads_only_what_it_has_a_use_for(cluster: ClusterFile) -> None:
-    assert cluster.values(PROXY).keys() == {"secret_file", "log_level"}
+    assert cluster.values(PROXY).keys() == {"secret_file", "log_level", "http_hosts"}
     agent = {name: given.value for name, given in cluster.values(AGENT, "pg1").items()}
     assert (agent["address"], agent["dead_after"]) == ("db1:5432", 3)
 
