@@ -32,9 +32,12 @@ from walproxy.proposer.apply_rule import ApplyRule, parse_apply_rule
 from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
+from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.primary_refusals import PrimaryRefusals
 from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.refusals import Refusals
 from walproxy.proposer.roster import Roster
 from walproxy.proposer.standbys import Standbys
 
@@ -58,6 +61,12 @@ def _reports_what_it_has(standbys: Standbys, commit_lsn: int) -> int:
 
 def _nothing(*arguments: Any) -> None:
     """Leave out what is due."""
+
+
+def _refuses_each_host(proposer: Proposer, primary: PrimaryIdentity, now: float) -> bool:
+    if proposer.config.several_primaries:
+        proposer._refuse_primary("it is refused", now)
+    return proposer.config.several_primaries
 
 
 def _always(*arguments: Any) -> bool:
@@ -123,6 +132,8 @@ def test_a_wrong_decision_is_found_by_random_answers(
     ("holder", "name", "wrong", "found"),
     [
         (Roster, "are_greeted_together", _always, "0.2: a bootstrap by greetings of several times"),
+        (PrimaryRefusals, "_is_refused_again", _refuses_each_host, "4.10: no election has refused the host"),
+        (Refusals, "may_be_repeated", _always, "0.2: safekeepers are greeted again for no reason"),
         (Leadership, "report_apply", _reports_again, "7.6: reports .* again"),
         (PrimaryStream, "require_open", _nothing, "WAL of a COPY that is not open is not sound, and is not found"),
     ],

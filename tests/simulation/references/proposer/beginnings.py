@@ -42,7 +42,7 @@ class Beginnings(ReferenceRun):
             return
         if asks and self._has(RefusePrimary) and is_refused:
             # In one tick: without that primary a tail term is wanted at once.
-            self._refuse_primary()
+            self._refuse_again(primary)
             self._begin_tail()
         elif asks:
             self._begin_campaign(primary)
@@ -52,11 +52,11 @@ class Beginnings(ReferenceRun):
             self._require_misfit()
             self._finish(ConfigurationError)
         elif is_refused:
-            self._refuse_primary()
+            self._refuse_again(primary)
         elif len(self._sent(ProposerGreeting)) > sum(is_greeting(action) for action in self._expected):
             is_first = bool(primary.slot) and not self._greeted_since_slot
             is_of_several_times = self._may_bootstrap(primary) and not self.roster.greeted_of_one_time
-            is_for_host = self.config.several_primaries and self.roster.cluster() is not None  # 4.10
+            is_for_host = primary.host in self._refused_hosts and self.roster.cluster() is not None  # 4.10
             expect(is_first or is_of_several_times or is_for_host, "0.2: safekeepers are greeted again for no reason")
             self._greeted_since_slot = self._greeted_since_slot or not (is_of_several_times or is_for_host)
             self.roster.forget_greetings()
@@ -66,6 +66,11 @@ class Beginnings(ReferenceRun):
         """0.2, but for the times of the greetings and the cluster id."""
         is_empty = all(peer.is_empty and not peer.is_missing for peer in self.roster.peers.values())
         return is_empty and (self.config.bootstrap or not primary.slot)
+
+    def _refuse_again(self, primary: PrimaryIdentity) -> None:
+        """4.10: without a vote, a host that an election has refused."""
+        expect(primary.host in self._refused_hosts, "4.10: no election has refused the host {!r}", primary.host)
+        self._refuse_primary()
 
     def _is_refused_already(self) -> bool:
         return any(isinstance(action, RefusePrimary) for action in self._expected)

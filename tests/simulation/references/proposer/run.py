@@ -44,6 +44,7 @@ class ReferenceRun:
         self._bootstrapped: set[int] = set()
         self._probe: int | None = None
         self._greeted_since_slot = False
+        self._refused_hosts: set[str] = set()  # 4.10: by elections of this run, after the votes
         self._members_told_of: frozenset[Identity] = frozenset()
         # Of the present event.
         self._actions: list[Action] = []
@@ -160,6 +161,9 @@ class ReferenceRun:
         if not self.config.several_primaries:
             self._finish(PrimaryRefused)
             return
+        campaign = self.campaign
+        if campaign is not None and campaign.phase is Phase.VERIFYING and campaign.primary is not None:
+            self._refused_hosts.add(campaign.primary.host)
         self._expected.append(RefusePrimary(""))
         self._part()
         if self.campaign is not None or self._bootstrap is not None:

@@ -144,10 +144,11 @@ class ReferenceTerm(TermState):
         """6.6: what a member may pull, and from which others. A request without sources ends a pull."""
         member = self._follower(safekeeper_id)
         expect(request.leader_id == self.leader_id, "6.6: another LeaderId")
-        expect(
-            (member.pull is None) == bool(request.sources), "6.6: a pull is begun twice, or ended that was not begun"
-        )
-        if request.sources:
+        if not request.sources:
+            is_pulling = member.pull is not None and bool(member.pull.sources)
+            expect(is_pulling, "6.6: a pull is ended that was not begun, or twice")
+        else:
+            expect(member.pull is None, "6.6: a pull is begun before the last one has ended")
             sources = self.sources_for(safekeeper_id, member.sent_lsn)
             expect(member.sent_lsn < request.end_lsn <= self.commit_lsn, "6.6: a pull goes beyond commit_lsn")
             expect({s.safekeeper_id for s in request.sources} <= sources.keys(), "6.6: a source lacks the WAL")
