@@ -265,6 +265,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             is_lower = is_lower and status.write_lsn < told.write_lsn
             expect(is_lower, "7.6: does not report {} after {}", status, told)
         term.require_told()
+        term.require_assignment()
         if event in ("wal_received", "tick"):
             gone = {action.safekeeper_id for action in self._actions if isinstance(action, Disconnect)}
             term.require_wal(term.members.keys() - gone - self._silent)
