@@ -45,7 +45,14 @@ TermHistory = tuple[HistoryEntry, ...]
 def listed_terms(history: TermHistory) -> list[HistoryTerm]:
     """Return a history as /status has it."""
     return [
-        HistoryTerm(**msgspec.structs.asdict(entry) | {"start_lsn": format_lsn(entry.start_lsn)}) for entry in history
+        HistoryTerm(
+            term=entry.term,
+            start_lsn=format_lsn(entry.start_lsn),
+            tli=entry.tli,
+            gives_up=entry.gives_up,
+            floor=entry.floor,
+        )
+        for entry in history
     ]
 
 

@@ -65,10 +65,11 @@ def check_control(message: Any) -> None:
         RemoteProtocolError: see above.
     """
     kind: Any = type(message)
-    for (field, check, may_be_empty), value in zip(_plan_of(kind), msgspec.structs.astuple(message), strict=True):
+    fields = zip(_plan_of(kind), msgspec.structs.astuple(message), strict=True)
+    for (field, check, has_numbers, may_be_empty), value in fields:
         try:
             if value is not None:
-                if type(value) is not str:
+                if has_numbers and type(value) is not str:
                     _check_numbers(value)
                 if check is not None:
                     check(value)
@@ -83,10 +84,13 @@ def check_control(message: Any) -> None:
 
 
 @cache
-def _plan_of(kind: Any) -> tuple[tuple[str, Callable[[Any], None] | None, bool], ...]:
-    """Return the fields of a kind of message: name, check, and whether it may be empty."""
+def _plan_of(kind: Any) -> tuple[tuple[str, Callable[[Any], None] | None, bool, bool], ...]:
+    """Return the fields of a kind of message: name, check, whether it has numbers left to check, and may be empty."""
     never_empty = _NEVER_EMPTY.get(kind, ())
-    return tuple((field, _CHECKS.get(field), field not in never_empty) for field in kind.__struct_fields__)
+    return tuple(
+        (field, _CHECKS.get(field), field not in _WITH_NUMBERS_CHECKED, field not in never_empty)
+        for field in kind.__struct_fields__
+    )
 
 
 def _check_numbers(value: Any) -> None:
@@ -173,8 +177,13 @@ def _check_standbys(standbys: tuple[Standby, ...]) -> None:
     if len(standbys) > STANDBYS_MAX:
         raise RemoteProtocolError(f"{len(standbys)} standbys are more than the maximum of {STANDBYS_MAX}")
     for standby in standbys:
-        if len(standby.name.encode()) > STANDBY_NAME_BYTES_MAX or not standby.name.isprintable():
-            raise RemoteProtocolError(f"{standby.name[:64]!r} cannot be the name of a standby")
+        name = standby.name
+        # Of numbers that are all within 64 bits, and of no others, `|` is, too.
+        numbers = standby.write_lsn | standby.flush_lsn | standby.apply_lsn | standby.xmin | standby.catalog_xmin
+        if not 0 <= numbers <= LSN_MAX:
+            _check_numbers(standby)
+        if len(name.encode()) > STANDBY_NAME_BYTES_MAX or not name.isprintable():
+            raise RemoteProtocolError(f"{name[:64]!r} cannot be the name of a standby")
 
 
 def _check_sources(sources: tuple[PullSource, ...]) -> None:
@@ -302,6 +311,8 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "settings": _check_agent_settings,
     "events": _check_events,
 }
+# The checks of these fields include their numbers: standbys report often.
+_WITH_NUMBERS_CHECKED = ("standbys",)
 _WITH_RANGES = (ReadRequest, DigestRequest, PeerRead)
 _NEVER_EMPTY: dict[type, tuple[str, ...]] = {
     AgentExchange: ("cluster_id",),

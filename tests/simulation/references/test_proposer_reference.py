@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from safekeeper.consensus.membership import Identity
-from safekeeper.consensus.messages import ProposerMessage
+from safekeeper.consensus.messages import ArchiveReport, ProposerMessage
 from tests.simulation.checks.violation import Violation
 from tests.simulation.lone import acceptor as lone_acceptor
 from tests.simulation.lone import drawn_apply_rules
@@ -28,13 +28,19 @@ from tests.simulation.seeds.runner import Failure, Task, attempt, has_real_proxi
 from tests.simulation.world.world import SimulationFailed, small_frames
 from walproxy.proposer import actions as actions_module
 from walproxy.proposer import campaign as campaign_module
+from walproxy.proposer import refusals as refusals_module
 from walproxy.proposer.apply_rule import ApplyRule, parse_apply_rule
+from walproxy.proposer.archiving import Archiving
 from walproxy.proposer.campaign import Campaign
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.phase import Phase
+from walproxy.proposer.primary import PrimaryIdentity
+from walproxy.proposer.primary_refusals import PrimaryRefusals
 from walproxy.proposer.primary_stream import PrimaryStream
 from walproxy.proposer.progress import Progress
 from walproxy.proposer.proposer import Proposer
+from walproxy.proposer.refusals import Refusals
+from walproxy.proposer.replication import Replication
 from walproxy.proposer.roster import Roster
 from walproxy.proposer.standbys import Standbys
 
@@ -58,6 +64,23 @@ def _reports_what_it_has(standbys: Standbys, commit_lsn: int) -> int:
 
 def _nothing(*arguments: Any) -> None:
     """Leave out what is due."""
+
+
+def _refuses_each_host(proposer: Proposer, primary: PrimaryIdentity, now: float) -> bool:
+    if proposer.config.several_primaries:
+        proposer._refuse_primary("it is refused", now)
+    return proposer.config.several_primaries
+
+
+def _forgets_no_archive(archiving: Archiving, report: ArchiveReport) -> None:
+    archiving.archive_id = report.archive_id or archiving.archive_id
+    archiving.archived_lsn = report.archived_lsn or archiving.archived_lsn
+
+
+def _with_its_own_number(term: Replication, safekeeper_id: int, progress: Progress, problem: str, now: float) -> None:
+    assert progress.pull is not None
+    progress.pull = progress.pull._replace(moved_at=now, is_ending=True, problem=problem)
+    term._send_pull(safekeeper_id, progress, ())
 
 
 def _always(*arguments: Any) -> bool:
@@ -107,6 +130,9 @@ def test_a_wrong_decision_is_found_in_a_cluster(
         (Campaign, "_note_won", _nothing),
         (Leadership, "is_told", _is_sent_whatever_folder_it_has),
         (Progress, "of", _of_any_folder),
+        (Archiving, "_take", _forgets_no_archive),
+        (Replication, "_stop_pull", _with_its_own_number),
+        (refusals_module, "_is_unchanged", _always),
     ],
 )
 def test_a_wrong_decision_is_found_by_random_answers(
@@ -123,6 +149,9 @@ def test_a_wrong_decision_is_found_by_random_answers(
     ("holder", "name", "wrong", "found"),
     [
         (Roster, "are_greeted_together", _always, "0.2: a bootstrap by greetings of several times"),
+        (PrimaryRefusals, "_is_refused_again", _refuses_each_host, "4.10: the host .* is refused without a vote"),
+        (Refusals, "may_be_repeated", _always, "4.10: safekeepers are greeted again for no reason"),
+        (Leadership, "_send_archive_assignments", _nothing, "9.2: safekeeper . was not sent ArchiveAssignment"),
         (Leadership, "report_apply", _reports_again, "7.6: reports .* again"),
         (PrimaryStream, "require_open", _nothing, "WAL of a COPY that is not open is not sound, and is not found"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from safekeeper.base.errors import RemoteProtocolError
+from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     AppendResponse,
@@ -138,3 +138,17 @@ def test_a_write_position_that_goes_back_in_an_answer_is_reported_with_the_next_
     table.acks(2, START + 60, flush_lsn=START + 50)
     table.acks(1, START + 100, flush_lsn=START + 55)
     assert [(report.write_lsn, report.flush_lsn) for report in table.reports()] == [(START + 60, START + 50)]
+
+
+def test_after_an_answer_the_positions_of_its_member_are_checked_and_those_of_the_quorum() -> None:
+    table = Table()
+    table.receives(START + 100)
+    table.acks(2, START + 100)
+    leadership = table.leadership
+    leadership.check_answer(leadership.members[2])
+    progress = in_state(table, 2, sent_lsn=START + 99)
+    with pytest.raises(InvariantViolation, match="a member cannot be streaming with"):
+        leadership.check_answer(progress)
+    leadership.truncate_lsn = leadership.commit_lsn + 1
+    with pytest.raises(InvariantViolation, match="are not in order"):
+        leadership.check_answer(leadership.members[1])

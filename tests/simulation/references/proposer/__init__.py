@@ -13,6 +13,8 @@ campaign.py      an attempt to win a term (steps 2 to 4, 12, 13)
 term.py          a term that is led: what is sent (steps 5 to 7, 9); term_state.py, term_members.py: what was
                  sent and answered
 ballots.py       formulas: quorums, the donor, M, the history, where a term begins (steps 4 and 5)
+refused_hosts.py hosts that are refused again without a vote (4.10)
+archive.py       what the archiver has reported (9.2)
 roster.py        what greetings say, and what a run keeps (steps 0, 1, 11)
 standbys.py      what standbys have replayed (7.6, 7.14)
 actions.py       how actions are compared

@@ -42,7 +42,7 @@ class Beginnings(ReferenceRun):
             return
         if asks and self._has(RefusePrimary) and is_refused:
             # In one tick: without that primary a tail term is wanted at once.
-            self._refuse_primary()
+            self._refuse_again(primary)
             self._begin_tail()
         elif asks:
             self._begin_campaign(primary)
@@ -52,20 +52,38 @@ class Beginnings(ReferenceRun):
             self._require_misfit()
             self._finish(ConfigurationError)
         elif is_refused:
-            self._refuse_primary()
+            self._refuse_again(primary)
         elif len(self._sent(ProposerGreeting)) > sum(is_greeting(action) for action in self._expected):
-            is_first = bool(primary.slot) and not self._greeted_since_slot
-            is_of_several_times = self._may_bootstrap(primary) and not self.roster.greeted_of_one_time
-            is_for_host = self.config.several_primaries and self.roster.cluster() is not None  # 4.10
-            expect(is_first or is_of_several_times or is_for_host, "0.2: safekeepers are greeted again for no reason")
-            self._greeted_since_slot = self._greeted_since_slot or not (is_of_several_times or is_for_host)
-            self.roster.forget_greetings()
-            self._greet_all()
+            self._greet_again(primary)
+
+    def _greet_again(self, primary: PrimaryIdentity) -> None:
+        """0.2, 4.10: the greetings may be out of date."""
+        if self.roster.cluster() is not None:
+            is_due = self._refused_hosts.is_suspect(primary, self._now) and not self._greeted_for_host
+            expect(is_due, "4.10: safekeepers are greeted again for no reason")
+            self._greeted_for_host = True
+        elif self._may_bootstrap(primary):
+            expect(not self.roster.greeted_of_one_time, "0.2: safekeepers are greeted again for no reason")
+        else:
+            is_due = self._are_all_empty() and not self._greeted_since_slot
+            expect(is_due, "0.2: safekeepers are greeted again for no reason")
+            self._greeted_since_slot = True
+        self.roster.forget_greetings()
+        self._greet_all()
+
+    def _are_all_empty(self) -> bool:
+        """0.2, but for the cluster id."""
+        return all(peer.is_empty and not peer.is_missing for peer in self.roster.peers.values())
 
     def _may_bootstrap(self, primary: PrimaryIdentity) -> bool:
         """0.2, but for the times of the greetings and the cluster id."""
-        is_empty = all(peer.is_empty and not peer.is_missing for peer in self.roster.peers.values())
-        return is_empty and (self.config.bootstrap or not primary.slot)
+        return self._are_all_empty() and (self.config.bootstrap or not primary.slot)
+
+    def _refuse_again(self, primary: PrimaryIdentity) -> None:
+        """4.10: without a vote."""
+        is_due = self._refused_hosts.is_refused_again(primary, self.roster, self._now) and self._greeted_for_host
+        expect(is_due, "4.10: the host {!r} is refused without a vote", primary.host)
+        self._refuse_primary()
 
     def _is_refused_already(self) -> bool:
         return any(isinstance(action, RefusePrimary) for action in self._expected)
@@ -77,6 +95,10 @@ class Beginnings(ReferenceRun):
             raise Differs("2.1: an attempt begins without a quorum of greetings")
         listed = {folder[0] for folder in folders_of(cluster.membership)} <= self.roster.peers.keys()
         expect(listed, "0.12: an attempt begins with a list that lacks a member")
+        is_greeted = self._greeted_for_host or not self._refused_hosts.is_suspect(primary, self._now)
+        expect(is_greeted, "4.10: an attempt begins with the host {!r} before all greet again", primary.host)
+        is_refused = self._refused_hosts.is_refused_again(primary, self.roster, self._now)
+        expect(not is_refused, "4.10: an attempt begins with the host {!r}, which is refused again", primary.host)
         self._begin(cluster, primary)
 
     def _begin(self, cluster: Cluster, primary: PrimaryIdentity | None) -> None:
@@ -109,7 +131,7 @@ class Beginnings(ReferenceRun):
         """0.1 to 0.4."""
         peers = self.roster.peers
         expect(self.roster.cluster() is None, "0.1: a bootstrap although a cluster has a quorum")
-        expect(all(peer.is_empty and not peer.is_missing for peer in peers.values()), "0.2: not all are empty")
+        expect(self._are_all_empty(), "0.2: not all are empty")
         expect(self.config.bootstrap or not primary.slot, "0.2: a bootstrap although there is a slot")
         expect(self.roster.greeted_of_one_time, "0.2: a bootstrap by greetings of several times")
         addresses = self.config.addresses

@@ -46,12 +46,12 @@ NOT_MODELLED = {
     "Note": "what is logged; that a term is won or lost is compared",
     "error": "the wording of errors and of the reasons of actions; their kind is compared",
     "waits": "when an attempt begins or is given up, when a heartbeat is sent, who is disconnected for silence",
-    "refusals": "4.10, which hosts are refused without a vote",
     "fetches": "6.3, when WAL below the window is fetched, and at which rate",
     "pulls": "6.6, when a pull begins and ends, its rate, and which sources come first",
     "archiver": "9.2, which safekeeper archives",
     "folders": "11.3, when the members' folders are reported; what is reported is compared",
     "shown": "what status pages read",
+    "read": "of what the shell acts on: hot_standby_feedback, knows_a_cluster, is_first_start, is_steady",
     "redirect": "10.11, the addresses by which a member is dialled, and which of two is tried next",
     "cluster_id": "0.3, the digest of a bootstrap",
     "log_tail": "4.7, the tail of the log: synthetic WAL has none",
@@ -161,7 +161,8 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         self._standbys.rule = rule
 
     def forget_refusals(self) -> None:
-        """4.10: which hosts are refused without a vote is not modelled."""
+        """4.10."""
+        self._refused_hosts.forget()
 
     def quorum_end_lsn(self) -> int:
         """Return what a quorum has, as far as known."""
@@ -264,6 +265,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             is_lower = is_lower and status.write_lsn < told.write_lsn
             expect(is_lower, "7.6: does not report {} after {}", status, told)
         term.require_told()
+        term.require_assignment()
         if event in ("wal_received", "tick"):
             gone = {action.safekeeper_id for action in self._actions if isinstance(action, Disconnect)}
             term.require_wal(term.members.keys() - gone - self._silent)

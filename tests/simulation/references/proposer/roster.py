@@ -14,7 +14,7 @@ from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import AcceptorGreeting, Bootstrap, RefusalCode
 from tests.simulation.references.acceptor.histories import folders_of, key
-from tests.simulation.references.proposer.ballots import can_elect
+from tests.simulation.references.proposer.ballots import can_elect, halves
 from walproxy.proposer.actions import StartReplication
 from walproxy.proposer.primary import PrimaryIdentity
 
@@ -37,6 +37,14 @@ class Cluster(NamedTuple):
         if self.id == other.id:
             return key(self.membership) > key(other.membership)
         return self.membership.generation > other.membership.generation
+
+    def is_same(self, other: "Cluster") -> bool:
+        """4.10: the same members and quorums, under whichever leader, and at whichever addresses."""
+        return self._identifying() == other._identifying()
+
+    def _identifying(self) -> tuple[object, ...]:
+        each = self.membership
+        return self.id, each.generation, halves(each), each.quorum_sizes, each.new_quorum_sizes
 
     def bootstrap(self, server: PrimaryIdentity | AcceptorGreeting) -> Bootstrap:
         """0.4, 0.9."""

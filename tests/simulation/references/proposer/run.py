@@ -11,6 +11,7 @@ from safekeeper.consensus.membership import Identity, Membership
 from safekeeper.consensus.messages import PROTOCOL_VERSION, Bootstrap, ProposerGreeting, RefusalCode
 from tests.simulation.references.proposer.actions import event_of, expect
 from tests.simulation.references.proposer.campaign import ReferenceCampaign
+from tests.simulation.references.proposer.refused_hosts import RefusedHosts
 from tests.simulation.references.proposer.roster import Known, ReferenceRoster, Stream
 from tests.simulation.references.proposer.standbys import ReferenceStandbys
 from tests.simulation.references.proposer.term import ReferenceTerm
@@ -44,6 +45,8 @@ class ReferenceRun:
         self._bootstrapped: set[int] = set()
         self._probe: int | None = None
         self._greeted_since_slot = False
+        self._refused_hosts = RefusedHosts(config.timing)
+        self._greeted_for_host = False  # 4.10: since the primary was identified
         self._members_told_of: frozenset[Identity] = frozenset()
         # Of the present event.
         self._actions: list[Action] = []
@@ -160,6 +163,9 @@ class ReferenceRun:
         if not self.config.several_primaries:
             self._finish(PrimaryRefused)
             return
+        campaign = self.campaign
+        if campaign is not None and campaign.phase is Phase.VERIFYING and campaign.primary is not None:
+            self._refused_hosts.refused_by(campaign, self._now)
         self._expected.append(RefusePrimary(""))
         self._part()
         if self.campaign is not None or self._bootstrap is not None:

@@ -144,21 +144,26 @@ class ReferenceTerm(TermState):
         """6.6: what a member may pull, and from which others. A request without sources ends a pull."""
         member = self._follower(safekeeper_id)
         expect(request.leader_id == self.leader_id, "6.6: another LeaderId")
-        expect(
-            (member.pull is None) == bool(request.sources), "6.6: a pull is begun twice, or ended that was not begun"
-        )
-        if request.sources:
+        if not request.sources:
+            is_pulling = member.pull is not None and bool(member.pull.sources)
+            expect(is_pulling, "6.6: a pull is ended that was not begun, or twice")
+        else:
+            expect(member.pull is None, "6.6: a pull is begun before the last one has ended")
             sources = self.sources_for(safekeeper_id, member.sent_lsn)
             expect(member.sent_lsn < request.end_lsn <= self.commit_lsn, "6.6: a pull goes beyond commit_lsn")
             expect({s.safekeeper_id for s in request.sources} <= sources.keys(), "6.6: a source lacks the WAL")
+        # `PullEnded` for another one would be taken for the answer to this one.
+        expect(request.request_id not in self._request_ids, "6.6: a number of a request is used twice")
+        self._request_ids.add(request.request_id)
         member.pull = request
 
     def sent_assignment(self, safekeeper_id: int, message: ArchiveAssignment) -> None:
-        """9.2: archived_lsn is one that an archiver has reported of this archive."""
-        self._follower(safekeeper_id)
-        expect(message.leader_id == self.leader_id, "9.2: another LeaderId")
-        lsns = {0, *(lsn for lsn, archive_id in self.archived if archive_id in ("", message.archive_id))}
-        expect(message.archived_lsn in lsns, "9.2: archived_lsn {:X} was not reported", message.archived_lsn)
+        """9.2: which safekeeper archives, and what it has reported last."""
+        member = self._follower(safekeeper_id)
+        self.archive.name(message.archiver)
+        lsn, archive_id = self.archive.lsn, self.archive.archive_id
+        _same(message, ArchiveAssignment(self.leader_id, message.archiver, lsn, archive_id))
+        member.assignment = message
 
     def require_wal(self, safekeeper_ids: Iterable[int]) -> None:
         """6.1, 7.10: what these members lack and the window holds is on its way."""
@@ -176,6 +181,16 @@ class ReferenceTerm(TermState):
     def _awaits_read(self, member: Member) -> bool:
         """Whether WAL is being read for it, perhaps before the position that it has reported since (6.9)."""
         return any(read.begin_lsn in {member.sent_lsn, member.overtaken_lsn} for _, read in self.reads.values())
+
+    def require_assignment(self) -> None:
+        """9.2: each member that follows was sent what the archiver has reported last."""
+        archive = self.archive
+        if not archive.archiver:
+            return
+        expected = ArchiveAssignment(self.leader_id, archive.archiver, archive.lsn, archive.archive_id)
+        for safekeeper_id, member in self.members.items():
+            is_told = not member.follows or member.assignment == expected
+            expect(is_told, "9.2: safekeeper {} was not sent {}", safekeeper_id, expected)
 
     def require_told(self) -> None:
         """7.8: a member with readers has the commit_lsn, unless WAL is to be sent to it that carries it."""

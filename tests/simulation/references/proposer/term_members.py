@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from safekeeper.consensus.membership import Identity
-from safekeeper.consensus.messages import PullWal
+from safekeeper.consensus.messages import ArchiveAssignment, PullWal
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Member:
         refuses: it has refused WAL, or `Elected`, and no append has succeeded since.
         is_doubted: its connection was closed with WAL in flight, and no append has succeeded since.
         pull: the last `PullWal` that it has not answered.
+        assignment: the last `ArchiveAssignment` to it on this connection.
     """
 
     folder: Identity
@@ -53,3 +54,4 @@ class Member:
     refuses: bool = False
     is_doubted: bool = False
     pull: PullWal | None = None
+    assignment: ArchiveAssignment | None = None

@@ -22,6 +22,7 @@ from safekeeper.consensus.messages import (
     ReadResponse,
 )
 from tests.simulation.references.acceptor.histories import folders_of
+from tests.simulation.references.proposer.archive import Archive
 from tests.simulation.references.proposer.ballots import can_commit, can_elect, committed, halves
 from tests.simulation.references.proposer.members import ReferenceMembers
 from tests.simulation.references.proposer.standbys import ReferenceStandbys
@@ -64,8 +65,7 @@ class TermState:
         self.truncate_lsn = 0
         self.streams = False
         self.reported: ReportStatus | None = None
-        # 9.2: the progress that safekeepers have reported as archivers, each with the archive.
-        self.archived: set[tuple[int, str]] = set()
+        self.archive = Archive()
         self.reads: dict[int, tuple[int, ReadRequest]] = {}
         self._request_ids: set[int] = set()
         self._standbys = standbys
@@ -265,8 +265,7 @@ class TermState:
         member = self.members.get(safekeeper_id)
         if member is not None and member.follows:
             member.wal_begin_lsn = report.wal_begin_lsn
-            if report.is_archiver:
-                self.archived.add((report.archived_lsn, report.archive_id))
+            self.archive.reported(safekeeper_id, report)
 
     def is_unasked(self, source_id: int, message: ReadResponse) -> bool | None:
         """6.1, 6.2: whether these bytes are not those that this source was asked for: they break the protocol."""
