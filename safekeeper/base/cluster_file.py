@@ -18,13 +18,18 @@ A program reads the sections that it knows (`Role`), and nothing that is not one
 it runs on is an option (--id, --name), or else the host's name: the section has it as its name, or in its address.
 """
 
+import functools
+import logging
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.private_files import warn_if_shared
 from safekeeper.base.regular_files import open_regular
 from safekeeper.base.settings import Address, Given, address, options_of
 
@@ -37,7 +42,10 @@ SHARED_KEYS = (
 )
 """The keys that can stand at the top."""
 
+_log = logging.getLogger(__name__)
 _ADDRESS = "address"
+# In a connection string, a URI, or the settings of a store.
+_PASSWORD = re.compile(r"(?i)(?:password|secret|secret_access_key|token)\s*=\s*[^\s,]|://[^/@\s:]*:[^/@\s]+@")
 _LINE = re.compile(r"\(at line (\d+), ")
 _SECTION_LINE = re.compile(r"\s*\[([^\[\]]+)\]")
 
@@ -208,8 +216,27 @@ class ClusterFile:
 
 
 def find_cluster_file(given: Path | None) -> Path | None:
-    """Return the path of the file: the one given by option or variable, else the default one if it is there."""
-    return given if given is not None else DEFAULT_PATH if DEFAULT_PATH.is_file() else None
+    """Return the path of the file: the one given by option or variable, else the default one if it is there.
+
+    A default one that this user may not read counts as absent: the command may have all that it needs without.
+    """
+    if given is not None:
+        return given
+    try:
+        open_regular(DEFAULT_PATH).close()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except PermissionError:
+        _warn_unreadable(DEFAULT_PATH)
+        return None
+    except OSError:
+        pass  # Its reader reports it.
+    return DEFAULT_PATH
+
+
+@functools.cache  # A command looks for it more than once.
+def _warn_unreadable(path: Path) -> None:
+    _log.warning("%s is ignored, because this user may not read it", path)
 
 
 def is_host(name: str, host_name: str) -> bool:
@@ -221,6 +248,7 @@ def is_host(name: str, host_name: str) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as stream:
+            _check_access(path, os.fstat(stream.fileno()))
             content = stream.read()
         text = content.decode()
     except OSError as error:
@@ -228,12 +256,39 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
     try:
-        return tomllib.loads(text)
+        found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         twice = _given_twice(text, str(error))
         if twice is not None:
             raise ConfigurationError(f"{path}: {twice}") from error
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
+    if _has_password(found):
+        warn_if_shared(path, "password")
+    return found
+
+
+def _check_access(path: Path, status: os.stat_result) -> None:
+    """Refuse a file that users other than its owner can change: it has commands, which programs run."""
+    # A user's own group has the user's number, and the umask of its user leaves it the right to write.
+    is_of_group = status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
+    if is_of_group or status.st_mode & stat.S_IWOTH:
+        raise ConfigurationError(
+            f"other users can change {path} (mode {stat.S_IMODE(status.st_mode):04o}), and it has commands that "
+            f"programs run: chmod go-w {path}"
+        )
+    if os.geteuid() == 0 != status.st_uid:
+        _log.warning(
+            "%s belongs to user %d, who can have root run commands by it: chown root %s", path, status.st_uid, path
+        )
+
+
+def _has_password(value: Any, name: str = "") -> bool:
+    """Return whether a value of the file has a password in itself, and not in a file that it names."""
+    if isinstance(value, dict):
+        return any(_has_password(each, key) for key, each in value.items())
+    if isinstance(value, list):
+        return any(_has_password(each) for each in value)
+    return _PASSWORD.search(f"{name}={value}") is not None
 
 
 def _given_twice(text: str, error: str) -> str | None:
