@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import http.server
-import json
 import os
 import random
 import signal
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from tests.pipeline.logical_server import Source, client, logical_server, places, wait_until
+from tests.unit.proxy.statuses import status
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.pipeline.cdc.column_types import arrow_type
 from walproxy.pipeline.cdc.messages import UNCHANGED
@@ -480,14 +481,13 @@ def test_nothing_is_safe_while_a_walproxy_is_known_and_away(source: Source) -> N
 
 def test_the_proxy_itself_can_say_what_is_safe(source: Source) -> None:
     lsn = source.end_lsn() - 8
-    words = ("state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "times")
-    status = {**dict.fromkeys(words), "commit_lsn": format_lsn(lsn), "safekeepers": []}
+    shown: dict[str, Any] = {"tli": None, "commit_lsn": format_lsn(lsn)}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps(status).encode())
+            self.wfile.write(msgspec.json.encode(status(**shown)))
 
         def log_message(self, *words: object) -> None:
             pass
@@ -498,9 +498,9 @@ def test_the_proxy_itself_can_say_what_is_safe(source: Source) -> None:
         try:
             safe = SafeLsn(f"http://127.0.0.1:{listener.server_port}")
             assert safe.read(source.connection) == lsn
-            status["tli"] = 1
+            shown["tli"] = 1
             assert safe.read(source.connection) == lsn
-            status["tli"] = 2  # the server is one that was replaced, and its WAL beyond the fork was discarded
+            shown["tli"] = 2  # the server is one that was replaced, and its WAL beyond the fork was discarded
             with pytest.raises(SourceUnavailable, match="leads timeline 2, the server is on timeline 1"):
                 safe.read(source.connection)
         finally:

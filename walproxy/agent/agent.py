@@ -59,6 +59,7 @@ class Agent:
         self.credentials = credentials
         self.work = AgentWork()
         self._activity = Activity()
+        self._guards = Guards(config, self._activity)
         self._decider = Decider(
             Own(
                 config.name,
@@ -67,6 +68,7 @@ class Agent:
                 may_lead=not config.no_failover,
                 priority=config.priority,
                 stops_without_quorum=config.without_quorum == "stop",
+                guards_s=self._guards.limit_s,
             )
         )
         server = ManagedServer(
@@ -77,7 +79,6 @@ class Agent:
             config_file=config.config_file,
         )
         self._proxy = ProxyProcess(_proxy_arguments(config, cluster_file), end_with_parent("KILL"))
-        self._guards = Guards(config, self._activity)
         self._changed = asyncio.Event()
         views = SafekeeperViews(config.safekeepers, credentials, config.name)
         self.cluster = ClusterWatch(views, self._activity, config.dead_after)
@@ -247,6 +248,7 @@ class Agent:
             url=f"{scheme}://{config.http_listen._replace(host=host)}",
             state=look.state.value,
             system_id=look.system_id,
+            server_version=look.server_version,
             tli=look.tli,
             written_lsn=look.written_lsn,
             received_lsn=look.received_lsn,

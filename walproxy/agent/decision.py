@@ -35,7 +35,10 @@ FIRST_VIEW_S = 1.0
 HANGS_S_MIN = 3.0
 # How long each further candidate waits for the one before it.
 TURN_S = 3.0
-# How long the others wait for a failover that an agent reports to be under way.
+# How long the others wait for a failover that an agent reports to be under way, and for its guards beside that
+# (`Own.guards_s`): the next agent would begin while fence_command still runs. No commit would be lost, since the first
+# one checks its seal after the guards; but two machines would run the command at the same time, and the first would
+# have waited in vain. Not one long limit for all: a promoted server whose proxy does not lead is waited for as long.
 BUSY_S = 30.0
 # How long an agent whose attempt has failed leaves the next one to others.
 RETRY_S = 5.0
@@ -65,7 +68,11 @@ def leader_of(view: ClusterView) -> AgentReport | None:
 
 @dataclass(frozen=True)
 class Own:
-    """The agent's options that matter here; see `AgentConfig`."""
+    """The agent's options that matter here; see `AgentConfig`.
+
+    Attributes:
+        guards_s: how long the guards of a promotion may last; those of the other agents are the same.
+    """
 
     name: str
     address: str = ""
@@ -73,6 +80,7 @@ class Own:
     may_lead: bool = True
     priority: int = 100
     stops_without_quorum: bool = False
+    guards_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -385,7 +393,8 @@ class Decider:
         # The seal of the first one delivers WAL to all: that another one has it first does not make that the first.
         before = self._before | {wanted} if wanted != self.own.name else frozenset()
         turn = len((before - {self.own.name}).intersection(ranked))
-        if now < self.retry_at or now - self._lost_since < (BUSY_S if busy else TURN_S * turn):
+        patience_s = BUSY_S + self.own.guards_s if busy else TURN_S * turn
+        if now < self.retry_at or now - self._lost_since < patience_s:
             return Wait(f"the leader is lost: {(busy or ranked)[0]} is first")
         return FailOver()
 

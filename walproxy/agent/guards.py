@@ -16,7 +16,11 @@ _FENCE_TIMEOUT_S = 60.0
 
 
 class Guards:
-    """The guards of one agent. Each method does nothing for a guard that is not configured."""
+    """The guards of one agent. Each method does nothing for a guard that is not configured.
+
+    Attributes:
+        limit_s: how long `require` may last.
+    """
 
     def __init__(self, config: AgentConfig, activity: Activity) -> None:
         self._watchdog: Watchdog | None = None
@@ -25,6 +29,8 @@ class Guards:
         self._lease = _lease_guard(config)
         self._fence_command = config.fence_command
         self._activity = activity
+        wait_s = self._lease.wait_s if self._lease is not None else 0.0
+        self.limit_s = _FENCE_TIMEOUT_S + 2 * wait_s if self._fence_command else wait_s
 
     def probe(self) -> None:
         """Check that the lease can be used (blocking). Raises ConfigurationError."""
@@ -62,6 +68,9 @@ class Guards:
                 name="fence_command",
                 environment={"WALPROXY_OLD_PRIMARY": old_primary},
             )
+            if self._lease is not None:
+                self._activity.doing = "failover: waiting for the lease"
+                await self._lease.require()  # It may have ended while the command ran: nothing has extended it.
         if self._watchdog is not None:
             self._watchdog.open()
 

@@ -46,7 +46,7 @@ _LOG_BYTES = 4096
 
 _LOOK = f"""
 SELECT {POSITION_COLUMNS}, current_setting('data_directory'), current_setting('{READ_ONLY}'),
-  (SELECT status FROM pg_stat_get_wal_receiver()), {REPLAY_COLUMNS}
+  (SELECT status FROM pg_stat_get_wal_receiver()), {REPLAY_COLUMNS}, current_setting('server_version_num')
 """
 
 
@@ -386,7 +386,7 @@ class ManagedServer:
 
     def _from_sql(self, pid: int, connection: BoundedConnection, begun: bool) -> ServerLook:
         row = connection.rows(_LOOK, "read the server's state")[0]
-        at, (folder, read_only, receiver, paused, targets) = positions_of(row)
+        at, (folder, read_only, receiver, paused, targets, version) = positions_of(row)
         if not Path(folder or "").exists() or not Path(folder or "").samefile(self.data_directory):
             problem = f"the connection string reaches the server of {folder}, not of {self.data_directory}"
             return self._without_sql(ServerState.REFUSES, pid, begun, problem)
@@ -397,6 +397,7 @@ class ManagedServer:
             state=ServerState.STANDBY if at.in_recovery else ServerState.PRIMARY,
             pid=pid,
             system_id=at.system_id,
+            server_version=int(version or 0),
             tli=at.tli,
             is_read_only=read_only == "on",
             written_lsn=at.written_lsn,

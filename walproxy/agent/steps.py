@@ -51,6 +51,7 @@ _log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 30.0
 _FORCED_STOP_TIMEOUT_S = 5.0
+# Of a failover but for its guards; less than BUSY_S.
 _CATCH_UP_TIMEOUT_S = 25.0
 
 
@@ -249,9 +250,17 @@ class Steps:
         why = "ordered" if order is not None else "the leader is lost"
         log_event(_log, "failover-begun", {"kind": kind}, "%s begins: %s", kind, why)
         self.guards.check()
+        loop = asyncio.get_running_loop()
+        limit = asyncio.timeout(_CATCH_UP_TIMEOUT_S)
 
         async def guard() -> None:
-            await self.guards.require(self.cluster.last_leader)
+            # The guards have limits of their own, and fence_command a longer one: that time is not the catch-up's.
+            began_at, ends_at = loop.time(), limit.when()
+            limit.reschedule(None)
+            try:
+                await self.guards.require(self.cluster.last_leader)
+            finally:
+                limit.reschedule(ends_at + loop.time() - began_at if ends_at is not None else None)
             await prepared
 
         run = Failover(
@@ -271,7 +280,7 @@ class Steps:
         prepared = asyncio.create_task(asyncio.to_thread(self._prepare_promotion))
         try:
             await self.proxy.keep_running(began_at)
-            async with asyncio.timeout(_CATCH_UP_TIMEOUT_S):
+            async with limit:
                 # The old leader has stopped its server; its proxy may still count as healthy for a second.
                 log, _, promotion = await run.promote(old_is_dead=kind == "switchover")
             self.work.promoted(log.log_tli, promotion)

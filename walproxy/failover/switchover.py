@@ -112,6 +112,8 @@ async def run_command(
 ) -> None:
     """Run a command by the shell; end it with everything that it has started if it takes too long, or at Ctrl-C.
 
+    One that runs as another user by then, by sudo, may not be ended by this one: it goes on.
+
     Args:
         name: for messages; "" for the command itself.
         environment: variables beside those of this process.
@@ -130,21 +132,35 @@ async def run_command(
             start_new_session=True,
         )
     )
+    goes_on = False
     try:
-        async with asyncio.timeout(timeout_s):
-            process = await asyncio.shield(starting)
-            output, _ = await process.communicate()
+        try:
+            async with asyncio.timeout(timeout_s):
+                process = await asyncio.shield(starting)
+                output, _ = await process.communicate()
+        finally:
+            process = await starting
+            if process.returncode is None:
+                goes_on = not _is_killed(process.pid)
+                if not goes_on:
+                    await process.wait()
     except TimeoutError:
-        raise WalproxyError(f"{name} has not ended within {timeout_s:g} s") from None
-    finally:
-        process = await starting
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        still = f", and runs still: it may not be killed, process {process.pid}" if goes_on else ""
+        raise WalproxyError(f"{name} has not ended within {timeout_s:g} s{still}") from None
     if process.returncode != 0:
-        text = " ".join(output.decode(errors="replace").split())[:_OUTPUT_MAX] or "no output"
+        text = " ".join(output.decode(errors="replace").split())[-_OUTPUT_MAX:] or "no output"
         raise WalproxyError(f"{name} failed with exit code {process.returncode}: {text}")
+
+
+def _is_killed(group: int) -> bool:
+    """End the processes of a group; return whether that was permitted."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 @contextlib.asynccontextmanager

@@ -111,6 +111,7 @@ class Prefetcher:
         self._fetched: set[str] = set()  # Those that were fetched ahead and are in the folder, or were until now.
         self._end_lsn: Lsn | None = None  # The first segment that no source had.
         self._delivered = name
+        self._ends_with = ""  # The delivered segment that was fetched again because no source had the next one.
         self._reported_ns = 0
 
     def run(self) -> None:
@@ -153,14 +154,15 @@ class Prefetcher:
             return False
 
     def _has_delivered(self, folder: int) -> bool:
-        """Return whether a segment was delivered, from the folder or otherwise, and note the last one."""
+        """Return whether to fetch: a segment was delivered, from the folder or otherwise, or was the last one."""
         for name, job in list(self._under_way.items()):
             if job.done():
                 del self._under_way[name]
                 if job.result():
                     self._fetched.add(name)
                 else:
-                    self._end_lsn = (parse_segment_name(name, self._segment_size) or (0, 0))[1]
+                    missing = self._position_of(name)
+                    self._end_lsn = missing if self._end_lsn is None else min(missing, self._end_lsn)
         there = set(os.listdir(folder))  # After the jobs: what was fetched and is not there was delivered.
         taken = self._fetched - there
         self._fetched -= taken
@@ -171,7 +173,13 @@ class Prefetcher:
             self._reported_ns = written_ns
             self._delivered = reported.read_text()
             return True
-        return bool(taken)
+        return bool(taken) or (self._is_at_end() and self._ends_with != self._delivered)
+
+    def _is_at_end(self) -> bool:
+        return self._end_lsn is not None and self._end_lsn <= self._position_of(self._delivered) + self._segment_size
+
+    def _position_of(self, name: str) -> Lsn:
+        return (parse_segment_name(name, self._segment_size) or (0, 0))[1]
 
     def _fetch_ahead(self, pool: ThreadPoolExecutor, folder: int) -> None:
         names = self._prefetched.segments_after(self._delivered, self._segment_size)
@@ -179,10 +187,11 @@ class Prefetcher:
         for path in self._folder.iterdir():
             if len(path.name) == _NAME_BYTES and path.name not in names:
                 path.unlink(missing_ok=True)
-        if self._end_lsn is not None and self._end_lsn <= min(names.values(), default=0):
+        if self._is_at_end():
             self._end_lsn = None  # PostgreSQL requests it itself now; it may exist meanwhile.
             # If it does not, recovery ends, and PostgreSQL requests the last one again.
-            names[self._delivered] = (parse_segment_name(self._delivered, self._segment_size) or (0, 0))[1]
+            names[self._delivered] = self._position_of(self._delivered)
+            self._ends_with = self._delivered
         for name, lsn in names.items():
             if self._end_lsn is not None and lsn >= self._end_lsn:
                 break

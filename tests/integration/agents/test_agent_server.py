@@ -39,6 +39,7 @@ def test_look_follows_a_server_from_its_start_to_its_promotion(new_server: NewSe
     look = primary.start().managed.look()
     assert (look.state, look.tli, look.is_read_only) == (ServerState.PRIMARY, 1, False)
     assert look.system_id == stopped.system_id
+    assert (stopped.server_version, look.server_version >= 130_000) == (0, True)
     assert look.written_lsn > stopped.written_lsn
 
     standby = new_server("two").start_standby_of(primary)

@@ -817,10 +817,8 @@ class PullsForTheDeposed(Acceptor):
         return begin_lsn == self.write_lsn
 
     def pulled(self, leader_id: LeaderId, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
-        if self.pull is None and self.write_lsn:
-            self.pull = PullWal(leader_id, 0, LSN_MAX, 0, ())
-            yield from super().pulled(leader_id, begin_lsn, payload)
-            self.pull = None
+        if self.pull is None and begin_lsn == self.write_lsn > 0:
+            yield from self._write(begin_lsn, payload)
         else:
             yield from super().pulled(leader_id, begin_lsn, payload)
 

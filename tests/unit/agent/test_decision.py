@@ -268,6 +268,18 @@ def test_first_candidate_lets_another_failover_that_runs_go_on_for_a_while() -> 
     assert decider.decide(NOW + BUSY_S + 0.1, STANDBY, later, commits=False) == FailOver()
 
 
+def test_another_failover_has_the_time_of_its_guards_beside_its_own() -> None:
+    busy = report("pg3", priority=1, received_lsn=800, is_failing_over=True)
+    decider = watching(Own("pg2", guards_s=72.0))
+    lost = view(report("pg2"), busy, heard_s=6.0)
+    steps = {}
+    for passed_s in (0.0, BUSY_S + 71.9, BUSY_S + 72.1):
+        seen = replace(lost, sent_at=NOW + passed_s)
+        steps[passed_s] = decider.decide(NOW + passed_s, STANDBY, seen, commits=False)
+    wait = Wait("the leader is lost: pg3 is first")
+    assert list(steps.values()) == [wait, wait, FailOver()]
+
+
 def test_failed_attempt_leaves_the_next_one_to_others() -> None:
     decider = watching(Own("pg2"))
     lost = view(report("pg2"), heard_s=6.0)

@@ -2,11 +2,16 @@
 
 import asyncio
 import logging
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from safekeeper.base import settings
 from safekeeper.base.errors import WalproxyError
+from walproxy.agent import guards
+from walproxy.agent.activity import Activity
+from walproxy.agent.config import AgentConfig
 from walproxy.agent.errors import LeaseUnavailable
 from walproxy.agent.lease import EtcdLease
 from walproxy.agent.lease_guard import LeaseGuard
@@ -77,6 +82,36 @@ def test_promotion_is_refused_while_another_agent_holds_it_or_the_store_is_down(
     store.is_down = True
     with pytest.raises(LeaseUnavailable):
         asyncio.run(guard_of(store).require())
+
+
+@pytest.mark.parametrize("taken_by", [None, "pg3"])
+def test_the_lease_that_has_ended_while_fence_command_ran_is_required_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_by: str | None
+) -> None:
+    store = Store()
+
+    async def fence(*_: Any, **__: Any) -> None:
+        store.calls.append("fence")
+        store.held_by = taken_by
+
+    monkeypatch.setattr(guards, "_lease_guard", lambda _: guard_of(store))
+    monkeypatch.setattr(guards, "run_command", fence)
+    options = {"name": "pg2", "pgdata": str(tmp_path), "bin_dir": str(tmp_path), "fence_command": "true"}
+    options |= {
+        "conninfo": "host=/run",
+        "address": "pg2:5432",
+        "safekeepers": "1=sk1:1",
+        "standby_conninfo": "host=sk1",
+    }
+    config = settings.load(AgentConfig, "WALPROXY_AGENT_", command_line=options, environment={}, file=None)
+    guarded = guards.Guards(config, Activity())
+    if taken_by is not None:
+        with pytest.raises(WalproxyError, match="no promotion: pg3 holds the lease"):
+            asyncio.run(guarded.require("pg1"))
+    else:
+        asyncio.run(guarded.require("pg1"))
+    assert store.held_by == (taken_by or "pg2")
+    assert store.calls == ["acquire", "fence", "acquire"]
 
 
 def test_leader_keeps_it_and_a_former_one_releases_it() -> None:

@@ -1,5 +1,6 @@
 """Threads with sessions that are lost, cannot be opened, or are of no use any longer."""
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import cast
@@ -8,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.waiting import wait_for
+from walproxy.pipeline.cdc.apply import session_workers
 from walproxy.pipeline.cdc.apply.session_workers import SessionWorkers
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable
 
@@ -19,10 +21,12 @@ class Session:
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
+        self.cancels = 0
         self.closed = False
 
     def cancel_safe(self, *, timeout: float) -> None:
         self.cancelled.set()
+        self.cancels += 1
         raise psycopg.OperationalError("the session has ended meanwhile")
 
     def close(self) -> None:
@@ -122,6 +126,22 @@ def test_sessions_that_cannot_be_opened_are_done_without(caplog: pytest.LogCaptu
         run(House(1, 2, 3), lambda _, task, is_over: done(task))
 
 
+def test_a_session_that_could_not_be_opened_is_opened_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session_workers, "_REOPEN_S", 0.01)
+    caplog.set_level(logging.INFO)
+    both = threading.Barrier(2)
+
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        both.wait(TIMEOUT_S)
+        return done(task)
+
+    assert run(House(1), work, 4, 2) == set(range(4))
+    assert caplog.text.count("too many clients already; sessions that continue the copy: 1") == 1
+    assert caplog.text.count("sessions that continue the copy: 2") == 1
+
+
 def test_any_other_error_ends_the_work_and_cancels_what_the_other_sessions_do() -> None:
     house = House()
     begun = threading.Barrier(2)
@@ -160,3 +180,38 @@ def test_what_is_over_is_not_begun() -> None:
             assert workers.results(0.01) == []
         threading.Thread(target=end_the_first, daemon=True).start()
     assert begun == [(0, False)]
+
+
+def test_a_session_that_is_opened_when_the_work_is_over_does_nothing() -> None:
+    house, opening = House(), threading.Event()
+    begun: list[int] = []
+
+    def open_late() -> Connection:
+        opening.set()
+        wait_for(lambda: workers._is_over, "it is over", TIMEOUT_S)
+        return house.open()
+
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        begun.append(task)
+        return done(task)
+
+    workers = SessionWorkers(open_late, work, 1)
+    with workers:
+        workers.add([0])
+        assert opening.wait(TIMEOUT_S)
+    assert not begun and all(session.closed for session in house.sessions)
+
+
+def test_a_query_that_was_sent_after_the_first_cancel_is_cancelled() -> None:
+    house, begun = House(), threading.Event()
+
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        begun.set()
+        assert cast(Session, connection).cancelled.wait(TIMEOUT_S)
+        wait_for(lambda: cast(Session, connection).cancels > 1, "the query is cancelled", TIMEOUT_S)
+        raise SourceUnavailable("canceling statement due to user request")
+
+    with SessionWorkers(house.open, work, 1) as workers:
+        workers.add([0])
+        assert begun.wait(TIMEOUT_S)
+    assert house.sessions[0].cancels > 1 and house.sessions[0].closed

@@ -118,6 +118,43 @@ def test_a_recovery_gets_its_segments_from_ahead(data_directory: Path, archive: 
     assert not ahead.folder.exists()
 
 
+def test_the_last_segment_is_fetched_again_when_the_next_is_found_missing_after_its_delivery(
+    data_directory: Path, archive: Path, wal: WalBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, config = prefetched(data_directory, archive, prefetch="2")
+    make_folder(ahead)
+    answers = {9: threading.Event(), 10: threading.Event()}
+    finished = {number: threading.Event() for number in answers}
+    fetch = Prefetcher._fetch
+
+    def in_order(self: Prefetcher, folder: int, name: str, begin_lsn: int) -> bool:
+        number = begin_lsn // MIB
+        if number in answers:
+            assert answers[number].wait(DEADLINE_S)
+        fetched = fetch(self, folder, name, begin_lsn)
+        if number in answers:
+            finished[number].set()
+        return fetched
+
+    monkeypatch.setattr(Prefetcher, "_fetch", in_order)
+    prefetcher = Prefetcher(ahead, config, name_of(7))
+    process = threading.Thread(target=prefetcher.run)
+    process.start()
+    target = data_directory / "pg_wal" / "RECOVERYXLOG"
+    try:
+        wait_for(lambda: ahead.take(name_of(8), target), "the last segment was delivered")
+        wait_for(lambda: (ahead.folder / f"{name_of(10)}.begun").exists(), "its delivery was noticed")
+        for number in (9, 10):
+            answers[number].set()
+            assert finished[number].wait(DEADLINE_S)
+        wait_for(lambda: ahead.take(name_of(8), target), "it is there again")
+        assert target.read_bytes() == wal.read(8 * MIB, 9 * MIB)
+    finally:
+        (data_directory / "recovery.signal").unlink()
+        process.join(DEADLINE_S)
+    assert not process.is_alive()
+
+
 @pytest.fixture
 def process(data_directory: Path, archive: Path) -> Iterator[Prefetched]:
     """Start a prefetcher, a process of its own, after the delivery of segment 1."""

@@ -314,7 +314,7 @@ def unused_name(name: str, names: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def library_errors(doing: str, folder: Path) -> Iterator[None]:
+def library_errors(doing: str, folder: Path | None) -> Iterator[None]:
     """Turn what the library of a format raises in the block into one line: "could not `doing`: reason".
 
     Any exception counts: delta-rs raises some that have no class of their own. A table that its library does not take
@@ -329,7 +329,7 @@ def library_errors(doing: str, folder: Path) -> Iterator[None]:
     except WalproxyError:
         raise
     except Exception as error:
-        kind = StorageFull if _is_full(error, folder) else StorageFailed
+        kind = StorageFull if folder is not None and _is_full(error, folder) else StorageFailed
         raise kind(f"could not {doing}: {first_line(error) or type(error).__name__}") from error
 
 

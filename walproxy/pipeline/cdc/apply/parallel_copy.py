@@ -22,7 +22,7 @@ from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.session_workers import SessionWorkers
 from walproxy.pipeline.cdc.apply.table_copy import TABLE_ERRORS, TableCopy, Task
 from walproxy.pipeline.cdc.publication import TableName
-from walproxy.pipeline.cdc.server import Connection, SourceUnavailable, one_value
+from walproxy.pipeline.cdc.server import Connection, one_value
 from walproxy.pipeline.cdc.slot_stream import Stopped
 
 _POLL_S: Final = 1.0
@@ -108,12 +108,16 @@ def copy_tables(
         done, ranges = (copy.done, len(copy.ranges)) if copy.is_in_ranges else (0, 0)
         options.report(CopyProgress(copy.made.table, source.lsn, done, ranges))
 
+    def has_room() -> bool:
+        return bool(waiting) and workers.queued < options.sessions
+
     workers = SessionWorkers(source.session, work, options.sessions)
     results: _Results = {}
     try:
         with workers:
             while waiting or begun:
-                while waiting and workers.queued < options.sessions:
+                # One at a time: what was read meanwhile is committed before the next one begins.
+                if has_room():
                     copy = waiting.popleft()
                     try:
                         tasks = copy.begin(options.range_bytes, functools.partial(note, copy))
@@ -123,10 +127,11 @@ def copy_tables(
                     begun.add(copy)
                     report(copy)
                     workers.add(tasks)
-                results = _by_copy(workers.results(_POLL_S)) if begun else {}
+                waits = not has_room()
+                results = _by_copy(workers.results(_POLL_S if waits else 0)) if begun else {}
                 if options.stop.is_set() and (waiting or begun):
                     raise Stopped("the copy is over")
-                if not results:
+                if waits and not results:
                     source.check()
                 for copy in [each for each in results if each in begun]:
                     try:
@@ -140,12 +145,14 @@ def copy_tables(
                         copy.commit(functools.partial(note, copy))
                     except TABLE_ERRORS as error:
                         copy.error = error
+                        if not copy.is_in_ranges:
+                            copy.leave(())
                     begun.remove(copy)
                     yield copy, copy.error
-    except (Stopped, SourceUnavailable) as error:
-        for left in (results, _by_copy(workers.left())):
-            for copy in [each for each in left if each in begun]:
-                copy.leave(left[copy])
+    except BaseException as error:  # The iterator may be closed, too.
+        left = _by_copy(workers.left())
+        for copy in begun:
+            copy.leave([*results.get(copy, ()), *left.get(copy, ())])
         if isinstance(error, Stopped):
             done = len(copies) - len(waiting) - len(begun)
             raise Stopped(f"stopped while tables were copied: {done} of {len(copies)} are done") from None

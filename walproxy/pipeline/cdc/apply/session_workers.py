@@ -2,13 +2,14 @@
 
 A thread opens its session with its first task. A task whose session is lost is given to another session, or to a new
 one of the same thread, `_ATTEMPTS` times at most. A session that cannot be opened (the server is at its limit) is done
-without, as long as another thread has one. No thread ends before the work is over, because it may be the one that takes
-over the last task.
+without, as long as another thread may have one; its thread tries again every `_REOPEN_S`. No thread ends before the
+work is over, because it may be the one that takes over the last task.
 """
 
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -21,7 +22,9 @@ from walproxy.pipeline.cdc.server import Connection, SourceUnavailable
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 3
+_REOPEN_S: Final = 10.0
 _CANCEL_TIMEOUT_S: Final = 5.0
+_CANCEL_INTERVAL_S: Final = 0.2
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
@@ -53,7 +56,7 @@ class SessionWorkers(Generic[_Task, _Result]):
         self._failure: BaseException | None = None
         self._is_over = False
         self._busy: set[Connection] = set()
-        self._working = sessions
+        self._without: set[threading.Thread] = set()
         self._threads = [
             threading.Thread(target=self._run, name=f"copy session {number + 1}", daemon=True)
             for number in range(sessions)
@@ -70,12 +73,16 @@ class SessionWorkers(Generic[_Task, _Result]):
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-            busy = list(self._busy)
-        for connection in busy:
-            with contextlib.suppress(psycopg.Error):
-                connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
-        for thread in self._threads:
-            thread.join()
+        # A session that is busy may not have sent its query yet: that is cancelled the next time.
+        while any(thread.is_alive() for thread in self._threads):
+            with self._changed:
+                busy = list(self._busy)
+            for connection in busy:
+                with contextlib.suppress(psycopg.Error):
+                    connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
+            until = time.monotonic() + _CANCEL_INTERVAL_S
+            for thread in self._threads:
+                thread.join(max(until - time.monotonic(), 0))
 
     @property
     def queued(self) -> int:
@@ -113,9 +120,9 @@ class SessionWorkers(Generic[_Task, _Result]):
                     connection = self._open_session()
                 except SourceUnavailable as error:
                     self._put_first(pending)
-                    if self._may_leave(error):
-                        return
-                    raise
+                    self._do_without(error)
+                    continue
+                self._count_in()
                 with contextlib.closing(connection):
                     self._serve(connection, pending)
         except BaseException as error:  # It is raised in the thread that waits for the results.
@@ -123,21 +130,37 @@ class SessionWorkers(Generic[_Task, _Result]):
                 self._failure = self._failure or error
                 self._changed.notify_all()
 
-    def _may_leave(self, error: SourceUnavailable) -> bool:
-        """Return whether others can do without this thread, and count it out then."""
+    def _do_without(self, error: SourceUnavailable) -> None:
+        """Pause, while others do the tasks. Raises the error if no other thread may have a session."""
+        thread = threading.current_thread()
         with self._changed:
-            if self._working == 1:
-                return False
-            self._working -= 1
-            remaining = self._working
-        _log.warning("%s; sessions that continue the copy: %d", error, remaining)
-        return True
+            is_new = thread not in self._without
+            self._without.add(thread)
+            remaining = len(self._threads) - len(self._without)
+            if not remaining:
+                raise error
+        if is_new:
+            _log.warning("%s; sessions that continue the copy: %d", error, remaining)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, _REOPEN_S)
+
+    def _count_in(self) -> None:
+        """Note that this thread has a session."""
+        thread = threading.current_thread()
+        with self._changed:
+            if thread not in self._without:
+                return
+            self._without.remove(thread)
+            remaining = len(self._threads) - len(self._without)
+        _log.info("sessions that continue the copy: %d", remaining)
 
     def _serve(self, connection: Connection, first: _Pending[_Task]) -> None:
         """Do tasks until the work is over, or the session is lost."""
         pending: _Pending[_Task] | None = first
         while pending is not None:
             with self._changed:
+                if self._is_over:
+                    return
                 self._busy.add(connection)
             try:
                 result = self._work(connection, pending.task, lambda: self._is_over)

@@ -24,7 +24,7 @@ from walproxy.pipeline.cdc.apply.copies import Copy, plan_copy, put_copy
 from walproxy.pipeline.cdc.apply.copy_ranges import CopyRange, is_comparable, is_same, ranges_of
 from walproxy.pipeline.cdc.apply.copy_state import CopiedRange, CopyBasis, CopyState
 from walproxy.pipeline.cdc.apply.copying import Snapshot, copied_rows
-from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
+from walproxy.pipeline.cdc.apply.following import FollowingTable, Position, library_errors
 from walproxy.pipeline.cdc.apply.job_file import Copying, KnownTable
 from walproxy.pipeline.cdc.apply.options import ApplyOptions
 from walproxy.pipeline.cdc.apply.source_columns import fields_of, known_of, text_arrays
@@ -90,6 +90,7 @@ class TableCopy:
         self._state_file = options.copy_state_file(following)
         self._found = 0
         self._changed = 0
+        self._may_be_committed = False
 
     @property
     def copying(self) -> Copying:
@@ -204,7 +205,13 @@ class TableCopy:
             SourceUnavailable, SourceRefused, StorageFailed, StorageFull, ArchiveError.
         """
         each, snapshot = self.ranges[task.number], self._source
-        with one_line_errors(f"copy {self.made.table}"), session.transaction():
+        doing = f"copy {self.made.table}"
+        # What Arrow refuses of one table must not end the copies of the others.
+        with (
+            library_errors(doing, self._new_file.location.folder),
+            one_line_errors(doing),
+            session.transaction(),
+        ):
             # The planner may take a scan of all blocks for cheaper, for each range.
             session.execute("SET LOCAL enable_seqscan = on" if each.is_whole else "SET LOCAL enable_seqscan = off")
             if task.copied is not None and self._is_same(session, each, task.copied):
@@ -255,14 +262,15 @@ class TableCopy:
                 raise result
 
     def leave(self, results: Sequence[tuple[Task, CopiedRange | WalproxyError]]) -> None:
-        """Keep what was read of several ranges for the next copy, and remove the files of a single one."""
-        if self.is_in_ranges:
-            with contextlib.suppress(*TABLE_ERRORS):
+        """Keep what was read of several ranges for the next copy, and remove the files of a single one.
+
+        The files stay if the table has them, or may get them: a store may make a commit whose reply was lost later.
+        """
+        with contextlib.suppress(WalproxyError):
+            if self.is_in_ranges:
                 self.take(results)
-            return
-        for _, result in results:
-            for file in result.files if isinstance(result, CopiedRange) else ():
-                self._new_file.remove(file)
+            elif not self._may_be_committed:
+                self._state_file.remove_files(self._state)
 
     def commit(self, note: Callable[[], None]) -> None:
         """Put the rows in. Arguments and errors as those of `begin`."""
@@ -280,6 +288,7 @@ class TableCopy:
             self._state_file.remove_files(state, kept=state.files)
         rows, files = self._state_file.rows(state), state.files if is_direct else None
         copy = Copy(self._plan, self.made.key, rows, self.position, self._source.unix_us, files)
+        self._may_be_committed = is_direct and self._new_file.location.folder is None
         # Only the job that can note something is the one that may replace a table.
         put_copy(self._following, self._options.mode, copy, require_only_job=note)
         if not is_direct:
