@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safekeeper.base.errors import ConfigurationError
-from safekeeper.base.private_files import warn_if_shared
 from safekeeper.base.regular_files import open_regular
 from safekeeper.base.settings import Address, Given, address, options_of
 
@@ -44,8 +43,6 @@ SHARED_KEYS = (
 
 _log = logging.getLogger(__name__)
 _ADDRESS = "address"
-# In a connection string, a URI, or the settings of a store.
-_PASSWORD = re.compile(r"(?i)(?:password|secret|secret_access_key|token)\s*=\s*[^\s,]|://[^/@\s:]*:[^/@\s]+@")
 _LINE = re.compile(r"\(at line (\d+), ")
 _SECTION_LINE = re.compile(r"\s*\[([^\[\]]+)\]")
 
@@ -215,10 +212,13 @@ class ClusterFile:
         raise ConfigurationError(f"{self.path}: {place} the unknown key {key}; the keys are {', '.join(keys)}")
 
 
-def find_cluster_file(given: Path | None) -> Path | None:
+def find_cluster_file(given: Path | None, *, is_silent: bool = False) -> Path | None:
     """Return the path of the file: the one given by option or variable, else the default one if it is there.
 
     A default one that this user may not read counts as absent: the command may have all that it needs without.
+
+    Args:
+        is_silent: log no warning for that.
     """
     if given is not None:
         return given
@@ -227,7 +227,8 @@ def find_cluster_file(given: Path | None) -> Path | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     except PermissionError:
-        _warn_unreadable(DEFAULT_PATH)
+        if not is_silent:
+            _warn_unreadable(DEFAULT_PATH)
         return None
     except OSError:
         pass  # Its reader reports it.
@@ -237,6 +238,11 @@ def find_cluster_file(given: Path | None) -> Path | None:
 @functools.cache  # A command looks for it more than once.
 def _warn_unreadable(path: Path) -> None:
     _log.warning("%s is ignored, because this user may not read it", path)
+
+
+@functools.cache  # A daemon reads the file again at SIGHUP.
+def _warn_foreign(path: Path, owner: int) -> None:
+    _log.warning("%s belongs to user %d, and root runs the commands in it: chown root %s", path, owner, path)
 
 
 def is_host(name: str, host_name: str) -> bool:
@@ -256,20 +262,20 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
     try:
-        found = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         twice = _given_twice(text, str(error))
         if twice is not None:
             raise ConfigurationError(f"{path}: {twice}") from error
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
-    if _has_password(found):
-        warn_if_shared(path, "password")
-    return found
 
 
 def _check_access(path: Path, status: os.stat_result) -> None:
-    """Refuse a file that users other than its owner can change: it has commands, which programs run."""
-    # A user's own group has the user's number, and the umask of its user leaves it the right to write.
+    """Refuse a file that users other than its owner can change: it has commands, which programs run.
+
+    Its readers may be many: what is secret is in files of its own, which it names.
+    """
+    # The group that a user has alone has the user's number, and the umask of such a user permits it to write.
     is_of_group = status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
     if is_of_group or status.st_mode & stat.S_IWOTH:
         raise ConfigurationError(
@@ -277,18 +283,7 @@ def _check_access(path: Path, status: os.stat_result) -> None:
             f"programs run: chmod go-w {path}"
         )
     if os.geteuid() == 0 != status.st_uid:
-        _log.warning(
-            "%s belongs to user %d, who can have root run commands by it: chown root %s", path, status.st_uid, path
-        )
-
-
-def _has_password(value: Any, name: str = "") -> bool:
-    """Return whether a value of the file has a password in itself, and not in a file that it names."""
-    if isinstance(value, dict):
-        return any(_has_password(each, key) for key, each in value.items())
-    if isinstance(value, list):
-        return any(_has_password(each) for each in value)
-    return _PASSWORD.search(f"{name}={value}") is not None
+        _warn_foreign(path, status.st_uid)
 
 
 def _given_twice(text: str, error: str) -> str | None:
