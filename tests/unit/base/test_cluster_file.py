@@ -11,7 +11,7 @@ from safekeeper.base.cluster_file import ClusterFile, find_cluster_file, is_host
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.process.config import SAFEKEEPER
 from walproxy.cli.configuration import AGENT, PROXY, roles
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig, load_sources
+from walproxy.recovery.config import FetchConfig, load_sources
 
 CLUSTER = """
 secret_file = "/etc/walproxy/secret"
@@ -189,7 +189,7 @@ def test_a_default_file_that_this_user_may_not_read_counts_as_absent(
     assert find_cluster_file(None) is None
     assert find_cluster_file(None) is None
     assert caplog.messages == [f"{unreadable} is ignored, because this user may not read it"]
-    with pytest.raises(ConfigurationError, match="could not read .*: Permission denied"):
+    with pytest.raises(ConfigurationError, match=r"could not read .*: Permission denied"):
         ClusterFile(unreadable, roles())  # As with --config.
 
 
