@@ -332,7 +332,10 @@ class Acceptor(AcceptorLog):
             yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
             return
         if message.safekeeper_id != control.safekeeper_id:
-            reason = f"this is safekeeper {control.safekeeper_id}, not {message.safekeeper_id}: correct --safekeepers"
+            reason = (
+                f"this is safekeeper {control.safekeeper_id}, not {message.safekeeper_id}: "
+                "correct the list of safekeepers"
+            )
             yield from self._refuse(connection, RefusalCode.WRONG_ID, reason, close=True)
             return
         for name, theirs, ours in (
@@ -811,7 +814,7 @@ class Acceptor(AcceptorLog):
         elif message.cluster_id != cluster_id:
             reason = (
                 f"safekeeper {self.control.safekeeper_id} belongs to cluster {cluster_id[:8]}, not to "
-                f"{message.cluster_id[:8]}: correct --safekeepers"
+                f"{message.cluster_id[:8]}: correct the list of safekeepers"
             )
             yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason)
         else:
@@ -822,7 +825,9 @@ class Acceptor(AcceptorLog):
         if message.cluster_id == self.control.cluster_id:
             yield ServeEvents(connection, message)
         else:
-            reason = f"safekeeper {self.control.safekeeper_id} belongs to another cluster: correct --safekeepers"
+            reason = (
+                f"safekeeper {self.control.safekeeper_id} belongs to another cluster: correct the list of safekeepers"
+            )
             yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason)
 
     def _read(self, connection: int, message: ReadRequest, now: float) -> Effects:

@@ -18,8 +18,12 @@ A program reads the sections that it knows (`Role`), and nothing that is not one
 it runs on is an option (--id, --name), or else the host's name: the section has it as its name, or in its address.
 """
 
+import functools
 import ipaddress
+import logging
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +42,7 @@ SHARED_KEYS = (
 )
 """The keys that can stand at the top."""
 
+_log = logging.getLogger(__name__)
 _ADDRESS = "address"
 _HTTP_HOSTS = "http_hosts"
 _MACHINES = ("safekeepers", "servers")
@@ -217,9 +222,37 @@ class ClusterFile:
         raise ConfigurationError(f"{self.path}: {place} the unknown key {key}; the keys are {', '.join(keys)}")
 
 
-def find_cluster_file(given: Path | None) -> Path | None:
-    """Return the path of the file: the one given by option or variable, else the default one if it is there."""
-    return given if given is not None else DEFAULT_PATH if DEFAULT_PATH.is_file() else None
+def find_cluster_file(given: Path | None, *, is_silent: bool = False) -> Path | None:
+    """Return the path of the file: the one given by option or variable, else the default one if it is there.
+
+    A default one that this user may not read counts as absent: the command may have all that it needs without.
+
+    Args:
+        is_silent: log no warning for that.
+    """
+    if given is not None:
+        return given
+    try:
+        open_regular(DEFAULT_PATH).close()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except PermissionError:
+        if not is_silent:
+            _warn_unreadable(DEFAULT_PATH)
+        return None
+    except OSError:
+        pass  # Its reader reports it.
+    return DEFAULT_PATH
+
+
+@functools.cache  # A command looks for it more than once.
+def _warn_unreadable(path: Path) -> None:
+    _log.warning("%s is ignored, because this user may not read it", path)
+
+
+@functools.cache  # A daemon reads the file again at SIGHUP.
+def _warn_foreign(path: Path, owner: int) -> None:
+    _log.warning("%s belongs to user %d, and root runs the commands in it: chown root %s", path, owner, path)
 
 
 def is_host(name: str, host_name: str) -> bool:
@@ -242,6 +275,7 @@ def _names_of_hosts(places: Iterable[Address]) -> set[str]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as stream:
+            _check_access(path, os.fstat(stream.fileno()))
             content = stream.read()
         text = content.decode()
     except OSError as error:
@@ -255,6 +289,22 @@ def _read(path: Path) -> dict[str, Any]:
         if twice is not None:
             raise ConfigurationError(f"{path}: {twice}") from error
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
+
+
+def _check_access(path: Path, status: os.stat_result) -> None:
+    """Refuse a file that users other than its owner can change: it has commands, which programs run.
+
+    Its readers may be many: what is secret is in files of its own, which it names.
+    """
+    # The group that a user has alone has the user's number, and the umask of such a user permits it to write.
+    is_of_group = status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
+    if is_of_group or status.st_mode & stat.S_IWOTH:
+        raise ConfigurationError(
+            f"other users can change {path} (mode {stat.S_IMODE(status.st_mode):04o}), and it has commands that "
+            f"programs run: chmod go-w {path}"
+        )
+    if os.geteuid() == 0 != status.st_uid:
+        _warn_foreign(path, status.st_uid)
 
 
 def _given_twice(text: str, error: str) -> str | None:

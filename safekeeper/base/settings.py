@@ -57,6 +57,7 @@ class Option(NamedTuple):
         repeatable: on the command line it may be given several times; the values are passed as a tuple.
         old_name: a shorter name on the command line and in the environment; the help does not show it.
         is_key_only: it is not an option of the command line.
+        in_place_of: an option of which the file's value has no effect if this one is in the environment.
     """
 
     help: str
@@ -69,6 +70,7 @@ class Option(NamedTuple):
     repeatable: bool = False
     old_name: str | None = None
     is_key_only: bool = False
+    in_place_of: str = ""
 
     def names(self, name: str) -> tuple[str, ...]:
         """Return the names under which the option is accepted; `name`, its present one, is the first."""
@@ -109,10 +111,21 @@ def option(
     repeatable: bool = False,
     old_name: str | None = None,
     is_key_only: bool = False,
+    in_place_of: str = "",
 ) -> Any:
     """Declare a field of a settings dataclass; see `Option`. Without a default the option is required."""
     declared = Option(
-        help, parse, default, metavar, reloadable, environment_only, is_flag, repeatable, old_name, is_key_only
+        help,
+        parse,
+        default,
+        metavar,
+        reloadable,
+        environment_only,
+        is_flag,
+        repeatable,
+        old_name,
+        is_key_only,
+        in_place_of,
     )
     return dataclasses.field(metadata={"option": declared})
 
@@ -152,6 +165,7 @@ def secret_option() -> Any:
         default=None,
         metavar="SECRET",
         environment_only=True,
+        in_place_of="secret_file",
     )
 
 
@@ -190,7 +204,10 @@ def load(
     """
     options = options_of(settings_type)
     assigned = _assignments(command_line.get(ASSIGNMENTS) or (), options)
-    in_file = file or {}
+    in_file = dict(file or {})
+    for name, declared in options.items():
+        if declared.in_place_of and environment_variable(prefix, name) in environment:
+            in_file.pop(declared.in_place_of, None)
     values = {}
     for name, declared in options.items():
         names = declared.names(name)

@@ -293,7 +293,7 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
     ),
     frozenset({_CONTROL, _APPEND_REQUEST}),
     (
-        "the proxy sends a proof of a shared secret, and this safekeeper has none: give it --secret-file",
+        "the proxy sends a proof of a shared secret, and this safekeeper has none: set its secret_file",
         Reason.NO_SECRET_HERE,
     ),
     _PROPOSER_TLS,
@@ -318,7 +318,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | Refusal
     ),
     frozenset({_CONTROL, _APPEND_RESPONSE, _READ_RESPONSE}),
-    ("the safekeeper requires a shared secret: give the proxy --secret-file or WALPROXY_SECRET", None),
+    ("the safekeeper requires a shared secret: set secret_file or WALPROXY_SECRET", None),
     _ACCEPTOR_TLS,
 )
 # While the two sides authenticate each other; `FrameDecoder.speak` then sets the next dialect.
@@ -326,7 +326,7 @@ PROPOSER_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
     None,
     frozenset({_AUTHENTICATION}),
     (
-        "the proxy sends no proof of a shared secret, and this safekeeper requires one: give the proxy --secret-file",
+        "the proxy sends no proof of a shared secret, and this safekeeper requires one: set the proxy's secret_file",
         Reason.SECRET_NEEDED,
     ),
     _PROPOSER_TLS,

@@ -56,6 +56,23 @@ SETTINGS = {
 }
 PROGRAMS = {"safekeeper": safekeeper.cli.cli, "walproxy": walproxy.cli.cli}
 
+OF_OTHER_PROGRAMS = {
+    # initdb, pg_config, postgres, pg_rewind, pg_basebackup, pg_receivewal and pgbench.
+    *("--auth", "--encoding", "--no-locale", "--no-sync", "--username", "--wal-segsize", "--bindir", "--single"),
+    *("--config-file", "--restore-target-wal", "--source-server", "--target-pgdata", "--no-password", "--checkpoint"),
+    *("--manifest-checksums", "--no-manifest", "--tablespace-mapping", "--log-prefix"),
+    # Barman, pgBackRest and others.
+    *("--partial-wal", "--recovery-timeout"),
+    # setpriv, docker and etcdctl.
+    *("--ambient-caps", "--clear-groups", "--inh-caps", "--pdeathsig", "--regid", "--reuid"),
+    *("--endpoints", "--profile", "--tag", "--ulimit"),
+    # Of tests/, and of pytest.
+    *("--archives", "--folder", "--majors"),
+}
+"""Options that are not those of walproxy and safekeeper."""
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![\w-])")
+_COMMAND_LINE = re.compile(r"(?<![\w/.-])(?:walproxy|safekeeper) [a-z][^|&;#\n]*")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
 _CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -465,6 +482,89 @@ def test_no_command_of_the_pipeline_is_described_that_does_not_exist() -> None:
 def test_no_command_is_described_that_does_not_exist() -> None:
     described = set(re.findall(r"^## ((?:safekeeper|walproxy) [\w-]+)$", page("cli.md").read_text(), re.MULTILINE))
     assert described == {name for name, _ in commands()}
+
+
+def options_of_commands() -> dict[str, set[str]]:
+    """The options of each command of both programs, also of those in groups, by its words."""
+    found: dict[str, set[str]] = {}
+
+    def visit(name: str, command: click.Command) -> None:
+        found[name] = {option for each in command.params if isinstance(each, click.Option) for option in each.opts} | {
+            "--help"
+        }
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for part in command.list_commands(context):
+                inner = command.get_command(context, part)
+                assert inner is not None
+                visit(f"{name} {part}", inner)
+
+    for program, group in PROGRAMS.items():
+        visit(program, group)
+    return found
+
+
+def options_not_of_the_command(line: str) -> list[str]:
+    """The options in the command lines of a text that are not those of their commands."""
+    known = options_of_commands()
+    wrong = []
+    for match in _COMMAND_LINE.finditer(line):
+        words = match[0].split()
+        name = words[0]
+        if f"{name} {words[1]}" not in known:
+            continue  # A line of the log.
+        for word in words[1:]:
+            if f"{name} {word}" in known:
+                name = f"{name} {word}"
+        given = {word.strip("`'\"();,.:[]").partition("=")[0] for word in words if word.lstrip("`'([").startswith("--")}
+        wrong += [f"{name} {each}" for each in sorted(given - known[name] - {"--"})]
+    return wrong
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_the_commands_of_the_documents_have_the_options_that_are_shown(document: Path) -> None:
+    text = document.read_text().replace("\\\n", " ")
+    shown = [line for block in _CODE_BLOCK.findall(text) for line in block.splitlines()]
+    shown += _CODE_SPAN.findall(_CODE_BLOCK.sub("", text))
+    assert not [each for line in shown for each in options_not_of_the_command(line)]
+
+
+def test_every_option_that_the_documents_name_is_one_of_some_command() -> None:
+    known = set().union(*options_of_commands().values()) | declared_options() | OF_OTHER_PROGRAMS
+    named = {
+        f"{name_of(document)}: {span}"
+        for document in DOCUMENTS
+        if "design" not in document.parts  # There are options of the tests' own tools.
+        for span in _CODE_SPAN.findall(prose(document))
+        if (match := _OPTION.match(span)) and match[0] not in known
+    }
+    assert not named
+
+
+def test_every_option_that_a_message_names_is_one_of_some_command() -> None:
+    known = set().union(*options_of_commands().values()) | declared_options() | OF_OTHER_PROGRAMS
+    unknown = {
+        f"{name_of(path)}:{line}: {option}"
+        for path, line, text in literals()
+        for option in _OPTION.findall(text)
+        if option not in known
+    }
+    assert not unknown
+
+
+def literals() -> Iterator[tuple[Path, int, str]]:
+    """The texts in the code of both programs."""
+    for package in PROGRAMS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                # A module's own docstring may have arrows in it.
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.lineno > 1:
+                    yield path, node.lineno, node.value
+
+
+def declared_options() -> set[str]:
+    """The options that programs of the laboratory declare: the text is the whole option."""
+    return {text for path, _, text in literals() if "lab" in path.parts and _OPTION.fullmatch(text)}
 
 
 def test_the_tables_of_options_are_those_of_the_code() -> None:

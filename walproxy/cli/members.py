@@ -103,7 +103,8 @@ def list_(connection: MembersConfig, as_json: bool) -> None:
 def add(connection: MembersConfig, safekeeper: tuple[int, Address | None], as_json: bool, force: bool) -> None:
     """Add a safekeeper, whose data folder is empty, to the members.
 
-    Start it first. Then add it to --safekeepers of the proxies; until then they connect to the address given here.
+    Start it first. Then add it to [safekeepers] of the cluster's file; until a proxy has read that, it connects to the
+    address given here.
 
     \b
     Example:
@@ -120,7 +121,8 @@ def add(connection: MembersConfig, safekeeper: tuple[int, Address | None], as_js
 def remove(connection: MembersConfig, safekeeper: int, as_json: bool, force: bool) -> None:
     """Remove a safekeeper from the members, whether it runs or not.
 
-    Remove it from --safekeepers of the proxies afterwards; as long as it is listed, it receives WAL and does not count.
+    Remove it from [safekeepers] of the cluster's file afterwards; as long as it is listed, it receives WAL and does not
+    count.
 
     \b
     Example:

@@ -67,8 +67,9 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
         )
     if mode is Mode.PROMOTING and (wal_directory / name).exists():
         sys.exit(missing_code)  # PostgreSQL has it already, and reads it from there next.
-    config = find_cluster_file(config)
-    loaded = load_sources(FetchConfig, command_line, os.environ, config)
+    # PostgreSQL's log would have the same warning for each segment.
+    config = find_cluster_file(config, is_silent=True)
+    loaded = load_sources(FetchConfig, command_line, os.environ, config, is_silent=True)
     silence = Silence(wal_directory, sources_key(system_id, loaded))
     if mode in (Mode.STANDBY, Mode.PROMOTING) and silence.is_recent():
         sys.exit(missing_code)

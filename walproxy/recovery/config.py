@@ -126,14 +126,20 @@ RESTORE: Final = Role("restore", FetchConfig)
 
 
 def load_sources(
-    settings_type: type[_Settings], command_line: Mapping[str, Any], environment: Mapping[str, str], given: Path | None
+    settings_type: type[_Settings],
+    command_line: Mapping[str, Any],
+    environment: Mapping[str, str],
+    given: Path | None,
+    *,
+    is_silent: bool = False,
 ) -> _Settings:
     """Return the settings of a command of recovery; see `load`.
 
     Args:
         given: the cluster's file, None for the default one.
+        is_silent: log no warning if the default one cannot be read.
     """
-    path = find_cluster_file(given)
+    path = find_cluster_file(given, is_silent=is_silent)
     # A restore_command is a new process for each file: it reads the names of the other programs' keys nowhere.
     found = ClusterFile(path, (RESTORE,)).values(RESTORE) if path is not None else {}
     return load(settings_type, ENVIRONMENT_PREFIX, command_line=command_line, environment=environment, file=found)

@@ -65,7 +65,7 @@ def test_a_member_that_is_somebody_else_counts_as_missing_with_the_reason(new_st
     place = f"connecting to safekeeper 2 at 127.0.0.1:{port_of(stand, 2)}, and --safekeepers"
     assert f"{place} lists it at localhost:{port_of(stand, 1)}: correct --safekeepers" in log_of(proxy)
     stand.safekeepers[2].kill9()
-    answers = "safekeeper 1 replied where safekeeper 2 is expected: correct --safekeepers"
+    answers = "safekeeper 1 replied where safekeeper 2 is expected: correct the list of safekeepers"
     wait_for(lambda: answers in (stand.member(2)["problem"] or ""), "the reason is in the status")
     stand.commit(2)
     stand.safekeepers[2].start()

@@ -1,13 +1,17 @@
 """The file of a cluster: which section a program reads, and what is refused with which line."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from safekeeper.base.cluster_file import ClusterFile, is_host
+from safekeeper.base import cluster_file
+from safekeeper.base.cluster_file import ClusterFile, find_cluster_file, is_host
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.process.config import SAFEKEEPER
 from walproxy.cli.configuration import AGENT, PROXY, roles
+from walproxy.recovery.config import FetchConfig, load_sources
 
 CLUSTER = """
 secret_file = "/etc/walproxy/secret"
@@ -177,3 +181,95 @@ def test_the_keys_of_other_programs_are_left_to_them(tmp_path: Path) -> None:
 def test_a_host_is_known_with_and_without_its_domain() -> None:
     assert is_host("db1", "db1.example.org") and is_host("db1.example.org", "db1") and is_host("DB1.", "db1")
     assert not is_host("db1.example.org", "db1.example.com") and not is_host("db1", "db10")
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A default file that this user may not read, also if it is root."""
+    path = tmp_path / "unreadable.toml"
+    monkeypatch.setattr(cluster_file, "DEFAULT_PATH", path)
+
+    def refuse(opened: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(opened))
+
+    monkeypatch.setattr(cluster_file, "open_regular", refuse)
+    return path
+
+
+def test_a_default_file_that_this_user_may_not_read_counts_as_absent(
+    unreadable: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert find_cluster_file(None) is None
+    assert find_cluster_file(None) is None
+    assert caplog.messages == [f"{unreadable} is ignored, because this user may not read it"]
+    with pytest.raises(ConfigurationError, match=r"could not read .*: Permission denied"):
+        ClusterFile(unreadable, roles())  # As with --config.
+
+
+def test_a_restore_command_does_not_warn_of_it_for_each_segment(
+    unreadable: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"archive": "/archive"}
+    loaded = load_sources(FetchConfig, given, {}, find_cluster_file(None, is_silent=True), is_silent=True)
+    assert loaded.archive == "/archive" and caplog.messages == []
+    load_sources(FetchConfig, given, {}, None)
+    assert len(caplog.messages) == 1
+
+
+def test_a_default_file_is_found_if_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "walproxy.toml"
+    monkeypatch.setattr(cluster_file, "DEFAULT_PATH", path)
+    assert find_cluster_file(None) is None
+    path.mkdir()
+    assert find_cluster_file(None) is None
+    path.rmdir()
+    path.touch()
+    assert find_cluster_file(None) == path
+    assert find_cluster_file(tmp_path / "other.toml") == tmp_path / "other.toml"
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "is_accepted"),
+    [
+        (0o644, 1000, 100, True),
+        (0o664, 1000, 1000, True),  # As a checkout has it whose umask is 002.
+        (0o664, 1000, 100, False),
+        (0o646, 1000, 1000, False),
+        (0o666, 0, 0, False),
+    ],
+)
+def test_a_file_that_others_can_change_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: int, owner: int, group: int, is_accepted: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with_status(monkeypatch, mode, owner, group)
+    if is_accepted:
+        written(tmp_path, CLUSTER)
+    else:
+        with pytest.raises(ConfigurationError, match=rf"other users can change .* \(mode {mode:04o}\).*: chmod go-w "):
+            written(tmp_path, CLUSTER)
+
+
+@pytest.mark.parametrize(("user", "warnings"), [(0, 1), (1000, 0)])
+def test_root_is_warned_once_of_a_file_of_another_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, user: int, warnings: int
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with_status(monkeypatch, 0o644, 1000, 1000)
+    written(tmp_path, CLUSTER)
+    written(tmp_path, CLUSTER)
+    assert [each.split(" ", 1)[1] for each in caplog.messages] == warnings * [
+        f"belongs to user 1000, and root runs the commands in it: chown root {tmp_path / 'walproxy.toml'}"
+    ]
+
+
+def test_a_password_in_the_file_is_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path, '[agent]\nconninfo = "host=/run password=x"\n')
+    assert caplog.messages == []
+
+
+def with_status(monkeypatch: pytest.MonkeyPatch, mode: int, owner: int, group: int) -> None:
+    """Let every open file have this mode and these owners."""
+    monkeypatch.setattr(
+        os, "fstat", lambda descriptor: os.stat_result((0o100000 | mode, 0, 0, 1, owner, group, *[0] * 4))
+    )

@@ -372,7 +372,7 @@ def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, aut
         with pytest.raises(ConfigurationError, match=r"safekeeper 1 at .* refuses the proof of the shared secret"):
             greet({"WALPROXY_SECRET": OTHER_SECRET})
         with pytest.raises(
-            WalproxyError, match="the safekeeper requires a shared secret: give the proxy --secret-file"
+            WalproxyError, match="the safekeeper requires a shared secret: set secret_file or WALPROXY_SECRET"
         ):
             greet({})
         with pytest.raises(ConfigurationError, match="it is not signed by a CA of the configured file"):
@@ -407,7 +407,7 @@ def test_on_loopback_only_processes_of_the_same_user_are_served(
         assert str(file) in process.wait_for_line("its proof of the shared secret is wrong")
         monkeypatch.setattr(walproxy.proxy.rebootstrap, "read_peer_credentials", lambda config: Credentials())
         with pytest.raises(
-            WalproxyError, match="the safekeeper requires a shared secret: give the proxy --secret-file"
+            WalproxyError, match="the safekeeper requires a shared secret: set secret_file or WALPROXY_SECRET"
         ):
             greet()
 

@@ -133,7 +133,7 @@ async def test_events_of_another_cluster_are_refused(tmp_path: Path) -> None:
         await node.lead()
         refusal = await node.ask(EventExchange("d" * 32, (event(1),)), Refusal, PROXY)
         assert refusal.code is RefusalCode.OTHER_CLUSTER
-        assert refusal.reason == "safekeeper 1 belongs to another cluster: correct --safekeepers"
+        assert refusal.reason == "safekeeper 1 belongs to another cluster: correct the list of safekeepers"
         assert await kept(node) == [] and node.closed == []
 
 

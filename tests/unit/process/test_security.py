@@ -193,8 +193,26 @@ def proxy_config(files: Path, **options: str) -> ProxyConfig:
 
 
 def test_a_secret_in_two_places_is_refused(files: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--secret-file and SAFEKEEPER_SECRET are both given: remove one"):
+    with pytest.raises(
+        ConfigurationError, match=r"SAFEKEEPER_SECRET_FILE \(--secret-file\) and SAFEKEEPER_SECRET are both given"
+    ):
         Protection(config(files, {"SAFEKEEPER_SECRET": SECRET}, secret_file="FILE"))
+    both = {"SAFEKEEPER_SECRET": SECRET, "SAFEKEEPER_SECRET_FILE": str(files / "secret")}
+    with pytest.raises(ConfigurationError, match="are both given"):
+        Protection(config(files, both))
+
+
+@pytest.mark.parametrize("place", ["", "[safekeeper]\n"])
+def test_the_variable_of_the_secret_overrides_the_secret_of_the_clusters_file(tmp_path: Path, place: str) -> None:
+    file = tmp_path / "walproxy.toml"
+    file.write_text(f'{place}secret_file = "{tmp_path / "none"}"\n')
+    given = {"id": "1", "data_dir": str(tmp_path / "sk1")}
+    loaded = load_config(given, {"SAFEKEEPER_SECRET": SECRET}, file)
+    assert loaded.secret_file is None
+    secret = Protection(loaded).secret
+    assert secret is not None and secret.value == SECRET.encode()
+    with pytest.raises(ConfigurationError, match=r"secret_file: .*none does not exist"):
+        load_config(given, {}, file)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"hunter2 hunter2", b"hunter2 hunter2 \xff\xfe"])

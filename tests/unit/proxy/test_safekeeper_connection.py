@@ -191,15 +191,15 @@ async def test_those_who_fit_talk_in_both_directions(
         (
             Listener(secret=OURS),
             Proxy(),
-            "the proxy sends no proof of a shared secret, and this safekeeper requires one: give the proxy "
-            "--secret-file",
-            "the safekeeper requires a shared secret: give the proxy --secret-file or WALPROXY_SECRET",
+            "the proxy sends no proof of a shared secret, and this safekeeper requires one: set the proxy's "
+            "secret_file",
+            "the safekeeper requires a shared secret: set secret_file or WALPROXY_SECRET",
         ),
         (
             Listener(),
             Proxy(secret=OURS),
-            "the proxy sends a proof of a shared secret, and this safekeeper has none: give it --secret-file",
-            "the safekeeper has no shared secret, and this side requires one: give it --secret-file",
+            "the proxy sends a proof of a shared secret, and this safekeeper has none: set its secret_file",
+            "the safekeeper has no shared secret, and this side requires one: set its secret_file",
         ),
         (
             Listener(server_tls),
