@@ -38,7 +38,7 @@ TURN_S = 3.0
 # How long the others wait for a failover that an agent reports to be under way, and for its guards beside that
 # (`Own.guards_s`): the next agent would begin while fence_command still runs. No commit would be lost, since the first
 # one checks its seal after the guards; but two machines would run the command at the same time, and the first would
-# have waited in vain. Not one long limit for all: a promoted server whose proxy does not lead is waited for as long.
+# be given up. Not one long limit for all: a promoted server whose proxy does not lead is waited for as long.
 BUSY_S = 30.0
 # How long an agent whose attempt has failed leaves the next one to others.
 RETRY_S = 5.0
