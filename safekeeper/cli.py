@@ -15,8 +15,8 @@ import msgspec
 from safekeeper.base.command import run_command
 from safekeeper.base.errors import EXIT_FINE, EXIT_STORAGE, ConfigurationError
 from safekeeper.base.lsn import format_lsn
-from safekeeper.base.settings import click_options, folder, load
-from safekeeper.process.config import ENVIRONMENT_PREFIX, SafekeeperConfig
+from safekeeper.base.settings import click_options, folder
+from safekeeper.process.config import ENVIRONMENT_PREFIX, SafekeeperConfig, load_config
 from safekeeper.serving.users import user_line
 from safekeeper.storage.control_file import DataDirectoryLock
 from safekeeper.storage.filesystem import FileSystem, RealFileSystem
@@ -45,23 +45,24 @@ def cli() -> None:
 @cli.command(epilog=EXIT_CODES)
 @click_options(SafekeeperConfig, ENVIRONMENT_PREFIX)
 @click.pass_obj
-def run(disk: FileSystem | None, /, config: Path | None, **written: str | None) -> None:
+def run(disk: FileSystem | None, /, config: Path | None, **written: Any) -> None:
     """Run a safekeeper until SIGTERM.
 
-    Each option can also be set in the environment or in the file of --config. The command line takes precedence over
-    the environment, the environment over the file. SIGHUP reads them again.
+    Each option can also be set in the environment or in the cluster's file, which has further keys. The command line
+    takes precedence over the environment, the environment over the file. SIGHUP reads them again.
 
     \b
     Examples:
+      safekeeper run
       safekeeper run --id 1 --data-dir /var/lib/safekeeper
       safekeeper run --id 2 --data-dir sk2 --proposer-listen 127.0.0.1:5455 --http-listen 127.0.0.1:7677
-      SAFEKEEPER_ID=3 safekeeper run --config /etc/safekeeper.toml
+      safekeeper run --config walproxy.toml --id 3 -c wal_limit=100GiB
     """
     # Imported here because `inspect` and --help need no web server.
     from safekeeper.process.service import Service
 
     def read() -> SafekeeperConfig:
-        return load(SafekeeperConfig, ENVIRONMENT_PREFIX, command_line=written, environment=os.environ, file=config)
+        return load_config(written, os.environ, config)
 
     # Tests pass a disk with faults (walproxy/lab/testing/faulty_disk.py).
     service = Service(read(), disk or RealFileSystem(), read)
@@ -101,7 +102,7 @@ def inspect(data_dir: str, as_text: bool) -> None:
 @cli.command(epilog=EXIT_CODES)
 @click.argument("name")
 def user(name: str) -> None:
-    """Ask for a password and print the line that adds user NAME to the file of --pg-users.
+    """Ask for a password and print the line that adds user NAME to the file of pg_users.
 
     Without a terminal the password is the first line of standard input. The output does not contain the password.
 

@@ -5,13 +5,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from safekeeper.base.lsn import parse_lsn
+from tests.waiting import wait_for
 from walproxy.lab.testing import WalproxyCluster
 from walproxy.lab.wal_compare import compare_wal
 
@@ -74,13 +74,13 @@ class Ledger:
                 session.pgconn.consume_input()
                 return not session.pgconn.is_busy()
 
-            wait_until(waits, "the commit waits for the quorum")
+            wait_for(waits, "the commit waits for the quorum", timeout_s=_DEADLINE_S)
             # Every commit waits for a moment.
             end = time.monotonic() + _A_WHILE_S
             while time.monotonic() < end:
                 assert waits() and not is_answered(), "the commit does not wait for the quorum"
             self._cluster.heal()
-            wait_until(is_answered, "the commit is acknowledged")
+            wait_for(is_answered, "the commit is acknowledged", timeout_s=_DEADLINE_S)
             while result := session.pgconn.get_result():
                 assert result.status == psycopg.pq.ExecStatus.COMMAND_OK, result.get_error_message()
 
@@ -160,11 +160,11 @@ def hinders_and_heals(cluster: WalproxyCluster) -> None:
     ):
         show, before = f"SHOW {setting}", shown(cluster.conninfo, f"SHOW {setting}")
         cluster.hinder("postgres", kind)
-        wait_until(lambda: shown(cluster.conninfo, show) == value, f"{setting} is changed")  # noqa: B023
+        wait_for(lambda: shown(cluster.conninfo, show) == value, f"{setting} is changed", timeout_s=_DEADLINE_S)  # noqa: B023
         with log_in(cluster.conninfo) as session:
             commit(session)
         cluster.heal("postgres")
-        wait_until(lambda: shown(cluster.conninfo, show) == before, f"{setting} is as before")  # noqa: B023
+        wait_for(lambda: shown(cluster.conninfo, show) == before, f"{setting} is as before", timeout_s=_DEADLINE_S)  # noqa: B023
     standby = cluster.conninfo_of("standby1")
     cluster.hinder("standby1", "replay paused")
     assert shown(standby, paused) is True
@@ -172,7 +172,8 @@ def hinders_and_heals(cluster: WalproxyCluster) -> None:
     assert shown(standby, paused) is False
     for daemon in ("walproxy", "safekeeper1"):
         cluster.hinder(daemon, "hostile HTTP")
-    wait_until(lambda: "limiting HTTP to" in cluster.logs("walproxy", lines=1000), "the proxy names the client")
+    is_limited = "limiting HTTP to"
+    wait_for(lambda: is_limited in cluster.logs("walproxy", lines=1000), "it names the client", timeout_s=_DEADLINE_S)
     with log_in(cluster.conninfo) as session:
         commit(session)
     cluster.heal()
@@ -193,7 +194,7 @@ def _stop_the_leader(cluster: WalproxyCluster) -> None:
         status = cluster.status_of(other)
         return status is not None and status["state"] == "streaming"
 
-    wait_until(other_serves, f"{other} serves in the place of {leader}")
+    wait_for(other_serves, f"{other} serves in the place of {leader}", timeout_s=_DEADLINE_S)
 
 
 def wait_until_whole(cluster: WalproxyCluster) -> None:
@@ -203,14 +204,7 @@ def wait_until_whole(cluster: WalproxyCluster) -> None:
         status = cluster.status()
         return status is not None and {each["state"] for each in status["safekeepers"]} == {"streaming"}
 
-    wait_until(is_whole, "every safekeeper follows")
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.02)
+    wait_for(is_whole, "every safekeeper follows", timeout_s=_DEADLINE_S)
 
 
 def assert_bytes_are_equal(cluster: WalproxyCluster) -> None:

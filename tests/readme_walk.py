@@ -3,7 +3,7 @@
 The blocks are read from README.md, so a command that does not work there fails here, and a block that is added or moved
 has to be added here: `STEPS` names them in order. What the text between the blocks promises is checked after each.
 
-`.ci/walk` runs this file on a fresh Debian, as root and as ordinary users. tests/integration/test_readme.py does it
+`.ci/walk` runs this file on a fresh Debian, as root and as ordinary users. tests/integration/lab/test_readme.py does it
 on this machine, on other ports and without the installation. It needs nothing but Python.
 """
 

@@ -14,6 +14,6 @@ def failure_code(arguments: Sequence[str]) -> int | None:
         return code_for_postgresql(arguments[1:])
     if arguments[:1] != ["check"]:
         return None
-    from walproxy.proxy.health_check import Level  # Not for a restore_command, which is started for each file.
+    from walproxy.proxy.health_check import CheckLevel  # Not for a restore_command, which is started for each file.
 
-    return Level.UNKNOWN.value
+    return CheckLevel.UNKNOWN.value

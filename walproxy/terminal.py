@@ -31,7 +31,7 @@ class Fit(Enum):
     WRAP = "wrap"  # It continues on the next line.
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column of a table.
 
     Attributes:
@@ -55,7 +55,7 @@ def output_console(*, stderr: bool = False) -> Console:
 class FittedTable:
     """A table that rich prints as the module's text describes. Control characters in cells are the caller's matter."""
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    def __init__(self, columns: Sequence[TableColumn]) -> None:
         self._columns = columns
         self._rows: list[tuple[Text, ...]] = []
 

@@ -1,6 +1,7 @@
 """The safekeeper's half of the consensus: a state machine without I/O.
 
 acceptor       the handlers of a proposer's messages, as generators of effects
+following      the leader that is followed
 acceptor_log   the acceptor's log, and how an adoption changes it
 effects        what the node must execute, in order
 trimming       which WAL need not be retained

@@ -32,6 +32,7 @@ from safekeeper.acceptor.effects import (
     ServeRead,
     TruncateWal,
 )
+from safekeeper.acceptor.following import Following
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError, ResourceShortage, StorageFull
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
@@ -40,7 +41,6 @@ from safekeeper.consensus.folder_state import learn, successor_of
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     DIGEST_RANGE_BYTES_MAX,
-    HEARTBEAT_TIMEOUT_S,
     PROTOCOL_VERSION,
     AcceptorGreeting,
     AgentExchange,
@@ -96,18 +96,14 @@ class Acceptor(AcceptorLog):
     """One safekeeper's half of the consensus.
 
     Attributes:
-        leader: the proposer whose history was adopted since the start, None if none.
         has_readers, standbys: the readers of this safekeeper, as last passed to `readers_changed`.
         archiver: the safekeeper that archives, as last assigned by a leader; 0 if none was since the start.
-        pull: the leader's request to read WAL from other members, None if none is under way.
         heard_healthy_at: when a proposer last reported that it is healthy (step 2), None if none has since the start.
         awaits_election: whether no `Elected` was received since the start, or since the last vote: no WAL is removed.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
         super().__init__(control, flush_lsn)
-        self.leader: LeaderId | None = None
-        self.leader_connection: int | None = None
         self.has_readers = False
         self.standbys: tuple[Standby, ...] = ()
         self.archiver = 0
@@ -115,15 +111,8 @@ class Acceptor(AcceptorLog):
         self._archive_progress: tuple[Lsn, str] = (0, "")
         self.awaits_election = True
         self._is_to_cut = False  # A term that gives WAL up was not adopted, for want of disk space.
-        self._leader_seen_at = 0.0
-        self._leader_healthy = False
         self.heard_healthy_at: float | None = None
-        self._sequence = 0
-        self._told_write_lsn: Lsn = 0
-        self._told_sequence = 0
         self._greeted: set[int] = set()
-        self.pull: PullWal | None = None
-        self._pulled_from_lsn = LSN_MAX  # Where the first pull of this adoption began.
         self._checked = control
         self._checked_logs_adopted = self.logs_adopted
         self._checked_commit_lsn = self.commit_lsn
@@ -149,8 +138,6 @@ class Acceptor(AcceptorLog):
             DigestRequest: self._digest,
             TailRequest: self._tail,
         }
-
-    # ------------------------------------------------------------------ events
 
     def receive(self, connection: int, message: ProposerMessage, now: float) -> Effects:
         """Handle a proposer's message.
@@ -189,7 +176,7 @@ class Acceptor(AcceptorLog):
         """Forget a closed connection; if it was the leader's, the leader no longer counts as alive."""
         self._greeted.discard(connection)
         if connection == self.leader_connection:
-            self._forget_leader()
+            self.following = None
 
     def flushed(self, flush_lsn: Lsn) -> AppendResponse | None:
         """Record that a flush which the shell started is done: WAL up to `flush_lsn` is on disk.
@@ -202,39 +189,21 @@ class Acceptor(AcceptorLog):
         Raises:
             InvariantViolation: stop the process.
         """
-        write_lsn = self.write_lsn
-        if not self.flush_lsn <= flush_lsn <= write_lsn:
+        if not self.flush_lsn <= flush_lsn <= self.write_lsn:
             raise InvariantViolation(
                 f"flushed to {format_lsn(flush_lsn)}, outside of "
-                f"[{format_lsn(self.flush_lsn)}, {format_lsn(write_lsn)}]"
+                f"[{format_lsn(self.flush_lsn)}, {format_lsn(self.write_lsn)}]"
             )
         self.flush_lsn = flush_lsn
-        if self._leader_commit_lsn > self.commit_lsn:
-            self._advance_commit()
-        leader, control = self.leader, self.control
-        commit_lsn, truncate_lsn = self.commit_lsn, self.truncate_lsn
-        # What `check` checks, as far as it can have changed since the last check, in one expression.
-        if (
-            control is self._checked
-            and self._checked_commit_lsn <= commit_lsn
-            and self._checked_truncate_lsn <= truncate_lsn <= commit_lsn
-            and leader is not None
-            and leader == control.promised
-            and self.leader_connection is not None
-        ):
-            self._checked_commit_lsn = commit_lsn
-            self._checked_truncate_lsn = truncate_lsn
-        else:
-            self.check()
-            if leader is None:
-                return None
-        self._told_write_lsn = write_lsn
-        self._told_sequence = sequence = self._sequence
-        return AppendResponse(leader, write_lsn, flush_lsn, sequence, self.has_readers)
+        self._advance_commit()
+        self.check()
+        following = self.following
+        return following.answer(self.write_lsn, flush_lsn, self.has_readers) if following is not None else None
 
     def report_write(self) -> Effects:
         """Report WAL that is received but not yet on disk to the leader, if a flush takes long."""
-        if self._told_write_lsn < self.write_lsn:
+        following = self.following
+        if following is not None and following.answered_write_lsn < self.write_lsn:
             yield from self._send_answer()
 
     def readers_changed(self, has_readers: bool, standbys: tuple[Standby, ...]) -> Effects:
@@ -303,15 +272,28 @@ class Acceptor(AcceptorLog):
             raise InvariantViolation(
                 f"truncate_lsn {format_lsn(truncate_lsn)} is above commit_lsn {format_lsn(commit_lsn)}"
             )
-        if self.leader is None:
-            if self.leader_connection is not None:
-                raise InvariantViolation("leader_connection is set without a leader")
-        elif self.leader_connection is None or self.leader != control.promised:
-            raise InvariantViolation(f"{self.leader} leads, and {control.promised} was promised")
-        if self.pull is not None and self.pull.leader_id != self.leader:
-            raise InvariantViolation(f"{self.leader} leads, and WAL is pulled for {self.pull.leader_id}")
+        following = self.following
+        if following is None:
+            return
+        if following.leader_id != control.promised:
+            raise InvariantViolation(f"{following.leader_id} leads, and {control.promised} was promised")
+        if following.pull is not None and following.pull.leader_id != following.leader_id:
+            raise InvariantViolation(f"{following.leader_id} leads, and WAL is pulled for {following.pull.leader_id}")
 
-    # ------------------------------------------------------------------ for status pages
+    @property
+    def leader(self) -> LeaderId | None:
+        """The leader that is followed, None without one."""
+        return self.following.leader_id if self.following is not None else None
+
+    @property
+    def leader_connection(self) -> int | None:
+        """The connection of that leader, None without one."""
+        return self.following.connection if self.following is not None else None
+
+    @property
+    def pull(self) -> PullWal | None:
+        """The leader's request to read WAL from other members, None if none is under way."""
+        return self.following.pull if self.following is not None else None
 
     @property
     def is_voter(self) -> bool:
@@ -337,9 +319,7 @@ class Acceptor(AcceptorLog):
             return "empty"
         if not self.is_voter:
             return "learner"
-        return "following" if self.leader is not None else "idle"
-
-    # ------------------------------------------------------------------ greeting, bootstrap
+        return "following" if self.following is not None else "idle"
 
     def _greeting(self, connection: int, message: ProposerGreeting) -> Effects:
         control = self.control
@@ -352,7 +332,10 @@ class Acceptor(AcceptorLog):
             yield from self._refuse(connection, RefusalCode.VERSION, reason, close=True)
             return
         if message.safekeeper_id != control.safekeeper_id:
-            reason = f"this is safekeeper {control.safekeeper_id}, not {message.safekeeper_id}: correct --safekeepers"
+            reason = (
+                f"this is safekeeper {control.safekeeper_id}, not {message.safekeeper_id}: "
+                "correct the list of safekeepers"
+            )
             yield from self._refuse(connection, RefusalCode.WRONG_ID, reason, close=True)
             return
         for name, theirs, ours in (
@@ -434,7 +417,7 @@ class Acceptor(AcceptorLog):
         if refusal is not None:
             yield from self._refuse(connection, *refusal)
             return
-        self._forget_leader()
+        self.following = None
         # The verified position in the archive belongs to another log.
         self._archive_progress = (0, self._archive_progress[1])
         if brings_back:
@@ -452,10 +435,8 @@ class Acceptor(AcceptorLog):
             return control.membership
         return replaced.membership if replaced is not None and replaced.cluster_id == cluster_id else None
 
-    # ------------------------------------------------------------------ elections
-
     def _pre_vote(self, connection: int, message: PreVoteRequest, now: float) -> Effects:
-        live_proposer_id = self._live_proposer_id(now)
+        live_proposer_id = self._live_proposer_id(now, needs_health=True)
         granted = message.takeover or live_proposer_id in ("", message.proposer_id)
         yield Send(connection, PreVoteResponse(granted, live_proposer_id))
 
@@ -464,9 +445,7 @@ class Acceptor(AcceptorLog):
 
         Else each restart of a primary would cost a term.
         """
-        leader = self.leader
-        is_heard = now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S
-        live_proposer_id = leader.proposer_id if leader is not None and is_heard else ""
+        live_proposer_id = self._live_proposer_id(now, needs_health=False)
         yield Send(connection, PreVoteResponse(live_proposer_id in ("", message.proposer_id), live_proposer_id))
 
     def _vote(self, connection: int, message: VoteRequest, now: float) -> Effects:
@@ -486,12 +465,12 @@ class Acceptor(AcceptorLog):
                 yield Send(connection, VoteResponse(message.leader_id, granted=False, promised=promised))
                 return
             # From now on the deposed leader's appends are refused, also while the flush below runs.
-            self._forget_leader()
+            self.following = None
         yield from self._flush_all()
         if message.leader_id != promised:
             yield from self._persist(promised=message.leader_id)
         # A delayed request may be that of the leader that this acceptor follows.
-        self.awaits_election = self.leader is None
+        self.awaits_election = self.following is None
         yield from self._tell_folders(connection)
         yield Send(
             connection,
@@ -539,8 +518,8 @@ class Acceptor(AcceptorLog):
             yield from self._refuse_generation(connection, theirs.generation)
             return
         self.awaits_election = False
-        if self.leader is not None and message.leader_id != self.leader:
-            self._forget_leader()
+        if message.leader_id != self.leader:
+            self.following = None
         yield from self._flush_all()
         yield from self._finish_adoption()
         # Also true if no member retains the WAL that follows this log.
@@ -550,7 +529,7 @@ class Acceptor(AcceptorLog):
                 refusal = yield from self._adopt(message)
             except StorageFull:
                 # Nothing is written, also not in the name of the leader that was followed, before this is repeated.
-                self._forget_leader()
+                self.following = None
                 raise
             if refusal is not None:
                 yield from self._refuse(connection, *refusal)
@@ -567,12 +546,7 @@ class Acceptor(AcceptorLog):
         if self.leader_connection not in (None, connection):
             # A proposer's newest connection counts; what is still received on the older one is void.
             yield Close(self.leader_connection, "the same proposer has reconnected")
-        self.leader = message.leader_id
-        self.leader_connection = connection
-        self._leader_commit_lsn = message.commit_lsn
-        self._sequence = 0
-        self.pull, self._pulled_from_lsn = None, LSN_MAX
-        self._hear_leader(now, healthy=True)
+        self.following = Following(message.leader_id, connection, message.commit_lsn, seen_at=now)
         # A switch exactly at the write position is done: the adoption, or the start, has named the segment.
         self._next_tli_switch_lsn = next_tli_switch(self.control.history, self.write_lsn)
         self._advance_commit()
@@ -582,16 +556,15 @@ class Acceptor(AcceptorLog):
         yield from self._report_archive()
         yield from self._settle_forks()
 
-    # ------------------------------------------------------------------ streaming
-
     def _append(self, connection: int, message: AppendRequest, now: float) -> Effects:
-        if not (yield from self._is_adopted(connection, message.leader_id)):
+        following = yield from self._followed(connection, message.leader_id)
+        if following is None:
             return
         membership = self.control.membership
         if membership is None or message.generation != membership.generation:
             yield from self._refuse_generation(connection, message.generation)
             return
-        if not message.payload and self._pulled_from_lsn <= message.begin_lsn < self.write_lsn:
+        if not message.payload and following.pulled_from_lsn <= message.begin_lsn < self.write_lsn:
             # A heartbeat: the leader does not know yet how far the pull is.
             message = msgspec.structs.replace(message, begin_lsn=self.write_lsn)
         if message.begin_lsn != self.write_lsn:
@@ -620,7 +593,7 @@ class Acceptor(AcceptorLog):
 
     def _reconfigure(self, connection: int, message: Reconfigure, now: float) -> Effects:
         """Persist the next membership of the term that is followed (S8)."""
-        if not (yield from self._is_adopted(connection, message.leader_id)):
+        if (yield from self._followed(connection, message.leader_id)) is None:
             return
         theirs, own = message.membership, self.control.membership
         if theirs.author != message.leader_id.term:
@@ -645,8 +618,6 @@ class Acceptor(AcceptorLog):
         """Relay the leader's answer to the command that is still connected."""
         if connection == self.leader_connection and message.request_id in self._greeted:
             yield Send(message.request_id, msgspec.structs.replace(message, request_id=0))
-
-    # ------------------------------------------------------------------ data folders (S8e)
 
     def _tell_folders(self, connection: int) -> Effects:
         """Tell a proposer what is known of the members' data folders, before the answer that it decides by."""
@@ -674,7 +645,7 @@ class Acceptor(AcceptorLog):
             return
         if known.identity != (control.safekeeper_id, control.incarnation):
             return  # It was told before.
-        self._forget_leader()
+        self.following = None
         yield from self._persist(incarnation=successor_of(control.incarnation, *message.leader_id))
         reason = (
             f"this data folder was replaced by an older copy of itself: it had {known}, and has {self.folder_state}; "
@@ -682,26 +653,26 @@ class Acceptor(AcceptorLog):
         )
         yield Close(connection, reason)
 
-    def _is_adopted(self, connection: int, leader_id: LeaderId) -> EffectsThen[bool]:
-        """Return whether this leader's history was adopted on this connection; if not, the refusal was sent."""
-        if leader_id == self.leader and connection == self.leader_connection:
-            return True
+    def _followed(self, connection: int, leader_id: LeaderId) -> EffectsThen[Following | None]:
+        """Return what is followed if it is this leader on this connection; if not, None: the refusal was sent."""
+        if self.following is not None and self.following.is_of(leader_id, connection):
+            return self.following
         if leader_id.term < self.control.promised.term:
             yield from self._refuse_stale(connection, leader_id)
         else:
             reason = f"the history of {leader_id} was not adopted on this connection"
             yield from self._refuse(connection, RefusalCode.NOT_ADOPTED, reason, close=True)
-        return False
+        return None
 
     def accepts(self, connection: int, message: AppendRequest) -> bool:
         """Return whether the WAL of an append can be written at once: then write it, and call `wrote`, or `no_room`.
 
         So it is with nearly all appends of a term. The others are for `receive`, which would do the same for these.
         """
-        membership, begin_lsn = self.control.membership, message.begin_lsn
+        following, membership, begin_lsn = self.following, self.control.membership, message.begin_lsn
         return (
-            connection == self.leader_connection
-            and message.leader_id == self.leader
+            following is not None
+            and following.is_of(message.leader_id, connection)
             and begin_lsn == self.write_lsn
             and begin_lsn + len(message.payload) <= self._next_tli_switch_lsn
             and membership is not None
@@ -719,19 +690,16 @@ class Acceptor(AcceptorLog):
         Raises:
             InvariantViolation: stop the process.
         """
-        payload = message.payload
-        self._leader_seen_at = now
-        self._leader_healthy = healthy = message.healthy
-        if healthy:
+        following = self.following
+        assert following is not None  # It accepts appends of the leader that it follows only.
+        following.on_append(message, now)
+        if message.healthy:
             self.heard_healthy_at = now
-        self.write_lsn = message.begin_lsn + len(payload)
-        self._sequence = sequence = message.sequence
-        if message.commit_lsn > self._leader_commit_lsn:
-            self._leader_commit_lsn = message.commit_lsn
-            self._advance_commit()
+        self.write_lsn = message.begin_lsn + len(message.payload)
+        self._advance_commit()
         if message.truncate_lsn > self.truncate_lsn:
             self.truncate_lsn = min(message.truncate_lsn, self.flush_lsn)
-        if payload or sequence == self._told_sequence:
+        if message.payload or message.sequence == following.answered_sequence:
             # An empty message that only carries a commit for readers was acknowledged before.
             return None
         return self.flushed(self.flush_lsn)
@@ -747,7 +715,7 @@ class Acceptor(AcceptorLog):
 
     def _archive_assignment(self, connection: int, message: ArchiveAssignment, now: float) -> Effects:
         """Record the archiver. An assignment on an older connection, or of a deposed leader, is ignored."""
-        if message.leader_id == self.leader and connection == self.leader_connection:
+        if self.following is not None and self.following.is_of(message.leader_id, connection):
             was_archiver = self.is_archiver
             self.archiver = message.archiver
             if message.archived_lsn:
@@ -768,14 +736,12 @@ class Acceptor(AcceptorLog):
             )
             yield Send(self.leader_connection, report)
 
-    # ------------------------------------------------------------------ WAL from other members, and for them
-
     def _pull_wal(self, connection: int, message: PullWal, now: float) -> Effects:
         """Begin to pull WAL, or continue under the new request; end it if no source is named (6.6)."""
-        if not (yield from self._is_adopted(connection, message.leader_id)):
+        following = yield from self._followed(connection, message.leader_id)
+        if following is None:
             return
-        self._pulled_from_lsn = min(self._pulled_from_lsn, self.write_lsn)
-        self.pull = message
+        following.begin_pull(message, self.write_lsn)
         if not message.sources or self.write_lsn >= message.end_lsn:
             yield from self._end_pull("")
 
@@ -808,10 +774,10 @@ class Acceptor(AcceptorLog):
             yield from self._end_pull(problem)
 
     def _end_pull(self, problem: str) -> Effects:
-        pull, self.pull = self.pull, None
-        if pull is not None and self.leader_connection is not None:
-            ended = PullEnded(pull.leader_id, pull.request_id, self.write_lsn, problem)
-            yield Send(self.leader_connection, ended)
+        following = self.following
+        pull = following.end_pull() if following is not None else None
+        if following is not None and pull is not None:
+            yield Send(following.connection, PullEnded(pull.leader_id, pull.request_id, self.write_lsn, problem))
 
     def _peer_read(self, connection: int, message: PeerRead, now: float) -> Effects:
         """Let a member read WAL of the term that both have adopted (6.7)."""
@@ -837,8 +803,6 @@ class Acceptor(AcceptorLog):
         is_whole = control.truncate_to is None and not control.is_log_pending
         return control.promised == leader_id and last_term(control.history) == leader_id.term and is_whole
 
-    # ------------------------------------------------------------------ agents
-
     def _agent_exchange(self, connection: int, message: AgentExchange, now: float) -> Effects:
         """Let an agent of this cluster exchange with the others (step 14)."""
         cluster_id = self.control.cluster_id
@@ -850,7 +814,7 @@ class Acceptor(AcceptorLog):
         elif message.cluster_id != cluster_id:
             reason = (
                 f"safekeeper {self.control.safekeeper_id} belongs to cluster {cluster_id[:8]}, not to "
-                f"{message.cluster_id[:8]}: correct --safekeepers"
+                f"{message.cluster_id[:8]}: correct the list of safekeepers"
             )
             yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason)
         else:
@@ -861,10 +825,10 @@ class Acceptor(AcceptorLog):
         if message.cluster_id == self.control.cluster_id:
             yield ServeEvents(connection, message)
         else:
-            reason = f"safekeeper {self.control.safekeeper_id} belongs to another cluster: correct --safekeepers"
+            reason = (
+                f"safekeeper {self.control.safekeeper_id} belongs to another cluster: correct the list of safekeepers"
+            )
             yield from self._refuse(connection, RefusalCode.OTHER_CLUSTER, reason)
-
-    # ------------------------------------------------------------------ reads for the proposer
 
     def _read(self, connection: int, message: ReadRequest, now: float) -> Effects:
         if not (yield from self._may_read(connection, message.leader_id, message.begin_lsn, message.end_lsn)):
@@ -907,24 +871,12 @@ class Acceptor(AcceptorLog):
             return False
         return True
 
-    # ------------------------------------------------------------------ helpers
-
-    def _hear_leader(self, now: float, healthy: bool) -> None:
-        self._leader_seen_at = now
-        self._leader_healthy = healthy
-
-    def _live_proposer_id(self, now: float) -> str:
-        """Return the id of the proposer that is alive and can lead, empty if none (step 2)."""
-        if self.leader is None or not self._leader_healthy:
+    def _live_proposer_id(self, now: float, *, needs_health: bool) -> str:
+        """Return the id of the proposer that is alive and, if `needs_health`, can lead; empty if none (2.2, 12.2)."""
+        following = self.following
+        if following is None or not following.is_alive(now) or (needs_health and not following.is_healthy):
             return ""
-        return self.leader.proposer_id if now - self._leader_seen_at < HEARTBEAT_TIMEOUT_S else ""
-
-    def _forget_leader(self) -> None:
-        self.leader = None
-        self.leader_connection = None
-        self._leader_commit_lsn = 0
-        self._leader_healthy = False
-        self.pull, self._pulled_from_lsn = None, LSN_MAX
+        return following.leader_id.proposer_id
 
     def _refuse(self, connection: int, code: RefusalCode, reason: str, close: bool = False) -> Effects:
         yield Send(connection, Refusal(code, reason, self.control.promised))

@@ -28,6 +28,7 @@ from safekeeper.acceptor.effects import (
     TruncateWal,
     WriteWal,
 )
+from safekeeper.acceptor.following import Following
 from safekeeper.acceptor.trimming import Kept, TrimRequest, trim_to
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
@@ -59,6 +60,7 @@ class AcceptorLog:
         own_archive_id: the id of the archive that is configured here, empty until it is known.
         folders: what is known of the other members' data folders; `control` may have older states (S8e).
         counts_starts: whether this start is to be counted on disk.
+        following: the leader that is followed, None without one.
     """
 
     def __init__(self, control: ControlState, flush_lsn: Lsn) -> None:
@@ -86,7 +88,7 @@ class AcceptorLog:
         self.own_archive_id = ""
         # The last timed record of the newest segment that has one, among those below the other: see `_trim`.
         self._timed_lsn = self._timed_below_lsn = 0
-        self._leader_commit_lsn: Lsn = 0
+        self.following: Following | None = None
         self._next_tli_switch_lsn: Lsn = LSN_MAX
         # The first change of timeline that another fork might still replace: readers stop there. The log's beginning
         # counts as one, because the very first timeline can be replaced at its first byte.
@@ -176,8 +178,6 @@ class AcceptorLog:
             lsn -= self.control.segment_size
         return lsn
 
-    # ------------------------------------------------------------------ the readable log
-
     @property
     def readable_lsn(self) -> Lsn:
         """End of the WAL that readers may receive: what is below is committed, and on disk here (S7).
@@ -200,8 +200,6 @@ class AcceptorLog:
             if not 0 < record_end_lsn <= committed_lsn:
                 return
             self._open_fork_lsn = next_tli_switch(self.control.history, self._open_fork_lsn)
-
-    # ------------------------------------------------------------------ adoption (S5)
 
     def _adopt(self, message: Elected) -> EffectsThen[Reason | None]:
         """Adopt the elected proposer's history (S5), cutting what diverges; or return why not."""
@@ -473,8 +471,6 @@ class AcceptorLog:
             yield TruncateWal(control.truncate_to, tli_at(control.history, control.truncate_to))
             yield from self._persist(truncate_to=None)
 
-    # ------------------------------------------------------------------ bytes and positions
-
     def _write(self, begin_lsn: Lsn, payload: bytes | memoryview) -> Effects:
         """Write at the write position; begin a segment with the new timeline's name where the timeline changes."""
         end_lsn = begin_lsn + len(payload)
@@ -492,11 +488,9 @@ class AcceptorLog:
         self.write_lsn = end_lsn
 
     def _advance_commit(self) -> None:
-        commit_lsn, flush_lsn = self._leader_commit_lsn, self.flush_lsn
-        if commit_lsn > flush_lsn:
-            commit_lsn = flush_lsn
-        if commit_lsn > self.commit_lsn:
-            self.commit_lsn = commit_lsn
+        """Take over the leader's commit_lsn, as far as the WAL is on disk here."""
+        if self.following is not None:
+            self.commit_lsn = max(self.commit_lsn, min(self.following.commit_lsn, self.flush_lsn))
 
     def _flush_all(self) -> Effects:
         if self.flush_lsn < self.write_lsn:
@@ -521,8 +515,6 @@ class AcceptorLog:
         self.archived_lsn = control.archived_lsn
         self.archive_id = control.archive_id
         self.folders = {state.identity: state for state in control.folders}
-
-    # ------------------------------------------------------------------ data folders (S8e)
 
     @property
     def folder_state(self) -> FolderState:

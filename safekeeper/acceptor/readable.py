@@ -48,14 +48,14 @@ class ReadableLog(NamedTuple):
         return None
 
 
-class Send(NamedTuple):
+class SendRange(NamedTuple):
     """The bytes [begin_lsn, end_lsn) may be sent."""
 
     begin_lsn: Lsn
     end_lsn: Lsn
 
 
-class Wait(NamedTuple):
+class NothingToSend(NamedTuple):
     """There is nothing to send yet."""
 
 
@@ -77,9 +77,9 @@ class Gone(NamedTuple):
     """The reader cannot continue here: what it was sent is not, or no longer, part of this log."""
 
 
-Step: TypeAlias = Send | Wait | TimelineEnd | Removed | Gone
+Step: TypeAlias = SendRange | NothingToSend | TimelineEnd | Removed | Gone
 
-_WAIT = Wait()
+_WAIT = NothingToSend()
 _GONE = Gone()
 
 
@@ -104,7 +104,7 @@ def next_step(log: ReadableLog, tli: int, position_lsn: Lsn, retreated_to_lsn: L
         return _WAIT
     if position_lsn < log.begin_lsn:
         return Removed(position_lsn, min(end_lsn, log.begin_lsn))
-    return Send(position_lsn, end_lsn)
+    return SendRange(position_lsn, end_lsn)
 
 
 def refusal_of_start(log: ReadableLog, tli: int, begin_lsn: Lsn) -> tuple[str, str] | None:

@@ -2,7 +2,7 @@
 
     wal_begin_lsn                                                      readable_lsn  flush_lsn
         |-------------|------------------|--------------|--------------------|----------|
-                      | --wal-limit      | --wal-keep   | two segments, always          |
+                      | wal_limit      | wal_keep   | two segments, always          |
 
 No WAL is lost: what is removed is committed, and either in the archive or on every member. Of that, WAL is removed if
 it exceeds `keep_bytes` and no member, slot or reader needs it. Above `limit_bytes` it is removed even if one does,

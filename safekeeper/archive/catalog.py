@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from safekeeper.archive.objects import ArchivedObject, Listing
+from safekeeper.archive.objects import ArchivedFile, ArchivedObject, Listing
 from safekeeper.base.lsn import LSN_MAX, Lsn, segment_name, segment_start
 from safekeeper.base.timelines import Lineage, timeline_history_name, tli_of_byte
 
@@ -63,26 +63,13 @@ class Catalog:
         self.listing = listing
         self.segment_size = segment_size
         self.histories = dict(histories)
-        self._files: dict[int, dict[Lsn, list[ArchivedObject]]] = {}  # By TLI and begin_lsn, the best first.
-        for archived in listing.objects:
-            if archived.file.kind != "history":
-                by_begin = self._files.setdefault(archived.file.tli, {})
-                by_begin.setdefault(archived.file.begin_lsn, []).append(archived)
-        for by_begin in self._files.values():
-            for candidates in by_begin.values():
-                candidates.sort(key=best_first)
+        self._files: dict[int, dict[Lsn, ArchivedFile]] = {}  # By TLI and begin_lsn: the one that reaches furthest.
+        for file in sorted((archived.file for archived in listing.objects), key=lambda file: file.end_lsn):
+            if file.kind != "history":
+                self._files.setdefault(file.tli, {})[file.begin_lsn] = file
         named = {archived.file.tli for archived in listing.objects}
         self.timelines = tuple(sorted(named | self.histories.keys()))
         self._known_stretches: dict[int, list[_Stretch]] = {}
-
-    def find(self, tli: int, begin_lsn: Lsn) -> ArchivedObject | None:
-        """Return the file of `tli` for the segment that contains byte `begin_lsn`: whole, else the longest partial."""
-        candidates = self.candidates(tli, begin_lsn)
-        return candidates[0] if candidates else None
-
-    def candidates(self, tli: int, begin_lsn: Lsn) -> list[ArchivedObject]:
-        """Return all objects from which `find` chooses, the best first."""
-        return list(self._files.get(tli, {}).get(segment_start(begin_lsn, self.segment_size), ()))
 
     def chain(self, tli: int, begin_lsn: Lsn) -> Lsn:
         """Return how far the WAL of `tli` and its ancestors reaches without a hole from `begin_lsn`."""
@@ -127,8 +114,7 @@ class Catalog:
         """Return for each segment the end of its archived bytes of this lineage, and whether a partial ends there."""
         reach: dict[Lsn, tuple[Lsn, bool]] = {}
         for owner, limit_lsn in (*self.histories.get(tli, ()), (tli, LSN_MAX)):
-            for begin_lsn, candidates in self._files.get(owner, {}).items():
-                file = candidates[0].file
+            for begin_lsn, file in self._files.get(owner, {}).items():
                 end_lsn = min(file.end_lsn, limit_lsn)
                 if begin_lsn < end_lsn > reach.get(begin_lsn, (0, False))[0]:
                     reach[begin_lsn] = end_lsn, file.kind == "partial"

@@ -64,7 +64,7 @@ MANIFEST_PAUSE_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
+class UploadSource(Protocol):
     """Bytes that can be read several times."""
 
     @property
@@ -77,7 +77,7 @@ class Source(Protocol):
         ...
 
 
-Content: TypeAlias = bytes | memoryview | Path | Source
+Content: TypeAlias = bytes | memoryview | Path | UploadSource
 
 
 class _Buffer(NamedTuple):
@@ -273,7 +273,7 @@ class Uploader:
             f"is {target.crc32c:08X}: {other.receipt_key}; nothing is overwritten; find out which of the two is correct"
         )
 
-    def _bring(self, target: ArchivedObject, source: Source, *, is_torn: bool) -> None:
+    def _bring(self, target: ArchivedObject, source: UploadSource, *, is_torn: bool) -> None:
         """Store an object with these bytes unless another archiver has, and read it back."""
         if is_torn:
             if self._holds(target):
@@ -380,7 +380,7 @@ def adopt(store: ObjectStore, cluster_id: str) -> Manifest:
     return adopted
 
 
-def _source_of(content: Content) -> Source:
+def _source_of(content: Content) -> UploadSource:
     """Return the content as a source; in memory if it is small enough to be put at once."""
     if isinstance(content, bytes | memoryview):
         return _Buffer(bytes(content))  # No copy if it is bytes.
@@ -388,7 +388,7 @@ def _source_of(content: Content) -> Source:
     return _Buffer(b"".join(source.pieces())) if source.size <= WHOLE_MAX_BYTES else source
 
 
-def _checksums(source: Source, sizes: Iterable[int]) -> dict[int, int]:
+def _checksums(source: UploadSource, sizes: Iterable[int]) -> dict[int, int]:
     """Return the CRC-32C of the whole source and of its first bytes, for each of `sizes`, in one pass."""
     wanted = sorted({*sizes, source.size})
     sums: dict[int, int] = {}
@@ -407,7 +407,7 @@ def _checksums(source: Source, sizes: Iterable[int]) -> dict[int, int]:
     return sums
 
 
-def _stored(source: Source, compressed: bool) -> bytes | Iterator[bytes]:
+def _stored(source: UploadSource, compressed: bool) -> bytes | Iterator[bytes]:
     """Return the object's content: as bytes if the source is in memory, else in pieces."""
     if not compressed:
         return source.data if isinstance(source, _Buffer) and source.size <= WHOLE_MAX_BYTES else source.pieces()
@@ -417,7 +417,7 @@ def _stored(source: Source, compressed: bool) -> bytes | Iterator[bytes]:
     return _packed(packer, source)
 
 
-def _packed(packer: zstandard.ZstdCompressor, source: Source) -> Iterator[bytes]:
+def _packed(packer: zstandard.ZstdCompressor, source: UploadSource) -> Iterator[bytes]:
     stream = packer.compressobj(size=source.size)
     for piece in source.pieces():
         if packed := stream.compress(piece):

@@ -7,7 +7,7 @@
 
 `ArchivingPlan` decides what is uploaded in which order. Only that runs on the event loop: WAL is read, checked,
 compressed and sent in the archiver's own threads, from the segment's file. If another log is adopted meanwhile, the
-upload ends without a receipt, so wrong bytes do not count (safekeeper/storage/wal_reading.py, `SegmentSource`).
+upload ends without a receipt, so wrong bytes do not count (safekeeper/storage/wal_reading.py, `SegmentBytes`).
 
 Files that have a receipt when the archiving starts, and that are below the leader's archived_lsn, are accepted without
 a comparison: an archiver has read them back. All others are compared with the local WAL.
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archive.objects import ArchivedFile
@@ -36,11 +36,12 @@ from safekeeper.base.errors import (
 )
 from safekeeper.base.logs import ProblemLog, describe_bug, one_line
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.status_fields import SafekeeperArchive
 from safekeeper.base.worker import Worker
 from safekeeper.node.node import Node
 from safekeeper.node.readable_log import LogView
 from safekeeper.storage.filesystem import FileSystem
-from safekeeper.storage.wal_reading import SegmentSource
+from safekeeper.storage.wal_reading import SegmentBytes
 
 if TYPE_CHECKING:
     from safekeeper.archive.upload import Content, Uploader
@@ -151,19 +152,19 @@ class Archiver:
         archived_lsn = max(self.archived_lsn or self._acceptor.archived_lsn, self._node.folder.begin_lsn)
         return max(0, self._acceptor.readable_lsn - archived_lsn)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> SafekeeperArchive:
         """Return the part of /status that describes the archive."""
         acceptor, last_upload_at = self._acceptor, self.statistics.last_upload_at
-        return {
-            "url": self._access.url,
-            "archiver": acceptor.is_archiver,
-            "archived_lsn": format_lsn(self.archived_lsn or acceptor.archived_lsn),
-            "lag_bytes": self.unarchived_bytes,
-            "problem": self.problem,
-            "uploads": self.statistics.uploads,
-            "uploaded_bytes": self.statistics.bytes,
-            "last_upload_at": datetime.fromtimestamp(last_upload_at, UTC).isoformat() if last_upload_at else None,
-        }
+        return SafekeeperArchive(
+            url=self._access.url,
+            archiver=acceptor.is_archiver,
+            archived_lsn=format_lsn(self.archived_lsn or acceptor.archived_lsn),
+            lag_bytes=self.unarchived_bytes,
+            problem=self.problem,
+            uploads=self.statistics.times.count,
+            uploaded_bytes=self.statistics.bytes,
+            last_upload_at=datetime.fromtimestamp(last_upload_at, UTC).isoformat() if last_upload_at else None,
+        )
 
     # The archiver's states.
 
@@ -336,7 +337,7 @@ class Archiver:
     def _segment_source(self, file: ArchivedFile, path: Path) -> "Content":
         acceptor, history = self._acceptor, self._acceptor.control.history
         # A log is cut only when another history is adopted, and another cluster's log has another history, too.
-        return SegmentSource(self._fs, path, file.end_lsn - file.begin_lsn, lambda: acceptor.control.history is history)
+        return SegmentBytes(self._fs, path, file.end_lsn - file.begin_lsn, lambda: acceptor.control.history is history)
 
     def _path_of(self, file: ArchivedFile) -> Path:
         storage = self._node.folder.storage

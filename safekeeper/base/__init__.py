@@ -1,3 +1,3 @@
 """The base of all other packages: LSNs, timelines, errors, settings, logs, networks, signals, histograms, worker
-threads.
+threads, the fields of /status.
 """

@@ -137,10 +137,10 @@ KINDS: Final[dict[str, EventKind]] = {
     "disk-full": EventKind(_ERROR, "a safekeeper lacks disk space", "free some space; writing resumes by itself"),
     "disk-space-back": EventKind(_INFO, "a safekeeper has disk space again"),
     "disk-low": EventKind(
-        _WARNING, "the disk has less free space than `--disk-free-warning`", "free some space, or use a larger disk"
+        _WARNING, "the disk has less free space than `disk_free_warning`", "free some space, or use a larger disk"
     ),
     "wal-limit-exceeded": EventKind(
-        _WARNING, "a safekeeper retains more WAL than `--wal-limit`: the text has the reason", "remove the reason"
+        _WARNING, "a safekeeper retains more WAL than `wal_limit`: the text has the reason", "remove the reason"
     ),
-    "wal-limit-kept": EventKind(_INFO, "the retained WAL is within `--wal-limit` again"),
+    "wal-limit-kept": EventKind(_INFO, "the retained WAL is within `wal_limit` again"),
 }

@@ -16,9 +16,9 @@ Pure.
 """
 
 from collections import deque
-from collections.abc import Callable
 from math import ldexp
-from typing import Any
+
+from safekeeper.base.status_fields import RecentTimes
 
 # Times from 15 us to 64 s. A shorter one is in the first bucket, a longer one in the last.
 LEAST_EXPONENT, GREATEST_EXPONENT = -16, 6
@@ -62,17 +62,6 @@ class Histogram:
         """The number of values."""
         return sum(self.counts)
 
-    def merge(self, other: "Histogram") -> None:
-        """Add the values of another histogram.
-
-        Raises:
-            ValueError: it has other bounds.
-        """
-        if (self._least, len(self.counts)) != (other._least, len(other.counts)):
-            raise ValueError("histograms with other bounds cannot be merged")
-        self.counts = [own + others for own, others in zip(self.counts, other.counts, strict=True)]
-        self.total += other.total
-
     def buckets(self) -> list[tuple[str, float]]:
         """Return (upper bound, number of values up to it) of each bucket, as Prometheus' classic histograms have them.
 
@@ -85,32 +74,30 @@ class Histogram:
             found.append(("+Inf" if is_last else repr(self._bound(index)), float(cumulated)))
         return found
 
-    def quantile(self, share: float) -> float | None:
-        """Return the value below which this share of the values is, None if there are none.
-
-        It is interpolated within its bucket as Prometheus' histogram_quantile does, so that both show the same; a value
-        above the last bound is shown as that bound.
-
-        Args:
-            share: between 0 and 1; 0.99 for p99.
-        """
-        return _quantile(self.counts, share, self._bound)
-
     def _bound(self, index: int) -> float:
         return ldexp(1.0, self._least + index)
 
 
-def _quantile(counts: list[int], share: float, bound: Callable[[int], float]) -> float | None:
+def quantile(counts: list[int], share: float, least: int = LEAST_EXPONENT) -> float | None:
+    """Return the value below which this share of the values in these buckets is, None if there are none.
+
+    It is interpolated within its bucket as Prometheus' histogram_quantile does, so that both show the same; a value
+    above the last bound is shown as that bound.
+
+    Args:
+        share: between 0 and 1; 0.99 for p99.
+        least: see Histogram.
+    """
     count = sum(counts)
     if not count:
         return None
     rank, below = share * count, 0
     for index, here in enumerate(counts[:-1]):
         if here and below + here >= rank:
-            lower = bound(index - 1) if index else 0.0
-            return lower + (bound(index) - lower) * (rank - below) / here
+            lower = ldexp(1.0, least + index - 1) if index else 0.0
+            return lower + (ldexp(1.0, least + index) - lower) * (rank - below) / here
         below += here
-    return bound(len(counts) - 2)
+    return ldexp(1.0, least + len(counts) - 2)
 
 
 class RecentHistogram(Histogram):
@@ -121,8 +108,8 @@ class RecentHistogram(Histogram):
 
     __slots__ = ("_marks",)
 
-    def __init__(self, least: int = LEAST_EXPONENT, greatest: int = GREATEST_EXPONENT) -> None:
-        super().__init__(least, greatest)
+    def __init__(self) -> None:
+        super().__init__()
         # (time, the counts then), oldest first.
         self._marks: deque[tuple[float, list[int]]] = deque(maxlen=_MARKS_MAX)
 
@@ -131,21 +118,18 @@ class RecentHistogram(Histogram):
         if not self._marks or now - self._marks[-1][0] >= _MARK_INTERVAL_S:
             self._marks.append((now, self.counts.copy()))
 
-    def describe(self) -> dict[str, Any]:
-        """Return the number of values, of recent ones, and p50 and p99 of these in seconds, for /status.
-
-        Without a recent one, p50 and p99 are those since the start, and None if there was none then either.
-        """
+    def describe(self) -> RecentTimes:
+        """Return the summary for /status."""
         then = self._marks[0][1] if self._marks else [0] * len(self.counts)
         recent = [now - before for now, before in zip(self.counts, then, strict=True)]
         recent_count = sum(recent)
         shown = recent if recent_count else self.counts
-        return {
-            "count": self.count,
-            "recent_count": recent_count,
-            "p50_s": _rounded(_quantile(shown, 0.5, self._bound)),
-            "p99_s": _rounded(_quantile(shown, 0.99, self._bound)),
-        }
+        return RecentTimes(
+            count=self.count,
+            recent_count=recent_count,
+            p50_s=_rounded(quantile(shown, 0.5, self._least)),
+            p99_s=_rounded(quantile(shown, 0.99, self._least)),
+        )
 
 
 def _rounded(seconds: float | None) -> float | None:

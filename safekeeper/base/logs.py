@@ -3,11 +3,11 @@
     2026-11-21T14:16:05.123Z INFO safekeeper 1 term 3: follows (3, 5f2a81c0) from 0/3000000
 
 The part before the colon names the process and its term at the time of the line. Control characters in text from a peer
-or the operating system are escaped, so an event is always one line. With `--log-format json` each line is a JSON
+or the operating system are escaped, so an event is always one line. With `log_format json` each line is a JSON
 object.
 
 `log_event` logs a line that belongs to an event of event_catalogue.py. A handler for events (event_log.py) gets all of
-these, at any `--log-level`. Some events have no line of their own in the text format, because other lines report the
+these, at any log_level. Some events have no line of their own in the text format, because other lines report the
 same: `record_event`.
 """
 

@@ -1,24 +1,25 @@
 """Settings of a program: declared once, read from four places, validated, immutable.
 
 A program's settings are a frozen dataclass whose fields are created by `option`. Each option can be given on the
-command line, in an environment variable, in a TOML file, or not at all: the first of them that has it takes precedence.
-The value is parsed in the same way from every place, and an error names the place and the valid form.
+command line, in an environment variable, in the cluster's file (safekeeper/base/cluster_file.py), or not at all: the
+first of them that has it takes precedence. The value is parsed in the same way from every place, and an error names the
+place and the valid form.
 
     @dataclass(frozen=True)
     class Settings:
         id: int = option("the safekeeper's number", parse=positive_integer)
         listen: Address = option("where to listen", parse=address, default="127.0.0.1:5454")
 
-    settings = load(Settings, "SAFEKEEPER", command_line={"id": "1"}, environment=os.environ, file=None)
+    settings = load(Settings, "SAFEKEEPER", command_line={"id": "1"}, environment=os.environ)
 
-`click_options` declares the command line; the names of environment variables are the prefix and the name in capitals.
-A key of the file that is not an option is refused by name, because a misspelt option must not be ignored.
+`click_options` declares the command line: what a person types. An option that is a key only is set in the file, in the
+environment, or by -c KEY=VALUE, as of PostgreSQL. The names of environment variables are the prefix and the name in
+capitals.
 """
 
 import dataclasses
 import hmac
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -27,12 +28,14 @@ import click
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
-from safekeeper.base.regular_files import open_regular
 
 _Settings = TypeVar("_Settings")
 _Parse = Callable[[Any], Any]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _REQUIRED = object()
+ASSIGNMENTS = "assignments"
+"""The parameter of the option -c."""
+
 _HOST_NAME = re.compile("[a-z0-9_.-]{1,253}")
 # PostgreSQL: NAMEDATALEN - 1.
 _NAME_LENGTH_MAX = 63
@@ -52,7 +55,9 @@ class Option(NamedTuple):
             nor in a file that other users may read.
         is_flag: on the command line it has no value, and means true.
         repeatable: on the command line it may be given several times; the values are passed as a tuple.
-        old_name: its previous name, accepted in every place; the help does not show it.
+        old_name: a shorter name on the command line and in the environment; the help does not show it.
+        is_key_only: it is not an option of the command line.
+        in_place_of: an option of which the file's value has no effect if this one is in the environment.
     """
 
     help: str
@@ -64,10 +69,24 @@ class Option(NamedTuple):
     is_flag: bool = False
     repeatable: bool = False
     old_name: str | None = None
+    is_key_only: bool = False
+    in_place_of: str = ""
 
     def names(self, name: str) -> tuple[str, ...]:
         """Return the names under which the option is accepted; `name`, its present one, is the first."""
         return (name,) if self.old_name is None else (name, self.old_name)
+
+
+class Given(NamedTuple):
+    """A value as it is written, and where.
+
+    Attributes:
+        place: for an error.
+        value: not parsed yet.
+    """
+
+    place: str
+    value: Any
 
 
 class Address(NamedTuple):
@@ -91,26 +110,46 @@ def option(
     is_flag: bool = False,
     repeatable: bool = False,
     old_name: str | None = None,
+    is_key_only: bool = False,
+    in_place_of: str = "",
 ) -> Any:
     """Declare a field of a settings dataclass; see `Option`. Without a default the option is required."""
-    declared = Option(help, parse, default, metavar, reloadable, environment_only, is_flag, repeatable, old_name)
+    declared = Option(
+        help,
+        parse,
+        default,
+        metavar,
+        reloadable,
+        environment_only,
+        is_flag,
+        repeatable,
+        old_name,
+        is_key_only,
+        in_place_of,
+    )
     return dataclasses.field(metadata={"option": declared})
 
 
-def file_option(help: str) -> Any:
+def key(help: str, **declared: Any) -> Any:
+    """Declare a field that is a key of the file, and not an option of the command line; see `option`."""
+    return option(help, is_key_only=True, **declared)
+
+
+def file_option(help: str, *, is_key_only: bool = False) -> Any:
     """Declare an option for an existing file, None by default."""
-    return option(help, parse=optional(existing_file), default=None, metavar="FILE")
+    return option(help, parse=optional(existing_file), default=None, metavar="FILE", is_key_only=is_key_only)
 
 
 def networks_option(help: str) -> Any:
-    """Declare an option for a list of networks, None by default."""
-    return option(help, parse=optional(networks), default=None, metavar="NETWORK,...", reloadable=True)
+    """Declare a key for a list of networks, None by default."""
+    return key(help, parse=optional(networks), default=None, metavar="NETWORK,...", reloadable=True)
 
 
 def http_hosts_option() -> Any:
-    """Declare the option for the names of the HTTP listener's host."""
-    return option(
-        "Host names for which HTTP is served, separated by commas, besides IP addresses and localhost",
+    """Declare the key for the names of the HTTP listener's host."""
+    return key(
+        "Host names for which HTTP is served, separated by commas, besides IP addresses and localhost; by "
+        "default those of [servers] and [safekeepers]",
         parse=host_names,
         default="",
         metavar="NAME,...",
@@ -126,13 +165,14 @@ def secret_option() -> Any:
         default=None,
         metavar="SECRET",
         environment_only=True,
+        in_place_of="secret_file",
     )
 
 
 def http_tls_option() -> Any:
-    """Declare the option that enables TLS on the HTTP listener."""
-    return option(
-        "Serve HTTP over TLS, with the certificate of --tls-cert", parse=yes_or_no, default="false", metavar="BOOL"
+    """Declare the key that enables TLS on the HTTP listener."""
+    return key(
+        "Serve HTTP over TLS, with the certificate of tls_cert", parse=yes_or_no, default="false", metavar="BOOL"
     )
 
 
@@ -147,51 +187,70 @@ def load(
     *,
     command_line: Mapping[str, Any],
     environment: Mapping[str, str],
-    file: Path | None,
-    file_of: type | None = None,
+    file: Mapping[str, Given] | None = None,
 ) -> _Settings:
     """Return the settings, each from the first place that has it: command line, environment, file, default.
 
     Args:
         settings_type: a frozen dataclass of `option` fields.
         prefix: the prefix of the environment variables, e.g. "SAFEKEEPER".
-        command_line: by option name; None, or an empty tuple, means that it was not given.
+        command_line: by option name; None, or an empty tuple, means that it was not given. What was given by -c is a
+            tuple of KEY=VALUE under ASSIGNMENTS.
         environment: all variables; those without the prefix are ignored.
-        file: a TOML file, or None.
-        file_of: the file may be that of another program, and has its options, too; None: it is this one's.
+        file: what the cluster's file has for this program.
 
     Raises:
-        ConfigurationError: the file cannot be read or has an unknown key, or an option is missing or not valid.
+        ConfigurationError: an option is unknown, missing or not valid.
     """
     options = options_of(settings_type)
-    in_file_options = options if file_of is None else {**options_of(file_of), **options}
-    in_file = _read_file(file, in_file_options) if file is not None else {}
+    assigned = _assignments(command_line.get(ASSIGNMENTS) or (), options)
+    in_file = dict(file or {})
+    for name, declared in options.items():
+        if declared.in_place_of and environment_variable(prefix, name) in environment:
+            in_file.pop(declared.in_place_of, None)
     values = {}
     for name, declared in options.items():
         names = declared.names(name)
         given = [
             [
-                (command_line_name(n), command_line[n])
+                Given(option_name(n, declared), command_line[n])
                 for n in names
                 if command_line.get(n) not in (None, ()) and not declared.environment_only
             ],
-            [(v, environment[v]) for v in (environment_variable(prefix, n) for n in names) if v in environment],
-            [(f"{file}: {n}", in_file[n]) for n in names if n in in_file],
+            [assigned[name]] if name in assigned else [],
+            [Given(v, environment[v]) for v in (environment_variable(prefix, n) for n in names) if v in environment],
+            [in_file[name]] if name in in_file else [],
         ]
         if declared.default is not _REQUIRED:
-            given.append([(f"default of {command_line_name(name)}", declared.default)])
+            given.append([Given(f"default of {option_name(name, declared)}", declared.default)])
         first = next((place for place in given if place), None)
         if first is None:
             variable = environment_variable(prefix, name)
             raise ConfigurationError(
-                f"{command_line_name(name)} is missing: give it, or set {variable}, or write {name} = ... in the file"
+                f"{option_name(name, declared)} is missing: give it, or set {variable}, or write it into the cluster's "
+                "file (--config)"
             )
         values[name] = _value(declared, first)
     return settings_type(**values)
 
 
-def _value(declared: Option, given: Sequence[tuple[str, Any]]) -> Any:
-    """Return the value of an option that one place gives under its present name, its old one, or both.
+def _assignments(written: Sequence[str], options: Mapping[str, Option]) -> dict[str, Given]:
+    """Return what was given by -c, by option."""
+    found = {}
+    for each in written:
+        name, equals, value = each.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or name not in options or not options[name].is_key_only:
+            known = ", ".join(name for name, declared in options.items() if declared.is_key_only)
+            # The value is not quoted: it may be a secret.
+            problem = f"{name} is not a key" if equals else f"{name!r} is not KEY=VALUE"
+            raise ConfigurationError(f"-c: {problem}; the keys are {known}")
+        found[name] = Given(f"-c {name}", value.strip())
+    return found
+
+
+def _value(declared: Option, given: Sequence[Given]) -> Any:
+    """Return the value of an option that one place gives under its name, its shorter one, or both.
 
     Raises:
         ConfigurationError: it is not valid, or the two names have different values.
@@ -215,56 +274,67 @@ def command_line_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def option_name(name: str, declared: Option) -> str:
+    """Return the option's name in a message: as on the command line, or as its key."""
+    return name if declared.is_key_only else command_line_name(name)
+
+
 def environment_variable(prefix: str, name: str) -> str:
     """Return the environment variable of the option."""
     return f"{prefix}_{name.upper()}"
 
 
+def config_option(command: _Command, **attributes: Any) -> _Command:
+    """Add --config to a click command: its parameter `config` is the path of the cluster's file."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        envvar="WALPROXY_CONFIG",
+        metavar="FILE",
+        help="The cluster's file; by default /etc/walproxy/walproxy.toml, if it is there. [WALPROXY_CONFIG]",
+        **attributes,
+    )(command)
+
+
 def click_options(settings_type: type, prefix: str) -> Callable[[_Command], _Command]:
-    """Return a decorator that adds every option of `settings_type`, and `--config`, to a click command.
+    """Return a decorator that adds the options of `settings_type`, --config and, if there are keys, -c to a command.
 
     The values are passed as given, None if not given: `load` parses them.
     """
 
     def decorate(command: _Command) -> _Command:
-        decorated = click.option(
-            "--config",
-            type=click.Path(path_type=Path),
-            envvar=f"{prefix}_CONFIG",
-            metavar="FILE",
-            help="TOML file with any of these options.",
-        )(command)
-        for name, declared in reversed(options_of(settings_type).items()):
-            if declared.environment_only:
+        options = options_of(settings_type)
+        decorated = config_option(command)
+        keys = [name for name, declared in options.items() if declared.is_key_only]
+        if keys:
+            decorated = click.option(
+                "-c",
+                ASSIGNMENTS,
+                metavar="KEY=VALUE",
+                multiple=True,
+                help=f"Set a key of the file for this run; can be repeated. The keys are {', '.join(keys)}.",
+            )(decorated)
+        for name, declared in reversed(options.items()):
+            if declared.environment_only or declared.is_key_only:
                 continue
-            notes = [f"[{environment_variable(prefix, name)}]"]
-            if declared.default is not _REQUIRED and declared.default not in (None, ""):
-                notes.insert(0, f"Default: {declared.default}.")
-            described = f"{declared.help}. {' '.join(notes)}"
-            for accepted in reversed(declared.names(name)):
-                hidden = accepted != name
-                if declared.is_flag:
-                    given = click.option(
-                        command_line_name(accepted),
-                        accepted,
-                        is_flag=True,
-                        default=None,
-                        help=described,
-                        hidden=hidden,
-                    )
-                else:
-                    given = click.option(
-                        command_line_name(accepted),
-                        accepted,
-                        metavar=declared.metavar,
-                        multiple=declared.repeatable,
-                        help=described,
-                        hidden=hidden,
-                    )
-                decorated = given(decorated)
+            for each in reversed(declared.names(name)):
+                decorated = _click_option(each, declared, prefix, name)(decorated)
         return decorated
 
     return decorate
+
+
+def _click_option(spelling: str, declared: Option, prefix: str, name: str) -> Callable[[_Command], _Command]:
+    """Return the click option for one of the names of an option."""
+    notes = [f"[{environment_variable(prefix, name)}]"]
+    if declared.default is not _REQUIRED and declared.default not in (None, ""):
+        notes.insert(0, f"Default: {declared.default}.")
+    shown: dict[str, Any] = {"help": f"{declared.help}. {' '.join(notes)}", "hidden": spelling != name}
+    if declared.is_flag:
+        return click.option(command_line_name(spelling), spelling, is_flag=True, default=None, **shown)
+    return click.option(
+        command_line_name(spelling), spelling, metavar=declared.metavar, multiple=declared.repeatable, **shown
+    )
 
 
 def changed_options(old: Any, new: Any) -> tuple[list[str], list[str]]:
@@ -275,22 +345,6 @@ def changed_options(old: Any, new: Any) -> tuple[list[str], list[str]]:
         if getattr(old, name) != getattr(new, name):
             (reloadable if declared.reloadable else fixed).append(name)
     return reloadable, fixed
-
-
-def _read_file(file: Path, options: Mapping[str, Option]) -> dict[str, Any]:
-    try:
-        with open_regular(file) as stream:
-            content = tomllib.load(stream)
-    except OSError as error:
-        raise ConfigurationError(f"could not read {file}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{file} is not TOML: {error}") from error
-    known = [name for name, declared in options.items() if not declared.environment_only]
-    accepted = {accepted for name in known for accepted in options[name].names(name)}
-    unknown = sorted(set(content) - accepted)
-    if unknown:
-        raise ConfigurationError(f"{file}: unknown option {', '.join(unknown)}; the options are {', '.join(known)}")
-    return content
 
 
 # Parsers. Each takes the given string or TOML value and returns the value, or raises ValueError with one line.

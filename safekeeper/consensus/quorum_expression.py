@@ -7,8 +7,8 @@
 `/` drops the remainder. No intermediate result is negative or above VALUE_MAX. The length and the depth are bounded, so
 that an expression from a peer costs little.
 
-Two sizes belong together: a commit quorum needs `commit` members, and an election `elect` of them. For each N from 1 to
-MEMBERS_MAX:
+Two sizes belong together (S8d): a commit quorum needs `commit` members, and an election `elect` of them. For each N
+from 1 to MEMBERS_MAX:
 
 - both are from 1 to N: N members suffice, and one is needed;
 - commit + elect > N: each elected leader has a vote of a member with the committed WAL;

@@ -18,6 +18,7 @@ import msgspec
 
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
+from safekeeper.base.status_fields import HistoryTerm
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +40,21 @@ class HistoryEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 TermHistory = tuple[HistoryEntry, ...]
+
+
+def listed_terms(history: TermHistory) -> list[HistoryTerm]:
+    """Return a history as /status has it."""
+    return [
+        HistoryTerm(
+            term=entry.term,
+            start_lsn=format_lsn(entry.start_lsn),
+            tli=entry.tli,
+            gives_up=entry.gives_up,
+            floor=entry.floor,
+        )
+        for entry in history
+    ]
+
 
 # Votes and elections must fit a frame with their histories: 10,000 entries take a quarter of a MiB.
 HISTORY_ENTRIES_MAX = 10_000

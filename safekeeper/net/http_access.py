@@ -34,7 +34,7 @@ class Password(Protocol):
         """Read it again; return whether it has changed. Raises ConfigurationError and keeps the old one."""
 
 
-class Verdict(Enum):
+class AccessVerdict(Enum):
     """The answer to a request; each member's comment gives the reason."""
 
     FULL = "full"  # it is for this host, and has the password if one is required
@@ -57,7 +57,7 @@ class HttpAccess(NamedTuple):
     password: Password | None = None
     probes: Collection[str] = ()
 
-    def judge(self, own_name: str, authority: str, headers: Iterable[tuple[bytes, bytes]], path: str) -> Verdict:
+    def judge(self, own_name: str, authority: str, headers: Iterable[tuple[bytes, bytes]], path: str) -> AccessVerdict:
         """Decide how a request is answered.
 
         Args:
@@ -70,13 +70,13 @@ class HttpAccess(NamedTuple):
         if b"host" in found or authority:
             name = host_name(authority or found[b"host"].decode("latin-1"))
             if not (is_address(name) or name == "localhost" or name == own_name.lower() or name in self.hosts):
-                return Verdict.MISDIRECTED
+                return AccessVerdict.MISDIRECTED
         if self.password is None:
-            return Verdict.FULL
+            return AccessVerdict.FULL
         given = _password(found.get(b"authorization", b""))
         if given is None:
-            return Verdict.STATUS_ONLY if path in self.probes else Verdict.NO_PASSWORD
-        return Verdict.FULL if hmac.compare_digest(given, self.password.value) else Verdict.WRONG_PASSWORD
+            return AccessVerdict.STATUS_ONLY if path in self.probes else AccessVerdict.NO_PASSWORD
+        return AccessVerdict.FULL if hmac.compare_digest(given, self.password.value) else AccessVerdict.WRONG_PASSWORD
 
 
 OPEN_TO_ALL = HttpAccess()

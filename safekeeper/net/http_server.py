@@ -44,7 +44,7 @@ from safekeeper.base.logs import RateLimit, describe_bug
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.admission import Admission, Budget
-from safekeeper.net.http_access import OPEN_TO_ALL, HttpAccess, Verdict, named
+from safekeeper.net.http_access import OPEN_TO_ALL, AccessVerdict, HttpAccess, named
 from safekeeper.net.listener import Listener, peer_name, prepare_socket
 from safekeeper.net.tls import ServerTls
 from safekeeper.net.tls_transport import TlsTransport
@@ -136,7 +136,7 @@ _ReadyAnswer = tuple[HTTPStatus, Text | Stream, _Headers]
 class _Key(NamedTuple):
     """What an answer depends on, unless it is that of a QueryRoute to a query."""
 
-    verdict: Verdict
+    verdict: AccessVerdict
     is_options: bool
     path: str
 
@@ -178,7 +178,7 @@ class HttpListener(Listener["HttpConnection"]):
     """
 
     CANNOT_LISTEN = "could not serve HTTP at %s: %s: correct --http-listen"
-    FOREIGN = "refused HTTP to %s: its address is in none of the networks of --http-allow"
+    FOREIGN = "refused HTTP to %s: its address is in none of the networks of http_allow"
     UNPROVEN = "HTTP"
     EVICTED = "closed the HTTP connection from %s, the oldest of %d, for a newer one"
     STALLED = "closed the HTTP stream of %s: it has not read what was sent within %g s"
@@ -254,7 +254,7 @@ class HttpListener(Listener["HttpConnection"]):
         self.admission.renew(connection.number, self.now())
         authority, path, query = _target(request.target)
         verdict = self.access.judge(self.address.host, authority, request.headers, path)
-        if verdict not in (Verdict.FULL, Verdict.STATUS_ONLY):
+        if verdict not in (AccessVerdict.FULL, AccessVerdict.STATUS_ONLY):
             return self._refusal(connection, request, authority, verdict)
         route = self._routes.get(path)
         if route is None:
@@ -278,15 +278,15 @@ class HttpListener(Listener["HttpConnection"]):
             return self._no_answer(connection, bug)
 
     def _refusal(
-        self, connection: "HttpConnection", request: h11.Request, authority: str, verdict: Verdict
+        self, connection: "HttpConnection", request: h11.Request, authority: str, verdict: AccessVerdict
     ) -> tuple[HTTPStatus, Text, _Headers]:
-        if verdict is Verdict.MISDIRECTED:
+        if verdict is AccessVerdict.MISDIRECTED:
             host = authority or dict(request.headers)[b"host"].decode("latin-1")
-            self.refuse(connection.peer, f"its request is for the host {named(host)}: to serve it give --http-hosts")
+            self.refuse(connection.peer, f"its request is for the host {named(host)}: to serve it set http_hosts")
             status = HTTPStatus.MISDIRECTED_REQUEST
-            return status, Text(_PLAIN, b"421: use an IP address or localhost, or give --http-hosts"), (_CLOSE,)
-        reason = "password is wrong" if verdict is Verdict.WRONG_PASSWORD else "request has no password"
-        self.refuse(connection.peer, f"its {reason} (--http-password-file)")
+            return status, Text(_PLAIN, b"421: use an IP address or localhost, or set http_hosts"), (_CLOSE,)
+        reason = "password is wrong" if verdict is AccessVerdict.WRONG_PASSWORD else "request has no password"
+        self.refuse(connection.peer, f"its {reason} (http_password_file)")
         return HTTPStatus.UNAUTHORIZED, _reason(HTTPStatus.UNAUTHORIZED), (_ASK_FOR_PASSWORD, _CLOSE)
 
     async def _slow_answer(
@@ -634,11 +634,11 @@ def _target(target: bytes) -> tuple[str, str, dict[str, str]]:
     )
 
 
-def _encoded(request: h11.Request, answer: Answer, verdict: Verdict) -> _ReadyAnswer:
+def _encoded(request: h11.Request, answer: Answer, verdict: AccessVerdict) -> _ReadyAnswer:
     code, content = answer
     if request.method == b"OPTIONS":
         return HTTPStatus(code), Text(_PLAIN, b""), (_ALLOW,)
-    if verdict is Verdict.STATUS_ONLY:
+    if verdict is AccessVerdict.STATUS_ONLY:
         return HTTPStatus(code), Text(_PLAIN, b""), ()
     if not isinstance(content, Text | Stream):
         body = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"

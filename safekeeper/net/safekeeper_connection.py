@@ -131,7 +131,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if isinstance(transport, TlsTransport):
-            self.reason = "it closed the connection during the TLS handshake: check its --tls-cert and --tls-key"
+            self.reason = "it closed the connection during the TLS handshake: check its tls_cert and tls_key"
         else:
             self.secured()
 

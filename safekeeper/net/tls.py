@@ -271,10 +271,10 @@ class TlsChannel:
             self._began = True
             if data[0] not in (HANDSHAKE_RECORD, ALERT_RECORD):
                 if not self._server_side:
-                    raise RemoteProtocolError("the server does not use TLS: give it --tls-cert and --tls-key")
+                    raise RemoteProtocolError("the server does not use TLS: set its tls_cert and tls_key")
                 self._outgoing.write(_NO_TLS)
                 raise RemoteProtocolError(
-                    "the peer does not use TLS, and this listener requires it: give the peer --tls-ca"
+                    "the peer does not use TLS, and this listener requires it: set the peer's tls_ca"
                 )
         self._incoming.write(data)
 
@@ -357,10 +357,10 @@ class TlsChannel:
 
 # The meaning of a peer's alert, or of a local error, for the operator. Alerts: RFC 8446, 6.2.
 _ALERTS = {
-    "UNKNOWN_CA": "the peer does not trust the CA of this side's certificate: give it that CA's file (its --tls-ca, or "
-    "--tls-client-ca)",
+    "UNKNOWN_CA": "the peer does not trust the CA of this side's certificate: give it that CA's file (its tls_ca, or "
+    "tls_client_ca)",
     "CERTIFICATE_EXPIRED": "the peer reports this side's certificate as expired: renew it, or set the peer's clock",
-    "CERTIFICATE_REQUIRED": "the peer requires a client certificate: give --tls-cert and --tls-key",
+    "CERTIFICATE_REQUIRED": "the peer requires a client certificate: set tls_cert and tls_key",
     "BAD_CERTIFICATE": "the peer refuses this side's certificate, or the name in it: see the peer's log",
     "CERTIFICATE_UNKNOWN": "the peer refuses this side's certificate: see the peer's log",
     "CERTIFICATE_REVOKED": "the peer reports this side's certificate as revoked",

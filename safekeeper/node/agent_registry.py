@@ -28,7 +28,7 @@ from safekeeper.consensus.messages import (
     Refusal,
     RefusalCode,
 )
-from safekeeper.peers.codec import AGENTS_MAX
+from safekeeper.peers.message_checks import AGENTS_MAX
 from safekeeper.storage.control_file import StateFile
 from safekeeper.storage.data_folder import KeptSettings
 
@@ -111,8 +111,6 @@ class AgentRegistry:
         """Forget a connection. The settings that it has sent are written nevertheless."""
         self._waiting.pop(connection, None)
 
-    # ------------------------------------------------------------------ reports
-
     def _keep_report(self, name: str, report: _Report) -> None:
         self._reports.pop(name, None)
         self._reports[name] = report
@@ -147,8 +145,6 @@ class AgentRegistry:
 
     def _answer(self, connection: int, view: AgentView) -> None:
         self._send(connection, msgspec.structs.replace(view, settings=self._kept))
-
-    # ------------------------------------------------------------------ settings
 
     def _load(self) -> AgentSettingsVersion | None:
         try:

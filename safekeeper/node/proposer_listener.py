@@ -285,7 +285,7 @@ class ProposerListener(Listener[Connection]):
     """
 
     CANNOT_LISTEN = "could not listen for proxies at %s: %s: correct --proposer-listen"
-    FOREIGN = "refused a proxy connection from %s: its address is in none of the networks of --allow"
+    FOREIGN = "refused a proxy connection from %s: its address is in none of the networks of allow"
     UNPROVEN = "proxy connections that are not authenticated"
     EVICTED = "closed the proxy connection from %s, the oldest of %d that are not authenticated, for a newer one"
 
@@ -378,7 +378,7 @@ class ProposerListener(Listener[Connection]):
         evicted = self.admission.prove(connection.number, lambda number: self._connections[number].heard_at).evicted
         if evicted:
             limit = self.admission.budget.proven_max
-            self.close(evicted, f"idle for longest of {limit} authenticated ones (--connections-max)", broken=False)
+            self.close(evicted, f"idle for longest of {limit} authenticated ones (connections_max)", broken=False)
 
     def lost(self, connection: Connection) -> None:
         """Forget a connection that is closed."""

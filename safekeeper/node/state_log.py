@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.base.logs import RateLimits, log_event
-from safekeeper.base.lsn import format_lsn
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 from safekeeper.consensus.term_history import TermHistory, describe_history
 
 # Proposers connect to a member whose disk is full about once per second, and it refuses them.
@@ -16,9 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 class ChangeLog:
-    """Remembers what was last logged of an acceptor."""
+    """Remembers what was last logged of an acceptor: a `LogReaders` of its node, to which no append is reported."""
 
     def __init__(self, acceptor: Acceptor) -> None:
+        self.wakes_at_lsn: Lsn = LSN_MAX
         self._acceptor = acceptor
         self._control = acceptor.control
         self._leader = acceptor.leader
@@ -26,7 +27,7 @@ class ChangeLog:
         self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
 
     def update(self) -> None:
-        """Log what has changed. Cheap without a change, because it is called for every append."""
+        """Log what has changed."""
         acceptor = self._acceptor
         if acceptor.control is not self._control:
             self._log_control()

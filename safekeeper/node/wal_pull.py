@@ -19,6 +19,7 @@ from safekeeper.base.errors import ConfigurationError, RemoteProtocolError
 from safekeeper.base.logs import ProblemLog, describe_bug, one_line
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn, segment_start
 from safekeeper.base.settings import address as parse_address
+from safekeeper.base.status_fields import PullStatus
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
     AcceptorGreeting,
@@ -33,7 +34,8 @@ from safekeeper.consensus.messages import (
 )
 from safekeeper.net.safekeeper_connection import Credentials, SafekeeperConnection
 from safekeeper.node.node import Node
-from safekeeper.peers.codec import PROBLEM_BYTES_MAX, encode
+from safekeeper.peers.codec import encode
+from safekeeper.peers.message_checks import PROBLEM_BYTES_MAX
 
 BLOCK_BYTES = 512 << 10
 BLOCKS_IN_FLIGHT = 2
@@ -106,17 +108,17 @@ class WalPuller:
         self._is_closed = True
         self._end()
 
-    def describe(self) -> dict[str, object] | None:
+    def describe(self) -> PullStatus | None:
         """Return the pull under way for /status, None if there is none."""
         if self._pull is None:
             return None
-        return {
-            "end_lsn": format_lsn(self._pull.end_lsn),
-            "source": self.source.safekeeper_id if self.source is not None else None,
-            "address": self.source.address if self.source is not None else None,
-            "bytes": sum(self._of_this_pull.values()),
-            "seconds": round(self._loop.time() - self._began_at, 1),
-        }
+        return PullStatus(
+            end_lsn=format_lsn(self._pull.end_lsn),
+            source=self.source.safekeeper_id if self.source is not None else None,
+            address=self.source.address if self.source is not None else None,
+            bytes=sum(self._of_this_pull.values()),
+            seconds=round(self._loop.time() - self._began_at, 1),
+        )
 
     def _end(self) -> None:
         if self._pull is None:

@@ -25,33 +25,20 @@ and commit, where CPU limits throughput.
 Pure: no I/O, no clock. Bytes from a peer raise only RemoteProtocolError.
 """
 
-import re
 import struct
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from safekeeper.base.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
-from safekeeper.base.events import (
-    FIELD_BYTES_MAX,
-    FIELDS_MAX,
-    PAGE_EVENTS_MAX,
-    TEXT_BYTES_MAX,
-    Event,
-    Field,
-    KeptEvent,
-)
-from safekeeper.base.lsn import LSN_MAX, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, Lsn, format_lsn
+from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 from safekeeper.consensus.control_state import NOBODY, LeaderId
-from safekeeper.consensus.folder_state import FolderState
-from safekeeper.consensus.membership import ADDRESS_BYTES_MAX, Member, Membership, check_quorum_sizes
 from safekeeper.consensus.messages import (
     AcceptorGreeting,
     AcceptorMessage,
     AgentExchange,
-    AgentSettingsVersion,
     AgentView,
     AppendRequest,
     AppendResponse,
@@ -67,7 +54,6 @@ from safekeeper.consensus.messages import (
     EventPage,
     FolderIsOlder,
     FolderStates,
-    KeptReport,
     MembersAnswer,
     PeerRead,
     PreVoteRequest,
@@ -75,14 +61,12 @@ from safekeeper.consensus.messages import (
     ProposerGreeting,
     ProposerMessage,
     PullEnded,
-    PullSource,
     PullWal,
     ReadRequest,
     ReadResponse,
     Reconfigure,
     Reconfigured,
     Refusal,
-    Standby,
     StandbyFeedback,
     TailPreVoteRequest,
     TailRequest,
@@ -90,25 +74,12 @@ from safekeeper.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
-from safekeeper.consensus.term_history import TermHistory, check_history
+from safekeeper.peers.message_checks import QUOTED_CHARACTERS_MAX, WORD, WORD_BYTES_MAX, check_control, check_leader_id
 from safekeeper.peers.peer_auth import BODY_BYTES, AuthenticationMessage, Reason, decode_body, encode_body
-from safekeeper.waldecode.format import RECORD_HEADER_SIZE
-from safekeeper.waldecode.records import LogTail
 
 WIRE_VERSION = 1
 PAYLOAD_BYTES_MAX = 1 << 20
 CONTROL_BYTES_MAX = 2 << 20
-STANDBYS_MAX = 1000
-SOURCES_MAX = 100
-FOLDERS_MAX = 200
-STANDBY_NAME_BYTES_MAX = 63
-PROBLEM_BYTES_MAX = 1000
-AGENTS_MAX = 64
-AGENT_NAME_BYTES_MAX = 63
-AGENT_REPORT_BYTES_MAX = 4 << 10
-AGENT_SETTINGS_BYTES_MAX = 16 << 10
-EVENT_SOURCE_BYTES_MAX = 100
-_QUOTED_CHARACTERS_MAX = 200
 
 _MAGIC = 0x5750
 _CONTROL, _APPEND_REQUEST, _APPEND_RESPONSE, _READ_RESPONSE, _AUTHENTICATION = 1, 2, 3, 4, 5
@@ -117,7 +88,6 @@ _TLS_MAGICS = (0x0316, 0x0315)
 
 _HEADER = struct.Struct("<HBBI")
 # A LeaderId is its term, u64, and its proposer id in 32 bytes, padded with zeros.
-_RUN_BYTES_MAX = 32
 _APPEND_REQUEST_BODY = struct.Struct("<Q32sQQQQQB")  # generation, begin, commit, truncate, sequence, healthy
 _APPEND_RESPONSE_BODY = struct.Struct("<Q32sQQQB")  # write, flush, sequence, has_readers
 _READ_RESPONSE_BODY = struct.Struct("<QQ")  # request_id, begin
@@ -173,7 +143,7 @@ def encode(message: ProposerMessage | AcceptorMessage) -> Buffers:
         )
         return [header, message.payload] if message.payload else [header]
     try:
-        _check_control(message)
+        check_control(message)
     except RemoteProtocolError as error:
         raise LocalProtocolError(str(error)) from error
     body = msgspec.msgpack.encode(message)
@@ -268,9 +238,9 @@ def _require_payload(payload_bytes: int) -> None:
 
 @lru_cache(maxsize=64)
 def _run_to_bytes(run: str) -> bytes:
-    if _WORD.fullmatch(run) is None:
+    if WORD.fullmatch(run) is None:
         raise LocalProtocolError(
-            f"{run!r} cannot be a proposer id: 1 to {_RUN_BYTES_MAX} letters and digits are required"
+            f"{run!r} cannot be a proposer id: 1 to {WORD_BYTES_MAX} letters and digits are required"
         )
     return run.encode()
 
@@ -295,10 +265,10 @@ class Dialect(NamedTuple, Generic[_Message]):
 
 
 _PROPOSER_TLS = (
-    "the proxy uses TLS, and this listener does not: give the safekeeper --tls-cert and --tls-key, "
-    "or start the proxy without --tls-ca"
+    "the proxy uses TLS, and this listener does not: set the safekeeper's tls_cert and tls_key, "
+    "or start the proxy without tls_ca"
 )
-_ACCEPTOR_TLS = "the safekeeper requires TLS: give the proxy --tls-ca"
+_ACCEPTOR_TLS = "the safekeeper requires TLS: set the proxy's tls_ca"
 PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
     msgspec.msgpack.Decoder(
         ProposerGreeting
@@ -323,7 +293,7 @@ PROPOSER_DIALECT: Dialect[ProposerMessage] = Dialect(
     ),
     frozenset({_CONTROL, _APPEND_REQUEST}),
     (
-        "the proxy sends a proof of a shared secret, and this safekeeper has none: give it --secret-file",
+        "the proxy sends a proof of a shared secret, and this safekeeper has none: set its secret_file",
         Reason.NO_SECRET_HERE,
     ),
     _PROPOSER_TLS,
@@ -348,7 +318,7 @@ ACCEPTOR_DIALECT: Dialect[AcceptorMessage] = Dialect(
         | Refusal
     ),
     frozenset({_CONTROL, _APPEND_RESPONSE, _READ_RESPONSE}),
-    ("the safekeeper requires a shared secret: give the proxy --secret-file or WALPROXY_SECRET", None),
+    ("the safekeeper requires a shared secret: set secret_file or WALPROXY_SECRET", None),
     _ACCEPTOR_TLS,
 )
 # While the two sides authenticate each other; `FrameDecoder.speak` then sets the next dialect.
@@ -356,7 +326,7 @@ PROPOSER_AUTHENTICATION: Dialect[AuthenticationMessage] = Dialect(
     None,
     frozenset({_AUTHENTICATION}),
     (
-        "the proxy sends no proof of a shared secret, and this safekeeper requires one: give the proxy --secret-file",
+        "the proxy sends no proof of a shared secret, and this safekeeper requires one: set the proxy's secret_file",
         Reason.SECRET_NEEDED,
     ),
     _PROPOSER_TLS,
@@ -611,13 +581,13 @@ class FrameDecoder(Generic[_Message]):
                 raise RemoteProtocolError(f"{type(message).__name__} has unknown fields or another form")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise RemoteProtocolError(f"a control frame is malformed: {_quotable(error)}") from error
-        _check_control(message)
+        check_control(message)
         return message
 
     def _node(self, term: int, run: bytes) -> LeaderId:
         if term != self._term or run != self._run:
             leader_id = LeaderId(term, run.rstrip(b"\0").decode("latin-1"))
-            _check_somebody(leader_id)
+            check_leader_id(leader_id)
             self._term, self._run, self._leader_id = term, run, leader_id
         return self._leader_id
 
@@ -677,273 +647,4 @@ class DeliveringDecoder(FrameDecoder[_Message]):
 
 def _quotable(error: Exception) -> str:
     """Return msgspec's error, which quotes received bytes, cut so that it fits into a log line."""
-    return "".join(each if each.isprintable() else "?" for each in str(error)[:_QUOTED_CHARACTERS_MAX])
-
-
-# Checks for what no valid peer sends, beyond the MessagePack types. Each raises RemoteProtocolError.
-
-# Ids are part of log lines, JSON and file names.
-_WORD = re.compile(rf"[0-9A-Za-z_-]{{1,{_RUN_BYTES_MAX}}}")
-_RANDOM_ID = re.compile(r"[0-9a-f]{32}")
-
-
-def _check_control(message: Any) -> None:
-    if type(message) is StandbyFeedback and _is_usual_feedback(message):
-        return
-    kind: Any = type(message)
-    for (field, check, may_be_empty), value in zip(_plan_of(kind), msgspec.structs.astuple(message), strict=True):
-        try:
-            if value is not None:
-                if type(value) is not str:
-                    _check_numbers(value)
-                if check is not None:
-                    check(value)
-            if not value and not may_be_empty:
-                raise RemoteProtocolError("it cannot be empty")
-        except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"{kind.__name__}.{field}: {error}") from error
-    if kind in _WITH_RANGES and message.begin_lsn > message.end_lsn:
-        raise RemoteProtocolError(f"{kind.__name__} of a range that ends before it begins")
-    if kind is AgentExchange and bool(message.name) != bool(message.report):
-        raise RemoteProtocolError(f"{kind.__name__} with a name or a report alone")
-
-
-@cache
-def _plan_of(kind: Any) -> tuple[tuple[str, Callable[[Any], None] | None, bool], ...]:
-    """Return the fields of a kind of message: name, check, and whether it may be empty."""
-    never_empty = _NEVER_EMPTY.get(kind, ())
-    return tuple((field, _CHECKS.get(field), field not in never_empty) for field in kind.__struct_fields__)
-
-
-def _is_usual_feedback(message: StandbyFeedback) -> bool:
-    """Return whether the checks find nothing wrong: commits wait for this message, so it is checked in one call."""
-    standbys = message.standbys
-    for name, write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin in map(msgspec.structs.astuple, standbys):
-        if (
-            min(write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin) < 0
-            or max(write_lsn, flush_lsn, apply_lsn, xmin, catalog_xmin) > LSN_MAX
-            or len(name) > STANDBY_NAME_BYTES_MAX
-            or not (name.isascii() and name.isprintable())
-        ):
-            return False
-    return len(standbys) <= STANDBYS_MAX
-
-
-def _check_numbers(value: Any) -> None:
-    """Refuse negative numbers: positions, terms, ids and sizes never are."""
-    if isinstance(value, int):
-        if not 0 <= value <= LSN_MAX:
-            raise RemoteProtocolError(f"{value} is out of range")
-    elif isinstance(value, tuple):
-        for each in value:
-            if type(each) is not str:
-                _check_numbers(each)
-    elif isinstance(value, msgspec.Struct):
-        _check_numbers(msgspec.structs.astuple(value))
-
-
-def _check_word(value: str) -> None:
-    if _WORD.fullmatch(value) is None:
-        raise RemoteProtocolError(f"{value[:64]!r} is not 1 to {_RUN_BYTES_MAX} letters and digits")
-
-
-def _check_word_or_empty(value: str) -> None:
-    if value:
-        _check_word(value)
-
-
-def _check_positive(value: int) -> None:
-    if value <= 0:
-        raise RemoteProtocolError(f"{value} is not positive")
-
-
-def _check_somebody(leader_id: LeaderId) -> None:
-    _check_positive(leader_id.term)
-    _check_word(leader_id.proposer_id)
-
-
-def _check_anybody(leader_id: LeaderId) -> None:
-    if leader_id != NOBODY:
-        _check_somebody(leader_id)
-
-
-def _check_segment_size(value: int) -> None:
-    if value and (value & (value - 1) or not SEGMENT_SIZE_MIN <= value <= SEGMENT_SIZE_MAX):
-        raise RemoteProtocolError(f"{value} is not a segment size: it must be a power of two from 1 MiB to 1 GiB")
-
-
-def _check_membership(membership: Membership) -> None:
-    _check_positive(membership.generation)
-    check_quorum_sizes(membership)
-    if not membership.members:
-        raise RemoteProtocolError("it has no members")
-    for half in membership.halves():
-        _check_members(half)
-
-
-def _check_members(members: tuple[Member, ...]) -> None:
-    ids = [member.id for member in members]
-    if ids != sorted(set(ids)) or ids[0] <= 0:
-        raise RemoteProtocolError(f"the ids {str(ids)[:_QUOTED_CHARACTERS_MAX]} are not positive and ascending")
-    for member in members:
-        _check_word(member.incarnation)
-        _check_address(member.address)
-
-
-def _check_term_history(history: TermHistory) -> None:
-    check_history(history)
-
-
-def _check_crcs(page_crcs: tuple[int, ...]) -> None:
-    if page_crcs and max(page_crcs) > 0xFFFFFFFF:
-        raise RemoteProtocolError("a CRC has more than 32 bits")
-
-
-def _check_log_tail(tail: LogTail) -> None:
-    if len(tail.record_head) > RECORD_HEADER_SIZE or tail.record_crc > 0xFFFFFFFF or tail.previous_lsn >= tail.end_lsn:
-        raise RemoteProtocolError(f"{str(tail)[:_QUOTED_CHARACTERS_MAX]} cannot be the end of a log")
-
-
-def _check_standbys(standbys: tuple[Standby, ...]) -> None:
-    if len(standbys) > STANDBYS_MAX:
-        raise RemoteProtocolError(f"{len(standbys)} standbys are more than the maximum of {STANDBYS_MAX}")
-    for standby in standbys:
-        if len(standby.name.encode()) > STANDBY_NAME_BYTES_MAX or not standby.name.isprintable():
-            raise RemoteProtocolError(f"{standby.name[:64]!r} cannot be the name of a standby")
-
-
-def _check_sources(sources: tuple[PullSource, ...]) -> None:
-    if len(sources) > SOURCES_MAX:
-        raise RemoteProtocolError(f"{len(sources)} sources are more than the maximum of {SOURCES_MAX}")
-    for source in sources:
-        _check_positive(source.safekeeper_id)
-        _check_address(source.address)
-        if not source.address:
-            raise RemoteProtocolError(f"safekeeper {source.safekeeper_id} has no address")
-
-
-def _check_folder(folder: FolderState) -> None:
-    _check_positive(folder.safekeeper_id)
-    _check_word(folder.incarnation)
-
-
-def _check_folders(folders: tuple[FolderState, ...]) -> None:
-    if len(folders) > FOLDERS_MAX:
-        raise RemoteProtocolError(f"{len(folders)} data folders are more than the maximum of {FOLDERS_MAX}")
-    for folder in folders:
-        _check_folder(folder)
-
-
-def check_agent_name(name: str) -> None:
-    """Refuse what cannot be the name of an agent. Empty is fine: a command's.
-
-    Raises:
-        RemoteProtocolError: it is too long, or has characters that cannot be in a line.
-    """
-    if len(name.encode()) > AGENT_NAME_BYTES_MAX or not name.isprintable():
-        raise RemoteProtocolError(f"{name[:64]!r} cannot be the name of an agent")
-
-
-def _check_agent_report(report: bytes) -> None:
-    if len(report) > AGENT_REPORT_BYTES_MAX:
-        raise RemoteProtocolError(f"{len(report)} bytes are more than the maximum of {AGENT_REPORT_BYTES_MAX}")
-
-
-def _check_agent_reports(reports: tuple[KeptReport, ...]) -> None:
-    if len(reports) > AGENTS_MAX:
-        raise RemoteProtocolError(f"{len(reports)} reports are more than the maximum of {AGENTS_MAX}")
-    names = [kept.name for kept in reports]
-    if names != sorted(set(names)) or "" in names:
-        raise RemoteProtocolError("the names of the agents are not ascending")
-    for kept in reports:
-        check_agent_name(kept.name)
-        _check_agent_report(kept.report)
-
-
-def _check_agent_settings(settings: AgentSettingsVersion) -> None:
-    _check_positive(settings.counter)
-    if _RANDOM_ID.fullmatch(settings.author) is None:
-        raise RemoteProtocolError(f"{settings.author[:64]!r} is not an author: 32 hexadecimal digits are required")
-    if len(settings.content) > AGENT_SETTINGS_BYTES_MAX:
-        raise RemoteProtocolError(
-            f"{len(settings.content)} bytes are more than the maximum of {AGENT_SETTINGS_BYTES_MAX}"
-        )
-
-
-def _check_events(events: tuple[Event, ...] | tuple[KeptEvent, ...]) -> None:
-    if len(events) > PAGE_EVENTS_MAX:
-        raise RemoteProtocolError(f"{len(events)} events are more than the maximum of {PAGE_EVENTS_MAX}")
-    for each in events:
-        _check_event(each.event if isinstance(each, KeptEvent) else each)
-
-
-def _check_event(event: Event) -> None:
-    _check_word(event.id)
-    _check_word(event.kind)
-    if len(event.source.encode()) > EVENT_SOURCE_BYTES_MAX or not event.source.isprintable():
-        raise RemoteProtocolError(f"{event.source[:64]!r} cannot be the source of an event")
-    if len(event.text.encode()) > TEXT_BYTES_MAX or not event.text.isprintable():
-        raise RemoteProtocolError(f"{event.text[:64]!r} is not one line of at most {TEXT_BYTES_MAX} bytes")
-    if len(event.fields) > FIELDS_MAX:
-        raise RemoteProtocolError(f"{len(event.fields)} fields are more than the maximum of {FIELDS_MAX}")
-    for name, value in event.fields.items():
-        _check_word(name)
-        if not _is_field(value):
-            raise RemoteProtocolError(f"{str(value)[:64]!r} cannot be the value of a field")
-
-
-def _is_field(value: Field) -> bool:
-    if isinstance(value, str):
-        return len(value.encode()) <= FIELD_BYTES_MAX and value.isprintable()
-    return -LSN_MAX <= value <= LSN_MAX  # False for a float that is not a number.
-
-
-def _check_address(address: str) -> None:
-    if len(address.encode()) > ADDRESS_BYTES_MAX or not address.isprintable():
-        raise RemoteProtocolError(f"{address[:64]!r} is not the address of a member")
-
-
-def _check_problem(problem: str) -> None:
-    if len(problem.encode()) > PROBLEM_BYTES_MAX or not problem.isprintable():
-        raise RemoteProtocolError(f"{problem[:64]!r} is not one line of at most {PROBLEM_BYTES_MAX} bytes")
-
-
-_CHECKS: dict[str, Callable[[Any], None]] = {
-    "protocol_version": _check_positive,
-    "proposer_id": _check_word,
-    "live_proposer_id": _check_word_or_empty,
-    "safekeeper_id": _check_positive,
-    "incarnation": _check_word,
-    "cluster_id": _check_word_or_empty,
-    "archive_id": _check_word_or_empty,
-    "segment_size": _check_segment_size,
-    "membership": _check_membership,
-    "generation": _check_positive,
-    "leader_id": _check_somebody,
-    "promised": _check_anybody,
-    "history": _check_term_history,
-    "page_crcs": _check_crcs,
-    "log_tail": _check_log_tail,
-    "standbys": _check_standbys,
-    "problem": _check_problem,
-    "wanted": _check_members,
-    "refusal": _check_problem,
-    "sources": _check_sources,
-    "folders": _check_folders,
-    "known": _check_folder,
-    "name": check_agent_name,
-    "report": _check_agent_report,
-    "reports": _check_agent_reports,
-    "settings": _check_agent_settings,
-    "events": _check_events,
-}
-_WITH_RANGES = (ReadRequest, DigestRequest, PeerRead)
-_NEVER_EMPTY: dict[type, tuple[str, ...]] = {
-    AgentExchange: ("cluster_id",),
-    AgentView: ("cluster_id",),
-    Bootstrap: ("cluster_id", "system_id", "segment_size", "server_version"),
-    Bootstrapped: ("cluster_id",),
-    ChangeMembers: ("cluster_id", "wanted"),
-    Elected: ("cluster_id", "system_id", "segment_size", "server_version", "history"),
-    FolderStates: ("cluster_id", "folders"),
-}
+    return "".join(each if each.isprintable() else "?" for each in str(error)[:QUOTED_CHARACTERS_MAX])

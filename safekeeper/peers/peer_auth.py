@@ -112,8 +112,8 @@ def decode_body(body: bytes) -> AuthenticationMessage:
 
 # Shown to the proxy's operator.
 _REFUSALS = {
-    Reason.NO_SECRET_HERE: "the safekeeper has no shared secret, and this side requires one: give it --secret-file",
-    Reason.SECRET_NEEDED: "the safekeeper requires a shared secret: give --secret-file or WALPROXY_SECRET",
+    Reason.NO_SECRET_HERE: "the safekeeper has no shared secret, and this side requires one: set its secret_file",
+    Reason.SECRET_NEEDED: "the safekeeper requires a shared secret: set secret_file or WALPROXY_SECRET",
     Reason.WRONG_PROOF: "the safekeeper refuses the proof of the shared secret: the secrets differ, use the same one",
 }
 
@@ -188,7 +188,7 @@ class ProposerSide(_Side):
             if message.safekeeper_id != self._safekeeper_id:
                 raise self._fail(
                     f"safekeeper {message.safekeeper_id} replied where safekeeper {self._safekeeper_id} is expected: "
-                    "correct --safekeepers"
+                    "correct the list of safekeepers"
                 )
             self._acceptor_nonce = message.nonce
             self._state = _State.PROVED

@@ -80,7 +80,7 @@ def read_shared_secret(file: Path | None, value: Secret | None, variable: str) -
         ConfigurationError: both are given, or the file cannot be used.
     """
     if file is not None and value is not None:
-        raise ConfigurationError(f"--secret-file and {variable} are both given: remove one of them")
+        raise ConfigurationError(f"{variable}_FILE (--secret-file) and {variable} are both given: remove one of them")
     return SharedSecret(file, value) if file is not None or value is not None else None
 
 

@@ -23,7 +23,7 @@ from safekeeper.pgwire.scram import ScramServer, parse_verifier
 SASL_BYTES_MAX = 1024
 
 
-class Step(Enum):
+class AuthenticationStep(Enum):
     """The client's next message; each member's comment gives the state after it."""
 
     MECHANISM = "mechanism"  # the initial response: CLIENT_FINAL; one without data: CLIENT_FIRST
@@ -54,7 +54,7 @@ class PasswordExchange:
     ) -> None:
         self._user = user
         self._advice = advice
-        self._step = Step.MECHANISM
+        self._step = AuthenticationStep.MECHANISM
         self._mechanism = ""
         try:
             known = None if verifier is None else parse_verifier(verifier)
@@ -65,7 +65,7 @@ class PasswordExchange:
     @property
     def done(self) -> bool:
         """Whether the password was right."""
-        return self._step is Step.DONE
+        return self._step is AuthenticationStep.DONE
 
     def request(self) -> bytes:
         """Return the request for a password."""
@@ -80,22 +80,22 @@ class PasswordExchange:
         """
         if len(body) > SASL_BYTES_MAX:
             raise RemoteProtocolError(f"a SASL message has {len(body)} bytes, more than {SASL_BYTES_MAX}")
-        if self._step is Step.MECHANISM:
+        if self._step is AuthenticationStep.MECHANISM:
             self._mechanism, first = parse_initial_response(body)
             if self._mechanism not in self._scram.mechanisms:
                 raise ClientRefused("28000", f"the client chose none of {', '.join(self._scram.mechanisms)}")
             if first is None:
-                self._step = Step.CLIENT_FIRST
+                self._step = AuthenticationStep.CLIENT_FIRST
                 return backend.authentication_sasl_continue(b"")
             body = first
-        if self._step is not Step.CLIENT_FINAL:
+        if self._step is not AuthenticationStep.CLIENT_FINAL:
             challenge = self._scram.challenge(self._mechanism, body)
-            self._step = Step.CLIENT_FINAL
+            self._step = AuthenticationStep.CLIENT_FINAL
             return backend.authentication_sasl_continue(challenge)
         proof = self._scram.verify(body)
         if proof is None:
-            raise self._failed("" if self._scram.is_known else f'user "{self._user}" does not exist in --pg-users')
-        self._step = Step.DONE
+            raise self._failed("" if self._scram.is_known else f'user "{self._user}" does not exist in pg_users')
+        self._step = AuthenticationStep.DONE
         return backend.authentication_sasl_final(proof)
 
     def _failed(self, log_message: str = "") -> ClientRefused:

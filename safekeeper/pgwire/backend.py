@@ -43,8 +43,8 @@ _KEEPALIVE_LENGTH = _KEEPALIVE.size - 1
 _AUTHENTICATION_OK, _AUTHENTICATION_SASL, _AUTHENTICATION_SASL_CONTINUE, _AUTHENTICATION_SASL_FINAL = 0, 10, 11, 12
 
 
-class Column(NamedTuple):
-    """A column of a result: `Column("systemid", *TEXT)`."""
+class ResultColumn(NamedTuple):
+    """A column of a result: `ResultColumn("systemid", *TEXT)`."""
 
     name: str
     type_oid: int
@@ -99,7 +99,7 @@ def ready_for_query() -> bytes:
     return _message(b"Z", b"I")
 
 
-def row_description(columns: Sequence[Column]) -> bytes:
+def row_description(columns: Sequence[ResultColumn]) -> bytes:
     """Return the column descriptions of a result. All values are text."""
     fields = (_string(name) + _COLUMN.pack(0, 0, type_oid, size, -1, 0) for name, type_oid, size in columns)
     return _message(b"T", struct.pack(">h", len(columns)) + b"".join(fields))
@@ -129,12 +129,9 @@ def empty_query_response() -> bytes:
 
 def error_response(severity: str, sqlstate: str, message: str, detail: str = "", hint: str = "") -> bytes:
     """Return an error. `severity` is ERROR, or FATAL if the connection ends with it."""
-    return _message(b"E", _report(severity, sqlstate, message, detail, hint))
-
-
-def notice_response(severity: str, sqlstate: str, message: str, detail: str = "", hint: str = "") -> bytes:
-    """Return a notice for the client's user."""
-    return _message(b"N", _report(severity, sqlstate, message, detail, hint))
+    # S may be translated, V never is; here they are equal.
+    fields = [("S", severity), ("V", severity), ("C", sqlstate), ("M", message), ("D", detail), ("H", hint)]
+    return _message(b"E", b"".join(code.encode() + _string(text) for code, text in fields if text) + b"\0")
 
 
 def copy_both_response() -> bytes:
@@ -164,9 +161,3 @@ def _string(text: str) -> bytes:
     if "\0" in text:
         raise LocalProtocolError(f"a string with a NUL cannot be sent: {text[:80]!r}")
     return text.encode() + b"\0"
-
-
-def _report(severity: str, sqlstate: str, message: str, detail: str, hint: str) -> bytes:
-    # S may be translated, V never is; here they are equal.
-    fields = [("S", severity), ("V", severity), ("C", sqlstate), ("M", message), ("D", detail), ("H", hint)]
-    return b"".join(code.encode() + _string(text) for code, text in fields if text) + b"\0"

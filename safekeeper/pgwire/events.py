@@ -30,11 +30,10 @@ AnswerableCommand: TypeAlias = (
 class StartTls(msgspec.Struct, frozen=True):
     """The client starts TLS: write the pending output, then pass `data` and everything after it to the handshake.
 
-    `direct`: the client began with TLS without a request (sslnegotiation=direct); `data` is the part received so far.
+    `data` is what was received so far of a client that began with TLS without a request (sslnegotiation=direct).
     """
 
-    direct: bool
-    data: bytes = b""
+    data: bytes
 
 
 class Authenticated(msgspec.Struct, frozen=True):

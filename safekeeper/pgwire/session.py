@@ -27,7 +27,7 @@ from safekeeper.base.errors import LocalProtocolError, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.pgwire import backend
 from safekeeper.pgwire.authentication import PasswordExchange
-from safekeeper.pgwire.backend import INT8, TEXT, Column
+from safekeeper.pgwire.backend import INT8, TEXT, ResultColumn
 from safekeeper.pgwire.channel_binding import server_end_point
 from safekeeper.pgwire.commands import EmptyQuery, StartReplication, Unsupported, parse_command
 from safekeeper.pgwire.events import (
@@ -51,7 +51,7 @@ from safekeeper.pgwire.refusal import ClientRefused
 from safekeeper.pgwire.startup import admission
 
 
-class State(Enum):
+class SessionState(Enum):
     """The state of a session; each member's comment gives the transitions to the next."""
 
     STARTUP = "startup"  # the startup packet: AUTHENTICATING or READY; a request for TLS: TLS_HANDSHAKE
@@ -67,7 +67,7 @@ class State(Enum):
 
 _TLS_RECORD_HANDSHAKE = 0x16
 _COPY_DATA = ord("d")
-_NEXT_TIMELINE_COLUMNS = (Column("next_tli", *INT8), Column("next_tli_startpos", *TEXT))
+_NEXT_TIMELINE_COLUMNS = (ResultColumn("next_tli", *INT8), ResultColumn("next_tli_startpos", *TEXT))
 
 
 class Session:
@@ -100,7 +100,7 @@ class Session:
         self._mock_salt = mock_salt
         self._decoder = FrontendDecoder()
         self._output = bytearray()
-        self._state = State.STARTUP
+        self._state = SessionState.STARTUP
         self._encrypted = False
         self._asked_for: set[int] = set()
         self._channel_binding: bytes | None = None
@@ -112,14 +112,9 @@ class Session:
         self._our_copy_done = False
 
     @property
-    def state(self) -> State:
+    def state(self) -> SessionState:
         """The session's state."""
         return self._state
-
-    @property
-    def client_copy_done(self) -> bool:
-        """Whether the client ended its direction of the present COPY."""
-        return self._client_copy_done
 
     def take_output(self) -> bytes:
         """Return the pending output, and clear it."""
@@ -130,15 +125,15 @@ class Session:
     def explain_eof(self) -> str:
         """Return, for the log, the likely reason if the client disconnects in the present state."""
         match self._state:
-            case State.AUTHENTICATING:
+            case SessionState.AUTHENTICATING:
                 user = f'user "{self._client.user}" ' if self._client is not None else ""
                 return (
                     f"{user}disconnected at the request for a password: it has none, or does not support SCRAM-SHA-256"
                     f"{self._password_advice}"
                 )
-            case State.TLS_HANDSHAKE:
+            case SessionState.TLS_HANDSHAKE:
                 return "disconnected during the TLS handshake: it may not trust the certificate"
-            case State.STARTUP:
+            case SessionState.STARTUP:
                 return "disconnected before its startup packet"
             case _:
                 return "disconnected without a Terminate message"
@@ -152,9 +147,9 @@ class Session:
             RemoteProtocolError: the client is refused, or the input is not valid; the session is over, and the rest of
                 `data` no longer matters.
         """
-        if self._state is State.CLOSED:
+        if self._state is SessionState.CLOSED:
             return []
-        if self._state is State.TLS_HANDSHAKE:
+        if self._state is SessionState.TLS_HANDSHAKE:
             raise LocalProtocolError("bytes of a TLS handshake must not reach the session")
         self._decoder.feed(data)
         events: list[Event] = []
@@ -166,9 +161,9 @@ class Session:
             raise
         except RemoteProtocolError as error:
             # Without a startup packet the client may use any protocol, and could not decode a reply.
-            if self._state is not State.STARTUP:
+            if self._state is not SessionState.STARTUP:
                 self._output += backend.error_response("FATAL", "08P01", str(error))
-            self._state = State.CLOSED
+            self._state = SessionState.CLOSED
             raise
         return events
 
@@ -179,25 +174,25 @@ class Session:
             server_certificate_der: the certificate that the client received, for channel binding; None: without.
             only_user: the name in the client's certificate; no other user is admitted. None: it sent none.
         """
-        self._require(State.TLS_HANDSHAKE)
+        self._require(SessionState.TLS_HANDSHAKE)
         if server_certificate_der is not None:
             self._channel_binding = server_end_point(server_certificate_der)
         self._only_user = only_user
         self._encrypted = True
-        self._state = State.STARTUP
+        self._state = SessionState.STARTUP
 
     def _receive_one(self, events: list[Event]) -> bool:
         """Decode and handle one packet or message; return whether there may be another one."""
         state = self._state
-        if state is State.STARTUP:
+        if state is SessionState.STARTUP:
             return self._receive_packet(events)
-        if state is State.CLOSED or state is State.TLS_HANDSHAKE:
+        if state is SessionState.CLOSED or state is SessionState.TLS_HANDSHAKE:
             return False
         message = self._decoder.next_message()
         if message is None:
             return False
         kind, body = message
-        if kind == _COPY_DATA and (state is State.COPY or state is State.COPY_ENDING):
+        if kind == _COPY_DATA and (state is SessionState.COPY or state is SessionState.COPY_ENDING):
             if self._client_copy_done:
                 raise RemoteProtocolError("the client sent more after it had ended its direction of the COPY")
             events.append(parse_copy_data(body))
@@ -208,19 +203,19 @@ class Session:
     def _receive_message(self, kind: str, body: bytes, events: list[Event]) -> None:
         state = self._state
         if kind == "X":
-            self._state = State.CLOSED
+            self._state = SessionState.CLOSED
             events.append(Terminated())
-        elif state is State.AUTHENTICATING and kind == "p":
+        elif state is SessionState.AUTHENTICATING and kind == "p":
             self._receive_password(body, events)
-        elif state is State.READY:
+        elif state is SessionState.READY:
             self._receive_command(kind, body, events)
-        elif state is State.SKIPPING:
+        elif state is SessionState.SKIPPING:
             if kind == "S":
                 self._output += backend.ready_for_query()
-                self._state = State.READY
-        elif kind == "c" and state in (State.COPY, State.COPY_ENDING) and not self._client_copy_done:
+                self._state = SessionState.READY
+        elif kind == "c" and state in (SessionState.COPY, SessionState.COPY_ENDING) and not self._client_copy_done:
             self._client_copy_done = True
-            self._state = State.COPY_ENDING
+            self._state = SessionState.COPY_ENDING
             events.append(CopyEnded())
         else:
             raise _misplaced(kind, state)
@@ -240,7 +235,7 @@ class Session:
             return False
         if packet.code == CANCEL_REQUEST:
             # No command here runs long enough to be cancelled, and the client does not wait for a reply.
-            self._state = State.CLOSED
+            self._state = SessionState.CLOSED
             events.append(Terminated())
         elif packet.code in (SSL_REQUEST, GSSENC_REQUEST):
             self._receive_encryption_request(packet.code, events)
@@ -267,8 +262,8 @@ class Session:
             raise ClientRefused("08P01", "the client sent unencrypted bytes after its request for TLS")
         if not direct:
             self._output += b"S"
-        self._state = State.TLS_HANDSHAKE
-        events.append(StartTls(direct, rest))
+        self._state = SessionState.TLS_HANDSHAKE
+        events.append(StartTls(rest))
 
     def _receive_startup(self, version: int, body: bytes, events: list[Event]) -> None:
         if self._tls and not self._encrypted:
@@ -295,7 +290,7 @@ class Session:
             advice=self._password_advice,
         )
         self._output += self._exchange.request()
-        self._state = State.AUTHENTICATING
+        self._state = SessionState.AUTHENTICATING
 
     def _receive_password(self, body: bytes, events: list[Event]) -> None:
         if self._exchange is None or self._client is None:
@@ -309,7 +304,7 @@ class Session:
         for name, value in self._parameters.items():
             self._output += backend.parameter_status(name, value)
         self._output += backend.ready_for_query()
-        self._state = State.READY
+        self._state = SessionState.READY
         events.append(client)
 
     # Commands.
@@ -326,7 +321,7 @@ class Session:
                 if kind == "F":
                     self._output += backend.ready_for_query()
                 else:
-                    self._state = State.SKIPPING
+                    self._state = SessionState.SKIPPING
             case "d" | "c" | "f" | "H":
                 # Flush needs no reply; the others were sent before the client received the error that ended its COPY.
                 pass
@@ -346,7 +341,7 @@ class Session:
             self._refuse_command("0A000", f"a safekeeper does not support {command.what}", command.hint, events)
             self._output += backend.ready_for_query()
         else:
-            self._state = State.BUSY
+            self._state = SessionState.BUSY
             self._streaming_command = isinstance(command, StartReplication)
             events.append(CommandReceived(command))
 
@@ -356,7 +351,7 @@ class Session:
 
     # Calls of the owner. In CLOSED they do nothing: the client may disconnect while its answer is being prepared.
 
-    def answer(self, columns: Sequence[Column], row: Sequence[str | bytes | None] | None, tag: str) -> None:
+    def answer(self, columns: Sequence[ResultColumn], row: Sequence[str | bytes | None] | None, tag: str) -> None:
         """Answer the command with a result of one row, or of none, and the command's tag.
 
         Raises:
@@ -364,7 +359,7 @@ class Session:
         """
         if self._is_over():
             return
-        self._require(State.BUSY)
+        self._require(SessionState.BUSY)
         self._output += backend.row_description(columns)
         if row is not None:
             self._output += backend.data_row(row)
@@ -374,7 +369,7 @@ class Session:
         """Answer the command with only its tag."""
         if self._is_over():
             return
-        self._require(State.BUSY)
+        self._require(SessionState.BUSY)
         self._become_ready(tag)
 
     def refuse(self, sqlstate: str, message: str, *, detail: str = "", hint: str = "", fatal: bool = False) -> None:
@@ -382,42 +377,35 @@ class Session:
         if self._is_over():
             return
         if not fatal:
-            self._require(State.BUSY, State.COPY, State.COPY_ENDING)
+            self._require(SessionState.BUSY, SessionState.COPY, SessionState.COPY_ENDING)
             self._output += backend.error_response("ERROR", sqlstate, message, detail, hint)
             self._become_ready()
             return
         # During a TLS handshake the client could not decode it.
-        if self._state is not State.TLS_HANDSHAKE:
+        if self._state is not SessionState.TLS_HANDSHAKE:
             self._output += backend.error_response("FATAL", sqlstate, message, detail, hint)
-        self._state = State.CLOSED
-
-    def notice(self, message: str) -> None:
-        """Send a notice to the client's user."""
-        if self._is_over():
-            return
-        self._require(State.READY, State.BUSY, State.COPY, State.COPY_ENDING)
-        self._output += backend.notice_response("NOTICE", "00000", message)
+        self._state = SessionState.CLOSED
 
     def begin_copy(self) -> None:
         """Start streaming, in answer to START_REPLICATION."""
         if self._is_over():
             return
-        self._require(State.BUSY)
+        self._require(SessionState.BUSY)
         if not self._streaming_command:
             raise LocalProtocolError("only START_REPLICATION starts a COPY")
         self._output += backend.copy_both_response()
         self._client_copy_done = self._our_copy_done = False
-        self._state = State.COPY
+        self._state = SessionState.COPY
 
     def end_copy(self) -> None:
         """End the server's direction of the COPY: no more WAL may be written; the client's messages still count."""
         if self._is_over():
             return
-        self._require(State.COPY, State.COPY_ENDING)
+        self._require(SessionState.COPY, SessionState.COPY_ENDING)
         if not self._our_copy_done:
             self._output += backend.copy_done()
             self._our_copy_done = True
-        self._state = State.COPY_ENDING
+        self._state = SessionState.COPY_ENDING
 
     def finish_copy(self, next_timeline: tuple[int, Lsn] | None) -> None:
         """Leave the COPY that the client has ended, or that did not begin because the timeline ends at its start.
@@ -427,8 +415,8 @@ class Session:
         """
         if self._is_over():
             return
-        self._require(State.BUSY, State.COPY_ENDING)
-        if self._state is State.COPY_ENDING:
+        self._require(SessionState.BUSY, SessionState.COPY_ENDING)
+        if self._state is SessionState.COPY_ENDING:
             if not self._client_copy_done:
                 raise LocalProtocolError("a COPY cannot end before the client ended it")
             self.end_copy()
@@ -444,15 +432,15 @@ class Session:
         if tag:
             self._output += backend.command_complete(tag)
         self._output += backend.ready_for_query()
-        self._state = State.READY
+        self._state = SessionState.READY
 
     def _is_over(self) -> bool:
-        return self._state is State.CLOSED
+        return self._state is SessionState.CLOSED
 
-    def _require(self, *states: State) -> None:
+    def _require(self, *states: SessionState) -> None:
         if self._state not in states:
             raise LocalProtocolError(f"this message cannot be sent in the state {self._state.value}")
 
 
-def _misplaced(kind: str, state: State) -> RemoteProtocolError:
+def _misplaced(kind: str, state: SessionState) -> RemoteProtocolError:
     return RemoteProtocolError(f"a message of type {kind!r} is not expected in the state {state.value}")

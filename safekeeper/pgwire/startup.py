@@ -21,7 +21,7 @@ _NOT_SETTINGS = {"user", "database", "replication", "application_name", "options
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmittedClient:
     """A client that can be served, once it is authenticated.
 
     `is_negotiated`: it requested a newer protocol 3.x or protocol options, to which a reply must be sent.
@@ -32,7 +32,7 @@ class Admission:
     unknown_options: tuple[str, ...]
 
 
-def admission(version: int, body: bytes) -> Admission:
+def admission(version: int, body: bytes) -> AdmittedClient:
     """Evaluate the startup packet of protocol `version`.
 
     Raises:
@@ -56,7 +56,7 @@ def admission(version: int, body: bytes) -> Admission:
     ignored = _NOT_SETTINGS.union(unknown_options)
     settings |= {name.lower(): value for name, value in parameters.items() if name not in ignored}
     client = Authenticated(user, clean_name(parameters.get("application_name", "")), settings)
-    return Admission(client, bool(minor or unknown_options), unknown_options)
+    return AdmittedClient(client, bool(minor or unknown_options), unknown_options)
 
 
 def parse_parameters(body: bytes) -> dict[str, str]:

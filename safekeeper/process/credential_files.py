@@ -28,7 +28,7 @@ def require_pair(cert: Path | None, key: Path | None) -> None:
         ConfigurationError: one of them is missing.
     """
     if (cert is None) != (key is None):
-        given, missing = ("--tls-key", "--tls-cert") if cert is None else ("--tls-cert", "--tls-key")
+        given, missing = ("tls_key", "tls_cert") if cert is None else ("tls_cert", "tls_key")
         raise ConfigurationError(f"{given} has no effect without {missing}: give both")
 
 

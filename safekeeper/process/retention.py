@@ -10,13 +10,13 @@ every TRIM_INTERVAL_S, because slots and readers advance without a new segment.
 
 import asyncio
 import logging
-from typing import Any
 
 from safekeeper.acceptor.trimming import TrimRequest
 from safekeeper.archiving.archiver import Archiver
 from safekeeper.archiving.read_through import FETCHES_AT_ONCE, SEGMENTS_KEPT
 from safekeeper.base.logs import ProblemLog
 from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.status_fields import SlotStatus
 from safekeeper.node.node import Node
 from safekeeper.serving.readers import ReaderHub
 from safekeeper.serving.slots import Slots
@@ -93,21 +93,18 @@ class Retention:
         cache_bytes = (SEGMENTS_KEPT + FETCHES_AT_ONCE) * self._node.acceptor.control.segment_size
         return self.limit_bytes - min(cache_bytes, self.limit_bytes // 4)
 
-    def described_slots(self) -> list[dict[str, Any]]:
-        """Return the slots, by name, as /status and /metrics show them.
-
-        A slot below the oldest retained WAL retains nothing.
-        """
+    def described_slots(self) -> list[SlotStatus]:
+        """Return the slots, by name, as /status and /metrics show them."""
         begin_lsn, end_lsn = self._node.folder.begin_lsn, self._node.acceptor.write_lsn
         return [
-            {
-                "name": slot.name,
-                "restart_lsn": format_lsn(slot.restart_lsn) if slot.restart_lsn else None,
-                "active": slot.holder != 0,
-                "temporary": slot.temporary,
-                "idle_s": round(self._slots.idle_s(slot), 3),
-                "retained_bytes": max(0, end_lsn - slot.restart_lsn) if slot.restart_lsn >= begin_lsn else 0,
-            }
+            SlotStatus(
+                name=slot.name,
+                restart_lsn=format_lsn(slot.restart_lsn) if slot.restart_lsn else None,
+                active=slot.holder != 0,
+                temporary=slot.temporary,
+                idle_s=round(self._slots.idle_s(slot), 3),
+                retained_bytes=max(0, end_lsn - slot.restart_lsn) if slot.restart_lsn >= begin_lsn else 0,
+            )
             for slot in self._slots.describe()
         ]
 
@@ -126,7 +123,7 @@ class Retention:
 
     def _warn(self) -> None:
         if self.limit_bytes is None or not self.is_over_limit:
-            self._problem.over("the retained WAL is within --wal-limit again", event="wal-limit-kept")
+            self._problem.over("the retained WAL is within wal_limit again", event="wal-limit-kept")
             return
         node, acceptor = self._node, self._node.acceptor
         if self._archiver is None:
@@ -139,7 +136,7 @@ class Retention:
             reason = "it is being removed, except two segments"
         self._problem.note(
             reason,
-            "%d MiB of WAL are retained, from %s to %s, archived up to %s, more than the %d MiB of --wal-limit: %s",
+            "%d MiB of WAL are retained, from %s to %s, archived up to %s, more than the %d MiB of wal_limit: %s",
             node.folder.wal_bytes >> 20,
             format_lsn(node.folder.begin_lsn),
             format_lsn(acceptor.write_lsn),

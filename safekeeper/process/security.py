@@ -1,16 +1,16 @@
 """The protection of a safekeeper's listeners: read from the settings at the start, and again at SIGHUP.
 
     listener      options that protect it                                    without any of them
-    proposers     --secret-file, --tls-client-ca, --allow                    loopback only, with the local secret
-    replication   --pg-users, --pg-client-ca, --pg-allow                     loopback only, with a local password
-    HTTP          --http-allow, --http-password-file                         the address of --http-listen
+    proposers     --secret-file, tls_client_ca, allow                        loopback only, with the local secret
+    replication   pg_users, pg_client_ca, pg_allow                           loopback only, with a local password
+    HTTP          http_allow, http_password_file                             the address of --http-listen
 
 A listener that has at least one of its protections listens on the configured address. A listener without any listens
 on loopback, whatever its address is set to, and logs that: a listener that is open to a network by mistake is worse
 than one that is closed by mistake. On loopback the proposer listener requires the local secret
-(safekeeper/peers/local_secret.py), unless --secret-file or --tls-client-ca is given, because other users of the machine
-can connect to loopback, too; the replication listener requires a password that is derived from it, unless --pg-users or
---pg-client-ca is given. TLS alone (--tls-cert) encrypts but authenticates no client, so it opens no listener.
+(safekeeper/peers/local_secret.py), unless --secret-file or tls_client_ca is given, because other users of the machine
+can connect to loopback, too; the replication listener requires a password that is derived from it, unless pg_users or
+pg_client_ca is given. TLS alone (tls_cert) encrypts but authenticates no client, so it opens no listener.
 
 At SIGHUP certificates, CAs, users, the secret and the lists of networks are read again. A file that cannot be used is
 logged, and the previous content stays in use. Adding or removing a protection, or changing a file's path, requires a
@@ -69,12 +69,12 @@ class Protection:
         self._config = config
         require_pair(config.tls_cert, config.tls_key)
         for name, wants_tls in (
-            ("--tls-client-ca", config.tls_client_ca),
-            ("--pg-client-ca", config.pg_client_ca),
-            ("--http-tls", config.http_tls),
+            ("tls_client_ca", config.tls_client_ca),
+            ("pg_client_ca", config.pg_client_ca),
+            ("http_tls", config.http_tls),
         ):
             if wants_tls and config.tls_cert is None:
-                raise ConfigurationError(f"{name} has no effect without --tls-cert and --tls-key: give them, too")
+                raise ConfigurationError(f"{name} has no effect without tls_cert and tls_key: give them, too")
         self.proposers_tls = server_tls(config.tls_cert, config.tls_key, config.tls_client_ca)
         self.replication_tls = server_tls(config.tls_cert, config.tls_key, config.pg_client_ca)
         self.http_tls = server_tls(config.tls_cert, config.tls_key) if config.http_tls else None
@@ -110,12 +110,12 @@ class Protection:
     def obstacle_to_peers(self) -> str:
         """Why this safekeeper cannot connect to the others, empty if it can."""
         if self.proposers_tls is not None and self.peers.tls is None:
-            return "the safekeepers require TLS, and this one cannot verify their certificates: give it --tls-ca"
+            return "the safekeepers require TLS, and this one cannot verify their certificates: set its tls_ca"
         return ""
 
     def proposers_address(self) -> Address:
         """Return the address for the proposer listener; log it if it is not the configured one."""
-        protections = "--secret-file, --tls-client-ca or --allow"
+        protections = "--secret-file, tls_client_ca or allow"
         address = _guarded(self._config.proposer_listen, self._is_open, "--proposer-listen", protections)
         if isinstance(self.secret, LocalSecret):
             _log.info("proxies on this machine must authenticate with the shared secret: %s", self.secret.origin)
@@ -125,7 +125,7 @@ class Protection:
         """Return the address for the replication listener, as `proposers_address` does."""
         config = self._config
         protected = config.pg_users or config.pg_client_ca or config.pg_allow
-        address = _guarded(wanted, bool(protected), "--pg-listen", "--pg-users, --pg-client-ca or --pg-allow")
+        address = _guarded(wanted, bool(protected), "--pg-listen", "pg_users, pg_client_ca or pg_allow")
         if isinstance(self.users, LocalUsers):
             _log.info("replication clients on this machine must authenticate: %s", self.users.advice)
         return address
@@ -151,7 +151,7 @@ class Protection:
         self._take_networks(AllowLists(new.allow, new.pg_allow, new.http_allow))
 
     def _take_networks(self, wanted: AllowLists) -> None:
-        for field, name in zip(AllowLists._fields, ("--allow", "--pg-allow", "--http-allow"), strict=True):
+        for field, name in zip(AllowLists._fields, ("allow", "pg_allow", "http_allow"), strict=True):
             old, new = getattr(self.allow, field), getattr(wanted, field)
             if new is not None:
                 self.allow = self.allow._replace(**{field: new})

@@ -31,7 +31,7 @@ from safekeeper.process.config import SafekeeperConfig
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.process.retention import Retention
 from safekeeper.process.security import Protection
-from safekeeper.process.status_pages import safekeeper_routes
+from safekeeper.process.status_pages import safekeeper_routes, safekeeper_status
 from safekeeper.serving.readers import ReaderHub
 from safekeeper.serving.replication_listener import ReplicationListener
 from safekeeper.serving.slots import Slots
@@ -84,7 +84,7 @@ class Service:
         folder = DataFolder.open(self._fs, self._config.data_dir, self._config.id, secrets.token_hex(16))
         # The process's end closes the files: after a failure, closing them could wait indefinitely for a hung disk.
         self._node = Node(folder, asyncio.get_running_loop())
-        self._configure_log(self._node.events.recorder)
+        self._configure_log(self._node.services.events.recorder)
         try:
             await self._serve(self._node, archive)
         except ConfigurationError:
@@ -174,7 +174,9 @@ class Service:
 
             http = await serve_http(
                 with_page(
-                    safekeeper_routes(node, addresses, pg_listener, archiver, retention, puller)
+                    safekeeper_routes(
+                        node, lambda: safekeeper_status(node, addresses(), pg_listener, archiver, retention, puller)
+                    )
                     | {"/metrics": made_at_first_request(metrics)},
                     "safekeeper",
                     keeps_history=True,
@@ -201,7 +203,7 @@ class Service:
             await _first_of(slots.save(), node.failed, config.drain_timeout)
             flush_lsn = format_lsn(node.acceptor.flush_lsn)
             log_event(_log, "safekeeper-stopped", {"flush_lsn": flush_lsn}, "stopped; WAL ends at %s", flush_lsn)
-            if not await _first_of(node.events.close(), node.failed, _EVENTS_CLOSE_S):
+            if not await _first_of(node.services.events.close(), node.failed, _EVENTS_CLOSE_S):
                 _log.warning("the last events are not written: the disk has not answered for %g s", _EVENTS_CLOSE_S)
         finally:
             listener.stop_accepting()

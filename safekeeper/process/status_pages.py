@@ -12,11 +12,11 @@ ready, because they do not count for a quorum (S8).
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from safekeeper.archiving.archiver import Archiver
 from safekeeper.base.lsn import format_lsn
-from safekeeper.consensus.term_history import tli_at
+from safekeeper.base.status_fields import DiskStatus, PromisedLeader, SafekeeperStatus
+from safekeeper.consensus.term_history import listed_terms, tli_at
 from safekeeper.net.events_page import events_route
 from safekeeper.net.http_server import Answer, QueryRoute, Route
 from safekeeper.node.node import Node
@@ -28,89 +28,70 @@ from safekeeper.serving.replication_listener import ReplicationListener
 DISK_STALLED_S = 10.0
 
 
-def safekeeper_routes(
-    node: Node,
-    addresses: Callable[[], dict[str, str]],
-    pg_listener: ReplicationListener | None = None,
-    archiver: Archiver | None = None,
-    retention: Retention | None = None,
-    puller: WalPuller | None = None,
-) -> dict[str, Route | QueryRoute]:
-    """Return the pages of a safekeeper.
-
-    Args:
-        node: the safekeeper.
-        addresses: returns the listeners' addresses by name, for /status.
-        pg_listener: the replication listener, None if it is off.
-        archiver: None without an archive.
-        retention: the retention of WAL, None without one.
-        puller: pulls WAL from other safekeepers, None if that is off.
-    """
-
-    def page() -> dict[str, Any]:
-        readers = pg_listener.describe_readers() if pg_listener is not None else []
-        return status(node) | {
-            "readers": readers,
-            "slots": retention.described_slots() if retention is not None else [],
-            "archive": archiver.describe() if archiver is not None else None,
-            "wal_limit": retention.limit_bytes if retention is not None else None,
-            "pull": puller.describe() if puller is not None else None,
-            "addresses": addresses(),
-        }
-
+def safekeeper_routes(node: Node, status: Callable[[], SafekeeperStatus]) -> dict[str, Route | QueryRoute]:
+    """Return the pages of a safekeeper, of which `status` returns the content of /status."""
     return {
-        "/status": lambda: (200, page()),
-        "/events": events_route(node.events.recorder),
+        "/status": lambda: (200, status()),
+        "/events": events_route(node.services.events.recorder),
         "/healthz": lambda: _verdict(health_problem(node)),
         "/readyz": lambda: _verdict(readiness_problem(node)),
     }
 
 
-def status(node: Node) -> dict[str, Any]:
-    """Return the part of /status that describes the node; LSNs as PostgreSQL prints them."""
+def safekeeper_status(
+    node: Node,
+    addresses: dict[str, str],
+    pg_listener: ReplicationListener | None = None,
+    archiver: Archiver | None = None,
+    retention: Retention | None = None,
+    puller: WalPuller | None = None,
+) -> SafekeeperStatus:
+    """Return the content of /status.
+
+    Args:
+        addresses: of the listeners, by name.
+        pg_listener, archiver, retention, puller: None where there is none.
+    """
     acceptor, control, folder = node.acceptor, node.acceptor.control, node.folder
-    space = node.disk_space.space
-    return {
-        "id": control.safekeeper_id,
-        "state": acceptor.state,
-        "term": control.promised.term,
-        "tli": tli_at(control.history, acceptor.write_lsn),
-        "write_lsn": format_lsn(acceptor.write_lsn),
-        "flush_lsn": format_lsn(acceptor.flush_lsn),
-        "commit_lsn": format_lsn(acceptor.commit_lsn),
-        "truncate_lsn": format_lsn(acceptor.truncate_lsn),
-        "archived_lsn": format_lsn(acceptor.archived_lsn),
-        "wal_begin_lsn": format_lsn(control.wal_begin_lsn),
-        "votes": acceptor.is_voter,
-        "promised": {"term": control.promised.term, "run": control.promised.proposer_id},
-        "follows": acceptor.leader.proposer_id if acceptor.leader is not None else None,
-        "history": [
-            {
-                "term": entry.term,
-                "start_lsn": format_lsn(entry.start_lsn),
-                "tli": entry.tli,
-                "gives_up": entry.gives_up,
-                "floor": entry.floor,
-            }
-            for entry in control.history
-        ],
-        "incarnation": control.incarnation,
-        "cluster_id": control.cluster_id,
-        "system_id": str(control.system_id),
-        "server_version": control.server_version,
-        "segment_size": control.segment_size,
-        "generation": control.membership.generation if control.membership is not None else 0,
-        "members": sorted(control.membership.ids()) if control.membership is not None else [],
-        "disk": {
-            "free_bytes": space.free_bytes if space is not None else None,
-            "total_bytes": space.total_bytes if space is not None else None,
-            "wal_bytes": folder.wal_bytes,
-            "low": node.disk_space.is_low,
-            "no_room_for": node.disk_space.lacking,
-            "busy_s": round(node.disk.busy_s, 3),
-            "flush": node.flush_times.describe(),
-        },
-    }
+    space, membership = node.disk_space.space, control.membership
+    return SafekeeperStatus(
+        id=control.safekeeper_id,
+        state=acceptor.state,
+        term=control.promised.term,
+        tli=tli_at(control.history, acceptor.write_lsn),
+        write_lsn=format_lsn(acceptor.write_lsn),
+        flush_lsn=format_lsn(acceptor.flush_lsn),
+        commit_lsn=format_lsn(acceptor.commit_lsn),
+        truncate_lsn=format_lsn(acceptor.truncate_lsn),
+        archived_lsn=format_lsn(acceptor.archived_lsn),
+        wal_begin_lsn=format_lsn(control.wal_begin_lsn),
+        votes=acceptor.is_voter,
+        promised=PromisedLeader(term=control.promised.term, run=control.promised.proposer_id),
+        follows=acceptor.leader.proposer_id if acceptor.leader is not None else None,
+        history=listed_terms(control.history),
+        incarnation=control.incarnation,
+        cluster_id=control.cluster_id,
+        system_id=str(control.system_id),
+        server_version=control.server_version,
+        segment_size=control.segment_size,
+        generation=membership.generation if membership is not None else 0,
+        members=sorted(membership.ids()) if membership is not None else [],
+        disk=DiskStatus(
+            free_bytes=space.free_bytes if space is not None else None,
+            total_bytes=space.total_bytes if space is not None else None,
+            wal_bytes=folder.wal_bytes,
+            low=node.disk_space.is_low,
+            no_room_for=node.disk_space.lacking,
+            busy_s=round(node.disk.busy_s, 3),
+            flush=node.wal.flush_times.describe(),
+        ),
+        readers=pg_listener.describe_readers() if pg_listener is not None else [],
+        slots=retention.described_slots() if retention is not None else [],
+        archive=archiver.describe() if archiver is not None else None,
+        wal_limit=retention.limit_bytes if retention is not None else None,
+        pull=puller.describe() if puller is not None else None,
+        addresses=addresses,
+    )
 
 
 def health_problem(node: Node) -> str | None:

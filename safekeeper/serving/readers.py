@@ -21,7 +21,7 @@ import logging
 import time
 from typing import NamedTuple
 
-from safekeeper.acceptor.readable import Gone, ReadableLog, Removed, Send, TimelineEnd, next_step
+from safekeeper.acceptor.readable import Gone, ReadableLog, Removed, SendRange, TimelineEnd, next_step
 from safekeeper.archive.objects import ArchivedFile, segment_file
 from safekeeper.archiving.read_through import CachedSegment, ReadThrough
 from safekeeper.base.errors import ObjectMissing, ResourceShortage, StorageFailed
@@ -240,7 +240,7 @@ class ReaderHub:
         """Send the reader its next chunk, if there is one. Return the number of bytes sent."""
         step = next_step(self._view.log, reader.tli, reader.position_lsn, reader.retreated_to_lsn)
         reader.waiting = False
-        if isinstance(step, Send):
+        if isinstance(step, SendRange):
             if reader.archived is not None:
                 self._leave_archive(reader)
             return self._serve_bytes(reader, reader.wal, *step, recent=step.end_lsn - step.begin_lsn <= RECENT_BYTES)

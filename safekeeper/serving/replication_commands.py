@@ -16,7 +16,7 @@ from safekeeper.base.errors import CommandError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.timelines import PASSED_OVER_HISTORY, format_timeline_history, timeline_history_name, tli_of_byte
 from safekeeper.consensus.control_state import ControlState
-from safekeeper.pgwire.backend import BOOL, BYTEA, INT4, INT8, PG_LSN, TEXT, Column
+from safekeeper.pgwire.backend import BOOL, BYTEA, INT4, INT8, PG_LSN, TEXT, ResultColumn
 from safekeeper.pgwire.commands import Select
 from safekeeper.serving.slots import Slot
 
@@ -51,13 +51,13 @@ _RELATIONS_HINT = (
     "only a row of pg_replication_slots, pg_settings or pg_user can be read; connect to the primary for other SQL"
 )
 
-_Row = dict[str, tuple[Column, str | None]]
+_Row = dict[str, tuple[ResultColumn, str | None]]
 
 
-class Answer(NamedTuple):
+class CommandResult(NamedTuple):
     """A result of one row or none, and its command tag."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ResultColumn, ...]
     row: tuple[str | bytes | None, ...] | None
     tag: str
 
@@ -95,21 +95,21 @@ def require_wal(log: ReadableLog) -> None:
         )
 
 
-def identify_system(log: ReadableLog, control: ControlState) -> Answer:
+def identify_system(log: ReadableLog, control: ControlState) -> CommandResult:
     """Answer IDENTIFY_SYSTEM."""
     require_wal(log)
     tli_type = INT8 if control.server_version >= _WIDE_TLI_VERSION else INT4
     columns = (
-        Column("systemid", *TEXT),
-        Column("timeline", *tli_type),
-        Column("xlogpos", *TEXT),
-        Column("dbname", *TEXT),
+        ResultColumn("systemid", *TEXT),
+        ResultColumn("timeline", *tli_type),
+        ResultColumn("xlogpos", *TEXT),
+        ResultColumn("dbname", *TEXT),
     )
     row = (str(control.system_id), str(log.tli), format_lsn(log.end_lsn), None)
-    return Answer(columns, row, "IDENTIFY_SYSTEM")
+    return CommandResult(columns, row, "IDENTIFY_SYSTEM")
 
 
-def show(name: str, log: ReadableLog, control: ControlState) -> Answer:
+def show(name: str, log: ReadableLog, control: ControlState) -> CommandResult:
     """Answer SHOW.
 
     Raises:
@@ -124,12 +124,12 @@ def show(name: str, log: ReadableLog, control: ControlState) -> Answer:
     if name.lower() not in settings:
         raise CommandError("42704", f'unrecognized configuration parameter "{name[:63]}"')
     known, value = settings[name.lower()]
-    return Answer((Column(known, *TEXT),), (value,), "SHOW")
+    return CommandResult((ResultColumn(known, *TEXT),), (value,), "SHOW")
 
 
 def select(
     command: Select, user: str, find_slot: Callable[[str], Slot | None], log: ReadableLog, control: ControlState
-) -> Answer:
+) -> CommandResult:
     """Answer SELECT: one row, or none.
 
     Args:
@@ -160,11 +160,11 @@ def select(
     columns = tuple(row[name][0] for name in command.columns)
     # The key of a missing row is NULL, which equals no value.
     if any(row[name][1] != value for name, value in where):
-        return Answer(columns, None, "SELECT 0")
-    return Answer(columns, tuple(row[name][1] for name in command.columns), "SELECT 1")
+        return CommandResult(columns, None, "SELECT 0")
+    return CommandResult(columns, tuple(row[name][1] for name in command.columns), "SELECT 1")
 
 
-def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answer:
+def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> CommandResult:
     """Answer TIMELINE_HISTORY, for the log's timeline and its ancestors except the first, which has no history file.
 
     A number between theirs that a promotion passed over gets a file without ancestors.
@@ -186,22 +186,26 @@ def timeline_history(tli: int, log: ReadableLog, control: ControlState) -> Answe
     if content is None:
         raise CommandError("58P01", f'could not open file "pg_wal/{name}": No such file or directory')
     content_type = TEXT if control.server_version >= _WIDE_TLI_VERSION else BYTEA
-    return Answer((Column("filename", *TEXT), Column("content", *content_type)), (name, content), "TIMELINE_HISTORY")
+    return CommandResult(
+        (ResultColumn("filename", *TEXT), ResultColumn("content", *content_type)), (name, content), "TIMELINE_HISTORY"
+    )
 
 
-def read_slot(slot: Slot | None, log: ReadableLog) -> Answer:
+def read_slot(slot: Slot | None, log: ReadableLog) -> CommandResult:
     """Answer READ_REPLICATION_SLOT: NULLs if the slot does not exist."""
-    columns = (Column("slot_type", *TEXT), Column("restart_lsn", *TEXT), Column("restart_tli", *INT8))
+    columns = (ResultColumn("slot_type", *TEXT), ResultColumn("restart_lsn", *TEXT), ResultColumn("restart_tli", *INT8))
     row: tuple[str | None, ...] = (None, None, None)
     if slot is not None:
         row = ("physical", *_restart_position(slot.restart_lsn, log))
-    return Answer(columns, row, "READ_REPLICATION_SLOT")
+    return CommandResult(columns, row, "READ_REPLICATION_SLOT")
 
 
-def slot_created(slot: Slot) -> Answer:
+def slot_created(slot: Slot) -> CommandResult:
     """Answer CREATE_REPLICATION_SLOT."""
-    columns = tuple(Column(name, *TEXT) for name in ("slot_name", "consistent_point", "snapshot_name", "output_plugin"))
-    return Answer(columns, (slot.name, "0/0", None, None), "CREATE_REPLICATION_SLOT")
+    columns = tuple(
+        ResultColumn(name, *TEXT) for name in ("slot_name", "consistent_point", "snapshot_name", "output_plugin")
+    )
+    return CommandResult(columns, (slot.name, "0/0", None, None), "CREATE_REPLICATION_SLOT")
 
 
 def _restart_position(restart_lsn: Lsn, log: ReadableLog) -> tuple[str | None, str | None]:
@@ -211,15 +215,15 @@ def _restart_position(restart_lsn: Lsn, log: ReadableLog) -> tuple[str | None, s
 
 
 def _row(*cells: tuple[str, tuple[int, int], str | None]) -> _Row:
-    return {name: (Column(name, *column_type), value) for name, column_type, value in cells}
+    return {name: (ResultColumn(name, *column_type), value) for name, column_type, value in cells}
 
 
 def _functions(control: ControlState) -> _Row:
     version = f"PostgreSQL {version_text(control.server_version)} (safekeeper)"
     return {
-        "1": (Column("?column?", *INT4), "1"),
-        "pg_is_in_recovery()": (Column("pg_is_in_recovery", *BOOL), "t"),
-        "version()": (Column("version", *TEXT), version),
+        "1": (ResultColumn("?column?", *INT4), "1"),
+        "pg_is_in_recovery()": (ResultColumn("pg_is_in_recovery", *BOOL), "t"),
+        "version()": (ResultColumn("version", *TEXT), version),
     }
 
 

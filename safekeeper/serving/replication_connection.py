@@ -46,13 +46,13 @@ from safekeeper.pgwire.events import (
     StatusUpdate,
     Terminated,
 )
-from safekeeper.pgwire.session import Session, State
+from safekeeper.pgwire.session import Session, SessionState
 from safekeeper.pgwire.startup import clean_name
 from safekeeper.serving.pg_transport import PgTransport
 from safekeeper.serving.reader import Reader
 from safekeeper.serving.readers import ReaderHub
 from safekeeper.serving.replication_commands import (
-    Answer,
+    CommandResult,
     identify_system,
     read_slot,
     require_wal,
@@ -69,7 +69,7 @@ from safekeeper.serving.users import KnownUsers
 IDLE_SESSION_S = 600.0
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The listener's interface that a connection uses.
 
     Attributes:
@@ -94,15 +94,15 @@ class Owner(Protocol):
         """Return the event loop's time."""
         ...
 
-    def admit(self, connection: "ReplicationConnection", host: str) -> None:
+    def admit(self, connection: "ReplicationClient", host: str) -> None:
         """Count a new connection; raise if it is refused."""
         ...
 
-    def logged_in(self, connection: "ReplicationConnection") -> bool:
+    def logged_in(self, connection: "ReplicationClient") -> bool:
         """Count a connection as proven; return whether the limit allows it."""
         ...
 
-    def close_connection(self, connection: "ReplicationConnection", reason: str, *, stranger: bool = False) -> None:
+    def close_connection(self, connection: "ReplicationClient", reason: str, *, stranger: bool = False) -> None:
         """Close a connection once everything written is sent; log the reason unless it is empty."""
         ...
 
@@ -114,12 +114,12 @@ class Owner(Protocol):
         """Log what a client has caused."""
         ...
 
-    def lost(self, connection: "ReplicationConnection") -> None:
+    def lost(self, connection: "ReplicationClient") -> None:
         """Forget a connection that is closed."""
         ...
 
 
-class ReplicationConnection(PgTransport):
+class ReplicationClient(PgTransport):
     """One client's connection.
 
     Attributes:
@@ -129,7 +129,7 @@ class ReplicationConnection(PgTransport):
         heard_at: when bytes were last received, in the loop's time.
     """
 
-    def __init__(self, listener: Owner) -> None:
+    def __init__(self, listener: ConnectionOwner) -> None:
         super().__init__(listener.turns)
         self._listener = listener
         self._pinged = False
@@ -208,7 +208,7 @@ class ReplicationConnection(PgTransport):
                 self._command(command)
             case CopyEnded():
                 self._client_ended_copy()
-            case StartTls(_, data):
+            case StartTls(data):
                 assert self._listener.tls is not None  # The session starts TLS only if the listener has it.
                 self.start_tls(self._listener.tls, data)
             case Authenticated():
@@ -236,7 +236,7 @@ class ReplicationConnection(PgTransport):
             self._send_keepalive(reply_requested=False)
 
     def _send_keepalive(self, *, reply_requested: bool) -> None:
-        if self.reader is not None and self.session.state is State.COPY:
+        if self.reader is not None and self.session.state is SessionState.COPY:
             end_lsn = self._listener.hub.readable_end(self.reader)
             self.write(keepalive(end_lsn, time.time_ns() // 1000, reply_requested))
 
@@ -264,7 +264,7 @@ class ReplicationConnection(PgTransport):
         except CommandError as error:
             self._refuse(error)
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: CommandResult) -> None:
         self.session.answer(*answer)
 
     def _refuse(self, error: CommandError) -> None:
@@ -392,7 +392,7 @@ class ReplicationConnection(PgTransport):
     def watch(self, now: float) -> None:
         """Close the connection if no data was received within the timeout; request a reply before that."""
         silent_s, timeout_s = now - self.heard_at, self._listener.timeout_s
-        streams = self.session.state in (State.COPY, State.COPY_ENDING)
+        streams = self.session.state in (SessionState.COPY, SessionState.COPY_ENDING)
         if not self.user and now - self._made_at > self._listener.greeting_timeout_s:
             reason = f"not authenticated within {self._listener.greeting_timeout_s:g} s"
             self._listener.close_connection(self, reason, stranger=True)
@@ -413,7 +413,7 @@ class ReplicationConnection(PgTransport):
 
     def say_goodbye(self) -> None:
         """End the connection at shutdown; end a stream as PostgreSQL does then, so that clients reconnect elsewhere."""
-        if self.reader is not None and self.session.state is State.COPY:
+        if self.reader is not None and self.session.state is SessionState.COPY:
             self.write(command_complete("COPY 0"))
             self._stop_reader("this safekeeper is shutting down")
         else:

@@ -11,17 +11,17 @@ few seconds, and a newer connection may displace it. A client that has logged in
 import asyncio
 import logging
 import secrets
-from typing import Any
 
 from safekeeper.base.logs import RateLimit
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.networks import Networks
+from safekeeper.base.status_fields import ReaderStatus
 from safekeeper.net.admission import Budget
 from safekeeper.net.listener import Listener
 from safekeeper.net.tls import ServerTls
 from safekeeper.node.node import Node
 from safekeeper.serving.readers import ReaderHub
-from safekeeper.serving.replication_connection import ReplicationConnection
+from safekeeper.serving.replication_connection import ReplicationClient
 from safekeeper.serving.slots import Slots
 from safekeeper.serving.users import KnownUsers
 
@@ -34,7 +34,7 @@ _WATCH_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class ReplicationListener(Listener[ReplicationConnection]):
+class ReplicationListener(Listener[ReplicationClient]):
     """Listens for replication clients.
 
     Attributes:
@@ -44,7 +44,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
     """
 
     CANNOT_LISTEN = "could not listen for replication clients at %s: %s: correct --pg-listen"
-    FOREIGN = "refused a replication client from %s: its address is in none of the networks of --pg-allow"
+    FOREIGN = "refused a replication client from %s: its address is in none of the networks of pg_allow"
     UNPROVEN = "replication clients that are not logged in"
     EVICTED = "closed the replication client from %s, the oldest of %d that are not logged in, for a newer one"
 
@@ -75,7 +75,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
 
     def new_protocol(self) -> asyncio.BaseProtocol:
         """See Listener."""
-        return ReplicationConnection(self)
+        return ReplicationClient(self)
 
     async def close(self) -> None:
         """Send the readers the readable WAL, for at most GOODBYE_S, and close all connections."""
@@ -103,53 +103,50 @@ class ReplicationListener(Listener[ReplicationConnection]):
 
     # For /status.
 
-    def describe_readers(self) -> list[dict[str, Any]]:
-        """Return the clients that stream; LSNs as PostgreSQL prints them."""
-        now, described = self.now(), []
-        for connection in self._connections.values():
-            reader = connection.reader
-            if reader is None:
-                continue
-            described.append(
-                {
-                    "connection": connection.number,
-                    "application_name": connection.name,
-                    "address": connection.peer,
-                    "user": connection.user,
-                    "slot": reader.slot.name if reader.slot is not None else None,
-                    "state": reader.state,
-                    "tli": reader.tli,
-                    "sent_lsn": format_lsn(reader.position_lsn),
-                    "write_lsn": format_lsn(reader.write_lsn),
-                    "flush_lsn": format_lsn(reader.flush_lsn),
-                    "apply_lsn": format_lsn(reader.apply_lsn),
-                    "lag_bytes": max(0, self.hub.readable_end(reader) - reader.position_lsn),
-                    "last_reply_s": round(now - connection.heard_at, 3),
-                }
+    def describe_readers(self) -> list[ReaderStatus]:
+        """Return the clients that stream."""
+        now = self.now()
+        return [
+            ReaderStatus(
+                connection=connection.number,
+                application_name=connection.name,
+                address=connection.peer,
+                user=connection.user,
+                slot=reader.slot.name if reader.slot is not None else None,
+                state=reader.state,
+                tli=reader.tli,
+                sent_lsn=format_lsn(reader.position_lsn),
+                write_lsn=format_lsn(reader.write_lsn),
+                flush_lsn=format_lsn(reader.flush_lsn),
+                apply_lsn=format_lsn(reader.apply_lsn),
+                lag_bytes=max(0, self.hub.readable_end(reader) - reader.position_lsn),
+                last_reply_s=round(now - connection.heard_at, 3),
             )
-        return described
+            for connection in self._connections.values()
+            if (reader := connection.reader) is not None
+        ]
 
     # The connections.
 
-    def admit(self, connection: ReplicationConnection, host: str) -> None:
+    def admit(self, connection: ReplicationClient, host: str) -> None:
         """See Listener."""
         super().admit(connection, host)
         _log.debug("%s", connection)
 
-    def evict(self, connection: ReplicationConnection, reason: str) -> None:
+    def evict(self, connection: ReplicationClient, reason: str) -> None:
         """See Listener."""
         self.forget(connection.number)
         connection.abort()
 
-    def logged_in(self, connection: ReplicationConnection) -> bool:
+    def logged_in(self, connection: ReplicationClient) -> bool:
         """Count a connection as proven; return whether the limit allows it."""
         if self.admission.prove(connection.number).admitted:
             return True
         limit = self.admission.budget.proven_max
-        self._warn(f"refused {connection}: {limit} are already connected (--pg-connections-max)")
+        self._warn(f"refused {connection}: {limit} are already connected (pg_connections_max)")
         return False
 
-    def close_connection(self, connection: ReplicationConnection, reason: str, *, stranger: bool = False) -> None:
+    def close_connection(self, connection: ReplicationClient, reason: str, *, stranger: bool = False) -> None:
         """Close a connection once everything written is sent. `reason`: for the log, empty to log nothing."""
         if reason and stranger:
             self._warn(f"closed {connection}: {reason}")
@@ -167,7 +164,7 @@ class ReplicationListener(Listener[ReplicationConnection]):
         if more is not None:
             _log.log(level, "%s%s", line, more)
 
-    def lost(self, connection: ReplicationConnection) -> None:
+    def lost(self, connection: ReplicationClient) -> None:
         """Forget a connection that is closed."""
         self.slots.connection_lost(connection.number)
         if self.forget(connection.number) is not None:

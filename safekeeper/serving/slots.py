@@ -6,7 +6,7 @@ written lazily, because an older one retains more WAL and does no other harm. A 
 ends with its connection.
 
 All persistent slots are stored in one small file of the data folder, `slots`, which is replaced as a whole in the
-disk's thread. Changes are made one after the other. A slot that no connection has used for --slot-idle-timeout is
+disk's thread. Changes are made one after the other. A slot that no connection has used for slot_idle_timeout is
 dropped; the time is counted from the start of the process at the earliest. Losing slots loses retained WAL, never
 committed data. Nevertheless a damaged file is refused at the start: otherwise WAL that a client still needs would be
 removed without notice.
@@ -142,9 +142,7 @@ class Slots:
             if name in self._slots:
                 raise CommandError("42710", f'replication slot "{name}" already exists')
             if len(self._slots) >= self._slots_max:
-                raise CommandError(
-                    "53400", "all replication slots are in use", hint="Free one or increase --slots-max."
-                )
+                raise CommandError("53400", "all replication slots are in use", hint="Free one or increase slots_max.")
             holder = connection if temporary else 0
             slot = Slot(name, restart_lsn, self._clock(), temporary=temporary, holder=holder)
             if not temporary:
@@ -224,7 +222,7 @@ class Slots:
                 self._drop_problem.over()
                 _log.warning(
                     'dropped replication slot "%s", which retained WAL from %s: no client used it for %.0f s '
-                    "(--slot-idle-timeout)",
+                    "(slot_idle_timeout)",
                     slot.name,
                     format_lsn(slot.restart_lsn),
                     idle_s,

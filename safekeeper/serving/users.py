@@ -52,7 +52,7 @@ class LocalUsers:
     """
 
     def __init__(self) -> None:
-        self._secret = LocalSecret(instead_of_it="--pg-users")
+        self._secret = LocalSecret(instead_of_it="pg_users")
         self._password = self._secret.reader_password()
         self._verifier = _new_verifier(self._password)
         self.advice = f"the password is in {self._secret.passfile}: connect with passfile={self._secret.passfile}"

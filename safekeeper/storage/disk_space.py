@@ -15,7 +15,7 @@ WARN_AGAIN_AFTER_S = 600.0
 WAL = "WAL"
 CONTROL_FILE = "control file"
 
-_LOW = "the disk has %d MiB of free space left, less than the %d MiB of --disk-free-warning: free some space"
+_LOW = "the disk has %d MiB of free space left, less than the %d MiB of disk_free_warning: free some space"
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safekeeper.base.errors import LocalProtocolError, StorageFailed, StorageFull
 from safekeeper.base.lsn import Lsn, format_lsn
-from safekeeper.storage.segment_file import SegmentFile, Slot
+from safekeeper.storage.segment_file import FooterSlot, SegmentFile
 
 Fail = Callable[[StorageFailed | StorageFull], StorageFailed]
 
@@ -20,7 +20,7 @@ class Flush:
 
     __slots__ = ("_fail", "_slots", "done", "end_lsn")
 
-    def __init__(self, slots: list[tuple[SegmentFile, Slot]], end_lsn: Lsn, fail: Fail) -> None:
+    def __init__(self, slots: list[tuple[SegmentFile, FooterSlot]], end_lsn: Lsn, fail: Fail) -> None:
         self._slots = slots
         self._fail = fail
         self.end_lsn = end_lsn

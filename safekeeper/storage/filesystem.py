@@ -21,10 +21,9 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, Protocol
 
 from safekeeper.base.errors import ResourceShortage, StorageFailed, StorageFull
 from safekeeper.base.regular_files import open_descriptor
@@ -44,16 +43,7 @@ class Space(NamedTuple):
 
 
 class File(Protocol):
-    """One open file. Every method raises StorageFailed, those that may need space also StorageFull.
-
-    Attributes:
-        system_pwrite: `pwrite` as the system has it: returns how many bytes it has written, and may raise OSError too,
-            for `storage_error`. Every append and flush calls it, without a Python function in between.
-        system_fdatasync: `fdatasync` in the same way.
-    """
-
-    system_pwrite: Callable[[bytes, int], int]
-    system_fdatasync: Callable[[], None]
+    """One open file. Every method raises StorageFailed, those that may need space also StorageFull."""
 
     def pwrite(self, data: bytes, offset: int) -> None:
         """Write all of `data` at `offset`, into the operating system's cache."""
@@ -162,15 +152,13 @@ def sync_names(fs: FileSystem, directory: Path) -> None:
 class RealFile:
     """A file of the operating system."""
 
-    __slots__ = ("_descriptor", "_path", "system_fdatasync", "system_pwrite")
+    __slots__ = ("_descriptor", "_path")
 
     def __init__(self, path: Path, flags: int) -> None:
         self._path = path
         self._descriptor = -1
         with _os_errors("open", path, changes_nothing=True):
             self._descriptor = open_descriptor(path, flags)
-        self.system_pwrite: Callable[[bytes, int], int] = partial(os.pwrite, self._descriptor)
-        self.system_fdatasync: Callable[[], None] = partial(os.fdatasync, self._descriptor)
 
     def pwrite(self, data: bytes, offset: int) -> None:
         try:
@@ -219,8 +207,6 @@ class RealFile:
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
-        # The descriptor's number may be another file's from now on.
-        self.system_pwrite = self.system_fdatasync = _refuse_closed_file
         if descriptor >= 0:
             with _os_errors("close", self._path):
                 os.close(descriptor)
@@ -295,10 +281,6 @@ def _os_errors(verb: str, path: Path, *, changes_nothing: bool = False) -> Itera
         yield
     except OSError as error:
         raise storage_error(verb, path, error, changes_nothing=changes_nothing) from error
-
-
-def _refuse_closed_file(*_: object) -> NoReturn:
-    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def is_shortage(error: OSError) -> bool:

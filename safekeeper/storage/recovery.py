@@ -23,8 +23,8 @@ from safekeeper.base.lsn import Lsn, format_lsn, parse_segment_name, segment_nam
 from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, FileSystem, sync_names
 from safekeeper.storage.segment_file import (
     FOOTER_BYTES,
+    FooterSlot,
     SegmentFile,
-    Slot,
     create_segment,
     newest_valid_slot,
     read_pieces,
@@ -68,7 +68,7 @@ class SegmentFacts(NamedTuple):
     tli: int
     begin_lsn: Lsn
     valid_end_lsn: Lsn | None
-    slots: tuple[Slot | None, ...]
+    slots: tuple[FooterSlot | None, ...]
     problems: tuple[str, ...]
     is_damaged: bool = False
 
@@ -210,7 +210,7 @@ def end_of_chain(segments: list[SegmentFacts], segment_size: int) -> Lsn:
     return end_lsn
 
 
-def _walk(fs: FileSystem, directory: Path, found: Sequence[NamedSegment], segment_size: int) -> tuple[int, Slot]:
+def _walk(fs: FileSystem, directory: Path, found: Sequence[NamedSegment], segment_size: int) -> tuple[int, FooterSlot]:
     """Return the index of the log's last segment and the slot that states where it ends."""
     last, slot = 0, _slot_of(fs, directory, found[0], segment_size)
     ends_early = found[0]
@@ -231,7 +231,7 @@ def _walk(fs: FileSystem, directory: Path, found: Sequence[NamedSegment], segmen
     return last, slot
 
 
-def _slot_of(fs: FileSystem, directory: Path, segment: NamedSegment, segment_size: int) -> Slot:
+def _slot_of(fs: FileSystem, directory: Path, segment: NamedSegment, segment_size: int) -> FooterSlot:
     """Return the newest valid slot of a file that must have one."""
     path = segment.path(directory, segment_size)
     file = fs.open(path, read_only=True)
@@ -252,7 +252,9 @@ def _slot_of(fs: FileSystem, directory: Path, segment: NamedSegment, segment_siz
     return slot
 
 
-def _rewrite(fs: FileSystem, directory: Path, segment: NamedSegment, slot: Slot, segment_size: int) -> SegmentFile:
+def _rewrite(
+    fs: FileSystem, directory: Path, segment: NamedSegment, slot: FooterSlot, segment_size: int
+) -> SegmentFile:
     """Copy the segment's WAL to a new file that replaces it (detail g), and open the new file."""
     path = segment.path(directory, segment_size)
     old = fs.open(path, read_only=True)
@@ -288,7 +290,7 @@ def _is_temporary(name: str) -> bool:
 
 def _inspect_file(fs: FileSystem, directory: Path, segment: NamedSegment, segment_size: int) -> SegmentFacts:
     path = segment.path(directory, segment_size)
-    slots: list[Slot | None] = [None, None]
+    slots: list[FooterSlot | None] = [None, None]
     valid, problems = None, []
     try:
         file = fs.open(path, read_only=True)

@@ -22,7 +22,6 @@ metadata. An empty slot {X, X} always matches; it is written only when all bytes
 
 import struct
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,14 +37,11 @@ FOOTER_BYTES = 2 * SLOT_BYTES
 _MAGIC = b"WALSLOT1"
 _SLOT = struct.Struct("<8sQQQI")
 _CRC = struct.Struct("<I")
-# Pack the fields of a slot; then the whole slot, with zeros behind: of these fields and their CRC.
-pack_slot_fields = partial(_SLOT.pack, _MAGIC)
-pack_slot = struct.Struct(f"<{_SLOT.size}sI{SLOT_BYTES - _SLOT.size - _CRC.size}x").pack
 _CHUNK_BYTES = 1 << 20
 _ZEROS = bytes(_CHUNK_BYTES)
 
 
-class Slot(NamedTuple):
+class FooterSlot(NamedTuple):
     """One entry of the footer: the bytes [begin_lsn, end_lsn) have this CRC-32C, and all bytes below are durable."""
 
     sequence: int
@@ -55,11 +51,11 @@ class Slot(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the slot as SLOT_BYTES bytes. Its fields fit into the first sector, which is written as a whole."""
-        fields = pack_slot_fields(*self)
-        return pack_slot(fields, google_crc32c.value(fields))
+        fields = _SLOT.pack(_MAGIC, *self)
+        return (fields + _CRC.pack(google_crc32c.value(fields))).ljust(SLOT_BYTES, b"\0")
 
     @classmethod
-    def decode(cls, data: bytes) -> "Slot | None":
+    def decode(cls, data: bytes) -> "FooterSlot | None":
         """Return the slot at the beginning of `data`, or None if its magic or checksum is wrong."""
         if len(data) < _SLOT.size + _CRC.size:
             return None
@@ -74,7 +70,6 @@ class SegmentFile:
     """One open segment file: the end of its WAL, and the range and running CRC of its next slot.
 
     Not thread-safe, except for `write_slot` and `sync`, which use only the file and may run in the disk's thread.
-    `WalStorage.append` and `flush_now` do what `append`, or `take_slot`, `write_slot` and `sync` do.
 
     Attributes:
         begin_lsn, end_lsn, write_lsn: the segment is [begin_lsn, end_lsn), its WAL so far [begin_lsn, write_lsn).
@@ -116,13 +111,13 @@ class SegmentFile:
         self.crc = google_crc32c.extend(self.crc, data)
         self.write_lsn += len(data)
 
-    def take_slot(self) -> Slot | None:
+    def take_slot(self) -> FooterSlot | None:
         """Return the slot of everything appended since the last one, and begin the next; None without an append."""
         if self.unslotted_lsn == self.write_lsn:
             return None
         return self._next_slot(self.unslotted_lsn)
 
-    def write_slot(self, slot: Slot) -> None:
+    def write_slot(self, slot: FooterSlot) -> None:
         """Write `slot` at its place, to the operating system."""
         self.file.pwrite(slot.encode(), self.slot_offsets[slot.sequence % 2])
 
@@ -149,9 +144,9 @@ class SegmentFile:
         """Release the file."""
         self.file.close()
 
-    def _next_slot(self, begin_lsn: Lsn) -> Slot:
+    def _next_slot(self, begin_lsn: Lsn) -> FooterSlot:
         self.sequence += 1
-        slot = Slot(self.sequence, begin_lsn, self.write_lsn, self.crc)
+        slot = FooterSlot(self.sequence, begin_lsn, self.write_lsn, self.crc)
         self.unslotted_lsn = self.write_lsn
         self.crc = 0
         return slot
@@ -162,18 +157,18 @@ def slot_offset(segment_size: int, sequence: int) -> int:
     return segment_size + sequence % 2 * SLOT_BYTES
 
 
-def read_slots(file: File, path: Path, begin_lsn: Lsn, segment_size: int) -> list[Slot | None]:
+def read_slots(file: File, path: Path, begin_lsn: Lsn, segment_size: int) -> list[FooterSlot | None]:
     """Return both slots as stored, None for one that is damaged or has LSNs outside the segment (detail c).
 
     A recycled file, or one that was copied under a wrong name, contains slots of another segment, which do not count.
     """
     footer = read_exactly(file, path, FOOTER_BYTES, segment_size)
-    slots = [Slot.decode(footer[:SLOT_BYTES]), Slot.decode(footer[SLOT_BYTES:])]
+    slots = [FooterSlot.decode(footer[:SLOT_BYTES]), FooterSlot.decode(footer[SLOT_BYTES:])]
     end_lsn = begin_lsn + segment_size
     return [slot if slot and begin_lsn <= slot.begin_lsn <= slot.end_lsn <= end_lsn else None for slot in slots]
 
 
-def newest_valid_slot(file: File, path: Path, begin_lsn: Lsn, segment_size: int) -> Slot | None:
+def newest_valid_slot(file: File, path: Path, begin_lsn: Lsn, segment_size: int) -> FooterSlot | None:
     """Return the newest slot that matches its bytes, None if neither does. Its end_lsn is the end of the valid WAL."""
     slots = [slot for slot in read_slots(file, path, begin_lsn, segment_size) if slot is not None]
     for slot in sorted(slots, reverse=True):
@@ -216,7 +211,7 @@ def create_segment(
     begin_lsn: Lsn,
     segment_size: int,
     wal: Iterable[bytes] = (),
-    expected: Slot | None = None,
+    expected: FooterSlot | None = None,
 ) -> SegmentFile:
     """Create the segment of `tli` at `begin_lsn` completely and durably, replacing a file of that name, and open it.
 
@@ -244,7 +239,7 @@ def create_segment(
                 if crc != expected.data_crc:
                     raise StorageFailed(f"{path} changed while it was read: its disk is failing, replace it")
             write_lsn = begin_lsn + length
-            empty_slots = [Slot(sequence, write_lsn, write_lsn, 0) for sequence in (1, 2)]
+            empty_slots = [FooterSlot(sequence, write_lsn, write_lsn, 0) for sequence in (1, 2)]
             for slot in empty_slots:
                 file.pwrite(slot.encode(), slot_offset(segment_size, slot.sequence))
             file.fdatasync()

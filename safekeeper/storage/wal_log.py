@@ -25,21 +25,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import google_crc32c
-from google_crc32c import extend as extend_crc
-from google_crc32c import value as crc_of_bytes
 
 from safekeeper.base.errors import LocalProtocolError, ResourceShortage, StorageFailed, StorageFull
 from safekeeper.base.lsn import Lsn, format_lsn, segment_start
 from safekeeper.storage.disk_work import Flush, Preparation, Removal
-from safekeeper.storage.filesystem import FileSystem, storage_error, sync_names
+from safekeeper.storage.filesystem import FileSystem, sync_names
 from safekeeper.storage.recovery import NamedSegment, drop_segments, recover
 from safekeeper.storage.segment_file import (
-    SLOT_BYTES,
     SegmentFile,
     create_segment,
     open_segment,
-    pack_slot,
-    pack_slot_fields,
 )
 
 DIGEST_PAGE_BYTES = 8192
@@ -113,22 +108,10 @@ class WalStorage:
         if type(data) is not bytes:
             data = bytes(data)
         tail = self._writing[-1]
-        size = len(data)
-        end_lsn = begin_lsn + size
-        if end_lsn > tail.end_lsn:
+        if begin_lsn + len(data) > tail.end_lsn:
             self._append_across(data)
             return
-        # As `_write`, without its three calls: see docs/design/adr/0040-everyday-events.md.
-        try:
-            offset = begin_lsn - tail.begin_lsn
-            if tail.file.system_pwrite(data, offset) != size:
-                tail.file.pwrite(data, offset)
-        except OSError as error:
-            raise self._fail(storage_error("write", tail.path, error, changes_nothing=False)) from error
-        except (StorageFailed, StorageFull) as error:
-            raise self._fail(error) from error
-        tail.crc = extend_crc(tail.crc, data)
-        tail.write_lsn = self.write_lsn = end_lsn
+        self._write(tail, data)
 
     def start_flush(self) -> Flush | None:
         """Return a snapshot of what is not durable, to be `run` in another thread and passed to `finish_flush`.
@@ -166,32 +149,12 @@ class WalStorage:
             LocalProtocolError: a flush is under way in another thread.
             StorageFailed: it did not become durable, or a write failed before (S12).
         """
-        if self._failure is not None or self._flush is not None:
-            self._require_no_flush()
-        for segment in self._writing:
-            begin_lsn, write_lsn = segment.unslotted_lsn, segment.write_lsn
-            if begin_lsn == write_lsn:
-                continue
-            # As `take_slot`, `write_slot` and `sync`, without their ten calls.
-            segment.sequence = sequence = segment.sequence + 1
-            fields = pack_slot_fields(sequence, begin_lsn, write_lsn, segment.crc)
-            segment.unslotted_lsn = write_lsn
-            segment.crc = 0
-            verb, file = "write", segment.file
-            try:
-                slot, offset = pack_slot(fields, crc_of_bytes(fields)), segment.slot_offsets[sequence % 2]
-                if file.system_pwrite(slot, offset) != SLOT_BYTES:
-                    file.pwrite(slot, offset)
-                verb = "sync"
-                file.system_fdatasync()
-            except OSError as error:
-                raise self._fail(storage_error(verb, segment.path, error, changes_nothing=False)) from error
-            except (StorageFailed, StorageFull) as error:
-                raise self._fail(error) from error
-        self.flush_lsn = flush_lsn = self.write_lsn
-        if len(self._writing) > 1:
-            self._close_flushed()
-        return flush_lsn
+        self._require_no_flush()
+        flush = self.start_flush()
+        if flush is not None:
+            flush.run()
+            self.finish_flush(flush)
+        return self.flush_lsn
 
     def prepare_ahead(self) -> Preparation | None:
         """Return the preparation of the next segment if it is time: to be `run`, then passed to `finish_preparation`.

@@ -106,7 +106,7 @@ class WalReader:
             self._file = None
 
 
-class SegmentSource:
+class SegmentBytes:
     """The first `size` bytes of a segment, to be read in another thread, more than once.
 
     A log that is cut is later overwritten in the same file, but the cut is decided first. Therefore bytes read while

@@ -1,13 +1,13 @@
-"""The layout of WAL in PostgreSQL 13 to 18: the constants that the record decoder needs.
+"""The layout of WAL in PostgreSQL 13 to 18, for all its decoders: those of the daemons and the compiled one of tables.
 
 WAL is a sequence of 8 KiB pages, little-endian. Each page begins with a header, which is longer where a segment begins.
 Records are stored between the headers, each at a multiple of 8 bytes. A record that does not fit on its page continues
 after the next page's header, and a record's own header may be split in the same way.
-Sources: src/include/access/xlog_internal.h, xlogrecord.h and rmgrlist.h of each major version.
+Sources: src/include/access/xlog_internal.h, xlogrecord.h, rmgrlist.h and xact.h of each major version.
 """
 
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from safekeeper.base.errors import RemoteProtocolError
 
@@ -36,7 +36,7 @@ ALL_PAGE_FLAGS: Final = 0x000F
 # 2 bytes of padding, CRC-32C u32. The checksum covers the body first, then the header up to the checksum.
 RECORD_HEADER: Final = struct.Struct("<IIQBB2xI")
 RECORD_HEADER_SIZE: Final = RECORD_HEADER.size
-RECORD_CRC_OFFSET: Final = 20
+RECORD_XID_OFFSET, RECORD_LINK_OFFSET, RECORD_INFO_OFFSET, RECORD_RMID_OFFSET, RECORD_CRC_OFFSET = 4, 8, 16, 17, 20
 
 # PostgreSQL cannot allocate more for one record (MaxAllocSize); 16 and later stop at 1020 MiB already.
 RECORD_LENGTH_MAX: Final = 0x3FFFFFFF
@@ -52,6 +52,53 @@ CUSTOM_RMID_MAX: Final = 255
 RMGR_INFO_MASK: Final = 0xF0
 XLOG_SWITCH: Final = 0x40
 XLOG_OVERWRITE_CONTRECORD: Final = 0xD0
+
+# The body of a record begins with headers, each with an id: of block references, or one of these.
+BLOCK_ID_MAX: Final = 32
+TOP_LEVEL_XID, ORIGIN, MAIN_DATA_LONG, MAIN_DATA_SHORT = 252, 253, 254, 255  # the first: 14 and later
+
+# The bits of a block reference's fork_flags and an image's bimg_info.
+FORK_MASK, HAS_IMAGE, HAS_DATA, WILL_INIT, SAME_RELATION = 0x0F, 0x10, 0x20, 0x40, 0x80
+IMAGE_HAS_HOLE: Final = 0x01
+# 13 and 14 have one bit for "compressed", and "apply" after it; 15 and later one bit for each way to compress.
+IMAGE_COMPRESSED_14, IMAGE_APPLY_14 = 0x02, 0x04
+IMAGE_COMPRESSED, IMAGE_APPLY = 0x1C, 0x02
+
+# Of the info byte of RM_XACT: an xinfo follows the time.
+XACT_HAS_XINFO: Final = 0x80
+
+# Bits of xinfo. Sections stand in the order DBINFO, SUBXACTS, RELFILES, STATS, INVALS, TWOPHASE, GID, ORIGIN.
+XINFO_DBINFO, XINFO_SUBXACTS, XINFO_RELFILES, XINFO_INVALS, XINFO_TWOPHASE = (1 << bit for bit in range(5))
+XINFO_ORIGIN, XINFO_AE_LOCKS, XINFO_GID, XINFO_STATS = (1 << bit for bit in range(5, 9))
+XINFO_APPLY_FEEDBACK: Final = 1 << 29
+RELFILE_BYTES: Final = 12
+INVALIDATION_BYTES: Final = 16
+
+# Fields of the header of a PREPARE TRANSACTION that all versions have in the same place.
+PREPARE_XID, PREPARE_DATABASE, PREPARE_TIME, PREPARE_SUBXIDS, PREPARE_DROPPED = 8, 12, 16, 28, 32
+
+
+class XactLayout(NamedTuple):
+    """The differences between versions in the records of RM_XACT.
+
+    Attributes:
+        known_xinfo: the bits of xinfo.
+        stats_bytes: of a dropped statistic.
+        invalidations, gid_length, origin: offsets in the header of a PREPARE TRANSACTION.
+        header_bytes: of that header.
+    """
+
+    known_xinfo: int
+    stats_bytes: int
+    invalidations: int
+    gid_length: int
+    origin: int
+    header_bytes: int
+
+
+_XACT_13: Final = XactLayout(0xFF | 7 << 29, 0, 40, 46, 48, 64)
+_XACT_15: Final = XactLayout(0x1FF | 7 << 29, 12, 48, 54, 56, 72)
+_XACT_18: Final = _XACT_15._replace(stats_bytes=16)
 
 
 class WalFormatError(RemoteProtocolError):
@@ -74,3 +121,8 @@ def align(lsn: int) -> int:
 def page_header_size(page_lsn: int, segment_size: int) -> int:
     """Return the size in bytes of the header of the page that begins at `page_lsn`."""
     return LONG_PAGE_HEADER_SIZE if page_lsn % segment_size == 0 else PAGE_HEADER_SIZE
+
+
+def xact_layout(major: int) -> XactLayout:
+    """Return the layout of the records of RM_XACT in a major version."""
+    return _XACT_13 if major < 15 else _XACT_15 if major < 18 else _XACT_18

@@ -8,27 +8,30 @@ Source: DecodeXLogRecord in src/backend/access/transam/xlogreader.c of each majo
 """
 
 import struct
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from safekeeper.base.lsn import format_lsn
-from safekeeper.waldecode.format import PAGE_SIZE, WalFormatError
+from safekeeper.waldecode.format import (
+    BLOCK_ID_MAX,
+    FORK_MASK,
+    HAS_IMAGE,
+    IMAGE_COMPRESSED,
+    IMAGE_COMPRESSED_14,
+    IMAGE_HAS_HOLE,
+    MAIN_DATA_LONG,
+    MAIN_DATA_SHORT,
+    ORIGIN,
+    PAGE_SIZE,
+    SAME_RELATION,
+    TOP_LEVEL_XID,
+    WalFormatError,
+)
 from safekeeper.waldecode.records import Record
-
-# The bits of a block reference's fork_flags and an image's bimg_info (src/include/access/xlogrecord.h).
-_FORK_MASK: Final = 0x0F
-_HAS_IMAGE: Final = 0x10
-_SAME_RELATION: Final = 0x80
-_IMAGE_HAS_HOLE: Final = 0x01
-# 13 and 14 have one bit for "compressed", 15 and later one bit for each way to compress.
-_IMAGE_COMPRESSED_14, _IMAGE_COMPRESSED = 0x02, 0x1C
-
-_BLOCK_ID_MAX: Final = 32
-_TOP_LEVEL_XID, _ORIGIN, _MAIN_DATA_LONG, _MAIN_DATA_SHORT = 252, 253, 254, 255
 
 _U16, _U32, _RELATION = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<III")
 
 
-class Relation(NamedTuple):
+class RelationLocator(NamedTuple):
     """A file of a table or index, as WAL names it. `tablespace` and `database` are oids; database 0 is shared."""
 
     tablespace: int
@@ -46,7 +49,7 @@ class RecordBody(NamedTuple):
         main: the main data.
     """
 
-    relation: Relation | None
+    relation: RelationLocator | None
     fork: int
     top_xid: int
     main: bytes
@@ -75,41 +78,41 @@ def malformed(record: Record, major: int) -> WalFormatError:
 def _parse(body: bytes, major: int) -> RecordBody:
     at, end = 0, len(body)
     data_bytes = main_bytes = 0  # of all data after the headers, and of the main data
-    relation: Relation | None = None
+    relation: RelationLocator | None = None
     fork = top_xid = 0
     while end - at > data_bytes:
         block_id = body[at]
         at += 1
-        if block_id <= _BLOCK_ID_MAX:
+        if block_id <= BLOCK_ID_MAX:
             flags = body[at]
             data_bytes += _U16.unpack_from(body, at + 1)[0]
             at += 3
-            if flags & _HAS_IMAGE:
+            if flags & HAS_IMAGE:
                 image_bytes, image_info = _U16.unpack_from(body, at)[0], body[at + 4]
                 at += 5
-                if image_info & (_IMAGE_COMPRESSED if major >= 15 else _IMAGE_COMPRESSED_14):
-                    at += 2 * (image_info & _IMAGE_HAS_HOLE)
+                if image_info & (IMAGE_COMPRESSED if major >= 15 else IMAGE_COMPRESSED_14):
+                    at += 2 * (image_info & IMAGE_HAS_HOLE)
                 data_bytes += min(image_bytes, PAGE_SIZE)
-            if not flags & _SAME_RELATION:
+            if not flags & SAME_RELATION:
                 if relation is None:
-                    relation, fork = Relation._make(_RELATION.unpack_from(body, at)), flags & _FORK_MASK
+                    relation, fork = RelationLocator._make(_RELATION.unpack_from(body, at)), flags & FORK_MASK
                 at += _RELATION.size
             elif relation is None:
                 raise ValueError("a block of the same relation without one before it")
             at += _U32.size
-        elif block_id == _MAIN_DATA_SHORT:
+        elif block_id == MAIN_DATA_SHORT:
             main_bytes = body[at]
             at += 1
             data_bytes += main_bytes
             break  # The main data is the last.
-        elif block_id == _MAIN_DATA_LONG:
+        elif block_id == MAIN_DATA_LONG:
             main_bytes = _U32.unpack_from(body, at)[0]
             at += _U32.size
             data_bytes += main_bytes
             break
-        elif block_id == _ORIGIN:
+        elif block_id == ORIGIN:
             at += 2
-        elif block_id == _TOP_LEVEL_XID and major >= 14:
+        elif block_id == TOP_LEVEL_XID and major >= 14:
             top_xid = _U32.unpack_from(body, at)[0]
             at += _U32.size
         else:

@@ -142,8 +142,6 @@ class TimedRecords:
                 return
             data = memoryview(data)[size:]
 
-    # ------------------------------------------------------------------ segments
-
     def _enter_segment(self) -> None:
         border_lsn = self._border_lsn
         self._border_lsn += self._segment_size
@@ -173,8 +171,6 @@ class TimedRecords:
             self._cap_lsn = None
         self._border_is_known = False
         self._sleep_until(self._border_lsn)
-
-    # ------------------------------------------------------------------ pages and records
 
     def _walk(self) -> None:
         """Read the received records of the page."""

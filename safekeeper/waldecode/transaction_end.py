@@ -11,24 +11,32 @@ Source: src/include/access/xact.h, src/backend/access/rmgrdesc/xactdesc.c and tw
 import struct
 from typing import Final, NamedTuple
 
-from safekeeper.waldecode.format import RM_XACT, align
-from safekeeper.waldecode.record_body import Relation, malformed
+from safekeeper.waldecode.format import (
+    INVALIDATION_BYTES,
+    PREPARE_DROPPED,
+    PREPARE_SUBXIDS,
+    PREPARE_XID,
+    RM_XACT,
+    XACT_HAS_XINFO,
+    XINFO_DBINFO,
+    XINFO_GID,
+    XINFO_INVALS,
+    XINFO_RELFILES,
+    XINFO_STATS,
+    XINFO_SUBXACTS,
+    XINFO_TWOPHASE,
+    align,
+    xact_layout,
+)
+from safekeeper.waldecode.record_body import RelationLocator, malformed
 from safekeeper.waldecode.records import Record
 
 OPERATION_MASK: Final = 0x70
 COMMIT, PREPARE, ABORT, COMMIT_PREPARED, ABORT_PREPARED, ASSIGNMENT = 0x00, 0x10, 0x20, 0x30, 0x40, 0x50
-_HAS_XINFO: Final = 0x80
 
-# Bits of xinfo. Sections stand in the order DBINFO, SUBXACTS, RELFILES, STATS, INVALS, TWOPHASE, GID, ORIGIN.
-_DBINFO, _SUBXACTS, _RELFILES, _INVALS, _TWOPHASE, _ORIGIN, _AE_LOCKS, _GID, _STATS = (1 << bit for bit in range(9))
-_KNOWN_XINFO: Final = 0x1FF | 7 << 29
-_STATS_SINCE: Final = 15
-
-_U32, _I64, _RELATION = struct.Struct("<I"), struct.Struct("<q"), struct.Struct("<III")
-# xl_xact_prepare: magic, total_len, xid, database, prepared_at, owner, nsubxacts, ncommitrels, nabortrels; from 15 on
-# ncommitstats, nabortstats; ninvalmsgs, initfileinval, gidlen, origin_lsn, origin_timestamp.
-_PREPARE_14: Final = struct.Struct("<8xIIq4xiiii2xH16x")
-_PREPARE: Final = struct.Struct("<8xIIq4xiii8xi2xH16x")
+_U16, _U32, _I32, _I64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q")
+_RELATION = struct.Struct("<III")
+_PREPARE_BEGIN = struct.Struct("<IIq")
 
 
 class TransactionEnd(NamedTuple):
@@ -48,7 +56,7 @@ class TransactionEnd(NamedTuple):
     xid: int
     time_us: int
     subxids: tuple[int, ...]
-    dropped: tuple[Relation, ...]
+    dropped: tuple[RelationLocator, ...]
     changes_catalogs: bool
     gid: bytes
 
@@ -86,41 +94,46 @@ def parse_assignment(record: Record, main: bytes, major: int) -> tuple[int, tupl
 def _parse_end(record: Record, main: bytes, major: int) -> TransactionEnd:
     (time_us,) = _I64.unpack_from(main, 0)
     at, xinfo = _I64.size, 0
-    if record.info & _HAS_XINFO:
+    if record.info & XACT_HAS_XINFO:
         (xinfo,) = _U32.unpack_from(main, at)
         at += _U32.size
-    if xinfo & ~_KNOWN_XINFO or (xinfo & _STATS and major < _STATS_SINCE):
+    layout = xact_layout(major)
+    if xinfo & ~layout.known_xinfo:
         raise ValueError("an unknown section")
     subxids: tuple[int, ...] = ()
-    dropped: tuple[Relation, ...] = ()
+    dropped: tuple[RelationLocator, ...] = ()
     xid, gid = record.xid, b""
-    if xinfo & _DBINFO:
+    if xinfo & XINFO_DBINFO:
         at += 8
-    if xinfo & _SUBXACTS:
+    if xinfo & XINFO_SUBXACTS:
         count = _count(main, at, _U32.size)
         subxids = _numbers(main, at + 4, count)
         at += 4 + count * _U32.size
-    if xinfo & _RELFILES:
+    if xinfo & XINFO_RELFILES:
         count = _count(main, at, _RELATION.size)
         dropped = _relations(main, at + 4, count)
         at += 4 + count * _RELATION.size
-    if xinfo & _STATS:
-        size = 16 if major >= 18 else 12
-        at += 4 + _count(main, at, size) * size
-    if xinfo & _INVALS:
-        at += 4 + _count(main, at, 16) * 16
-    if xinfo & _TWOPHASE:
+    if xinfo & XINFO_STATS:
+        at += 4 + _count(main, at, layout.stats_bytes) * layout.stats_bytes
+    if xinfo & XINFO_INVALS:
+        at += 4 + _count(main, at, INVALIDATION_BYTES) * INVALIDATION_BYTES
+    if xinfo & XINFO_TWOPHASE:
         (xid,) = _U32.unpack_from(main, at)
         at += _U32.size
-        if xinfo & _GID:
+        if xinfo & XINFO_GID:
             gid = main[at : main.index(b"\0", at)]
-    return TransactionEnd(record.info & OPERATION_MASK, xid, time_us, subxids, dropped, bool(xinfo & _INVALS), gid)
+    return TransactionEnd(record.info & OPERATION_MASK, xid, time_us, subxids, dropped, bool(xinfo & XINFO_INVALS), gid)
 
 
 def _parse_prepare(main: bytes, major: int) -> TransactionEnd:
-    header = _PREPARE if major >= _STATS_SINCE else _PREPARE_14
-    xid, _, time_us, subxid_count, dropped_count, _, invalidations, gid_bytes = header.unpack_from(main, 0)
-    at = header.size
+    layout = xact_layout(major)
+    if len(main) < layout.header_bytes:
+        raise ValueError("a header that is cut")
+    xid, _, time_us = _PREPARE_BEGIN.unpack_from(main, PREPARE_XID)
+    (subxid_count,), (dropped_count,) = (_I32.unpack_from(main, at) for at in (PREPARE_SUBXIDS, PREPARE_DROPPED))
+    (invalidations,) = _I32.unpack_from(main, layout.invalidations)
+    (gid_bytes,) = _U16.unpack_from(main, layout.gid_length)
+    at = layout.header_bytes
     gid = main[at : at + gid_bytes].partition(b"\0")[0]
     at += align(gid_bytes)
     subxids = _numbers(main, at, subxid_count)
@@ -143,10 +156,10 @@ def _numbers(main: bytes, at: int, count: int) -> tuple[int, ...]:
     return struct.unpack_from(f"<{count}I", main, at)
 
 
-def _relations(main: bytes, at: int, count: int) -> tuple[Relation, ...]:
+def _relations(main: bytes, at: int, count: int) -> tuple[RelationLocator, ...]:
     if not count:
         return ()  # What precedes them need not be padded.
     end = at + count * _RELATION.size
     if count < 0 or end > len(main):
         raise ValueError("more relations than the record has bytes")
-    return tuple(map(Relation._make, _RELATION.iter_unpack(main[at:end])))
+    return tuple(map(RelationLocator._make, _RELATION.iter_unpack(main[at:end])))

@@ -3,6 +3,6 @@
 live    the stream of server-sent events that the page draws
 page    the routes: the page, its files, and the stream
 
-`static/` has what is served: a page for each program, its style, and modules of JavaScript
+`static/` has what is served: the page, its style, and modules of JavaScript, of which one draws each program
 (docs/design/adr/0055-page.md).
 """

@@ -11,10 +11,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from safekeeper.base.logs import RateLimit, describe_bug
+from safekeeper.base.status_fields import RecentTimes
 
 INTERVAL_S = 5.0
 SPAN_S: Final = 600.0
@@ -22,7 +25,37 @@ SPAN_S: Final = 600.0
 _log = logging.getLogger(__name__)
 
 
-class History:
+class _SafekeeperLag(msgspec.Struct):
+    id: int
+    lag_bytes: int | None
+
+
+class _Times(msgspec.Struct):
+    quorum: RecentTimes
+
+
+class _OfProxy(msgspec.Struct):
+    received_lsn: str
+    commit_lsn: str
+    safekeepers: list[_SafekeeperLag]
+    times: _Times
+
+
+class _Disk(msgspec.Struct):
+    free_bytes: int | None
+
+
+class _OfSafekeeper(msgspec.Struct):
+    flush_lsn: str
+    commit_lsn: str
+    disk: _Disk
+
+
+# What a sample has of /status, by the name of the page.
+_SAMPLED: Final[dict[str, type[msgspec.Struct]]] = {"proxy": _OfProxy, "safekeeper": _OfSafekeeper}
+
+
+class SampleHistory:
     """The samples of one process. On the event loop's thread, which runs already.
 
     Args:
@@ -37,7 +70,7 @@ class History:
         self.samples: deque[dict[str, Any]] = deque(maxlen=int(SPAN_S / INTERVAL_S))
         self._status = status
         self._confirms_per_s = confirms_per_s
-        self._reduced = _REDUCED[page]
+        self._sampled = _SAMPLED[page]
         self._failures = RateLimit(lines=3, interval_s=60)
         self._wait()
 
@@ -50,7 +83,7 @@ class History:
             self.samples.append(
                 {
                     "at": round(time.time(), 3),
-                    "status": self._reduced(self._status()),
+                    "status": msgspec.convert(self._status(), self._sampled, from_attributes=True),
                     "limbo": {"confirms_per_s": self._confirms_per_s()} if self._confirms_per_s is not None else None,
                 }
             )
@@ -59,24 +92,3 @@ class History:
             more = self._failures.admit()
             if more is not None:
                 _log.error("no sample for the charts of the page: %s%s", describe_bug(bug), more)
-
-
-def _of_proxy(status: Mapping[str, Any]) -> dict[str, Any]:
-    times = status["times"]
-    return {
-        "received_lsn": status["received_lsn"],
-        "commit_lsn": status["commit_lsn"],
-        "safekeepers": [{"id": each["id"], "lag_bytes": each["lag_bytes"]} for each in status["safekeepers"]],
-        "times": {"quorum": {name: times["quorum"][name] for name in ("p50_s", "p99_s")}} if times else None,
-    }
-
-
-def _of_safekeeper(status: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "flush_lsn": status["flush_lsn"],
-        "commit_lsn": status["commit_lsn"],
-        "disk": {"free_bytes": status["disk"]["free_bytes"]},
-    }
-
-
-_REDUCED: Final = {"proxy": _of_proxy, "safekeeper": _of_safekeeper}

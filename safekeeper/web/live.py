@@ -26,7 +26,7 @@ import msgspec
 
 from safekeeper.base.logs import RateLimit, describe_bug
 from safekeeper.net.http_server import HttpConnection, Stream
-from safekeeper.web.history import History
+from safekeeper.web.history import SampleHistory
 
 INTERVAL_S = 1.0
 # The time after which a browser that lost its connection connects again.
@@ -50,7 +50,7 @@ class LiveStream(Stream):
         self,
         parts: Mapping[str, Callable[[], Any]],
         headers: tuple[tuple[str, str], ...],
-        history: History | None = None,
+        history: SampleHistory | None = None,
     ) -> None:
         self.headers = headers
         self._history = history
@@ -60,11 +60,6 @@ class LiveStream(Stream):
         self._readers: dict[HttpConnection, bool] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._failures = RateLimit(lines=3, interval_s=60)
-
-    @property
-    def reader_count(self) -> int:
-        """The number of readers."""
-        return len(self._readers)
 
     def join(self, reader: HttpConnection) -> None:
         """See Stream: the first frame has every part, at most INTERVAL_S old."""

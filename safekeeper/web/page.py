@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from safekeeper.net.http_server import Answer, QueryRoute, Route, SlowRoute, Text
-from safekeeper.web.history import History
+from safekeeper.web.history import SampleHistory
 from safekeeper.web.live import LiveStream
 
 # frame-ancestors, base-uri and form-action do not follow default-src.
@@ -54,7 +54,7 @@ def with_page(
 
     Args:
         routes: what the stream has of them: `/status`, and `/events` if it exists.
-        page: the name of the page's file, without `.html`.
+        page: `proxy` or `safekeeper`: the script that draws it.
         more: functions that return the content of further parts of the stream.
         keeps_history: the charts show the last ten minutes also of a page that is opened later; needs a running loop.
         confirms_per_s: see History.
@@ -62,10 +62,10 @@ def with_page(
     parts: dict[str, Callable[[], Any]] = {"status": functools.partial(_content_of, routes["/status"]), **(more or {})}
     if "/events" in routes:
         parts["events"] = _RecentEvents(routes["/events"])
-    history = History(parts["status"], page, confirms_per_s) if keeps_history else None
+    history = SampleHistory(parts["status"], page, confirms_per_s) if keeps_history else None
     live = LiveStream(parts, HEADERS, history)
     files = {f"/web/{each.name}": _file(each.name) for each in _FILES.iterdir() if not each.name.endswith(".html")}
-    return {**routes, "/": _file(f"{page}.html"), **files, "/live": lambda: (200, live)}
+    return {**routes, "/": _file("page.html", page), **files, "/live": lambda: (200, live)}
 
 
 class _RecentEvents:
@@ -92,11 +92,14 @@ def _content_of(route: Route | QueryRoute | SlowRoute, query: Mapping[str, str] 
     return content
 
 
-def _file(name: str) -> Callable[[], Answer]:
+def _file(name: str, program: str = "") -> Callable[[], Answer]:
     """Return the route of a file, which is read at its first request."""
 
     @functools.cache
     def answer() -> Answer:
-        return 200, Text(_TYPES[name.rpartition(".")[2]], (_FILES / name).read_bytes(), HEADERS)
+        content = (_FILES / name).read_bytes()
+        if program:
+            content = content.replace(b"{program}", program.encode())
+        return 200, Text(_TYPES[name.rpartition(".")[2]], content, HEADERS)
 
     return answer

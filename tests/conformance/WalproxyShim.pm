@@ -106,7 +106,7 @@ sub attach
 		'walproxy', 'walproxy', 'run',
 		'--primary', $self->{primary}->connstr('postgres'),
 		# As with synchronous_standby_names = '*', remote_apply waits for one of the standbys, if a script asks for it.
-		'--remote-apply-standbys', 'ANY 1 (*)',
+		'-c', 'remote_apply_standbys=ANY 1 (*)',
 		'--safekeepers', join(',', map { "$_=127.0.0.1:$self->{listen}{$_}" } SAFEKEEPERS),
 		'--http', "127.0.0.1:$self->{proxy_http}");
 	my $state = '';

@@ -40,7 +40,7 @@ def run_regress(built: Built, folder: Path, report: Callable[[str], None]) -> It
         report: prints a line of progress.
     """
     postgres = LocalPostgres(built.binaries, folder / "primary", settings=_SETTINGS).init()
-    with LocalCluster(folder, postgres, safekeeper_options=("--wal-keep", "8GiB")) as cluster:
+    with LocalCluster(folder, postgres, safekeeper_options=("-c", "wal_keep=8GiB")) as cluster:
         cluster.start()
         begin_lsn = cluster.commit_lsn()
         standby = cluster.add_standby("standby")

@@ -189,6 +189,6 @@ def _run(command: Sequence[str], directory: Path) -> str:
     )
     if answer.returncode != 0:
         lines = (answer.stderr + answer.stdout).strip().splitlines() or ["no output"]
-        told = next((line for line in lines if re.search(r"error|^E:|Failed", line)), lines[-1])
-        raise SourceUnavailable(f"{command[0]} failed with exit code {answer.returncode}: {told}")
+        line = next((line for line in lines if re.search(r"error|^E:|Failed", line)), lines[-1])
+        raise SourceUnavailable(f"{command[0]} failed with exit code {answer.returncode}: {line}")
     return answer.stdout

@@ -14,7 +14,7 @@ COMMIT_S = 60
 
 
 class SentStatement:
-    """A statement that PostgreSQL was sent and may not have answered yet: a commit that waits blocks nobody here."""
+    """A statement that PostgreSQL was sent and may not have answered yet: a commit that waits blocks no caller."""
 
     def __init__(self, session: Session, sql: str) -> None:
         self._session = session
@@ -26,7 +26,7 @@ class SentStatement:
         return not self._session.pgconn.is_busy()
 
     def finish(self) -> None:
-        """Waits, with a deadline, for PostgreSQL to say that the statement is committed, and for nothing less."""
+        """Waits, with a deadline, for PostgreSQL to report that the statement is committed, and for nothing less."""
         wait_until(self.answered, f"{self._sql!r} is acknowledged", COMMIT_S)
         while result := self._session.pgconn.get_result():
             assert result.status == ExecStatus.COMMAND_OK, result.get_error_message()

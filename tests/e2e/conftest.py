@@ -3,7 +3,7 @@
 The images are named as docker-compose.yml names them, in WALPROXY_IMAGE, POSTGRES_IMAGE and STORE_IMAGE, and are never
 pulled here: `docker compose build` and `docker compose pull` get them, or `eval "$(.ci/images)"` makes them on a Debian
 without a registry. Where there is no container engine, or no such image, these tests are left out
-with a line that says so, except in CI (CI=true or WALPROXY_REQUIRE_ENGINE=1), where that is a failure.
+with a line of why, except in CI (CI=true or WALPROXY_REQUIRE_ENGINE=1), where that is a failure.
 """
 
 import os

@@ -111,7 +111,7 @@ class Deployment:
             attached = json.loads(docker("network", "inspect", network))[0]["Containers"]
             if "active endpoints" not in str(error) or attached or docker("ps", "-aq", "--filter", of_project):
                 raise
-            print(f"the engine counts an endpoint in {network} and knows of no container there")
+            print(f"the engine counts an endpoint in {network} and lists no container there")
             for volume in docker("volume", "ls", "--quiet", "--filter", of_project).split():
                 docker("volume", "rm", volume)
 
@@ -153,7 +153,7 @@ class Deployment:
     def half_cut(self, safekeeper: str, direction: Literal["to", "from"]) -> Iterator[None]:
         """Nothing that proxies send reaches that safekeeper ("to"), or nothing of what it sends reaches them ("from").
 
-        The packets are dropped in the container's own network namespace: connections stand, and nobody is told.
+        The packets are dropped in the container's own network namespace: connections stand, and no peer is notified.
         """
         process = docker("inspect", "--format", "{{.State.Pid}}", self.container(safekeeper))
         chain, port = ("INPUT", "--dport") if direction == "to" else ("OUTPUT", "--sport")
@@ -172,7 +172,7 @@ class Deployment:
 
     @contextmanager
     def changed(self, changes: dict[str, dict[str, object]]) -> Iterator[None]:
-        """Containers of services are made anew with other settings, on the same volumes; afterwards with their own."""
+        """Containers of services are made again with other settings, on the same volumes; afterwards with their own."""
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump({"services": changes}, file)  # JSON is YAML.
             file.flush()
@@ -202,7 +202,7 @@ class Deployment:
         )
 
     def status(self, service: str) -> dict[str, Any] | None:
-        """What a proxy or a safekeeper says of itself, None if it does not answer."""
+        """The status of a proxy or a safekeeper, None if it does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[service]}/status", timeout=2) as response:
                 content: dict[str, Any] = json.load(response)

@@ -132,7 +132,7 @@ def test_one_safekeeper_cut_off_one_way_is_not_needed_and_two_are(
         commit(writer, f"DROP TABLE half_cut_{direction}")
 
 
-def test_one_slow_disk_holds_up_nobody_and_two_do(deployment: Deployment) -> None:
+def test_one_slow_disk_holds_up_no_commit_and_two_do(deployment: Deployment) -> None:
     control = "/tmp/disk"
     program = "python3 -m walproxy.lab.testing.faulty_disk"
     slow = ("safekeeper1", "safekeeper2")
@@ -193,9 +193,9 @@ def _commit_seconds(session: Session, commits: int) -> float:
 
 
 def _until_it_waits(deployment: Deployment, writer: Session, observer: Session, sql: str) -> SentStatement:
-    """Sends a commit, and returns when PostgreSQL and the proxy both say that it waits for a quorum."""
+    """Sends a commit, and returns when PostgreSQL and the proxy both show that it waits for a quorum."""
     pending = SentStatement(writer, sql)
     wait_until(lambda: waits_for_standby(observer, writer), "the commit waits in SyncRep")
-    wait_until(lambda: deployment.leaders_status()["state"] == "waiting_for_quorum", "the proxy says why")
+    wait_until(lambda: deployment.leaders_status()["state"] == "waiting_for_quorum", "the proxy reports why")
     assert not pending.answered()
     return pending

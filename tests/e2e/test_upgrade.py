@@ -1,8 +1,8 @@
-"""From the version before this one to this one: service by service, under load, as docs/guide/operations.md says.
+"""From the version before this one to this one: service by service, under load, as in docs/guide/operations.md.
 
 The version before is the newest commit whose sources are others than those of the work tree. Its image is this one's
 with these sources in the place of its own: what the two have in common, interpreter and libraries, comes with it.
-In a clone without history the version before is this one again, and the test says so.
+In a clone without history the version before is this one again, and the test prints so.
 """
 
 import subprocess

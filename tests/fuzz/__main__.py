@@ -65,11 +65,11 @@ def fuzz(name: str, seconds: int) -> bool:
         for content in findings:
             (corpus / _name_of(content)).write_bytes(content)
         kept = 0 if findings or TARGETS[name].is_slow else _keep(reached, corpus)
-    said = done.stdout + done.stderr
-    count, rate, (lines, features) = _last(_COUNT, said)[0], _last(_RATE, said)[0], _last(_PROGRESS, said, 2)
+    printed = done.stdout + done.stderr
+    count, rate, (lines, features) = _last(_COUNT, printed)[0], _last(_RATE, printed)[0], _last(_PROGRESS, printed, 2)
     print(f"{name}: {count} inputs, {rate}/s, coverage {lines} ({features} features), {kept} added to the corpus")
     if findings or done.returncode:
-        print("\n".join(line for line in said.splitlines() if not line.startswith("#"))[-4000:])
+        print("\n".join(line for line in printed.splitlines() if not line.startswith("#"))[-4000:])
         print(f"{name}: FOUND: {', '.join(map(_name_of, findings)) or 'exit'} in {corpus}")
     sys.stdout.flush()
     return bool(findings or done.returncode)

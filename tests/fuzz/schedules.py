@@ -2,9 +2,9 @@
 
 Theory of operation. A fuzzer that edits the text of a scenario mostly writes nonsense. Here each byte is a choice: of
 the next command, of the proxy, safekeeper or primary that it concerns, of how long the world runs after it. So all
-inputs are scenarios (tests/simulation/scenario.py), a small change of an input is a small change of its scenario, and
-an input that reached a new branch of acceptor or proposer is a schedule to go on from. The random runs of the simulator
-do not know which branches they have taken.
+inputs are scenarios (tests/simulation/scenarios/scenario.py), a small change of an input is a small change of its
+scenario, and an input that reached a new branch of acceptor or proposer is a schedule to go on from. The random runs of
+the simulator have no record of the branches that they have taken.
 
 Each scenario ends without faults, with one primary whose log goes on from the newest one, and all members must then
 converge. What an operator must never do is left out: data folders that are copied, commits that are given up, primaries
@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 
-from tests.simulation.primary import VirtualPrimary
-from tests.simulation.scenario import SLOW_FLUSH_S, ScenarioFailed, Stage, perform
-from tests.simulation.violation import Violation
-from tests.simulation.world import SimulationFailed, World
+from tests.simulation.checks.violation import Violation
+from tests.simulation.model.primary import VirtualPrimary
+from tests.simulation.scenarios.scenario import SLOW_FLUSH_S, ScenarioFailed, Stage, perform
+from tests.simulation.world.world import SimulationFailed, World
 
 _STEPS_MAX = 24
 _SLOW_FLUSHES_END = f"run {SLOW_FLUSH_S + 1} s"
@@ -86,8 +86,8 @@ class _Plot:
         return self.choices.of(
             (
                 f"{name} and {safekeepers} are apart",
-                f"{name} cannot tell {safekeepers}",
-                f"{name} cannot hear {safekeepers}",
+                f"{name} cannot send to {safekeepers}",
+                f"{name} cannot receive from {safekeepers}",
             )
         )
 

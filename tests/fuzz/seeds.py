@@ -114,7 +114,7 @@ _FROM_ACCEPTORS = (
     TailResponse(3, 200, 208, 100, None),
     Refusal(RefusalCode.VERSION, "too old", _NODE, 3),
 )
-_SAID = (Hello(bytes(range(32))), Challenge(1, bytes(32)), Proof(bytes(32)), Refused(Reason.WRONG_PROOF))
+_AUTHENTICATION = (Hello(bytes(range(32))), Challenge(1, bytes(32)), Proof(bytes(32)), Refused(Reason.WRONG_PROOF))
 
 
 def _frame(message: object) -> bytes:
@@ -133,19 +133,19 @@ def acceptor_frames() -> Iterable[bytes]:
 
 def bodies() -> Iterable[bytes]:
     """What stands behind the header of each frame, behind the place of its kind."""
-    frames = [*map(_frame, (*_FROM_PROPOSERS, *_FROM_ACCEPTORS)), *map(encode_authentication, _SAID)]
+    frames = [*map(_frame, (*_FROM_PROPOSERS, *_FROM_ACCEPTORS)), *map(encode_authentication, _AUTHENTICATION)]
     return [bytes([frame[3] - 1]) + frame[HEADER_BYTES:] for frame in frames]
 
 
 def authentication() -> Iterable[bytes]:
-    """Each message, and all that a proxy says."""
-    said = [encode_authentication(message) for message in _SAID]
-    return [*said, said[0] + said[2]]
+    """Each message, and all that a proxy sends."""
+    frames = [encode_authentication(message) for message in _AUTHENTICATION]
+    return [*frames, frames[0] + frames[2]]
 
 
 @cache
 def _log_in() -> tuple[bytes, bytes]:
-    """The two messages of a client that knows the password, for the server's nonce of the targets."""
+    """The two messages of a client that has the password, for the server's nonce of the targets."""
     scram = ScramClient(["SCRAM-SHA-256"], "me", "pencil", c_nonce="client-nonce")
     first = scram.get_client_first().encode()
     scram.set_server_first("r=client-nonceserver-nonce,s=MDEyMzQ1Njc4OWFiY2RlZg==,i=4096")
@@ -201,7 +201,7 @@ def commands() -> Iterable[bytes]:
 
 
 def scram() -> Iterable[bytes]:
-    """Both messages of a client, and of one that wants to bind."""
+    """Both messages of a client, and of one that requests channel binding."""
     first, final = _log_in()
     return [first + b"\0" + final, b"p=tls-server-end-point,,n=,r=abc\0c=biws,r=abc,p=AAAA"]
 

@@ -36,7 +36,7 @@ from safekeeper.pgwire.commands import StartReplication, parse_command
 from safekeeper.pgwire.events import CommandReceived, CopyEnded, StartTls
 from safekeeper.pgwire.frontend import parse_copy_data, parse_string
 from safekeeper.pgwire.scram import SCRAM_SHA_256, ScramServer, make_verifier
-from safekeeper.pgwire.session import Session, State
+from safekeeper.pgwire.session import Session, SessionState
 from safekeeper.pgwire.startup import admission
 from safekeeper.waldecode.records import Record, RecordDecoder
 from tests.fuzz import schedules, seeds
@@ -82,8 +82,8 @@ def attempt(name: str, data: bytes) -> bool:
     try:
         target.run(data)
     except target.allowed as error:
-        said = str(error)
-        assert said.splitlines() == [said] and len(said) <= ERROR_CHARACTERS_MAX, f"not a line for a log: {said!r}"
+        text = str(error)
+        assert text.splitlines() == [text] and len(text) <= ERROR_CHARACTERS_MAX, f"not a line for a log: {text!r}"
         return False
     return True
 
@@ -131,17 +131,17 @@ def _bodies(data: bytes) -> None:
 
 
 def _authentication(data: bytes) -> None:
-    """What a stranger says to either side; neither may take it for one that knows the secret."""
+    """What a stranger sends to either side; neither may take it for one that has the secret."""
     acceptor = AcceptorSide(_SECRET, 1, _NONCE, b"")
     proposer = ProposerSide(_SECRET, 1, _NONCE, b"")
     proposer.begin()
 
-    def hear(side: AcceptorSide | ProposerSide, dialect: Dialect) -> None:
+    def receive(side: AcceptorSide | ProposerSide, dialect: Dialect) -> None:
         for message in FrameDecoder(dialect).feed(data):
             side.receive(message)
 
-    _one_of(partial(hear, acceptor, PROPOSER_AUTHENTICATION), partial(hear, proposer, ACCEPTOR_AUTHENTICATION))
-    assert not acceptor.done and not proposer.done, "a proof that nobody who knows the secret has given"
+    _one_of(partial(receive, acceptor, PROPOSER_AUTHENTICATION), partial(receive, proposer, ACCEPTOR_AUTHENTICATION))
+    assert not acceptor.done and not proposer.done, "a proof that no holder of the secret has given"
 
 
 # From PostgreSQL's replication clients.
@@ -161,7 +161,7 @@ def _session(data: bytes) -> None:
     for begin, end in pairwise([*range(0, len(rest), cut), len(rest)]):
         for event in session.receive(rest[begin:end]):
             _serve(session, event)
-        assert len(session.take_output()) <= 64 * (len(rest) + 64), "far more is answered than was said"
+        assert len(session.take_output()) <= 64 * (len(rest) + 64), "far more is answered than was sent"
 
 
 def _serve(session: Session, event: object) -> None:
@@ -172,7 +172,7 @@ def _serve(session: Session, event: object) -> None:
         session.begin_copy()
     elif isinstance(event, CommandReceived):
         session.complete("DONE")
-    elif isinstance(event, CopyEnded) and session.state is State.COPY_ENDING:
+    elif isinstance(event, CopyEnded) and session.state is SessionState.COPY_ENDING:
         session.finish_copy(None)
 
 

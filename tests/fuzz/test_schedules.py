@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from tests.fuzz import schedules
-from tests.simulation.bugs import BUGS, planted
-from tests.simulation.world import SimulationFailed
+from tests.simulation.bugs.planted import BUGS, planted
+from tests.simulation.world.world import SimulationFailed
 
 
 def _input(seed: int) -> bytes:

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster_templates import cluster_template, init_by_copying
-from tests.integration.archive_fixtures import Archive
-from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, Gated
-from tests.integration.object_stores import LocalFolder
-from tests.integration.refusal_fixtures import Stand, make_server, make_stand
-from tests.integration.restore_fixtures import Past, story
+from tests.integration.archive.archive_fixtures import Archive
+from tests.integration.archive.object_stores import LocalFolder
+from tests.integration.cluster.cluster_fixtures import CLUSTER_SETTINGS, Gated
+from tests.integration.refusals.refusal_fixtures import Stand, make_server, make_stand
+from tests.integration.restore.restore_fixtures import Past, story
 from tests.scratch import scratch_folder
 from walproxy.postgres.local_server import LocalPostgres, ServerBinaries, find_servers
 
@@ -151,7 +151,7 @@ def new_gated(
 ) -> Iterator[NewGated]:
     """Return a function that makes a whole cluster, not started; further keyword arguments are PostgreSQL's settings.
 
-    `candidates` are names of standbys to come: the proxy knows their hosts too. `safekeeper_options` are given to each.
+    `candidates` are names of standbys to come: the proxy has their hosts too. `safekeeper_options` are given to each.
     """
     made: list[Gated] = []
 

@@ -175,9 +175,6 @@ def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
             yield from _bodies(each)
 
 
-# ---------------------------------------------------------------------- statements
-
-
 def _changes_of_statement(body: list[ast.stmt], index: int) -> Iterator[Change]:
     statement = body[index]
     kind = _kind_of_drop(statement)
@@ -263,9 +260,6 @@ def _is_log(statement: ast.stmt) -> bool:
         case ast.Expr(ast.Call(args=[ast.Call(func=ast.Name(id="Note"))])):
             return True
     return False
-
-
-# ---------------------------------------------------------------------- expressions
 
 
 def _expressions(function: Function) -> Iterator[tuple[Slot, ast.expr]]:

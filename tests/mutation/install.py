@@ -1,7 +1,7 @@
 """Give the functions of an imported module other code, in this process only.
 
-A function object keeps its identity, so whoever has imported it, and each class that has inherited it, runs the new
-code. Results that caches have stored are dropped.
+A function object keeps its identity, so each module that has imported it, and each class that has inherited it, runs
+the new code. Results that caches have stored are dropped.
 """
 
 import ast
@@ -41,7 +41,7 @@ def replace_codes(module_name: str, tree: ast.Module, wanted: set[Key] | None = 
     """
     module = sys.modules[module_name]
     path = str(module.__file__)
-    codes = dict(_codes(compile(ast.fix_missing_locations(tree), path, "exec")))
+    codes = dict(codes_of(compile(ast.fix_missing_locations(tree), path, "exec")))
     replaced = 0
     for function in functions_of(module):
         key = function.__qualname__, function.__code__.co_firstlineno
@@ -79,8 +79,9 @@ def _functions_in(value: Any, module: ModuleType) -> Iterator[FunctionType]:
         yield value
 
 
-def _codes(code: CodeType) -> Iterator[tuple[Key, CodeType]]:
+def codes_of(code: CodeType) -> Iterator[tuple[Key, CodeType]]:
+    """Yield all code within a module's, by its qualified name and first line."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield (constant.co_qualname, constant.co_firstlineno), constant
-            yield from _codes(constant)
+            yield from codes_of(constant)

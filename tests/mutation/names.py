@@ -1,6 +1,6 @@
 """The names that a function can use by mistake: locals and attributes of one annotated type.
 
-Types are the texts of annotations. A local that ends in `_lsn` is an Lsn, as the rules of the house say. The class of
+Types are the texts of annotations. A local that ends in `_lsn` is an Lsn, by the rules of the house. The class of
 an object is that of its annotation, the enclosing one for `self`, otherwise the only class that has such an attribute.
 """
 

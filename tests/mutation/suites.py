@@ -7,8 +7,8 @@ from typing import Protocol
 
 import pytest
 
-from tests.simulation.runner import Failure, Task, attempt
-from tests.simulation.scenario import SCENARIOS, play
+from tests.simulation.scenarios.scenario import SCENARIOS, play
+from tests.simulation.seeds.runner import Failure, Task, attempt
 
 WHY_BYTES_MAX = 200
 

@@ -200,9 +200,6 @@ def test_an_installed_mutation_is_what_importers_run(toy: ModuleType) -> None:
         imported.__code__ = before
 
 
-# ---------------------------------------------------------------------- results and scores
-
-
 def verdict_of(mutation_id: str, killed_by: str) -> Verdict:
     return Verdict(mutation_id, killed_by, False, "test", "why", {"units": 1}, 0.1)
 
@@ -225,9 +222,6 @@ def test_the_score_is_what_the_simulator_detects_and_what_all_tests_detect(toy: 
     tried = [(each, verdict_of(each.id, suite)) for each, suite in zip(mutations, killed_by, strict=True)]
     last = table(tried).splitlines()[-1]
     assert last.split() == ["all", "5", "2", "1", "1", "0", "1", "40.0", "80.0"]
-
-
-# ---------------------------------------------------------------------- mutations of the project
 
 
 def test_every_function_of_the_project_that_is_mutated_can_get_other_code() -> None:

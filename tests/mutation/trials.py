@@ -20,7 +20,7 @@ SURVIVED = "nothing"
 Detected = Mapping[str, tuple[str, str]]
 # One test may exceed the limit of its suite: it is a loop only if it takes this much longer.
 GRACE_S = 20.0
-# A child that one of these has ended was ended by somebody else: that is not the result of a test.
+# A child that one of these has ended was ended from outside: that is not the result of a test.
 FROM_OUTSIDE = {-signal.SIGHUP, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM}
 # All tests of a trial together wait less without a mutation.
 WAITS_S_MAX = 120.0

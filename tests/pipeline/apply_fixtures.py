@@ -104,8 +104,8 @@ class ApplyProcess:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "walproxy", "pipeline", "apply", *words),
-                    *("--to", to.url, "--lake-options", lake_options, "--iceberg-catalog", catalog),
-                    *("--format", table_format, "--interval", "100ms", *options),
+                    *("--to", to.url, "-c", f"lake_options={lake_options}", "-c", f"iceberg_catalog={catalog}"),
+                    *("--format", table_format, "-c", "interval=100ms", *options),
                 ],
                 stdout=log,
                 stderr=log,

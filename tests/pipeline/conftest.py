@@ -8,8 +8,8 @@ import pytest
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from tests.integration.archive_fixtures import credentials
-from tests.integration.object_stores import MotoServer, Server
+from tests.integration.archive.archive_fixtures import credentials
+from tests.integration.archive.object_stores import MotoServer, Server
 from tests.pipeline.logical_server import Source, logical_server
 from walproxy.pipeline.spark_session import spark_session
 from walproxy.postgres.local_server import LocalPostgres

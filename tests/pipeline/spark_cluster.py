@@ -20,8 +20,7 @@ from typing import Final, Self
 
 import pyspark
 
-from walproxy.pipeline.spark_home import spark_home
-from walproxy.pipeline.spark_session import find_java
+from walproxy.pipeline.spark_session import find_java, spark_home
 
 _DEADLINE_S: Final = 120.0
 _QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")

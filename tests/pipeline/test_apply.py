@@ -1,13 +1,12 @@
 """Tables that follow a database: whatever happens to either side, the rows are the same in the end."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
@@ -139,22 +138,6 @@ def crash_once(function: Callable[..., Any], at_call: int = 1, *, after: bool = 
     return crashing
 
 
-def crash_in_copy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `FollowingTable.replace`, which ends everything when rows of the second table are being written."""
-    calls = 0
-
-    def replace(
-        self: DeltaFollowing, schema: pa.Schema, rows: Iterable[pa.RecordBatch], *words: Any, **named: Any
-    ) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise Crash
-        function(self, schema, rows, *words, **named)
-
-    return replace
-
-
 @pytest.mark.parametrize("crash_at", ["merge 1", "merge 2", "merge 3", "merged 2", "note", "noted", "slot", "moved"])
 def test_a_crash_at_any_point_of_a_step_loses_nothing_and_repeats_nothing(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: str
@@ -245,7 +228,7 @@ def test_a_crash_in_the_first_copy_begins_it_again(
     options = options_of(source, tmp_path, table_format)
     kind = type(following_table(LakeLocation.parse(tmp_path), table_format, TableName("public", "t")))
     with monkeypatch.context() as patched:
-        patched.setattr(kind, "replace", crash_in_copy(kind.replace))
+        patched.setattr(kind, "replace_by_files", crash_once(kind.replace_by_files, 2))
         with pytest.raises(Crash):
             run_apply(options, once=True)
     source.run("INSERT INTO log VALUES (2, 'between')", "DELETE FROM t WHERE id = 1", "TRUNCATE u")

@@ -12,8 +12,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy.exc import OperationalError
 
 from safekeeper.base.errors import ArchiveUnavailable, ConfigurationError
-from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import Server
+from tests.integration.archive.faulty_relay import FaultyRelay, answer
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source
 from tests.pipeline.test_apply_store import CHANGES, MORE, NAME, SCHEMA, TABLES, Killing, begun, merge, rows_of

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
-from tests.integration.faulty_relay import FaultyRelay, drop_the_answer
-from tests.integration.object_stores import Server
+from tests.integration.archive.faulty_relay import FaultyRelay, drop_the_answer
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.apply_fixtures import (
     CHURN,
     ApplyProcess,

@@ -226,7 +226,7 @@ def test_a_slot_that_retains_too_much_is_made_again_and_everything_is_copied(
         "DELETE FROM good WHERE id < 10",
     )
     run_apply(options, once=True)
-    assert "more than --max-retained allows" in caplog.text
+    assert "more than max_retained allows" in caplog.text
     compare(source, options.location, "delta", "good", "bad")
     state, confirmed_lsn = usable_slot(source.connection, source.slot)
     assert confirmed_lsn > before_lsn and (state.retained_bytes or 0) < 4 << 20

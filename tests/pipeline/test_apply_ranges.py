@@ -14,21 +14,22 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
-from tests.integration.object_stores import Server
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of, rows_here
 from tests.pipeline.logical_server import Source, client, logical_server, wait_until
 from tests.torture.majors import all_servers
 from walproxy.cli.pipeline_commands.cdc import cdc
-from walproxy.pipeline.cdc.apply import range_copy
+from walproxy.pipeline.cdc.apply import table_copy
+from walproxy.pipeline.cdc.apply.copy_ranges import CopyRange
 from walproxy.pipeline.cdc.apply.copy_state import CopyStateFile
 from walproxy.pipeline.cdc.apply.copying import copied_rows
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, TablesQuarantined, run_apply
 from walproxy.pipeline.cdc.apply.opening import following_table
-from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
+from walproxy.pipeline.cdc.apply.parallel_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.status_files import metrics_text, read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import TableName
-from walproxy.pipeline.cdc.server import Connection, SourceUnavailable
+from walproxy.pipeline.cdc.server import Connection
 from walproxy.pipeline.cdc.slot import create_slot
 from walproxy.pipeline.cdc.slot_stream import Stopped
 from walproxy.pipeline.choices import TABLE_FORMATS, FollowingMode, TableFormat
@@ -102,7 +103,7 @@ class Reads:
         self._before = before
         self._lock = threading.Lock()
         self._real = copied_rows
-        monkeypatch.setattr(range_copy, "copied_rows", self._rows)
+        monkeypatch.setattr(table_copy, "copied_rows", self._rows)
 
     def _rows(self, connection: Connection, *words: Any) -> Iterator[pa.RecordBatch]:
         with self._lock:
@@ -119,18 +120,16 @@ def stopped_after(options: ApplyOptions, ranges: int) -> int:
     The last range of the table is not read: else the copy might be complete before the job looks.
     """
     stop = threading.Event()
-    rows = range_copy.RangeCopy._rows
+    rows = table_copy.TableCopy._rows
 
-    def held_back(
-        copy: range_copy.RangeCopy, connection: Connection, task: range_copy.Task, schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
-        if task.range.end is None:
+    def held_back(copy: table_copy.TableCopy, session: Connection, each: CopyRange) -> Iterator[pa.RecordBatch]:
+        if each.end is None:
             assert stop.wait(60)
             raise Stopped("the copy is over")
-        yield from rows(copy, connection, task, schema)
+        yield from rows(copy, session, each)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(range_copy.RangeCopy, "_rows", held_back)
+        patched.setattr(table_copy.TableCopy, "_rows", held_back)
         run_apply(options, once=True, stop=stop, on_copy=Watch(ranges, stop.set))
     with closing(following_table(options.location, options.format, NAME)) as table:
         state = CopyStateFile(options.location, table).read()
@@ -162,17 +161,16 @@ def test_a_copy_in_ranges_has_the_rows_of_one_position_while_others_write(
     reads = Reads(monkeypatch, write)
     watch = Watch()
     stop = threading.Event()
-    real_put = range_copy.RangeCopy.copy
+    real_commit = table_copy.TableCopy.commit
 
-    def copy_and_look(self: range_copy.RangeCopy, options: Any) -> Any:
-        state = real_put(self, options)
-        with closing(following_table(ranged(source, tmp_path, table_format).location, table_format, NAME)) as table:
+    def look_and_commit(copy: table_copy.TableCopy, note: Callable[[], None]) -> None:
+        with closing(following_table(options.location, table_format, NAME)) as table:
             assert table.position() is None
         stop.set()  # The job ends after the copy, before it follows.
-        return state
+        real_commit(copy, note)
 
     with monkeypatch.context() as patched:
-        patched.setattr(range_copy.RangeCopy, "copy", copy_and_look)
+        patched.setattr(table_copy.TableCopy, "commit", look_and_commit)
         run_apply(options, once=True, stop=stop, on_copy=watch)
     copied = rows_here(options.location, table_format, NAME)
     ids = copied["id"].to_pylist()
@@ -357,29 +355,6 @@ def test_a_range_whose_session_is_lost_is_read_again(
     compare(source, options.location, "delta", "big")
 
 
-def test_a_copy_does_not_end_without_the_session_that_holds_its_locks(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another session may rewrite the table as soon as the locks are gone, and older snapshots would see it empty."""
-    options = ranged(source, tmp_path, "delta", copy_sessions=1)
-
-    def terminate(number: int, connection: Connection) -> None:
-        if number == 3:
-            own = connection.info.backend_pid
-            source.rows(
-                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE pid <> "
-                f"{own} AND application_name = 'walproxy copy' AND datname = current_database()"
-            )
-
-    Reads(monkeypatch, terminate)
-    with pytest.raises(SourceUnavailable, match="the session that has the snapshot"):
-        run_apply(options, once=True)
-    with closing(following_table(options.location, "delta", NAME)) as table:
-        assert table.position() is None
-    run_apply(options, once=True)
-    compare(source, options.location, "delta", "big")
-
-
 @pytest.mark.parametrize("table_format", ["delta", pytest.param("iceberg", marks=pytest.mark.nightly)])
 def test_a_job_that_is_killed_in_its_first_copy_ends_with_the_rows_of_the_source(
     empty: Source, tmp_path: Path, table_format: TableFormat
@@ -405,7 +380,7 @@ def test_a_job_that_is_killed_in_its_first_copy_ends_with_the_rows_of_the_source
     thread = threading.Thread(target=write)
     thread.start()
     kills = 0
-    words = ["--copy-range-size", "1MB", "--once"]
+    words = ["-c", "copy_range_size=1MB", "--once"]
     try:
         for _ in range(3):
             kills += killed_in_copy(ApplyProcess(empty, folder, table_format, words), state)
@@ -578,5 +553,5 @@ def test_the_status_shows_how_many_ranges_are_copied(
 
 def test_more_sessions_than_the_server_permits_are_refused(source: Source, tmp_path: Path) -> None:
     limit = int(source.rows("SHOW max_connections")[0][0])
-    with pytest.raises(ConfigurationError, match=r"--copy-sessions \d+: the server permits \d+ connections.*at most"):
+    with pytest.raises(ConfigurationError, match=r"copy_sessions \d+: the server permits \d+ connections.*at most"):
         run_apply(ranged(source, tmp_path, "delta", copy_sessions=limit), once=True)

@@ -17,15 +17,15 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
-from tests.integration.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer
-from tests.integration.object_stores import Server
+from tests.integration.archive.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.pipeline.cdc.apply import delta, iceberg
 from walproxy.pipeline.cdc.apply import job as job_module
 from walproxy.pipeline.cdc.apply.delta import DeltaFollowing
-from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
+from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position, no_check
 from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, opened_job, run_apply
 from walproxy.pipeline.cdc.apply.job_file import only_job
 from walproxy.pipeline.cdc.apply.opening import following_table
@@ -128,7 +128,8 @@ def test_a_job_that_is_killed_at_a_commit_goes_on_where_its_tables_are(
     run_verify(options, repair=False)
     with pytest.raises(ConfigurationError, match=r"follow the slot source.*: name another folder"):
         run_apply(options._replace(slot="another"), once=True)
-    to = ["--to", options.location.url, "--lake-options", ",".join("=".join(each) for each in options.location.options)]
+    settings = ",".join("=".join(each) for each in options.location.options)
+    to = ["--to", options.location.url, "-c", f"lake_options={settings}"]
     shown = CliRunner().invoke(cdc, ["status", "--primary", source.conninfo, "--slot", source.slot, *to])
     assert shown.exit_code == 0 and "public.log: following" in shown.output, shown.output
 
@@ -235,31 +236,23 @@ def test_a_job_whose_slot_another_one_got_is_stopped(
 def test_a_copy_is_not_committed_over_that_of_another_job(
     moto: Server, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The copy of another table would find the job's file replaced before this one is committed.
-    options = options_of(source, located(moto, source), copy_sessions=1)
-    interrupt = Interrupt(lambda: follow_elsewhere(source, options))
-    replace = DeltaFollowing.replace
+    options = options_of(source, located(moto, source))
+    replace = DeltaFollowing.replace_by_files
 
-    def interrupted(self: DeltaFollowing, schema: Any, rows: Any, *words: Any, **named: Any) -> None:
-        replace(self, schema, interrupt.before_the_first(rows), *words, **named)
+    def interrupted(
+        self: DeltaFollowing, *words: Any, require_only_job: Callable[[], None] = no_check, **named: Any
+    ) -> None:
+        def note() -> None:
+            require_only_job()
+            monkeypatch.setattr(DeltaFollowing, "replace_by_files", replace)
+            follow_elsewhere(source, options)
 
-    monkeypatch.setattr(DeltaFollowing, "replace", interrupted)
+        replace(self, *words, require_only_job=note, **named)
+
+    monkeypatch.setattr(DeltaFollowing, "replace_by_files", interrupted)
     with pytest.raises(TableMoved, match="another job writes to it"):
         run_apply(options, once=True)
     compare(source, options.location, "delta", *TABLES)
-
-
-class Interrupt:
-    """Something that happens once."""
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._actions = [action]
-
-    def before_the_first(self, rows: Any) -> Iterator[Any]:
-        for row in rows:
-            if self._actions:
-                self._actions.pop()()
-            yield row
 
 
 SCHEMA = pa.schema([pa.field("id", pa.int32()), pa.field("v", pa.string())])
@@ -413,8 +406,8 @@ def test_iceberg_without_a_catalog_and_a_catalog_without_iceberg_are_refused(
     place = moto.place("refused")
     location = LakeLocation.parse(place.url, place.options)
     options = ApplyOptions("host=/nowhere", "slot", ("p",), location, "iceberg")
-    with pytest.raises(ConfigurationError, match="need a catalog: set --iceberg-catalog"):
+    with pytest.raises(ConfigurationError, match="need a catalog: set iceberg_catalog"):
         run_apply(options, once=True)
     wrong = options._replace(location=location._replace(catalog=(("uri", "sqlite://"),)), format="delta")
-    with pytest.raises(ConfigurationError, match="have no catalog: remove --iceberg-catalog"):
+    with pytest.raises(ConfigurationError, match="have no catalog: remove iceberg_catalog"):
         run_apply(wrong, once=True)

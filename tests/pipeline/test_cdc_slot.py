@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import http.server
-import json
 import os
 import random
 import signal
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from tests.pipeline.logical_server import Source, client, logical_server, places, wait_until
+from tests.unit.proxy.statuses import status
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.pipeline.cdc.column_types import arrow_type
 from walproxy.pipeline.cdc.messages import UNCHANGED
@@ -29,7 +30,7 @@ from walproxy.pipeline.cdc.published_tables import published_tables
 from walproxy.pipeline.cdc.rows import TypedTable, change_batches, typed_batches
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable, connect, patiently
-from walproxy.pipeline.cdc.slot import SlotState, advance, create_slot, protocol_version, read_slot, usable_slot
+from walproxy.pipeline.cdc.slot import LogicalSlot, advance, create_slot, protocol_version, read_slot, usable_slot
 from walproxy.postgres.local_server import LocalPostgres, find_servers
 
 MAJORS = sorted({min(find_servers()), max(find_servers())})
@@ -312,7 +313,7 @@ def test_a_slot_whose_wal_was_removed_is_refused(source: Source) -> None:
         source.run("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
 
 
-def state_but_for_what_it_retains(source: Source) -> SlotState:
+def state_but_for_what_it_retains(source: Source) -> LogicalSlot:
     """Return the slot without the number of bytes, which rises with whatever the server writes."""
     state = read_slot(source.connection, source.slot)
     assert state is not None
@@ -480,14 +481,13 @@ def test_nothing_is_safe_while_a_walproxy_is_known_and_away(source: Source) -> N
 
 def test_the_proxy_itself_can_say_what_is_safe(source: Source) -> None:
     lsn = source.end_lsn() - 8
-    words = ("state", "term", "tli", "quorum", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "times")
-    status = {**dict.fromkeys(words), "commit_lsn": format_lsn(lsn), "safekeepers": []}
+    shown: dict[str, Any] = {"tli": None, "commit_lsn": format_lsn(lsn)}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps(status).encode())
+            self.wfile.write(msgspec.json.encode(status(**shown)))
 
         def log_message(self, *words: object) -> None:
             pass
@@ -498,9 +498,9 @@ def test_the_proxy_itself_can_say_what_is_safe(source: Source) -> None:
         try:
             safe = SafeLsn(f"http://127.0.0.1:{listener.server_port}")
             assert safe.read(source.connection) == lsn
-            status["tli"] = 1
+            shown["tli"] = 1
             assert safe.read(source.connection) == lsn
-            status["tli"] = 2  # the server is one that was replaced, and its WAL beyond the fork was discarded
+            shown["tli"] = 2  # the server is one that was replaced, and its WAL beyond the fork was discarded
             with pytest.raises(SourceUnavailable, match="leads timeline 2, the server is on timeline 1"):
                 safe.read(source.connection)
         finally:

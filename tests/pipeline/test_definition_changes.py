@@ -14,10 +14,10 @@ from tests.pipeline.decoder_comparison import Log, Rows, decoded_pieces
 from tests.pipeline.definition_story import Done, State, column_offsets, defined, new_server, replay
 from tests.unit.table_rows import open_table
 from walproxy.pipeline.decoder.catalog_layouts import INDEXES, MAPPED, WIDTHS, catalogs_of
-from walproxy.pipeline.definition_changes import IN_ENTRIES
 from walproxy.pipeline.duck import FolderTables, query
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.schemas import arrow_schema
+from walproxy.pipeline.view_queries import IN_ENTRIES
 from walproxy.postgres.local_server import find_servers
 
 MIB = 1 << 20

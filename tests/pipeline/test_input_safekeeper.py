@@ -12,9 +12,10 @@ import pytest
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
 from tests.cluster_templates import cluster_template, init_by_copying
-from tests.integration.archive_cluster_fixtures import log_begin_lsn, write_wal
-from tests.integration.cluster_fixtures import CLUSTER_SETTINGS, MIB, Gated, said, wait_for
-from tests.integration.serve_fixtures import wait_for_everything, wait_until_promotable
+from tests.integration.archive.archive_cluster_fixtures import log_begin_lsn, write_wal
+from tests.integration.cluster.cluster_fixtures import CLUSTER_SETTINGS, MIB, Gated, wait_for
+from tests.integration.cluster.cluster_fixtures import field_of as said
+from tests.integration.serving.serve_fixtures import wait_for_everything, wait_until_promotable
 from tests.scratch import scratch_folder
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece, plan_pieces, safe_end
@@ -24,7 +25,7 @@ from walproxy.wal_sources.safekeeper import SafekeeperSource
 from walproxy.wal_sources.source import Extent, LogPath, Origin, SourceUnavailable, WalMissing
 
 LIMIT_BYTES = 6 * MIB
-SMALL = ("--wal-keep", "0", "--wal-limit", f"{LIMIT_BYTES >> 20}MiB", "--archive-partial-interval", "0.5")
+SMALL = ("-c", "wal_keep=0", "-c", f"wal_limit={LIMIT_BYTES >> 20}MiB", "-c", "archive_partial_interval=0.5")
 
 
 @pytest.fixture(scope="module")

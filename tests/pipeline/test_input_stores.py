@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from safekeeper.base.errors import ArchiveRefused, ConfigurationError
-from tests.integration.archive_fixtures import Archive, credentials
-from tests.integration.object_stores import SERVERS, Server
+from tests.integration.archive.archive_fixtures import Archive, credentials
+from tests.integration.archive.object_stores import SERVERS, Server
 from tests.unit.pipeline.foreign_archives import TOOLS, whole_log
 from tests.unit.wal_builder import MIB
 from tests.unit.wal_places import ArchiveMaker, extend, make_log

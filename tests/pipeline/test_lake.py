@@ -1,8 +1,8 @@
-"""Tables in a folder and in a real S3 server (moto): rows once, all or none, whatever races or fails."""
+"""Tables of both formats in a real S3 server (moto): rows once, all or none, whatever races or fails."""
 
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,28 +14,31 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError
-from tests.integration.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer, ignore_conditions
-from tests.integration.object_stores import LocalFolder, RcloneServer, Server
+from tests.integration.archive.faulty_relay import (
+    FaultyRelay,
+    Forward,
+    Request,
+    answer,
+    drop_the_answer,
+    ignore_conditions,
+)
+from tests.integration.archive.object_stores import RcloneServer, Server
 from tests.pipeline.small_wal import Pieces, decoded_rows, small_wal, write_wal
 from tests.unit.table_rows import SMALL, small
 from tests.unit.wal_builder import MIB
+from walproxy.pipeline.choices import TABLE_FORMATS
 from walproxy.pipeline.jobs import run as jobs_run
 from walproxy.pipeline.jobs.run import RunConfig, Waiting, _Job
 from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.lake.delta import DeltaLake
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.lake.opening import open_lake_table
+from walproxy.pipeline.lake.opening import find_names, open_lake_table
 from walproxy.pipeline.lake.parquet_files import DataFile
 from walproxy.pipeline.lake.position import After, TableMoved
 from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.lake.state import StateObject
+from walproxy.pipeline.lake.table import LakeTable
 from walproxy.pipeline.schemas import VIEWS, arrow_schema
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Server]:
-    with LocalFolder() as made:
-        yield made
 
 
 @pytest.fixture
@@ -43,10 +46,11 @@ def prefix(request: pytest.FixtureRequest) -> str:
     return "lake/" + re.sub(r"\W+", "-", request.node.name)
 
 
-@pytest.fixture(params=["folder", "moto"])
-def location(request: pytest.FixtureRequest, prefix: str) -> LakeLocation:
-    """An empty place for tables, in each kind of store."""
-    return located(request.getfixturevalue(request.param), prefix)
+@pytest.fixture(params=TABLE_FORMATS)
+def location(request: pytest.FixtureRequest, moto: Server, prefix: str, tmp_path: Path) -> LakeLocation:
+    """An empty place for tables, of each format."""
+    catalog = (("uri", f"sqlite:///{tmp_path / 'catalog.db'}"),) if request.param == "iceberg" else ()
+    return located(moto, prefix)._replace(catalog=catalog)
 
 
 def located(server: Server, prefix: str, endpoint: str = "") -> LakeLocation:
@@ -54,125 +58,112 @@ def located(server: Server, prefix: str, endpoint: str = "") -> LakeLocation:
     return LakeLocation.parse(place.url, place.options)
 
 
-def opened(location: LakeLocation) -> DeltaLake:
+def opened(location: LakeLocation) -> LakeTable[Any]:
     """Open the table `rows`, as any process would."""
-    table = DeltaLake.open(location.below("rows"), SMALL)
-    assert table is not None
-    return table
+    return open_lake_table(location, "rows", None, SMALL)
 
 
-def stored(table: DeltaLake, lsns: Any) -> DataFile:
+def stored(table: LakeTable[Any], lsns: Any) -> DataFile:
     file = table.new_file().write([small(lsns)])
     assert file is not None
     return file
 
 
 def lsns_of(location: LakeLocation) -> list[int]:
-    return sorted(opened(location).to_arrow(["lsn"])["lsn"].to_pylist())
+    with opened(location) as table:
+        return sorted(table.to_arrow(["lsn"])["lsn"].to_pylist())
 
 
 def keys_of(location: LakeLocation) -> set[str]:
     return {info.key for info in location.below("rows").store().list() if info.key.endswith(".parquet")}
 
 
-def test_rows_and_position_are_there_for_whoever_opens_the_table(location: LakeLocation) -> None:
-    table = opened(location)
-    assert table.last_batch("me") is None
-    assert table.commit("me", 9, [stored(table, range(5)), stored(table, range(5, 9))], {"end_lsn": "0/9"})
-    assert table.commit("me", 12, [])
-    other = opened(location)
-    assert lsns_of(location) == list(range(9))
-    assert other.to_arrow().schema == SMALL
-    assert (other.last_batch("me"), other.last_batch("you")) == (12, None)
-    assert sorted((file.rows, file.bounds["lsn"]) for file in other.live_files()) == [(4, (5, 8)), (5, (0, 4))]
-    assert other.commit(None, None, [stored(other, [9])])
+def test_rows_and_position_are_there_for_each_process_that_opens_the_table(location: LakeLocation) -> None:
+    with opened(location) as table, opened(location) as other:
+        assert table.last_batch("me") is None
+        assert table.commit("me", 9, [stored(table, range(5)), stored(table, range(5, 9))], {"end_lsn": "0/9"})
+        assert table.commit("me", 12, [])
+        assert lsns_of(location) == list(range(9))
+        assert other.to_arrow().schema == SMALL
+        assert (other.last_batch("me"), other.last_batch("you")) == (12, None)
+        assert sorted((file.rows, file.bounds["lsn"]) for file in other.live_files()) == [(4, (5, 8)), (5, (0, 4))]
+        assert other.commit(None, None, [stored(other, [9])])
     assert lsns_of(location) == list(range(10))
 
 
 def test_a_batch_that_comes_again_is_recognised_and_its_files_are_removed(location: LakeLocation) -> None:
-    table = opened(location)
-    files = [stored(table, [1, 2])]
-    assert table.commit("me", 2, files)
-    before = keys_of(location)
-    again = opened(location)
-    assert not again.commit("me", 2, [stored(again, [1, 2])], after=After(None))
-    assert not again.commit("me", 1, [stored(again, [1])])
-    assert not again.commit("me", 2, files), "the very same files are part of the table"
+    with opened(location) as table, opened(location) as again:
+        files = [stored(table, [1, 2])]
+        assert table.commit("me", 2, files)
+        before = keys_of(location)
+        assert not again.commit("me", 2, [stored(again, [1, 2])], after=After(None))
+        assert not again.commit("me", 1, [stored(again, [1])])
+        assert not again.commit("me", 2, files), "the very same files are part of the table"
     assert keys_of(location) == before
     assert lsns_of(location) == [1, 2]
 
 
 def test_a_batch_continues_the_position_that_its_writer_believes_or_is_refused(location: LakeLocation) -> None:
-    slower, faster = opened(location), opened(location)
-    assert faster.commit("me", 150, [stored(faster, range(5))], after=After(None))
-    before = keys_of(location)
-    for after in (After(None), After(100)):
-        with pytest.raises(TableMoved, match=f"{location}/rows is at position 150, not (none|100): another job writes"):
-            slower.commit("me", 200, [stored(slower, range(9))], after=after)
-    assert keys_of(location) == before
-    assert slower.commit("me", 200, [stored(slower, [5])], after=After(150))
+    with opened(location) as slower, opened(location) as faster:
+        assert faster.commit("me", 150, [stored(faster, range(5))], after=After(None))
+        before = keys_of(location)
+        for after in (After(None), After(100)):
+            complaint = f"{location}/rows is at position 150, not (none|100): another job writes"
+            with pytest.raises(TableMoved, match=complaint):
+                slower.commit("me", 200, [stored(slower, range(9))], after=after)
+        assert keys_of(location) == before
+        assert slower.commit("me", 200, [stored(slower, [5])], after=After(150))
     assert lsns_of(location) == list(range(6))
 
 
-def test_jobs_that_race_for_one_table_create_it_once_and_add_each_row_once(location: LakeLocation) -> None:
-    end, moved = 12, []
+def race(location: LakeLocation, end: int) -> None:
+    """Let jobs add rows up to `end`, in steps of 2 and of 3; one of them at least finds that another was faster."""
+    moved = []
     met = threading.Barrier(3, timeout=60)
 
     def write(step: int) -> None:
-        table = opened(location)
-        last = table.last_batch("me") or 0
-        met.wait()
-        while last < end:
-            until = min(last + step, end)
-            try:
-                table.commit("me", until, [stored(table, range(last, until))], after=After(last or None))
-            except TableMoved:
-                moved.append(step)
+        with opened(location) as table:
             last = table.last_batch("me") or 0
+            met.wait()
+            while last < end:
+                until = min(last + step, end)
+                try:
+                    table.commit("me", until, [stored(table, range(last, until))], after=After(last or None))
+                except TableMoved:
+                    moved.append(step)
+                last = table.last_batch("me") or 0
 
     with ThreadPoolExecutor(3) as pool:
         # The table then ends at a multiple of 2, or of 3, whoever is first: another's first batch does not fit.
         list(pool.map(write, (2, 3, 3)))
-    assert lsns_of(location) == list(range(end))
     assert moved
 
 
-def test_writers_of_different_names_do_not_disturb_each_other(location: LakeLocation) -> None:
-    mine, yours = opened(location), opened(location)
-    for batch in range(2):
-        assert mine.commit("me", batch, [stored(mine, [batch])])
-        assert yours.commit("you", batch, [stored(yours, [10 + batch])])
-    assert lsns_of(location) == [0, 1, 10, 11]
+def test_jobs_that_race_for_one_table_create_it_once_and_add_each_row_once(location: LakeLocation) -> None:
+    race(location, 12)
+    assert lsns_of(location) == list(range(12))
 
 
 def test_a_file_that_is_not_what_its_task_wrote_is_not_committed(location: LakeLocation) -> None:
-    table = opened(location)
-    file = stored(table, [1])
-    store = table.location.store()
-    with pytest.raises(ConfigurationError, match="has 1 rows, its task wrote 2"):
-        table.commit("me", 0, [file._replace(rows=2)])
-    for size in (file.bytes - 1, file.bytes + 1):
-        with pytest.raises(ConfigurationError, match=f"does not have {size} bytes"):
-            table.commit("me", 0, [file._replace(bytes=size)])
-    other = pa.schema([pa.field("lsn", pa.int64(), False)])
-    narrow = table.new_file()._replace(schema=other).write([small([1]).select(["lsn"])])
-    assert narrow is not None
-    with pytest.raises(ConfigurationError, match=r"does not fit the table .*: column 'word' is missing"):
-        table.commit("me", 0, [narrow])
-    with pytest.raises(ConfigurationError, match="is not a new file of the table"):
-        table.commit("me", 0, [file._replace(path="../some.parquet")])
-    content = store.get(file.path)
-    store.put(file.path, content[:-1] + b"?", absent=False)
-    with pytest.raises(ConfigurationError, match="is not a Parquet file, or is truncated"):
-        table.commit("me", 0, [file])
-    store.delete([file.path])
-    with pytest.raises(ConfigurationError, match="is missing: write it again"):
-        table.commit("me", 0, [file])
-    assert table.last_batch("me") is None
+    with opened(location) as table:
+        file = stored(table, [1])
+        store = table.location.store()
+        for size in (file.bytes - 1, file.bytes + 1):
+            with pytest.raises(ConfigurationError, match=f"does not have {size} bytes"):
+                table.commit("me", 0, [file._replace(bytes=size)])
+        content = store.get(file.path)
+        store.put(file.path, content[:-1] + b"?", absent=False)
+        with pytest.raises(ConfigurationError, match="is not a Parquet file, or is truncated"):
+            table.commit("me", 0, [file])
+        store.delete([file.path])
+        with pytest.raises(ConfigurationError, match="is missing: write it again"):
+            table.commit("me", 0, [file])
+        assert table.last_batch("me") is None
 
 
 def test_nothing_is_stored_for_no_rows_and_a_file_that_was_given_up_is_removed(location: LakeLocation) -> None:
-    place = opened(location).new_file("part-3")
+    with opened(location) as table:
+        place = table.new_file("part-3")
     assert place.write([]) is None
     assert place.write([small([])]) is None
     assert keys_of(location) == set()
@@ -196,11 +187,11 @@ def test_a_long_footer_is_read_to_its_beginning(moto: Server, prefix: str) -> No
     assert table.live_files()[0].rows == 1
 
 
-def test_every_view_comes_back_from_a_store_as_it_was_written(moto: Server, prefix: str) -> None:
+def test_every_view_comes_back_from_a_store_as_it_was_written(location: LakeLocation) -> None:
     for view in VIEWS:
-        table: Any = open_lake_table(located(moto, prefix), view, None, arrow_schema(view))
-        assert table.schema.equals(arrow_schema(view)), view
-        table.close()
+        with open_lake_table(location, view, None, arrow_schema(view)) as table:
+            assert table.schema.equals(arrow_schema(view)), view
+    assert find_names(location) == sorted(VIEWS)
 
 
 def test_a_table_of_another_program_or_with_other_columns_is_refused_and_left_alone(moto: Server, prefix: str) -> None:
@@ -214,7 +205,7 @@ def test_a_table_of_another_program_or_with_other_columns_is_refused_and_left_al
     with pytest.raises(ConfigurationError, match="has other columns: column 'more' is not in the table"):
         open_lake_table(location, "rows", "delta", other)
     with pytest.raises(
-        ConfigurationError, match=r"need a catalog: set --iceberg-catalog to uri=.*, or leave --format out"
+        ConfigurationError, match=r"need a catalog: set iceberg_catalog to uri=.*, or leave --format out"
     ):
         open_lake_table(location, "rows", "iceberg", SMALL)
     with pytest.raises(ConfigurationError, match="has no table 'none'"):
@@ -336,7 +327,8 @@ def test_a_store_that_fails_or_refuses_is_one_line_and_nothing_is_committed(moto
         open_lake_table(gone, "rows", None, SMALL)
 
 
-def test_a_writer_that_slept_goes_on_after_old_entries_of_the_log_were_removed(location: LakeLocation) -> None:
+def test_a_writer_that_slept_goes_on_after_old_entries_of_the_log_were_removed(moto: Server, prefix: str) -> None:
+    location = located(moto, prefix)
     sleeper, busy = opened(location), opened(location)
     assert sleeper.commit("me", 0, [stored(sleeper, [0])])
     for batch in range(3):

@@ -3,9 +3,7 @@
 import itertools
 import re
 import sqlite3
-import threading
 import urllib.parse
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,13 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy.exc import OperationalError
 
 from safekeeper.base.errors import ArchiveRefused, ArchiveUnavailable, ConfigurationError, WalproxyError
-from tests.integration.archive_fixtures import credentials
-from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import RcloneServer, Server
+from tests.integration.archive.archive_fixtures import credentials
+from tests.integration.archive.faulty_relay import FaultyRelay, answer
+from tests.integration.archive.object_stores import RcloneServer, Server
 from tests.pipeline.logical_server import Source
 from tests.pipeline.run_without_spark import TABLES, run_segments
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
+from tests.pipeline.test_lake import race
 from tests.unit.table_rows import SMALL, small
 from tests.unit.wal_builder import MIB
 from walproxy.pipeline.jobs.run import RunConfig
@@ -31,7 +30,6 @@ from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import open_lake_table
 from walproxy.pipeline.lake.parquet_files import DataFile
 from walproxy.pipeline.lake.position import After, TableMoved
-from walproxy.pipeline.schemas import VIEWS, arrow_schema
 
 
 @pytest.fixture
@@ -68,37 +66,15 @@ def lsns_of(location: LakeLocation) -> list[int]:
         return sorted(table.to_arrow(["lsn"])["lsn"].to_pylist())
 
 
-def keys_of(location: LakeLocation) -> set[str]:
-    return {info.key for info in location.below("rows").store().list() if info.key.endswith(".parquet")}
-
-
-def test_rows_and_position_are_there_for_each_process_that_opens_the_table(location: LakeLocation) -> None:
-    with opened(location) as table, opened(location) as other:
-        assert table.last_batch("me") is None
-        assert table.commit("me", 9, [stored(table, range(5)), stored(table, range(5, 9))], {"end_lsn": "0/9"})
+def test_a_snapshot_has_its_batch_and_a_namespace_its_tables(location: LakeLocation) -> None:
+    with opened(location) as table:
+        assert table.commit("me", 9, [stored(table, range(5))])
         assert table.commit("me", 12, [])
-        assert lsns_of(location) == list(range(9))
-        assert other.to_arrow().schema == SMALL
-        assert (other.last_batch("me"), other.last_batch("you")) == (12, None)
-        assert sorted((file.rows, file.bounds["lsn"]) for file in other.live_files()) == [(4, (5, 8)), (5, (0, 4))]
-        assert other.commit(None, None, [stored(other, [9])])
-        assert lsns_of(location) == list(range(10))
+        assert table.commit(None, None, [stored(table, [9])])
         snapshots = table._load().table.snapshots()
         assert [(each.summary or {}).get("walproxy.batch") for each in snapshots] == ["9", "12", None]
     assert table_names(location) == ["rows"]
     assert table_names(location._replace(catalog=(*location.catalog, ("namespace", "other")))) == []
-
-
-def test_a_batch_that_comes_again_is_recognised_and_its_files_are_removed(location: LakeLocation) -> None:
-    with opened(location) as table:
-        files = [stored(table, [1, 2])]
-        assert table.commit("me", 2, files)
-        before = keys_of(location)
-        assert not table.commit("me", 2, [stored(table, [1, 2])], after=After(None))
-        assert not table.commit("me", 1, [stored(table, [1])])
-        assert not table.commit("me", 2, files), "the very same files are part of the table"
-    assert keys_of(location) == before
-    assert lsns_of(location) == [1, 2]
 
 
 @pytest.mark.parametrize("has_rows", [True, False])
@@ -117,34 +93,6 @@ def test_a_commit_to_a_version_that_is_no_longer_the_newest_does_nothing(
     assert lsns_of(location) == list(range(5))
 
 
-def race(location: LakeLocation, end: int) -> None:
-    """Let jobs add rows up to `end`, in steps of 2 and of 3; one of them at least finds that another was faster."""
-    moved = []
-    met = threading.Barrier(3, timeout=60)
-
-    def write(step: int) -> None:
-        with opened(location) as table:
-            last = table.last_batch("me") or 0
-            met.wait()
-            while last < end:
-                until = min(last + step, end)
-                try:
-                    table.commit("me", until, [stored(table, range(last, until))], after=After(last or None))
-                except TableMoved:
-                    moved.append(step)
-                last = table.last_batch("me") or 0
-
-    with ThreadPoolExecutor(3) as pool:
-        # The table then ends at a multiple of 2, or of 3, whoever is first: another's first batch does not fit.
-        list(pool.map(write, (2, 3, 3)))
-    assert moved
-
-
-def test_jobs_that_race_for_one_table_create_it_once_and_add_each_row_once(location: LakeLocation) -> None:
-    race(location, 12)
-    assert lsns_of(location) == list(range(12))
-
-
 def test_a_run_needs_no_conditional_puts_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = write_wal(tmp_path / "pg_wal", small_wal(3 * MIB))
@@ -160,13 +108,6 @@ def test_a_run_needs_no_conditional_puts_of_the_store(tmp_path: Path, monkeypatc
                 contents = [location.below(name).store().get(file.path) for file in table.live_files()]
             found = [pq.read_table(pa.BufferReader(content))["lsn"].to_pylist() for content in contents]
             assert sorted(itertools.chain(*found)) == decoded_rows(source, name)["lsn"].to_pylist()
-
-
-def test_every_view_comes_back_from_a_store_as_it_was_written(location: LakeLocation) -> None:
-    for view in VIEWS:
-        with open_lake_table(location, view, "iceberg", arrow_schema(view)) as table:
-            assert table.schema.equals(arrow_schema(view)), view
-    assert table_names(location) == sorted(VIEWS)
 
 
 def test_what_is_not_a_table_of_this_program_and_catalog_is_refused_and_left_alone(
@@ -187,13 +128,13 @@ def test_what_is_not_a_table_of_this_program_and_catalog_is_refused_and_left_alo
             "has files of a table that this catalog does not have: name its catalog",
         ),
         (location, "rows", None, SMALL.append(pa.field("more", pa.int64())), "column 'more' is not in the table"),
-        (location, "rows", "delta", SMALL, "have no catalog: remove --iceberg-catalog"),
-        (location._replace(catalog=()), "rows", "iceberg", SMALL, "need a catalog: set --iceberg-catalog to uri="),
+        (location, "rows", "delta", SMALL, "have no catalog: remove iceberg_catalog"),
+        (location._replace(catalog=()), "rows", "iceberg", SMALL, "need a catalog: set iceberg_catalog to uri="),
         (location, "none", None, None, "has no table 'none'"),
         (location, "odd", None, pa.schema([pa.field("odd", pa.duration("s"))]), "Iceberg cannot have such a column"),
-        (location._replace(catalog=(("type", "none"),)), "rows", None, None, "--iceberg-catalog: 'none' is not"),
-        (location._replace(catalog=(("name", "x"),)), "rows", None, None, "--iceberg-catalog: URI missing"),
-        (location._replace(catalog=(("uri", "nonsense://x"),)), "rows", None, None, "--iceberg-catalog: "),
+        (location._replace(catalog=(("type", "none"),)), "rows", None, None, "iceberg_catalog: 'none' is not"),
+        (location._replace(catalog=(("name", "x"),)), "rows", None, None, "iceberg_catalog: URI missing"),
+        (location._replace(catalog=(("uri", "nonsense://x"),)), "rows", None, None, "iceberg_catalog: "),
     ]
     for place, name, table_format, schema, complaint in refused:
         with pytest.raises(ConfigurationError, match=complaint) as caught:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.integration.archive_fixtures import credentials
-from tests.integration.faulty_relay import FaultyRelay, Forward, Request
-from tests.integration.object_stores import MotoServer, SeaweedServer, Server
+from tests.integration.archive.archive_fixtures import credentials
+from tests.integration.archive.faulty_relay import FaultyRelay, Forward, Request
+from tests.integration.archive.object_stores import MotoServer, SeaweedServer, Server
 from tests.pipeline.run_without_spark import TABLES, run_segments
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.test_run import next_event, process
@@ -146,11 +146,11 @@ def test_the_command_that_is_killed_at_any_time_has_each_record_once(
     source: str, location: LakeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")  # Spark starts faster with what it has kept there.
-    further = ["--tables", ",".join(TABLES), "--max-bytes-per-trigger", "256kB"]
-    for option, settings in (("--lake-options", location.options), ("--iceberg-catalog", location.catalog)):
-        further += [option, ",".join(f"{name}={value}" for name, value in settings)]
+    further = ["--tables", ",".join(TABLES), "-c", "max_bytes_per_trigger=256kB"]
+    for key, settings in (("lake_options", location.options), ("iceberg_catalog", location.catalog)):
+        further += ["-c", f"{key}=" + ",".join(f"{name}={value}" for name, value in settings)]
     for batches in (1, 3):
-        with process(source, location.url, *further, "--interval", "100ms") as killed:
+        with process(source, location.url, *further, "-c", "interval=100ms") as killed:
             for _ in range(batches):
                 assert next_event(killed)["event"] == "batch"
             killed.kill()

@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from safekeeper.base.errors import ConfigurationError
-from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import Server
+from tests.integration.archive.faulty_relay import FaultyRelay, answer
+from tests.integration.archive.object_stores import Server
 from tests.unit.table_rows import SMALL, small
 from walproxy.cli.pipeline_commands.maintain import maintain as command
 from walproxy.pipeline.jobs.maintain import Maintained, maintain
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_lake_table, open_lake_table
 from walproxy.pipeline.lake.position import After
-from walproxy.pipeline.lake.table import LakeTable, Removal
+from walproxy.pipeline.lake.table import LakeTable, RemovedFiles
 
 OF_ANY_AGE_S = -3600.0
 
@@ -69,7 +69,7 @@ def test_small_files_are_merged_and_what_is_old_is_removed(location: LakeLocatio
 
     progress: list[Any] = []
     (done,) = maintain(location, orphans_after_s=OF_ANY_AGE_S, progress=lambda *step: progress.append(step))
-    orphans = Removal(1, orphan.bytes)
+    orphans = RemovedFiles(1, orphan.bytes)
     size = done.compaction.bytes_after
     assert done == Maintained("rows", table.format, done.compaction, orphans=orphans, files=1, bytes=size)
     assert (done.compaction.files_removed, done.compaction.files_added, done.compaction.rows) == (3, 1, 3)
@@ -134,7 +134,7 @@ def test_the_command_prints_json_and_a_store_that_fails_is_one_line(
         store, catalog = (
             ",".join(f"{name}={value}" for name, value in pairs) for pairs in (options.items(), location.catalog)
         )
-        arguments = [location.url, "--lake-options", store, "--iceberg-catalog", catalog, *further]
+        arguments = [location.url, "-c", f"lake_options={store}", "-c", f"iceberg_catalog={catalog}", *further]
         return CliRunner().invoke(command, arguments, catch_exceptions=False)
 
     with FaultyRelay(moto.endpoint) as relay:

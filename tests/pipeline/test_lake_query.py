@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from safekeeper.base.errors import ArchiveRefused, ConfigurationError
-from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import Place, Server
+from tests.integration.archive.faulty_relay import FaultyRelay, answer
+from tests.integration.archive.object_stores import Place, Server
 from tests.pipeline.test_query import TIME, end
 from walproxy.cli.pipeline_commands.query import query as command
-from walproxy.cli.pipeline_work.tables_at import tables_at
+from walproxy.cli.pipeline_work.query import tables_at
 from walproxy.pipeline.duck import query
 from walproxy.pipeline.lake.duck import LakeTables
 from walproxy.pipeline.lake.location import LakeLocation
@@ -69,9 +69,10 @@ def test_the_command_prints_json(location: LakeLocation, place: Place, format: s
     location = LakeLocation.parse(place.url, place.options, catalog)
     write(location, "transactions", end(0x5_0000_0000, 1, 2, 3), end(0x5_0000_0010, 4))
     options = ",".join(f"{name}={value}" for name, value in place.options.items())
-    ask = ["SELECT lsn, xid, subxids FROM transactions ORDER BY lsn;", "--tables", place.url, "--lake-options", options]
+    ask = ["SELECT lsn, xid, subxids FROM transactions ORDER BY lsn;", "--tables", place.url]
+    ask += ["-c", f"lake_options={options}"]
     if catalog:
-        ask += ["--iceberg-catalog", f"uri={catalog['uri']}"]
+        ask += ["-c", f"iceberg_catalog=uri={catalog['uri']}"]
     result = click.testing.CliRunner().invoke(command, [*ask, "--json"], catch_exceptions=False)
     assert result.exit_code == 0
     assert [json.loads(line) for line in result.stdout.splitlines()] == [

@@ -27,7 +27,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table as PyIcebergTable
 from pyspark.sql import SparkSession
 
-from tests.integration.object_stores import Place, Server
+from tests.integration.archive.object_stores import Place, Server
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
 from tests.pipeline.logical_server import Source
 from tests.pipeline.run_without_spark import run_segments

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from tests.integration.faulty_relay import FaultyRelay, answer
-from tests.integration.object_stores import Server
+from tests.integration.archive.faulty_relay import FaultyRelay, answer
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.report_story import make_night, views_of, write_tables
 from tests.pipeline.test_report import snapshot
 from walproxy.cli.pipeline_commands.report import report as command
@@ -46,7 +46,8 @@ def test_a_report_on_an_object_store_is_that_on_a_folder(moto: Server, tmp_path:
 
     def on_the_store(endpoint: str) -> list[str]:
         options = ",".join(f"{name}={value}" for name, value in {**place.options, "endpoint": endpoint}.items())
-        return [place.url, "--lake-options", options, "--iceberg-catalog", ",".join(map("=".join, catalog.items()))]
+        settings = (f"lake_options={options}", "iceberg_catalog=" + ",".join(map("=".join, catalog.items())))
+        return [place.url, *(word for each in settings for word in ("-c", each))]
 
     assert report_on(*on_the_store(moto.endpoint)) == report_on(str(folder))
     with FaultyRelay(moto.endpoint) as relay:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from tests.cluster_templates import cluster_template, init_by_copying
-from tests.integration.restore_fixtures import MIB, Past, make_past, remove_segment, take_backup
+from tests.integration.restore.restore_fixtures import MIB, Past, make_past, remove_segment, take_backup
 from tests.scratch import scratch_folder
 from tests.unit.table_rows import open_table
 from walproxy.cli.pipeline_commands.page import page as page_command
@@ -179,8 +179,8 @@ def test_a_later_version_is_found_by_name_and_through_the_tables(bank: Bank, tmp
 
 def test_the_last_version_of_an_index_page_is_that_of_the_primary(bank: Bank) -> None:
     version = bank.versions[bank.index][2]
-    words = [*bank.words(bank.numbers(bank.index), 1, version.at_lsn), "--json", "--verify"]
-    answer = run(*words, "--primary", bank.past.server.conninfo())
+    words = [*bank.words(bank.numbers(bank.index), 1, version.at_lsn), "--json"]
+    answer = run(*words, "--verify", bank.past.server.conninfo())
     assert answer.exit_code == 0, answer.exception
     said = json.loads(answer.output)
     assert said["primary"]["same"]

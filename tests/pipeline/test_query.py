@@ -190,7 +190,7 @@ def test_a_limited_memory_suffices_for_a_sort_of_more(tmp_path: Path) -> None:
     write(tmp_path, "transactions", end(1, 1))
     statement = "SELECT max(md5) FROM (SELECT md5(range::text) AS md5 FROM range(1000000) ORDER BY md5 LIMIT 900000)"
     assert rows_of(tmp_path, statement, memory_bytes=60 << 20, threads=1)
-    with pytest.raises(QueryFailed, match="set a larger --memory"):
+    with pytest.raises(QueryFailed, match="set a larger query_memory"):
         rows_of(tmp_path, "SELECT len(list(md5(range::text))) FROM range(1000000)", memory_bytes=20 << 20, threads=1)
 
 

@@ -6,11 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
-from tests.integration.object_stores import Place, Server
+from tests.integration.archive.object_stores import Place, Server
 from tests.pipeline.apply_fixtures import options_of
 from tests.pipeline.logical_server import Source
 from walproxy.cli.pipeline_commands.query import query
-from walproxy.cli.pipeline_work.tables_at import tables_at
+from walproxy.cli.pipeline_work.query import tables_at
 from walproxy.pipeline import duck
 from walproxy.pipeline.cdc.apply.job import run_apply
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
@@ -76,7 +76,7 @@ def test_followed_tables_are_queried_by_their_names_as_they_are_now(
     with pytest.raises(ConfigurationError, match=r"public\.orders"):
         asked("SELECT * FROM public.missing")
     words = ["SELECT id FROM public.orders WHERE id > 150", "--csv", "--tables", place.url]
-    for option, settings in (("--lake-options", place.options), ("--iceberg-catalog", place.catalog)):
-        words += [option, ",".join(map("=".join, settings))]
+    for key, settings in (("lake_options", place.options), ("iceberg_catalog", place.catalog)):
+        words += ["-c", f"{key}=" + ",".join(map("=".join, settings))]
     shown = CliRunner().invoke(query, words)
     assert (shown.exit_code, shown.output) == (0, "id\n200\n"), shown.output

@@ -43,7 +43,7 @@ from tests.pipeline.report_story import (
 from walproxy.cli.pipeline_commands.report import report as report_command
 from walproxy.cli.pipeline_work import report as work
 from walproxy.pipeline.duck import FolderTables
-from walproxy.pipeline.jobs.catalog import NAMES_FILE, RelationFile, RelationNames, Snapshot, write_snapshot
+from walproxy.pipeline.jobs.catalog import NAMES_FILE, CatalogNames, RelationFile, RelationNames, write_snapshot
 from walproxy.pipeline.jobs.report import make_report
 from walproxy.pipeline.jobs.report_data import Advice, Report
 from walproxy.pipeline.jobs.report_html import write_page
@@ -53,7 +53,7 @@ from walproxy.pipeline.jobs.report_input import look_for_tables, parse_position
 EVIL = "</script><b onclick=stop()>"
 
 
-def snapshot() -> Snapshot:
+def snapshot() -> CatalogNames:
     def relation(number: int, name: str, kind: str = "table", table: str = "") -> RelationFile:
         return RelationFile(1663, DATABASE, number, number, "public", name, kind, table)
 
@@ -63,7 +63,7 @@ def snapshot() -> Snapshot:
         relation(CUSTOMERS, EVIL),
         relation(AUDIT, "audit"),
     ]
-    return Snapshot(1, datetime.now(UTC), {DATABASE: "shop"}, {1663: "pg_default"}, {}, relations)
+    return CatalogNames(1, datetime.now(UTC), {DATABASE: "shop"}, {1663: "pg_default"}, {}, relations)
 
 
 @dataclass
@@ -284,7 +284,7 @@ def test_names_in_the_folder_are_used_and_newer_ones_win(stage: Stage, tmp_path:
 
     assert {"shop.public.audit", "shop.public.orders"} <= names()
     renamed = RelationFile(1663, DATABASE, AUDIT, AUDIT, "public", "journal", "table")
-    write_snapshot(Snapshot(1, datetime.now(UTC), {}, {}, {}, [renamed]), tmp_path / "newer.json")
+    write_snapshot(CatalogNames(1, datetime.now(UTC), {}, {}, {}, [renamed]), tmp_path / "newer.json")
     assert {"shop.public.journal", "shop.public.orders"} <= names("--catalog", str(tmp_path / "newer.json"))
 
 

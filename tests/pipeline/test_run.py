@@ -25,13 +25,13 @@ from tests.unit.table_rows import open_table
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.jobs import run_folder
-from walproxy.pipeline.jobs.run import BatchDone, Finished, RunConfig, Waiting, _Job, run
+from walproxy.pipeline.jobs.run import BatchDone, RunConfig, RunEnd, Waiting, _Job, run
 from walproxy.pipeline.jobs.run_folder import RunFolder
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.position import TableMoved
 from walproxy.pipeline.schemas import VIEWS
 
-Event = BatchDone | Waiting | Finished
+Event = BatchDone | Waiting | RunEnd
 START_TIMEOUT_S = 120.0
 
 
@@ -67,8 +67,8 @@ def lsns_of(tables: Path, name: str) -> list[Lsn]:
         return sorted(table.to_arrow(["lsn"])["lsn"].to_pylist())
 
 
-def finished(events: list[Event]) -> Finished:
-    assert isinstance(events[-1], Finished)
+def finished(events: list[Event]) -> RunEnd:
+    assert isinstance(events[-1], RunEnd)
     return events[-1]
 
 
@@ -77,11 +77,11 @@ def test_the_tables_have_the_rows_of_the_decoder_and_go_on_where_they_are(
 ) -> None:
     tables = tmp_path / "tables"
     first = once(folder, tables, batch_bytes_max=MIB)
-    assert [type(event) for event in first] == [BatchDone, BatchDone, BatchDone, Finished]
+    assert [type(event) for event in first] == [BatchDone, BatchDone, BatchDone, RunEnd]
     end_lsn = finished(first).lsn
     for view in VIEWS:
         assert rows_of(tables, view) == rows(table_rows(folder, view, end_lsn=end_lsn)), view
-    assert once(folder, tables) == [Finished(end_lsn, 0, 0)]
+    assert once(folder, tables) == [RunEnd(end_lsn, 0, 0)]
     write_wal(Path(folder), add_transactions(wal, 5 * MIB, seed=2))
     second = once(folder, tables)
     expected = decoded_rows(folder, "records", end_lsn=finished(second).lsn)["lsn"].to_pylist()
@@ -188,12 +188,12 @@ def test_a_run_that_is_killed_loses_and_doubles_nothing_and_one_that_is_stopped_
     folder: str, wal: WalBuilder, tmp_path: Path
 ) -> None:
     tables = tmp_path / "tables"
-    options = ("--tables", "records,transactions", "--interval", "100ms", "--max-bytes-per-trigger", "64kB")
+    options = ("--tables", "records,transactions", "-c", "interval=100ms", "-c", "max_bytes_per_trigger=64kB")
     with process(folder, tables, *options) as killed:
         lines = [next_event(killed) for _ in range(3)]
         killed.kill()
     assert [line["event"] for line in lines] == ["batch"] * 3
-    with process(folder, tables, *options, "--max-bytes-per-trigger", "1MB") as stopped:
+    with process(folder, tables, *options, "-c", "max_bytes_per_trigger=1MB") as stopped:
         while (line := next_event(stopped))["lag_bytes"] > 100_000:
             assert line["event"] == "batch"
         os.killpg(stopped.pid, signal.SIGTERM)  # A Ctrl-C comes to all of the group, too.
@@ -263,7 +263,16 @@ def test_a_run_whose_jvm_hangs_ends_within_its_time_and_loses_nothing(
     folder: str, wal: WalBuilder, tmp_path: Path
 ) -> None:
     tables = tmp_path / "tables"
-    options = ("--tables", "records", "--interval", "100ms", "--max-bytes-per-trigger", "1MB", "--drain-timeout", "1s")
+    options = (
+        "--tables",
+        "records",
+        "-c",
+        "interval=100ms",
+        "-c",
+        "max_bytes_per_trigger=1MB",
+        "-c",
+        "drain_timeout=1s",
+    )
     with process(folder, tables, *options) as started:
         lines = [next_event(started)]
         (java,) = map(int, Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split())

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.archive_fixtures import Archive
-from tests.integration.faulty_relay import FaultyRelay, first
-from tests.integration.object_stores import Server
+from tests.integration.archive.archive_fixtures import Archive
+from tests.integration.archive.faulty_relay import FaultyRelay, first
+from tests.integration.archive.object_stores import Server
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.spark_cluster import SparkCluster
 from tests.pipeline.test_run import next_event, process
@@ -44,10 +44,10 @@ class Job:
         """Return the command's options; the tables are reached through the relay."""
         lake = {**dict(self.tables.options), "endpoint": relay.endpoint}
         return (
-            *("--archive-options", joined(self.archive.place.options), "--lake-options", joined(lake)),
-            *("--tables", ",".join(TABLES), "--max-bytes-per-trigger", "2MB"),
-            *("--master", cluster.url, "--cores", "2"),
-            *(word for setting in cluster.settings for word in ("--spark-conf", setting)),
+            *("-c", f"archive_options={joined(self.archive.place.options)}", "-c", f"lake_options={joined(lake)}"),
+            *("--tables", ",".join(TABLES), "-c", "max_bytes_per_trigger=2MB"),
+            *("-c", f"master={cluster.url}", "-c", "cores=2"),
+            *(word for setting in cluster.settings for word in ("-c", f"spark_conf={setting}")),
         )
 
     def assert_each_record_is_there_once(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from tests.pipeline.apply_fixtures import options_of
 from tests.pipeline.logical_server import Source
 from tests.unit.table_rows import open_table
-from walproxy.cli.pipeline_work.tables_at import tables_at
+from walproxy.cli.pipeline_work.query import tables_at
 from walproxy.pipeline.cdc.apply.job import run_apply
 from walproxy.pipeline.duck import query
 from walproxy.pipeline.library.wal import open_wal

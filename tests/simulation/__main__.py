@@ -14,14 +14,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.simulation import sometimes
-from tests.simulation.bugs import BUGS
-from tests.simulation.counts import RUNS_THAT_REACH_ALL, Counts, never_reached, table
-from tests.simulation.hunt import hunt_all
-from tests.simulation.profiles import PROFILES, SWARM
-from tests.simulation.runner import Failure, Outcome, Task, attempt_all
-from tests.simulation.schedule import ScheduleUnreadable, read
-from tests.simulation.shrink import Failing, Shrunk, replay, shrink
+from tests.simulation.bugs.planted import BUGS
+from tests.simulation.seeds import sometimes
+from tests.simulation.seeds.counts import RUNS_THAT_REACH_ALL, Counts, never_reached, table
+from tests.simulation.seeds.hunt import hunt_all
+from tests.simulation.seeds.runner import Failure, Outcome, Task, attempt_all
+from tests.simulation.seeds.schedule import ScheduleUnreadable, read
+from tests.simulation.seeds.shrink import Failing, Shrunk, replay, shrink
+from tests.simulation.world.profiles import PROFILES, SWARM
 
 PLAIN_EVERY = 500
 SHRINK_S = 30.0
@@ -68,10 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--fault-seconds",
         type=float,
         metavar="SECONDS",
-        help="how long faults happen in a run, in virtual seconds (default: as the profile says)",
+        help="how long faults happen in a run, in virtual seconds (default: that of the profile)",
     )
-    parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit 1 says that it was")
-    parser.add_argument("--bugs", action="store_true", help="plant every bug in turn; exit 1 if any is not found")
+    parser.add_argument("--bug", choices=BUGS, help="plant a bug, which must be found: exit code 1 if it was")
+    parser.add_argument("--bugs", action="store_true", help="plant each bug; exit code 1 if any is not found")
     parser.add_argument(
         "--shrink-s",
         type=float,
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="watch every branch of proposer, acceptor, consensus and storage, and list those that no seed has taken",
     )
-    parser.add_argument("--play", type=Path, metavar="FILE", help="replay a schedule: exit 1 says that it fails")
+    parser.add_argument("--play", type=Path, metavar="FILE", help="replay a schedule: exit code 1 if it fails")
     options = parser.parse_args(arguments)
     if options.play is not None:
         try:
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     tasks = [Task(seed, options.profile, options.bug, options.fault_seconds, options.digest) for seed in seeds]
     print(
         f"seeds {options.first}..{options.first + options.seeds - 1}, "
-        f"profile {options.profile or 'each in turn'}, bug {options.bug or 'none'}",
+        f"profile {options.profile or 'all alternately'}, bug {options.bug or 'none'}",
         flush=True,
     )
     for name, task in {task.profile_name: task for task in tasks}.items():
@@ -132,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print_reached(held: Held, took_s: float, is_all_profiles: bool) -> None:
-    """Say what the runs were about, and what none of them got to."""
+    """Print what the runs were about, and what none of them got to."""
     print(table(held.counts))
     if is_all_profiles and held.seeds >= RUNS_THAT_REACH_ALL:
         for name in never_reached(held.counts):
@@ -184,17 +184,17 @@ def print_shrunk(failure: Failure, within_s: float) -> None:
     """Make the failing run short, and print where it is and how to replay it."""
     task = failure.task
     with Console().status("making it short") as status:
-        began_at = told_at = time.monotonic()
+        began_at = printed_at = time.monotonic()
 
-        def tell(shrunk: Shrunk) -> None:
-            nonlocal told_at
+        def report(shrunk: Shrunk) -> None:
+            nonlocal printed_at
             text = f"making it short: {_size(shrunk.best)} left after {shrunk.trials} trials"
             status.update(text)
-            if not sys.stdout.isatty() and time.monotonic() > told_at + SHRINKING_EVERY_S:
-                told_at = time.monotonic()
+            if not sys.stdout.isatty() and time.monotonic() > printed_at + SHRINKING_EVERY_S:
+                printed_at = time.monotonic()
                 print(text, flush=True)
 
-        shrunk = shrink(task, within_s, tell)
+        shrunk = shrink(task, within_s, report)
     if shrunk is None:
         print(f"\nseed {task.seed} holds when only its faults are replayed: run it by its seed")
         return

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import msgspec
 
-from tests.simulation import sometimes
 from tests.simulation.__main__ import print_failure, print_shrunk
-from tests.simulation.profiles import PROFILES
-from tests.simulation.runner import Failure, Task, attempt_all
+from tests.simulation.seeds import sometimes
+from tests.simulation.seeds.runner import Failure, Task, attempt_all
+from tests.simulation.world.profiles import PROFILES
 
 LEDGER = Path("build/night.jsonl")
 SEEDS_PER_BLOCK = 200
@@ -73,7 +73,7 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run blocks until the time is over, and print what the ledger says; exit code 1 if a seed of it has failed."""
+    """Run blocks until the time is over, and print the ledger's report; exit code 1 if a seed of it has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.night", description=__doc__.splitlines()[0])
     parser.add_argument("--hours", type=float, default=8.0, help="then no other block begins (default: %(default)g)")
     parser.add_argument("--ledger", type=Path, default=LEDGER, help="the file to append to (default: %(default)s)")
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--processes", type=int, metavar="COUNT", help="how many to run at once (default: each core one)"
     )
-    parser.add_argument("--report", action="store_true", help="only print what the ledger says")
+    parser.add_argument("--report", action="store_true", help="only print the ledger's report")
     options = parser.parse_args(arguments)
     blocks = list(read(options.ledger))
     if not options.report:
@@ -163,12 +163,12 @@ def read(ledger: Path) -> Iterator[Block]:
 
 
 def report(blocks: list[Block], points: list[sometimes.Point]) -> str:
-    """Return what the ledger says, as lines: seeds by commit, the failed ones, and the points that none reached."""
+    """Return the ledger's report, as lines: seeds by commit, the failed ones, and the points that none reached."""
     lines = [f"{'commit':14} {'profile':12} {'seeds':>8} {'failed':>7} {'acknowledged':>13} {'core hours':>11}"]
     for commit, profile in dict.fromkeys((block.commit, block.profile) for block in blocks):
         these = [block for block in blocks if (block.commit, block.profile) == (commit, profile)]
         lines.append(
-            f"{commit:14} {profile or 'all in turn':12} {sum(b.seeds for b in these):8} "
+            f"{commit:14} {profile or 'alternately':12} {sum(b.seeds for b in these):8} "
             f"{sum(len(b.failed) for b in these):7} {sum(b.acks for b in these):13} "
             f"{sum(b.cpu_s for b in these) / 3600:11.2f}"
         )

@@ -18,7 +18,7 @@ def main() -> None:
             report(proxy.feed, received_lsn, received_lsn, status.apply_lsn)
 
     def boast(feed: PrimaryFeed, write_lsn: Lsn, flush_lsn: Lsn, apply_lsn: Lsn) -> None:
-        received_lsn = feed._connection.received_lsn if feed._connection is not None else 0
+        received_lsn = feed._connection.receiver.received_lsn if feed._connection is not None else 0
         report(feed, *((received_lsn, received_lsn) if flush_lsn else (write_lsn, flush_lsn)), apply_lsn)
 
     Proxy.wal_received, PrimaryFeed.report = receive_and_boast, boast  # type: ignore[method-assign]

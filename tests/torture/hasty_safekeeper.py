@@ -8,7 +8,6 @@ torture has to find it.
 
 import threading
 
-from safekeeper.node import node
 from safekeeper.storage import data_folder
 from safekeeper.storage.segment_file import SegmentFile
 from walproxy.lab.testing.faulty_disk import run_safekeeper
@@ -36,7 +35,6 @@ def main() -> None:
             sync(segment)
 
     SegmentFile.sync = sync_later  # type: ignore[method-assign]
-    node.QUICK_FLUSH_S = 0.0  # A flush on the loop's thread would not call it.
     data_folder.missing_wal = lambda *_: None
     run_safekeeper()
 

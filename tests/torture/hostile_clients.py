@@ -155,6 +155,11 @@ def option(process: LocalProcess, name: str) -> int:
     return int(process.arguments[process.arguments.index(name) + 1].rpartition(":")[2])
 
 
+def key(process: LocalProcess, name: str) -> int:
+    """Return the port of a key that the command line of a daemon sets."""
+    return next(int(each.rpartition(":")[2]) for each in process.arguments if each.startswith(f"{name}="))
+
+
 @contextlib.contextmanager
 def cluster_site(folder: Path, major: int) -> Iterator[Site]:
     """Yield a primary, a proxy and three safekeepers."""

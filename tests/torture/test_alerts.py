@@ -10,11 +10,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.integration.archive_cluster_fixtures import archive_options, wait_for_archiver
-from tests.integration.archive_fixtures import Archive
-from tests.integration.cluster_fixtures import Gated
+from tests.integration.archive.archive_cluster_fixtures import archive_options, wait_for_archiver
+from tests.integration.archive.archive_fixtures import Archive
+from tests.integration.archive.object_stores import LocalFolder
+from tests.integration.cluster.cluster_fixtures import Gated
 from tests.integration.conftest import NEWEST, NewGated
-from tests.integration.object_stores import LocalFolder
 from tests.torture.prometheus_server import Prometheus, metrics_problems, needs_prometheus, prometheus
 from tests.waiting import wait_for
 from walproxy.lab.cluster.local_cluster import LocalProcess
@@ -91,7 +91,7 @@ def test_each_alert_fires_when_something_is_lost_and_resolves_when_it_is_back(
     folder: Path, folder_archive: Archive, new_gated: NewGated
 ) -> None:
     cluster = new_gated(
-        "--remote-apply-standbys", "db2", safekeeper_options=archive_options(folder_archive.place)
+        "-c", "remote_apply_standbys=db2", safekeeper_options=archive_options(folder_archive.place)
     ).start_gated()
     cluster.add_proxy()
     standby = cluster.add_standby("db2")

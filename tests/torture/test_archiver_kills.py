@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tests.integration.archive_cluster_fixtures import (
+from tests.integration.archive.archive_cluster_fixtures import (
     archive_options,
     archivers_of,
     assert_is_archived,
@@ -15,7 +15,7 @@ from tests.integration.archive_cluster_fixtures import (
     without_receipt,
     write_wal,
 )
-from tests.integration.archive_fixtures import Archive
+from tests.integration.archive.archive_fixtures import Archive
 from tests.integration.conftest import NEWEST, NewGated
 
 KILLS = int(os.environ.get("WALPROXY_TORTURE_KILLS", "30"))
@@ -29,7 +29,7 @@ def test_thirty_kills_of_archivers_during_uploads_leave_no_hole_and_no_other_byt
     folder_archive: Archive, new_gated: NewGated
 ) -> None:
     options = archive_options(folder_archive.place)
-    cluster = new_gated("--response-timeout", "2", segment_mib=SEGMENT_MIB, safekeeper_options=options).start_gated()
+    cluster = new_gated("-c", "response_timeout=2", segment_mib=SEGMENT_MIB, safekeeper_options=options).start_gated()
     hit: Counter[str] = Counter()
     attempts = failovers = 0
     with cluster.load(rate=None) as load:

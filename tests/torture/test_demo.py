@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_demo import DEMO, processes_with
+from tests.integration.lab.test_demo import DEMO, processes_with
 from walproxy.lab.demo.steps import STEPS
 
 pytestmark = pytest.mark.on_disk

@@ -13,21 +13,21 @@ import psycopg
 import pytest
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.integration.archive_cluster_fixtures import (
+from tests.integration.archive.archive_cluster_fixtures import (
     archive_options,
     assert_archive_is_whole,
     disk_usage,
     log_begin_lsn,
     metric,
     run_reader,
-    source_options,
     wait_for_archiver,
     wait_until_archived,
 )
-from tests.integration.archive_fixtures import Archive
-from tests.integration.cluster_fixtures import MIB, Gated, said, wait_for
+from tests.integration.archive.archive_fixtures import Archive
+from tests.integration.cluster.cluster_fixtures import MIB, Gated, wait_for
+from tests.integration.cluster.cluster_fixtures import field_of as said
 from tests.integration.conftest import NEWEST, NewGated
-from tests.integration.serve_fixtures import dump, feeder
+from tests.integration.serving.serve_fixtures import dump, feeder
 from walproxy.lab.cluster.local_standby import current_lsn, wait_until_replayed
 
 WAL_MIB = int(os.environ.get("WALPROXY_TORTURE_WAL_MIB", "5120"))
@@ -103,7 +103,7 @@ def test_gigabytes_of_wal_stay_within_the_limit_and_whoever_was_away_all_the_tim
     needed = (2 * WAL_MIB + 4096) * MIB
     free = shutil.disk_usage(tempfile.gettempdir()).free
     assert free > needed, f"{free >> 20} MiB are free, and {needed >> 20} MiB are needed"
-    options = archive_options(folder_archive.place, "--wal-keep", "0", "--wal-limit", str(LIMIT_BYTES))
+    options = archive_options(folder_archive.place, "-c", "wal_keep=0", "-c", f"wal_limit={LIMIT_BYTES}")
     cluster = new_gated(segment_mib=SEGMENT_MIB, safekeeper_options=options, **SETTINGS).start_gated()
     wait_for_archiver(cluster)
     standby = cluster.add_standby("late", 1, 2)
@@ -164,6 +164,6 @@ def _assert_archive_is_whole(cluster: Gated, archive: Archive) -> None:
     wals = [cluster.postgres.pg_wal, *(cluster.wal_directory(i) for i in cluster.safekeepers)]
     assert_archive_is_whole(archive, wals, cluster.segment_size, log_begin_lsn(cluster), end_lsn, old_wal_goes=True)
     verified = run_reader(
-        *("archive", "verify", *source_options(archive.place)), place=archive.place, timeout_s=CATCHUP_S
+        *("archive", "verify", "--archive", archive.place.url), place=archive.place, timeout_s=CATCHUP_S
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr

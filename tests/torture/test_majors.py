@@ -10,13 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster_fixtures import Commit
+from tests.integration.cluster.cluster_fixtures import Commit
 from tests.integration.conftest import NewGated
-from tests.integration.discarded_story import make_server, verify_report, write_tail
-from tests.integration.promotion_matrix import ALIVE, ARCHIVES, FOLDERS, FREE, HANGING, IN_USE, LOCAL, REFUSING, dynasty
-from tests.integration.serve_fixtures import assert_equal_to_primary, wait_for_feeder, wait_until_promotable
-from tests.integration.test_ready_to_promote import two_standbys_of_hung_primaries
-from tests.integration.test_serve_promotion import wait_until_tli_is_2
+from tests.integration.failover.discarded_story import make_server, verify_report, write_tail
+from tests.integration.failover.test_ready_to_promote import two_standbys_of_hung_primaries
+from tests.integration.restore.promotion_matrix import (
+    ALIVE,
+    ARCHIVES,
+    FOLDERS,
+    FREE,
+    HANGING,
+    IN_USE,
+    LOCAL,
+    REFUSING,
+    dynasty,
+)
+from tests.integration.serving.serve_fixtures import assert_equal_to_primary, wait_for_feeder, wait_until_promotable
+from tests.integration.serving.test_serve_promotion import wait_until_tli_is_2
 from tests.pipeline.decoder_comparison import Compared, contradictions
 from tests.pipeline.pg_waldump import stats
 from tests.pipeline.wal_maker import make_wal

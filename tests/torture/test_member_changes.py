@@ -16,7 +16,8 @@ from collections import Counter
 
 import pytest
 
-from tests.integration.cluster_fixtures import Gated, said, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, wait_for
+from tests.integration.cluster.cluster_fixtures import field_of as said
 from tests.integration.conftest import NEWEST, NewGated
 
 CHANGES = int(os.environ.get("WALPROXY_TORTURE_CHANGES", "50"))
@@ -79,10 +80,10 @@ class Operator:
     def _run(self, expected: list[int], *arguments: str, lost: int = 0) -> None:
         """Repeat a command, and kill something meanwhile, until it has ended by itself."""
         deadline = time.monotonic() + CHANGE_TIMEOUT_S
-        options = "--json", "--safekeepers", self.cluster.safekeepers_option
         while True:
             command = subprocess.Popen(
-                [sys.executable, "-m", "walproxy", "members", *arguments, *options],
+                [sys.executable, "-m", "walproxy", "members", *arguments, "--json"],
+                env={**os.environ, **self.cluster.operator_environment},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -17,7 +17,7 @@ from walproxy.lab.failover.clients import row_clients
 from walproxy.lab.failover.network import LoopbackNetwork
 from walproxy.lab.failover.patroni import PatroniManager
 from walproxy.lab.failover.plan import KILL_HOST, SWITCHOVER
-from walproxy.lab.failover.rows import CREATE_TABLE, Rows, row_ids
+from walproxy.lab.failover.rows import CREATE_TABLE, RowIds, row_ids
 from walproxy.lab.failover.site import Site
 from walproxy.postgres.binaries import ServerBinaries
 
@@ -34,7 +34,7 @@ def test_no_commit_is_lost_with_the_leader_and_the_old_one_follows(
     with Site(folder, servers[major], LoopbackNetwork(), manager) as site:
         old = site.start().leader
         old.execute(CREATE_TABLE)
-        with row_clients([host.place for host in site.hosts.values()], Rows()) as clients:
+        with row_clients([host.place for host in site.hosts.values()], RowIds()) as clients:
             clients.wait_for_commit(time.monotonic())
             old.kill()
             killed_at = time.monotonic()

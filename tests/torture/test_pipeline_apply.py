@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.integration.archive_fixtures import credentials
-from tests.integration.object_stores import MotoServer, Place, SeaweedServer
+from tests.integration.archive.archive_fixtures import credentials
+from tests.integration.archive.object_stores import MotoServer, Place, SeaweedServer
 from tests.pipeline.apply_fixtures import (
     CHURN,
     PGBENCH_TABLES,
@@ -111,13 +111,13 @@ def test_ten_kills_cost_no_row_and_double_none(source: Source, tmp_path: Path, l
     loads = [start_bench(source, LOAD_S, "--rate=200"), start_bench(source, LOAD_S, "--rate=50", f"--file={script}")]
     changer = threading.Thread(target=change_tables, args=(source, stop))
     changer.start()
-    job = ApplyProcess(source, folder, lake.format, ["--memory=1MB"], lake.location)
+    job = ApplyProcess(source, folder, lake.format, ["-c", "memory=1MB"], lake.location)
     try:
         for kill in range(KILLS):
             time.sleep(chance.uniform(1.5, LOAD_S / KILLS))
             assert job.is_running, job.log.read_text()
             job.kill9()
-            job = ApplyProcess(source, folder, lake.format, ["--memory=1MB"], lake.location)
+            job = ApplyProcess(source, folder, lake.format, ["-c", "memory=1MB"], lake.location)
             print(f"{lake.location}: kill {kill + 1} of {KILLS}")
         for load in loads:
             assert load.wait(2 * LOAD_S) == 0, "a client of the workload gave up"
@@ -142,7 +142,7 @@ def test_ten_kills_cost_no_change_and_double_none(
     chance = random.Random(SEED)
     make_churn(source)
     source.publish("churn")
-    script, folder, words = tmp_path / "script.sql", tmp_path / "lake", [f"--mode={mode}", "--memory=1MB"]
+    script, folder, words = tmp_path / "script.sql", tmp_path / "lake", [f"--mode={mode}", "-c", "memory=1MB"]
     script.write_text(CHURN)
     options = ApplyOptions(source.conninfo, source.slot, (source.publication,), *lake, mode=mode)
     run_apply(options, once=True)
@@ -186,7 +186,7 @@ def test_verification_is_clean_after_200_random_steps_with_kills(
     chance, steps, folder = random.Random(seed), RandomSteps(seed), tmp_path / "lake"
     kills = set(chance.sample(range(RANDOM_STEPS), RANDOM_KILLS))
     status, store = "_walproxy_apply/status.json", lake.location.store()  # written by the first step
-    job = ApplyProcess(source, folder, lake.format, ["--memory=1MB"], lake.location)
+    job = ApplyProcess(source, folder, lake.format, ["-c", "memory=1MB"], lake.location)
     try:
         for number in range(RANDOM_STEPS):
             print(f"{number}: {'; '.join(steps.run(source))}")
@@ -198,7 +198,7 @@ def test_verification_is_clean_after_200_random_steps_with_kills(
                 assert job.is_running, job.log.read_text()
                 job.kill9()
                 store.delete([status])
-                job = ApplyProcess(source, folder, lake.format, ["--memory=1MB"], lake.location)
+                job = ApplyProcess(source, folder, lake.format, ["-c", "memory=1MB"], lake.location)
         assert job.is_running, job.log.read_text()
     finally:
         job.kill9()

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pytest
 
 from safekeeper.base.lsn import Lsn, parse_lsn
-from tests.integration.cluster_fixtures import Gated, wait_for
+from tests.integration.cluster.cluster_fixtures import Gated, wait_for
 from tests.integration.conftest import NEWEST, NewGated
 from tests.unit.table_rows import open_table
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
@@ -42,7 +42,7 @@ class Pipeline:
         self.tables = tables
         self._command = [
             *(sys.executable, "-m", "walproxy", "pipeline", "run", source, "--to", str(tables), "--json"),
-            *("--format", table_format, "--tables", ",".join(TABLES), "--interval", "500ms"),
+            *("--format", table_format, "--tables", ",".join(TABLES), "-c", "interval=500ms"),
         ]
         self._process: subprocess.Popen[str] | None = None
 
@@ -123,7 +123,7 @@ def test_ten_kills_of_a_pipeline_lose_and_double_no_record(
     table_format: TableFormat, new_gated: NewGated, tmp_path: Path
 ) -> None:
     chance = random.Random(table_format)
-    cluster = new_gated("--response-timeout", "5").start_gated()
+    cluster = new_gated("-c", "response_timeout=5").start_gated()
     subprocess.run(
         [cluster.postgres.binaries.path("pgbench"), "-q", "-i", "-s", "2", cluster.postgres.conninfo()],
         check=True,

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import IO
 
 from safekeeper.base.lsn import format_lsn
-from tests.integration.archive_cluster_fixtures import (
+from tests.integration.archive.archive_cluster_fixtures import (
     archive_options,
     wait_for_archiver,
     wait_until_archived,
     write_wal,
 )
-from tests.integration.archive_fixtures import Archive
+from tests.integration.archive.archive_fixtures import Archive
 from tests.integration.conftest import NEWEST, NewGated
 
 COMMAND = (sys.executable, "-m", "walproxy", "pipeline", "waldump")
@@ -40,7 +40,7 @@ def following(place: str | Path, *words: str) -> Iterator[IO[str]]:
 
 @NEWEST
 def test_primary_safekeepers_and_archive_show_the_same(folder_archive: Archive, new_gated: NewGated) -> None:
-    options = archive_options(folder_archive.place, "--archive-partial-interval", "0.5")
+    options = archive_options(folder_archive.place, "-c", "archive_partial_interval=0.5")
     cluster = new_gated(safekeeper_options=options, wal_keep_size="1GB").start_gated()
     wait_for_archiver(cluster)
     write_wal(cluster, 20)

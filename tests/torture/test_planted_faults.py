@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from walproxy.lab.torture.run import Plan, Stressed, stress
+from walproxy.lab.torture.run import RunOptions, Stressed, stress
 
 HERE = Path(__file__).parent
 SECONDS_MAX = 240.0
@@ -25,7 +25,7 @@ def stress_with(
     folder: Path, *, safekeeper_program: Sequence[str] | None = None, proxy_program: Sequence[str] | None = None
 ) -> Stressed:
     """Beat a cluster of planted programs until something is found, for four minutes at most."""
-    plan = Plan(
+    plan = RunOptions(
         7,
         SECONDS_MAX,
         folder / "cluster",

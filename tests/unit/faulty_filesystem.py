@@ -76,8 +76,6 @@ class FaultyFile:
         self._fs = fs
         self._file = file
         self.pwrite = file.pwrite
-        self.system_pwrite = file.system_pwrite
-        self.system_fdatasync = self.fdatasync
         self.pread = file.pread
         self.size = file.size
         self.close = file.close

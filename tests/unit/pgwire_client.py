@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterator
 
-from safekeeper.pgwire.backend import Column
+from safekeeper.pgwire.backend import ResultColumn
 from safekeeper.pgwire.commands import (
     CreateSlot,
     IdentifySystem,
@@ -28,7 +28,7 @@ TERMINATE = b"X" + struct.pack(">I", 4)
 PARSE = b"P" + struct.pack(">I", 4 + 9) + b"\0x\0\0\0\0\0\0\0"
 
 PARAMETERS = {"server_version": "17.2", "integer_datetimes": "on"}
-TEXT_COLUMN = Column("answer", 25, -1)
+TEXT_COLUMN = ResultColumn("answer", 25, -1)
 
 
 def packet(code: int, body: bytes) -> bytes:

@@ -18,12 +18,11 @@ from safekeeper.archive.access import ArchiveAccess
 from safekeeper.archiving.archiver import Archiver
 from safekeeper.archiving.read_through import ReadThrough
 from safekeeper.base.settings import Address
-from safekeeper.consensus.control_state import LeaderId, TliHistory
+from safekeeper.consensus.control_state import TliHistory
 from safekeeper.consensus.messages import (
     AppendResponse,
     ArchiveAssignment,
     ArchiveReport,
-    Elected,
     FolderStates,
     Standby,
     StandbyFeedback,
@@ -39,7 +38,7 @@ from safekeeper.serving.slots import Slots
 from safekeeper.storage.data_folder import DataFolder
 from tests.unit.faulty_filesystem import FaultyFileSystem
 from tests.unit.replication_client import DEADLINE_S, ReplicationClient
-from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SERVER_VERSION, SYSTEM_ID, ScriptedProposer
+from tests.unit.scripted_proposer import BASE_LSN, ScriptedProposer
 
 _Result = TypeVar("_Result")
 
@@ -86,24 +85,7 @@ class Leader(ScriptedProposer):
             self.bootstrap()
             self.greet()
         self.be_voted_for(term)
-        assert self.greeting.membership is not None
-        self.send(
-            Elected(
-                leader_id=LeaderId(term, self.run),
-                cluster_id=self.greeting.cluster_id,
-                system_id=SYSTEM_ID,
-                segment_size=SEGMENT_SIZE,
-                server_version=SERVER_VERSION,
-                membership=self.greeting.membership,
-                history=history,
-                tli_histories=histories,
-                base_lsn=base_lsn,
-                commit_lsn=commit_lsn,
-            )
-        )
-        answer = self.receive(AppendResponse)
-        self.write_lsn = answer.write_lsn
-        return answer
+        return self.have_adopted(history, histories=histories, commit_lsn=commit_lsn, base_lsn=base_lsn)
 
     def write(self, payload: bytes) -> int:
         """Append and wait until it is on disk; return where it ends. Nothing is committed by it."""

@@ -6,7 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self, TypeVar
 
-from safekeeper.consensus.control_state import LeaderId
+from safekeeper.consensus.control_state import LeaderId, TliHistory
 from safekeeper.consensus.membership import Member, Membership, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     PROTOCOL_VERSION,
@@ -24,7 +24,7 @@ from safekeeper.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
-from safekeeper.consensus.term_history import HistoryEntry
+from safekeeper.consensus.term_history import HistoryEntry, TermHistory
 from safekeeper.peers.codec import (
     ACCEPTOR_AUTHENTICATION,
     ACCEPTOR_DIALECT,
@@ -135,6 +135,17 @@ class ScriptedProposer:
         """Lead with the history of the vote, as the only member's."""
         start_lsn = vote.flush_lsn or BASE_LSN
         history = (*vote.history, HistoryEntry(self.leader_id.term, start_lsn, 1))
+        return self.have_adopted(history, commit_lsn=commit_lsn)
+
+    def have_adopted(
+        self,
+        history: TermHistory,
+        *,
+        histories: tuple[TliHistory, ...] = (),
+        commit_lsn: int = 0,
+        base_lsn: int = BASE_LSN,
+    ) -> AppendResponse:
+        """Have a history adopted."""
         assert self.greeting.membership is not None or self.membership is not None
         self.send(
             Elected(
@@ -145,8 +156,8 @@ class ScriptedProposer:
                 server_version=SERVER_VERSION,
                 membership=self.greeting.membership or self.membership,
                 history=history,
-                tli_histories=(),
-                base_lsn=BASE_LSN,
+                tli_histories=histories,
+                base_lsn=base_lsn,
                 commit_lsn=commit_lsn,
             )
         )

@@ -7,6 +7,10 @@ from typing import Any
 
 import msgspec
 
+from safekeeper.base.cluster_file import ClusterFile
+from safekeeper.process.config import SAFEKEEPER
+from walproxy.cli.configuration import PROXY, roles
+
 ROOT = Path(__file__).parents[2]
 FILE: dict[str, Any] = msgspec.yaml.decode((ROOT / "docker-compose.yml").read_bytes())
 SERVICES: dict[str, dict[str, Any]] = FILE["services"]
@@ -50,6 +54,19 @@ def test_every_secret_is_a_file_with_a_trial_value_and_stands_nowhere_else() -> 
 def test_volumes_are_named_and_every_one_is_used() -> None:
     used = {volume.partition(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
     assert {volume for volume in used if not volume.startswith(".")} == set(FILE["volumes"])
+
+
+def test_the_file_of_the_cluster_is_that_of_its_services() -> None:
+    file = ClusterFile(ROOT / "deploy" / "walproxy.toml", roles())
+    places = file.addresses("safekeepers")
+    for name in ("safekeeper1", "safekeeper2", "safekeeper3", "walproxy", "walproxy2"):
+        assert "./deploy/walproxy.toml:/etc/walproxy/walproxy.toml:ro" in SERVICES[name]["volumes"]
+    for number, place in places.items():
+        assert SERVICES[f"safekeeper{number}"]["command"] == f"safekeeper run --id {number}"
+        assert place.host == f"safekeeper{number}"
+    assert set(file.values(PROXY)) == {"secret_file", "primary", "http_hosts"}
+    used = {given.value for given in file.values(SAFEKEEPER, "1").values() if str(given.value).startswith("/run/")}
+    assert {Path(each).name for each in used} <= set(SERVICES["safekeeper2"]["secrets"])
 
 
 def test_every_service_and_every_variable_is_described() -> None:

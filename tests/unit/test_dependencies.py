@@ -72,8 +72,6 @@ def extras_of(module: str) -> set[str]:
         return {"lab"}
     if module.startswith(("walproxy.pipeline", "walproxy.cli.pipeline_work")):
         return {"pipeline"}
-    if module == "walproxy.html_page.page":
-        return {"lab"}  # The only one that draws with Plotly.
     return {"lab", "pipeline"} if module.startswith("walproxy.html_page") else set()
 
 

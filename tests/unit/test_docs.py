@@ -11,67 +11,68 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import click
+import msgspec
 import pyarrow as pa
 import pytest
 
 import safekeeper.base.errors
-import safekeeper.base.settings
 import safekeeper.cli
-import safekeeper.process.config
 import walproxy.cli
+import walproxy.cli.configuration
 import walproxy.cli.pipeline
-import walproxy.proxy.config
-import walproxy.proxy.proxy
+import walproxy.proxy.proxy_watch
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.base.event_catalogue import KINDS
 from safekeeper.base.settings import command_line_name, environment_variable, options_of
+from safekeeper.base.status_fields import SafekeeperStatus
 from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorMessage, ProposerMessage, RefusalCode
 from safekeeper.peers.codec import WIRE_VERSION
-from tests.simulation.archive_checker import ArchiveChecker
-from tests.simulation.bugs import BUGS
-from tests.simulation.checkers import Checker
-from tests.simulation.failover import FailoverOperator
-from tests.simulation.failover_shell import VirtualServer
-from tests.simulation.minority import Minority
-from tests.simulation.profiles import PROFILES
-from tests.simulation.proposer_reference.checker import ProposerChecker
-from tests.simulation.reader_checker import ReaderChecker
-from tests.simulation.real_proxy import RealProxy
-from tests.simulation.real_puller import RealPuller
-from tests.simulation.real_safekeeper import RealSafekeeper
-from tests.simulation.reference_checker import ReferenceChecker
-from tests.simulation.scenario import SCENARIOS, play
-from tests.simulation.shell_checks import ObservedShell
-from tests.simulation.shell_disk import ShellDisk
-from tests.simulation.shell_reader import Watcher
-from tests.simulation.shell_watch import ShellWatch
-from tests.simulation.test_scenarios import BITES
-from tests.simulation.truncate_checker import TruncateChecker
-from tests.simulation.world import World
+from safekeeper.process.config import SAFEKEEPER, load_config
+from tests.simulation.bugs.planted import BUGS, Bug
+from tests.simulation.scenarios.scenario import FAILS_WITH, SCENARIOS, play
+from tests.simulation.world.profiles import PROFILES
 from tests.unit.test_layers import LAYERS, PURE, PURE_FOLDERS
+from walproxy.cli.pipeline_commands.keys import KeyedCommand
 from walproxy.pipeline.schemas import COLUMNS, VIEWS, spark_ddl
-from walproxy.proposer.leadership import Leadership
-from walproxy.proposer.progress import Progress
-from walproxy.proposer.proposer import Proposer
 from walproxy.proposer.view import state_name
 from walproxy.proxy.status import SAFEKEEPER_STATES, safekeeper_state
+from walproxy.proxy.status_fields import ProxyStatus
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+# By the section of the cluster's file.
 SETTINGS = {
-    "safekeeper": (safekeeper.process.config.SafekeeperConfig, safekeeper.process.config.ENVIRONMENT_PREFIX),
-    "walproxy": (walproxy.proxy.config.ProxyConfig, walproxy.proxy.config.ENVIRONMENT_PREFIX),
+    role.section: (role, "SAFEKEEPER" if role is SAFEKEEPER else "WALPROXY")
+    for role in walproxy.cli.configuration.roles()
+    if role.settings is not None
 }
 PROGRAMS = {"safekeeper": safekeeper.cli.cli, "walproxy": walproxy.cli.cli}
 
+OF_OTHER_PROGRAMS = {
+    # initdb, pg_config, postgres, pg_rewind, pg_basebackup, pg_receivewal and pgbench.
+    *("--auth", "--encoding", "--no-locale", "--no-sync", "--username", "--wal-segsize", "--bindir", "--single"),
+    *("--config-file", "--restore-target-wal", "--source-server", "--target-pgdata", "--no-password", "--checkpoint"),
+    *("--manifest-checksums", "--no-manifest", "--tablespace-mapping", "--log-prefix"),
+    # Barman, pgBackRest and others.
+    *("--partial-wal", "--recovery-timeout"),
+    # setpriv, docker and etcdctl.
+    *("--ambient-caps", "--clear-groups", "--inh-caps", "--pdeathsig", "--regid", "--reuid"),
+    *("--endpoints", "--profile", "--tag", "--ulimit"),
+    # Of tests/, and of pytest.
+    *("--archives", "--folder", "--majors"),
+}
+"""Options that are not those of walproxy and safekeeper."""
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![\w-])")
+_COMMAND_LINE = re.compile(r"(?<![\w/.-])(?:walproxy|safekeeper) [a-z][^|&;#\n]*")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
 _CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -148,19 +149,21 @@ def commands() -> list[tuple[str, click.Command]]:
 
 def option_table(program: str) -> str:
     """The table of a program's options, from the code that declares them."""
-    settings_type, prefix = SETTINGS[program]
+    role, prefix = SETTINGS[program]
     lines = [
-        "| option | environment | in the file | default | what it sets |",
+        "| key of the file | command line | environment | default | what it sets |",
         "|---|---|---|---|---|",
     ]
-    for name, declared in options_of(settings_type).items():
+    assert role.settings is not None
+    for name, declared in options_of(role.settings).items():
         default = f"`{declared.default}`" if isinstance(declared.default, str) else ""
         reload = " (reload)" if declared.reloadable else ""
-        anywhere = not declared.environment_only
+        is_option = not declared.environment_only and not declared.is_key_only
+        value = "" if declared.is_flag else f" {declared.metavar}"
         cells = [
-            f"`{command_line_name(name)} {declared.metavar}`" if anywhere else "",
+            f"`{name}`" if name in role.names() else "",
+            f"`{command_line_name(name)}{value}`" if is_option else "",
             f"`{environment_variable(prefix, name)}`",
-            f"`{name}`" if anywhere else "",
             default,
             declared.help + reload,
         ]
@@ -188,10 +191,33 @@ def event_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def bug_table() -> str:
+    """The planted bugs, by rule."""
+    lines = [
+        "| rule | planted bug | what is left out | faults that find it | scenarios that fail with it |",
+        "|---|---|---|---|---|",
+    ]
+    kinds = ("S", "step", "checks")
+    order = re.compile(r"(S|step|checks) ?(\d*)([a-e]?)")
+
+    def place(item: tuple[str, Bug]) -> tuple[int, int, str]:
+        match = order.fullmatch(item[1].rule)
+        assert match is not None, item
+        return kinds.index(match[1]), int(match[2] or 0), match[3]
+
+    for name, bug in sorted(BUGS.items(), key=place):
+        scenarios = ", ".join(f"`{each}`" for each, with_bug in FAILS_WITH.items() if with_bug == name)
+        faults = "" if bug.scenario else bug.faults
+        lines.append(f"| {bug.rule} | `{name}` | {bug.without} | {faults} | {scenarios} |")
+    return "\n".join(lines) + "\n"
+
+
 def table(name: str) -> str:
     """The rows of a marked table."""
     if name == "events":
         return event_table()
+    if name == "bugs":
+        return bug_table()
     return column_table(name) if name in COLUMNS else option_table(name)
 
 
@@ -232,51 +258,20 @@ def test_every_decision_is_reached_from_the_index() -> None:
     assert not [d.name for d in (DOCS / "design" / "adr").glob("*.md") if f"(design/adr/{d.name})" not in index]
 
 
-def test_every_code_that_the_invariants_name_is_there() -> None:
-    missing = []
-    for path, names in _named_code(page("invariants.md").read_text()):
-        source = (ROOT / path).read_text()
-        for name in names:
-            for part in name.split("."):
-                if not re.search(rf"^ *(?:(?:async )?def|class) {part}\b|^ *{part}\b *[:=]", source, re.MULTILINE):
-                    missing.append(f"{path}: {name}")
-    assert not missing
-
-
-def _named_code(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each file that a paragraph **Code.** names, with the names that follow it."""
-    for paragraph in re.findall(r"\*\*Code\.\*\*(.*?)\n\n", text, re.DOTALL):
-        path = ""
-        names: list[str] = []
-        for span in _CODE_SPAN.findall(paragraph):
-            if span.endswith(".py"):
-                if path:
-                    yield path, names
-                path, names = span, []
-            elif path and re.fullmatch(r"\w+(\.\w+)?", span):
-                names.append(span)
-        if path:
-            yield path, names
-
-
-def test_each_invariant_has_its_code_and_its_tests() -> None:
+def test_each_rule_has_its_reason_its_code_and_what_detects_its_lack() -> None:
     text = page("invariants.md").read_text()
-    sections = re.split(r"^## (S\d+[a-e]?) ", text, flags=re.MULTILINE)
-    numbers = [f"S{number}" for number in range(1, 16)]
+    sections = re.split(r"^## ([SX]\d+[a-e]?) ", text, flags=re.MULTILINE)
+    rules = [f"S{number}" for number in range(1, 16)]
     of_members = ["S8a", "S8b", "S8c", "S8d", "S8e"]
-    assert sections[1::2] == [*numbers[:7], "S7a", numbers[7], *of_members, "S9", "S9a", *numbers[9:]]
-    for number, body in zip(sections[1::2], sections[2::2], strict=True):
-        for part in ("**Statement.**", "**Why.**", "**Code.**", "**Tests.**"):
-            assert part in body, f"{number} has no {part}"
-
-
-def test_every_test_that_the_invariants_name_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", page("invariants.md").read_text()))
-    defined = {
-        name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
-    }
-    assert named
-    assert not sorted(named - defined)
+    assert sections[1::2] == [*rules[:7], "S7a", rules[7], *of_members, "S9", "S9a", *rules[9:], "X1"]
+    sources = [*(ROOT / "safekeeper").rglob("*.py"), *(ROOT / "walproxy").rglob("*.py")]
+    named = {name for source in sources for name in re.findall(r"\b[SX]\d+[a-e]?\b", source.read_text())}
+    bugs = {bug.rule for bug in BUGS.values()}
+    for rule, body in zip(sections[1::2], sections[2::2], strict=True):
+        assert "**Statement.**" in body, rule
+        assert "**Why.**" in body, rule
+        assert rule in named, f"no code names {rule}"
+        assert (rule in bugs) != ("**Tests.** No bug is planted." in body), rule
 
 
 def test_every_property_that_the_simulation_checks_is_described() -> None:
@@ -290,48 +285,17 @@ def test_every_property_that_the_simulation_checks_is_described() -> None:
     assert not sorted(name for name in checked if f"| {name} |" not in text)
 
 
-def test_every_planted_bug_is_named_where_its_rule_is_tested() -> None:
+def test_the_table_of_planted_bugs_is_that_of_the_code() -> None:
     text = page("invariants.md").read_text()
-    tests = dict(re.findall(r"^## (S\d+[a-e]?) .*?\*\*Tests\.\*\* (.*?)\n\n", text, re.MULTILINE | re.DOTALL))
-    assert not [name for name, bug in BUGS.items() if f"`{name}`" not in tests.get(bug.rule, text)]
-
-
-def test_every_checker_and_bug_that_the_table_of_properties_names_is_there() -> None:
-    text = section("invariants.md", "What follows from them, and is checked")
-    names = set(re.findall(r"`([\w.]+)`", text))
-    checkers = (Checker, ReaderChecker, ArchiveChecker, TruncateChecker, FailoverOperator, Minority, World)
-    shells = (RealSafekeeper, RealProxy, ReferenceChecker, ProposerChecker, ShellDisk, VirtualServer)
-    watchers = (ObservedShell, RealPuller, ShellWatch, Watcher)
-    kinds = (*checkers, *shells, *watchers, Acceptor, Proposer, Leadership, Progress)
-    functions = {f"{kind.__name__}.{name}" for kind in kinds for name in vars(kind)}
-    files = set(re.findall(r"tests/[\w/]+\.py", text))
-    assert names <= functions | set(BUGS) | {kind.__name__ for kind in kinds} | files
-    assert set(BUGS) <= names | {name for name, bug in BUGS.items() if bug.rule == "S2"}
-
-
-def test_the_table_of_planted_bugs_says_what_the_hunt_hunts() -> None:
-    rows = re.findall(r"^\| (.*) \|$", section("invariants.md", "The planted bugs"), re.MULTILINE)[1:]
-    assert len(rows) == len(BUGS)
-    for row, (name, bug) in zip(rows, BUGS.items(), strict=True):
-        faults = f"scenario `{bug.scenario}`" if bug.scenario else bug.faults
-        *cells, seeds = row.split(" |")
-        assert " |".join(cells) == f"{bug.rule} | `{name}` | {bug.without} | {faults}"
-        assert re.fullmatch(" " if bug.scenario else r" \d+ \(\d+ to \d+\)", seeds), row
-
-
-def test_every_scenario_is_named_with_the_bug_with_which_it_fails() -> None:
-    rows = section("invariants.md", "The schedules").splitlines()
-    for path in SCENARIOS.glob("*.txt"):
-        row = next((row for row in rows if f"`{path.stem}`" in row), None)
-        assert row is not None, f"docs/design/invariants.md does not name {path.stem}"
-        assert row.endswith(f"| `{BITES[path.stem]}` |" if path.stem in BITES else "| |"), row
+    assert [match[2] for match in _TABLE.finditer(text)] == ["bugs"]
+    assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
 
 
 def test_every_schedule_has_its_scenario() -> None:
-    rows = re.findall(r"^\| ([A-Q]) \|(.*)$", section("invariants.md", "The schedules"), re.MULTILINE)
-    letters = [letter for letter, _ in rows]
-    assert letters == 2 * [chr(code) for code in range(ord("A"), ord("Q") + 1)]
-    assert not [letter for letter, row in rows[len(rows) // 2 :] if not row.startswith(f" `{letter.lower()}_")]
+    letters = re.findall(r"^\| ([A-Q]) \|", section("invariants.md", "The schedules"), re.MULTILINE)
+    assert letters == [chr(code) for code in range(ord("A"), ord("Q") + 1)]
+    heads = [path.read_text() for path in SCENARIOS.glob("*.txt")]
+    assert not [letter for letter in letters if not any(re.match(f"# Schedule {letter}[.,]", head) for head in heads)]
 
 
 def test_every_invariant_that_the_code_refers_to_is_described() -> None:
@@ -360,8 +324,43 @@ def test_every_state_is_described() -> None:
     assert not sorted(state for state in of_proxy | of_safekeeper | of_member if f"| `{state}` |" not in text)
 
 
+@pytest.mark.parametrize(
+    ("title", "structure"),
+    [("Status of the proxy", ProxyStatus), ("Status of a safekeeper", SafekeeperStatus)],
+)
+def test_every_field_of_status_is_described_and_no_other(title: str, structure: type[msgspec.Struct]) -> None:
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", section("operations.md", title), re.MULTILINE)
+    described: dict[str, str] = {}
+    for names, text in rows:
+        for name in re.findall(r"`(\w+)", names):
+            described[name] = f"{described.get(name, '')} {text}"
+    fields = {field.encode_name: names_within(field.type) for field in msgspec.structs.fields(structure)}
+    assert described.keys() == fields.keys()
+    assert not {name: inner for name, text in described.items() if (inner := fields[name] - words_of(text))}
+
+
+def names_within(kind: Any) -> set[str]:
+    """Return the names of the fields of each structure in a type."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = msgspec.structs.fields(kind)
+        return {field.encode_name for field in fields}.union(*(names_within(field.type) for field in fields))
+    return set().union(*map(names_within, get_args(kind)))
+
+
+def words_of(text: str) -> set[str]:
+    return set(re.findall(r"`(\w+)(?:\[\])?`", text))
+
+
+def test_the_fields_that_scripts_can_rely_on_are_first() -> None:
+    first = section("operations.md", "Status of the proxy").partition("\n| | |\n")[0]
+    names = [
+        name for names in re.findall(r"^\| (`.*?) \|", first, re.MULTILINE) for name in re.findall(r"`(\w+)", names)
+    ]
+    assert names == list(ProxyStatus.__struct_fields__[: len(names)]) and names[-1] == "safekeepers"
+
+
 def _initial_state_of_the_proxy() -> str:
-    match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.proxy.Proxy.__init__))
+    match = re.search(r'self\.state = "(\w+)"', inspect.getsource(walproxy.proxy.proxy_watch.ProxyWatch.__init__))
     assert match is not None
     return match[1]
 
@@ -471,6 +470,7 @@ def test_every_command_of_the_pipeline_and_its_options_are_described(name: str, 
         if isinstance(parameter, click.Option)
         for option in parameter.opts
     }
+    options |= {each.name for part in parts if isinstance(part, KeyedCommand) for each in part.keys if each.name}
     assert not sorted(option for option in options if not re.search(rf"`{option}(?![\w-])", text + tables))
 
 
@@ -482,6 +482,89 @@ def test_no_command_of_the_pipeline_is_described_that_does_not_exist() -> None:
 def test_no_command_is_described_that_does_not_exist() -> None:
     described = set(re.findall(r"^## ((?:safekeeper|walproxy) [\w-]+)$", page("cli.md").read_text(), re.MULTILINE))
     assert described == {name for name, _ in commands()}
+
+
+def options_of_commands() -> dict[str, set[str]]:
+    """The options of each command of both programs, also of those in groups, by its words."""
+    found: dict[str, set[str]] = {}
+
+    def visit(name: str, command: click.Command) -> None:
+        found[name] = {option for each in command.params if isinstance(each, click.Option) for option in each.opts} | {
+            "--help"
+        }
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for part in command.list_commands(context):
+                inner = command.get_command(context, part)
+                assert inner is not None
+                visit(f"{name} {part}", inner)
+
+    for program, group in PROGRAMS.items():
+        visit(program, group)
+    return found
+
+
+def options_not_of_the_command(line: str) -> list[str]:
+    """The options in the command lines of a text that are not those of their commands."""
+    known = options_of_commands()
+    wrong = []
+    for match in _COMMAND_LINE.finditer(line):
+        words = match[0].split()
+        name = words[0]
+        if f"{name} {words[1]}" not in known:
+            continue  # A line of the log.
+        for word in words[1:]:
+            if f"{name} {word}" in known:
+                name = f"{name} {word}"
+        given = {word.strip("`'\"();,.:[]").partition("=")[0] for word in words if word.lstrip("`'([").startswith("--")}
+        wrong += [f"{name} {each}" for each in sorted(given - known[name] - {"--"})]
+    return wrong
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_the_commands_of_the_documents_have_the_options_that_are_shown(document: Path) -> None:
+    text = document.read_text().replace("\\\n", " ")
+    shown = [line for block in _CODE_BLOCK.findall(text) for line in block.splitlines()]
+    shown += _CODE_SPAN.findall(_CODE_BLOCK.sub("", text))
+    assert not [each for line in shown for each in options_not_of_the_command(line)]
+
+
+def test_every_option_that_the_documents_name_is_one_of_some_command() -> None:
+    known = set().union(*options_of_commands().values()) | declared_options() | OF_OTHER_PROGRAMS
+    named = {
+        f"{name_of(document)}: {span}"
+        for document in DOCUMENTS
+        if "design" not in document.parts  # There are options of the tests' own tools.
+        for span in _CODE_SPAN.findall(prose(document))
+        if (match := _OPTION.match(span)) and match[0] not in known
+    }
+    assert not named
+
+
+def test_every_option_that_a_message_names_is_one_of_some_command() -> None:
+    known = set().union(*options_of_commands().values()) | declared_options() | OF_OTHER_PROGRAMS
+    unknown = {
+        f"{name_of(path)}:{line}: {option}"
+        for path, line, text in literals()
+        for option in _OPTION.findall(text)
+        if option not in known
+    }
+    assert not unknown
+
+
+def literals() -> Iterator[tuple[Path, int, str]]:
+    """The texts in the code of both programs."""
+    for package in PROGRAMS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                # A module's own docstring may have arrows in it.
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.lineno > 1:
+                    yield path, node.lineno, node.value
+
+
+def declared_options() -> set[str]:
+    """The options that programs of the laboratory declare: the text is the whole option."""
+    return {text for path, _, text in literals() if "lab" in path.parts and _OPTION.fullmatch(text)}
 
 
 def test_the_tables_of_options_are_those_of_the_code() -> None:
@@ -502,17 +585,17 @@ def test_the_table_of_events_is_that_of_the_code() -> None:
     assert with_tables(text) == text, "run: python tests/unit/test_docs.py"
 
 
-def test_the_examples_of_configuration_files_are_accepted(tmp_path: Path) -> None:
-    for heading, program in (("safekeeper run", "safekeeper"), ("walproxy run", "walproxy")):
-        example = re.search(r"^```toml\n(.*?)^```$", section("configuration.md", heading), re.MULTILINE | re.DOTALL)
-        assert example is not None
-        settings_type, prefix = SETTINGS[program]
-        file = tmp_path / f"{program}.toml"
-        file.write_text(example[1])
-        loaded: object = safekeeper.base.settings.load(
-            settings_type, prefix, command_line={}, environment={}, file=file
-        )
-        assert isinstance(loaded, settings_type)
+def test_the_example_of_the_file_is_accepted_and_short(tmp_path: Path) -> None:
+    example = re.search(r"^```toml\n(.*?)^```$", page("configuration.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert example is not None
+    text = re.sub("/etc/walproxy/(secret|users)", lambda match: str(tmp_path / match[1]), example[1])
+    assert len(list(filter(None, text.splitlines()))) <= 25
+    for name in ("secret", "users", "walproxy.toml"):
+        (tmp_path / name).write_text(text)
+    file = tmp_path / "walproxy.toml"
+    assert load_config({"id": "1"}, {}, file).proposer_listen.host == "sk1"
+    assert walproxy.cli.configuration.load_agent({"name": "pg1"}, file).address.host == "pg1"
+    assert "pg1,pg2,pg3" in walproxy.cli.configuration.load_proxy({}, file).primary
 
 
 def test_every_profile_of_the_simulation_is_described() -> None:
@@ -555,5 +638,5 @@ def test_every_target_of_the_makefile_is_described() -> None:
 
 
 if __name__ == "__main__":
-    for name in ("configuration.md", "tables.md", "events.md"):
+    for name in ("configuration.md", "tables.md", "events.md", "invariants.md"):
         page(name).write_text(with_tables(page(name).read_text()))

@@ -29,7 +29,7 @@ def test_container_tests_are_one_scope() -> None:
 def test_containers_come_first_then_long_files() -> None:
     ids = [
         "tests/unit/test_docs.py::test_a",
-        "tests/integration/test_page.py::test_b",
+        "tests/integration/cluster/test_page.py::test_b",
         f"{SPARK[0]}::test_c",
         "tests/e2e/test_losses.py::test_d",
     ]

@@ -5,14 +5,14 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from walproxy.terminal import Column, Fit, FittedTable
+from walproxy.terminal import Fit, FittedTable, TableColumn
 
 COLUMNS = (
-    Column("xid", is_right=True),
-    Column("end"),
-    Column("kind", leaves=1),
-    Column("session", leaves=2, fit=Fit.WRAP),
-    Column("query", leaves=3, fit=Fit.SHORTEN),
+    TableColumn("xid", is_right=True),
+    TableColumn("end"),
+    TableColumn("kind", leaves=1),
+    TableColumn("session", leaves=2, fit=Fit.WRAP),
+    TableColumn("query", leaves=3, fit=Fit.SHORTEN),
 )
 QUERY = "INSERT INTO orders SELECT * FROM [bold]carts WHERE " + " AND ".join(f"column_{n} = {n}" for n in range(40))
 ROW = ("4123456789", "1A/FF000028", "commit_prepared", "ann shop 10.0.0.1", QUERY)

@@ -11,7 +11,7 @@ from safekeeper.consensus.control_state import ControlState
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.storage.control_file import ControlFile
 from safekeeper.storage.data_folder import DataFolder
-from tests.simulation.virtual_disk import VirtualFileSystem
+from tests.simulation.model.virtual_disk import VirtualFileSystem
 
 DIRECTORY: Final = Path("/data/sk")
 SIZE: Final = 4096

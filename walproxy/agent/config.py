@@ -13,6 +13,7 @@ from safekeeper.base.settings import (
     file_option,
     http_hosts_option,
     http_tls_option,
+    key,
     networks_option,
     one_of,
     option,
@@ -82,33 +83,33 @@ class AgentConfig(MembersConfig):
 
     name: str = option("Name of this agent, unique in the cluster", parse=agent_name, metavar="NAME")
     pgdata: Path = option("Data folder of the PostgreSQL beside this agent", parse=folder, metavar="DIR")
-    bin_dir: Path = option("Folder with pg_ctl, postgres, pg_rewind and pg_basebackup", parse=folder, metavar="DIR")
-    conninfo: str = option(
+    bin_dir: Path = key("Folder with pg_ctl, postgres, pg_rewind and pg_basebackup", parse=folder, metavar="DIR")
+    conninfo: str = key(
         "How to connect to the local PostgreSQL as a superuser: over a socket or an address of this machine",
         parse=text,
         metavar="CONNINFO",
     )
-    address: Address = option(
+    address: Address = key(
         "Address of the local PostgreSQL for clients and for the other servers",
         parse=parse_address,
         metavar="HOST:PORT",
     )
-    peer_conninfo: str = option(
+    peer_conninfo: str = key(
         "How to connect to the PostgreSQL of another agent, as a superuser; its host and port are added",
         parse=text,
         default="user=postgres dbname=postgres",
         metavar="CONNINFO",
     )
-    standby_conninfo: str = option(
+    standby_conninfo: str = key(
         "primary_conninfo of standbys: the safekeepers' --pg-listen", parse=text, metavar="CONNINFO"
     )
-    restore_command: str = option(
+    restore_command: str = key(
         "restore_command of standbys, e.g. with walproxy wal-fetch", parse=str, default="", metavar="COMMAND"
     )
-    slot: str = option(
+    slot: str = key(
         "Physical replication slot of the proxy on the primary", parse=slot_name, default="walproxy", metavar="NAME"
     )
-    application_name: str = option(
+    application_name: str = key(
         "Name of the proxy, which the agent writes to synchronous_standby_names",
         parse=parse_application_name,
         default="walproxy",
@@ -120,89 +121,85 @@ class AgentConfig(MembersConfig):
         default="127.0.0.1:8008",
         metavar="HOST:PORT",
     )
-    proxy_http: Address = option(
+    proxy_http: Address = key(
         "Address on which the agent's walproxy run serves HTTP",
         parse=parse_address,
         default="127.0.0.1:5453",
         metavar="HOST:PORT",
     )
-    proxy_config: Path | None = option(
-        "Configuration file of the agent's walproxy run; the agent sets --primary, --safekeepers and --http-listen",
-        parse=optional(existing_file),
-        default=None,
-        metavar="FILE",
-    )
-    dead_after: float = option(
+    dead_after: float = key(
         "Seconds without a heartbeat of the leader after which a standby is promoted; the same on all agents",
         parse=dead_after_seconds,
         default="5",
         metavar="SECONDS",
     )
-    priority: int = option(
+    priority: int = key(
         "Of equally advanced standbys the one with the highest is promoted", parse=priority, default="100", metavar="N"
     )
-    no_failover: bool = option("Never promote the local PostgreSQL", parse=yes_or_no, default="false", metavar="BOOL")
-    without_quorum: str = option(
+    no_failover: bool = key("Never promote the local PostgreSQL", parse=yes_or_no, default="false", metavar="BOOL")
+    without_quorum: str = key(
         "What ends the writes of a primary without a quorum of safekeepers: read-only or stop",
         parse=one_of("read-only", "stop"),
         default="read-only",
         metavar="ACTION",
     )
-    start_timeout: float = option(
+    start_timeout: float = key(
         "Seconds that a start of PostgreSQL may take", parse=seconds, default="300", metavar="SECONDS"
     )
-    server_log: Path | None = option(
+    server_log: Path | None = key(
         "File for the output of PostgreSQL; default: the path of the data folder with .log",
         parse=optional(folder),
         default=None,
         metavar="FILE",
     )
-    config_file: Path | None = option(
+    config_file: Path | None = key(
         "postgresql.conf, if it is not in the data folder", parse=optional(existing_file), default=None, metavar="FILE"
     )
-    discarded_dir: Path | None = option(
+    discarded_dir: Path | None = key(
         "Folder for the reports of discarded transactions; default: the path of the data folder with .discarded",
         parse=optional(folder),
         default=None,
         metavar="DIR",
     )
-    watchdog: str = option(
+    watchdog: str = key(
         "Whether a primary needs the watchdog device: off, automatic or required",
         parse=one_of("off", "automatic", "required"),
         default="off",
         metavar="MODE",
     )
-    watchdog_device: str = option("The watchdog device", parse=text, default="/dev/watchdog", metavar="DEVICE")
-    fence_command: str = option(
+    watchdog_device: str = key("The watchdog device", parse=text, default="/dev/watchdog", metavar="DEVICE")
+    fence_command: str = key(
         "Shell command that must succeed before a promotion, e.g. one that switches the old primary off; it gets the "
         "agent's name of the old primary in WALPROXY_OLD_PRIMARY",
         parse=str,
         default="",
         metavar="COMMAND",
     )
-    lease_etcd: tuple[str, ...] = option(
+    lease_etcd: tuple[str, ...] = key(
         "Endpoints of an etcd, in which an agent must hold a lease before it promotes: http://HOST:PORT,...",
         parse=endpoints,
         default="",
         metavar="URL,...",
     )
-    lease_key: str = option(
+    lease_key: str = key(
         "Key of the lease, another one for each cluster", parse=text, default="/walproxy/leader", metavar="KEY"
     )
-    lease_ttl: int = option("Seconds that the lease lasts", parse=positive_integer, default="10", metavar="SECONDS")
-    lease_ca: Path | None = file_option("CAs that sign the certificate of that etcd; default: those of the system")
-    lease_user: str = option("User of that etcd", parse=str, default="", metavar="NAME")
+    lease_ttl: int = key("Seconds that the lease lasts", parse=positive_integer, default="10", metavar="SECONDS")
+    lease_ca: Path | None = file_option(
+        "CAs that sign the certificate of that etcd; default: those of the system", is_key_only=True
+    )
+    lease_user: str = key("User of that etcd", parse=str, default="", metavar="NAME")
     lease_password: Secret | None = option(
         "Password of that user", parse=optional(password), default=None, metavar="PASSWORD", environment_only=True
     )
-    log_level: str = option(
+    log_level: str = key(
         "Minimum level of log lines: debug, info, warning or error",
         parse=one_of(*LOG_LEVELS),
         default="info",
         metavar="LEVEL",
         reloadable=True,
     )
-    log_format: str = option(
+    log_format: str = key(
         "Format of the log: text, or json for one JSON object per line",
         parse=one_of(*LOG_FORMATS),
         default="text",
@@ -212,5 +209,6 @@ class AgentConfig(MembersConfig):
     http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")
     http_hosts: frozenset[str] = http_hosts_option()
     http_password_file: Path | None = file_option(
-        "File of the password for HTTP: basic authentication, with any user name; none is required by default"
+        "File of the password for HTTP: basic authentication, with any user name; none is required by default",
+        is_key_only=True,
     )

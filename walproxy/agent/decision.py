@@ -19,14 +19,13 @@ after `TURN_S` more, and so on, because an agent may report and not be able to a
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.agent.report import AgentReport, AgentSettings, Order
+from walproxy.agent.report import AgentReport, Order
 from walproxy.agent.server_look import ServerLook, ServerState
+from walproxy.agent.state import ClusterView
+from walproxy.failover.candidates import LAG_BYTES_MAX
 
 # A report that is older is that of an agent that is away.
 FRESH_S = 2.0
@@ -36,7 +35,10 @@ FIRST_VIEW_S = 1.0
 HANGS_S_MIN = 3.0
 # How long each further candidate waits for the one before it.
 TURN_S = 3.0
-# How long the others wait for a failover that an agent reports to be under way.
+# How long the others wait for a failover that an agent reports to be under way, and for its guards beside that
+# (`Own.guards_s`): the next agent would begin while fence_command still runs. No commit would be lost, since the first
+# one checks its seal after the guards; but two machines would run the command at the same time, and the first would
+# be given up. Not one long limit for all: a promoted server whose proxy does not lead is waited for as long.
 BUSY_S = 30.0
 # How long an agent whose attempt has failed leaves the next one to others.
 RETRY_S = 5.0
@@ -46,8 +48,6 @@ RESIGNATION_S = 20.0
 SILENCE_S = 1.0
 # Standbys that differ by less are equally advanced: the priority decides.
 EQUAL_BYTES = 16 << 20
-# A switchover to a standby that is further behind would prolong the time without commits.
-LAG_BYTES_MAX = 64 << 20
 
 
 def demote_after_s(dead_after_s: float) -> float:
@@ -55,53 +55,24 @@ def demote_after_s(dead_after_s: float) -> float:
     return dead_after_s - max(0.4, 0.2 * dead_after_s)
 
 
-# ---------------------------------------------------------------------- what is seen
+def fresh_reports(view: ClusterView) -> list[AgentReport]:
+    """Return the reports of the agents that are not away, ordered by name."""
+    return [seen.report for seen in view.agents if seen.age_s < FRESH_S]
 
 
-@dataclass(frozen=True)
-class ClusterView:
-    """What one exchange with the safekeepers has shown.
-
-    Attributes:
-        sent_at: when it began, by the agent's clock.
-        has_quorum: members that form a quorum have replied.
-        is_new: a quorum of the listed safekeepers replies, and none of them has a cluster.
-        leader_heard_age_s: for how long, at least, no quorum has heard a proxy with a primary; None without a quorum.
-        system_id, log_tli, floor, term, end_lsn: of the newest log; 0 for an empty one.
-        reports: by the agent's name: its report, and how old it was when it arrived here.
-        problem: why there is no quorum, one line.
-    """
-
-    sent_at: float
-    has_quorum: bool
-    is_new: bool = False
-    leader_heard_age_s: float | None = None
-    system_id: int = 0
-    log_tli: int = 0
-    floor: int = 0
-    term: int = 0
-    end_lsn: Lsn = 0
-    reports: Mapping[str, tuple[AgentReport, float]] = field(default_factory=dict)
-    settings: AgentSettings = field(default_factory=AgentSettings)
-    problem: str = ""
-
-    def fresh(self) -> list[AgentReport]:
-        """Return the reports of the agents that are not away, ordered by name."""
-        return [report for _, (report, age_s) in sorted(self.reports.items()) if age_s < FRESH_S]
-
-    def leader(self) -> AgentReport | None:
-        """Return the report of the agent that leads, None if none does."""
-        leaders = [report for report in self.fresh() if report.is_leader and report.tli >= self.log_tli]
-        return max(leaders, key=lambda report: report.tli, default=None)
-
-    def is_sealed_off(self, tli: int) -> bool:
-        """Return whether a primary on `tli` may commit no more: a failover has sealed that, or the log has left it."""
-        return tli <= self.floor or tli < self.log_tli
+def leader_of(view: ClusterView) -> AgentReport | None:
+    """Return the report of the agent that leads on the log's timeline, None if none does."""
+    leaders = [report for report in fresh_reports(view) if report.is_leader and report.tli >= view.log.tli]
+    return max(leaders, key=lambda report: report.tli, default=None)
 
 
 @dataclass(frozen=True)
 class Own:
-    """The agent's options that matter here; see `AgentConfig`."""
+    """The agent's options that matter here; see `AgentConfig`.
+
+    Attributes:
+        guards_s: how long the guards of a promotion may last; those of the other agents are the same.
+    """
 
     name: str
     address: str = ""
@@ -109,9 +80,7 @@ class Own:
     may_lead: bool = True
     priority: int = 100
     stops_without_quorum: bool = False
-
-
-# ---------------------------------------------------------------------- what is done
+    guards_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -212,9 +181,6 @@ Step = (
 )
 
 
-# ---------------------------------------------------------------------- the decision
-
-
 @dataclass
 class Decider:
     """The decisions of one agent, and what it remembers between them. Times are those of its clock, in seconds.
@@ -251,7 +217,7 @@ class Decider:
             if self._quorum_seen_at is None or view.sent_at - self._quorum_seen_at > FRESH_S:
                 self._quorum_since = view.sent_at
             self._quorum_seen_at = view.sent_at
-        leader = view.leader()
+        leader = leader_of(view)
         # The own report in it may be of the time before the resignation.
         if self.resigned_at is not None and leader is not None and leader.name != self.own.name:
             self.resigned_at = None
@@ -313,8 +279,6 @@ class Decider:
             case _:
                 return Wait(look.problem or f"PostgreSQL is {look.state.value}")
 
-    # ------------------------------------------------------------------ memory
-
     def _remember(self, now: float, look: ServerLook) -> None:
         if self.leader_heard_at is None:
             # Found running by an agent that has just started: it has a second to hear from the safekeepers.
@@ -337,18 +301,16 @@ class Decider:
 
     def _dead_after_s(self, view: ClusterView) -> float:
         """Return how long the most impatient agent waits."""
-        return min([self.own.dead_after_s, *(report.dead_after_s for report in view.fresh())])
-
-    # ------------------------------------------------------------------ states of the server
+        return min([self.own.dead_after_s, *(report.dead_after_s for report in fresh_reports(view))])
 
     def _as_primary(self, now: float, look: ServerLook, view: ClusterView, commits: bool) -> Step:
-        if _is_foreign(look, view):
-            return Wait(_foreign(look, view))  # The agent's settings are wrong, not the server.
-        if view.has_quorum and view.log_tli and view.is_sealed_off(look.tli):
+        if foreign := _foreign(look, view):
+            return Wait(foreign)  # The agent's settings are wrong, not the server.
+        if view.has_quorum and view.log.tli and view.is_sealed_off(look.tli):
             return Stop(
                 f"timeline {look.tli} is sealed by a failover"
-                if look.tli <= view.floor
-                else f"the log has gone on to timeline {view.log_tli}"
+                if look.tli <= view.log.floor
+                else f"the log has gone on to timeline {view.log.tli}"
             )
         silent_s = self._silent_s(now)
         if silent_s >= demote_after_s(self._dead_after_s(view)):
@@ -393,10 +355,10 @@ class Decider:
         if not view.has_quorum:
             self._lost_since = None
             return Wait(view.problem or "no quorum of the safekeepers")
-        if not view.log_tli:
+        if not view.log.tli:
             return Wait("the safekeepers have no WAL")
         age_s = view.leader_heard_age_s or 0.0
-        resigned = any(report.has_resigned for report in view.fresh()) and view.leader() is None
+        resigned = any(report.has_resigned for report in fresh_reports(view)) and leader_of(view) is None
         if not resigned:
             if age_s < self.own.dead_after_s:
                 self._lost_since = None
@@ -405,12 +367,14 @@ class Decider:
                 # The safekeepers were away, not the leader: its heartbeats reach them soon.
                 return Wait("a quorum of the safekeepers is back: waiting for the leader's heartbeats")
         if not self.own.may_lead:
-            return Wait("the leader is lost, and this agent has --no-failover")
-        if _is_foreign(look, view):
-            return Wait(_foreign(look, view))
-        namesake, _ = view.reports.get(self.own.name, (None, 0.0))
-        if namesake is not None and namesake.address != self.own.address:
-            return Wait(f"another agent, at {namesake.address}, has the name {self.own.name}, too: correct --name")
+            return Wait("the leader is lost, and this agent has no_failover")
+        if foreign := _foreign(look, view):
+            return Wait(foreign)
+        namesake = view.agent(self.own.name)
+        if namesake is not None and namesake.report.address != self.own.address:
+            return Wait(
+                f"another agent, at {namesake.report.address}, has the name {self.own.name}, too: correct --name"
+            )
         wanted = order.agent if order is not None and order.kind != "reinit" else ""
         # The one that an order names is the first. Sorting keeps the order of the others.
         ranked = sorted((report.name for report in self._ranked(view)), key=lambda name: name != wanted)
@@ -423,13 +387,14 @@ class Decider:
             self._before = frozenset(ranked[: ranked.index(self.own.name)])
         busy = [
             report.name
-            for report in view.fresh()
+            for report in fresh_reports(view)
             if report.name != self.own.name and (report.is_failing_over or self._is_promoted(report, view))
         ]
         # The seal of the first one delivers WAL to all: that another one has it first does not make that the first.
         before = self._before | {wanted} if wanted != self.own.name else frozenset()
         turn = len((before - {self.own.name}).intersection(ranked))
-        if now < self.retry_at or now - self._lost_since < (BUSY_S if busy else TURN_S * turn):
+        patience_s = BUSY_S + self.own.guards_s if busy else TURN_S * turn
+        if now < self.retry_at or now - self._lost_since < patience_s:
             return Wait(f"the leader is lost: {(busy or ranked)[0]} is first")
         return FailOver()
 
@@ -440,11 +405,11 @@ class Decider:
             return None
         if look.state in (ServerState.PRIMARY, ServerState.MISSING):
             return None
-        leader = view.leader()
+        leader = leader_of(view)
         return Rebuild(leader, order) if leader is not None else Refuse(order, "no leader can be copied")
 
     def _order_of_standby(self, look: ServerLook, view: ClusterView, order: Order) -> Step | None:
-        if order.kind == "reinit" or not view.has_quorum or not view.log_tli:
+        if order.kind == "reinit" or not view.has_quorum or not view.log.tli:
             return None
         ranked = [report.name for report in self._ranked(view)]
         is_ours = order.agent == self.own.name or (order.agent == "" and ranked[:1] == [self.own.name])
@@ -452,10 +417,10 @@ class Decider:
             return None
         if self.own.name not in ranked:
             return Refuse(order, self._why_not(self.own.name, view))
-        leader = view.leader()
+        leader = leader_of(view)
         if order.kind == "switchover":
             # The leader stops its server first; if there is none, the order is one to fail over.
-            is_free = leader is None and any(report.has_resigned for report in view.fresh())
+            is_free = leader is None and any(report.has_resigned for report in fresh_reports(view))
             return FailOver(order) if is_free else None
         if leader is not None:
             return Refuse(order, f"{leader.name} leads: use switchover")
@@ -468,8 +433,8 @@ class Decider:
             return StartPrimary() if now >= self.retry_at else Wait("waiting to start again")
         if not view.has_quorum:
             return Wait(view.problem or "no quorum of the safekeepers")
-        if _is_foreign(look, view):
-            return Wait(_foreign(look, view))
+        if foreign := _foreign(look, view):
+            return Wait(foreign)
         if view.is_sealed_off(look.tli):
             return self._rejoin(now, look, view)
         if self.resigned_at is not None:
@@ -477,7 +442,7 @@ class Decider:
         return StartPrimary() if now >= self.retry_at else Wait("waiting to start again")
 
     def _rejoin(self, now: float, look: ServerLook, view: ClusterView) -> Step:
-        leader = view.leader()
+        leader = leader_of(view)
         if leader is None or leader.name == self.own.name:
             return Wait("an old primary: waiting for a leader to rejoin")
         if look.is_running:
@@ -504,19 +469,17 @@ class Decider:
             )
         return Wait(look.problem)
 
-    # ------------------------------------------------------------------ candidates
-
     @staticmethod
     def _is_promoted(report: AgentReport, view: ClusterView) -> bool:
         """Return whether a server was promoted by the last failover: its proxy is about to lead."""
-        return report.state == ServerState.PRIMARY.value and report.tli == view.floor + 1 > view.log_tli
+        return report.state == ServerState.PRIMARY.value and report.tli == view.log.floor + 1 > view.log.tli
 
     def _ranked(self, view: ClusterView) -> list[AgentReport]:
         """Return the agents whose server may be promoted, the first one first.
 
         A timeline that the log is not on yet, or no longer, is the failover's matter: it looks closer.
         """
-        able = [report for report in view.fresh() if not self._obstacle(report, view)]
+        able = [report for report in fresh_reports(view) if not self._obstacle(report, view)]
         most_lsn = max((report.reached_lsn for report in able), default=0)
 
         def rank(report: AgentReport) -> tuple[bool, int, Lsn, str]:
@@ -531,7 +494,7 @@ class Decider:
         if report.state != ServerState.STANDBY.value:
             return f"its server is {report.state}"
         if not report.may_lead:
-            return "it has --no-failover"
+            return "it has no_failover"
         if view.system_id and report.system_id != view.system_id:
             return f"its server belongs to another system, {report.system_id}"
         if report.problem:
@@ -539,7 +502,7 @@ class Decider:
         return ""
 
     def _why_not(self, name: str, view: ClusterView) -> str:
-        reports = {report.name: report for report in view.fresh()}
+        reports = {report.name: report for report in fresh_reports(view)}
         if not name:
             found = "; ".join(f"{each.name}: {self._obstacle(each, view)}" for each in reports.values())
             return f"no standby can be promoted: {found or 'no agent reports'}"
@@ -548,22 +511,14 @@ class Decider:
         return f"{name} cannot be promoted: {self._obstacle(reports[name], view) or 'it is not a candidate'}"
 
 
-def _is_foreign(look: ServerLook, view: ClusterView) -> bool:
-    return bool(view.system_id and look.system_id and look.system_id != view.system_id)
-
-
 def _foreign(look: ServerLook, view: ClusterView) -> str:
+    """Return why this server is not one of the safekeepers' system, "" if it may be."""
+    if not view.system_id or look.system_id in (0, view.system_id):
+        return ""
     return (
         f"the server belongs to another system, {look.system_id}, than the WAL of the safekeepers, {view.system_id}: "
         "correct --safekeepers or --pgdata"
     )
-
-
-def without_order(settings: AgentSettings, order: Order | None) -> AgentSettings:
-    """Return the settings without an order that is done, or was refused."""
-    if order is None or settings.order is None or settings.order.id != order.id:
-        return settings
-    return msgspec.structs.replace(settings, order=None)
 
 
 def describe(look: ServerLook) -> str:

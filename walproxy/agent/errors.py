@@ -4,7 +4,7 @@ from safekeeper.base.errors import WalproxyError
 
 
 class RejoinFailed(WalproxyError):
-    """The old primary is not a standby yet. `Rejoin.run` can be called again and continues."""
+    """The old primary is not a standby yet. `RejoinRun.run` can be called again and continues."""
 
 
 class LeaseUnavailable(WalproxyError):

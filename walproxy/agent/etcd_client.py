@@ -73,8 +73,6 @@ class EtcdClient:
         password: str = "",
         timeout_s: float = 2.0,
     ) -> None:
-        if not endpoints:
-            raise ConfigurationError("etcd has no endpoints: give one like http://10.0.0.1:2379")
         self._endpoints = [_endpoint(url) for url in endpoints]
         self._tls = tls
         self._user = user

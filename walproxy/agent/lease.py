@@ -14,7 +14,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.agent.errors import LeaseUnavailable
@@ -22,36 +22,6 @@ from walproxy.agent.etcd_client import NOT_FOUND, EtcdClient, EtcdRefused, decod
 
 # The local clock may be slower than etcd's by that part.
 _DRIFT = 0.02
-_NAME_BYTES_MAX = 256
-
-
-class Lease(Protocol):
-    """A lease in some store. Blocking, for one thread at a time; `remaining_s` may be read by any."""
-
-    @property
-    def remaining_s(self) -> float:
-        """For how long the lease is held without a further renewal; 0 if it is not held."""
-        ...
-
-    def probe(self) -> None:
-        """Check that the store can be used, before the first `acquire`."""
-        ...
-
-    def acquire(self, name: str) -> bool:
-        """Try to get the lease; return whether it is held now."""
-        ...
-
-    def renew(self) -> bool:
-        """Extend the lease; return False if it is lost, or was not held."""
-        ...
-
-    def release(self) -> None:
-        """Give the lease up. One that is not held is fine."""
-        ...
-
-    def holder(self) -> str | None:
-        """Return the name that holds the lease in the store, None if there is none."""
-        ...
 
 
 def boot_clock() -> float:
@@ -60,7 +30,7 @@ def boot_clock() -> float:
 
 
 class EtcdLease:
-    """A key in etcd that exists as long as its lease there.
+    """A key in etcd that exists as long as its lease there. For one thread at a time; `remaining_s` may be read by any.
 
     All methods that call etcd raise LeaseUnavailable if it does not reply, and ConfigurationError if an operator has to
     change something. After LeaseUnavailable the lease is held for `remaining_s`, as before the call.
@@ -86,8 +56,6 @@ class EtcdLease:
         timeout_s: float = 2.0,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        if not key:
-            raise ConfigurationError("the lease needs a key: give one like /walproxy/main/leader")
         if ttl_s < 2:
             raise ConfigurationError(f"a lease of {ttl_s} s is too short for etcd: give 2 s or more")
         self._client = EtcdClient(endpoints, tls=tls, user=user, password=password, timeout_s=timeout_s)
@@ -100,7 +68,7 @@ class EtcdLease:
 
     @property
     def remaining_s(self) -> float:
-        """See Lease."""
+        """For how long the lease is held without a further renewal; 0 if it is not held."""
         return max(0.0, self._held_until - self._clock())
 
     def probe(self) -> None:
@@ -124,13 +92,11 @@ class EtcdLease:
             raise ConfigurationError("etcd keeps the key of a lease that was revoked: it cannot keep a lease")
 
     def acquire(self, name: str) -> bool:
-        """See Lease. A held one is renewed.
+        """Try to get the lease, or to renew it; return whether it is held now.
 
         Args:
             name: of this agent; for people.
         """
-        if not 0 < len(name.encode()) <= _NAME_BYTES_MAX:
-            raise ConfigurationError(f"the holder of a lease needs a name of 1 to {_NAME_BYTES_MAX} bytes")
         if self.remaining_s and self.renew():
             return True
         self._drop()
@@ -151,7 +117,7 @@ class EtcdLease:
         return self._check()
 
     def renew(self) -> bool:
-        """See Lease."""
+        """Extend the lease; return False if it is lost, or was not held."""
         if not self._check():
             return False
         sent_at = self._clock()
@@ -164,13 +130,13 @@ class EtcdLease:
         return self._check()
 
     def release(self) -> None:
-        """See Lease. It is not held from the beginning of the call on, whatever etcd replies."""
+        """Give the lease up: it is not held from the beginning of the call on, whatever etcd replies."""
         lease_id, self._id, self._held_until = self._id, "", 0.0
         if lease_id:
             self._revoke(lease_id)
 
     def holder(self) -> str | None:
-        """See Lease."""
+        """Return the name that holds the lease in etcd, None if there is none."""
         return self._read(self._key)
 
     # What is known locally.

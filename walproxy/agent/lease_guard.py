@@ -10,7 +10,7 @@ import logging
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import ProblemLog
 from walproxy.agent.errors import LeaseUnavailable
-from walproxy.agent.lease import Lease
+from walproxy.agent.lease import EtcdLease
 
 _log = logging.getLogger(__name__)
 
@@ -22,15 +22,17 @@ _POLL_S = 0.25
 class LeaseGuard:
     """The lease of one agent.
 
+    Attributes:
+        wait_s: how long to wait for a lease that another agent holds: at least until it has ended.
+
     Args:
         name: of the agent.
-        wait_s: how long to wait for a lease that another agent holds: at least until it has ended.
     """
 
-    def __init__(self, lease: Lease, name: str, wait_s: float) -> None:
+    def __init__(self, lease: EtcdLease, name: str, wait_s: float) -> None:
         self._lease = lease
         self._name = name
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._lock = asyncio.Lock()
         self._problem = ProblemLog(_log)
 
@@ -51,7 +53,7 @@ class LeaseGuard:
         Raises:
             WalproxyError: another agent holds it, or the store does not reply.
         """
-        deadline = asyncio.get_running_loop().time() + self._wait_s
+        deadline = asyncio.get_running_loop().time() + self.wait_s
         async with self._lock:
             while True:
                 if await asyncio.to_thread(self._lease.acquire, self._name) and self._lease.remaining_s > ENOUGH_S:

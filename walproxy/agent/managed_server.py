@@ -1,4 +1,4 @@
-"""The PostgreSQL server beside the agent: looked at, started, stopped, killed, demoted and promoted.
+"""The PostgreSQL server beside the agent: looked at, started, stopped, killed and demoted.
 
 Nothing here decides. Each function blocks, with a bound, and states in one line why it failed; the caller falls back
 to a stronger one: make_read_only, then stop, then kill.
@@ -13,22 +13,23 @@ is started only as a standby, and one whose overwrite has begun (rejoin_folder.p
 
 import contextlib
 import os
+import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from safekeeper.base.errors import ConfigurationError
-from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.agent import agent_settings, processes
 from walproxy.agent.control_data import ControlData, parse_control_data
 from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.owner_commands import Owner, essence, owner_of, run_as_owner
 from walproxy.agent.rejoin_folder import RejoinFolder
 from walproxy.agent.server_look import ServerLook, ServerState
-from walproxy.postgres.bounded_sql import APPLICATION_NAME, BoundedConnection, bounded_connection, quoted
+from walproxy.failover.server import POSITION_COLUMNS, positions_of
+from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind, ServerHangs, ServerProblem
 from walproxy.postgres.replay_state import PAUSED, REPLAY_COLUMNS, pause_problem, target_problem
 
@@ -36,24 +37,16 @@ StopMode = Literal["fast", "immediate"]
 
 _STOP_SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _STANDBY_SIGNAL, _RECOVERY_SIGNAL = "standby.signal", "recovery.signal"
-_READ_ONLY = "default_transaction_read_only"
+READ_ONLY = "default_transaction_read_only"
 _STOPPING = "stopping"  # in postmaster.pid
 _PROGRAM_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 _LOG_LINES = 3
 _LOG_BYTES = 4096
 
-# A function of the other role is not called: it would be an error. The TLI of a primary is that of the segment that it
-# writes; pg_control has it only after the next checkpoint.
 _LOOK = f"""
-SELECT pg_is_in_recovery(), current_setting('data_directory'), (SELECT system_identifier FROM pg_control_system()),
-  current_setting('default_transaction_read_only'),
-  CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_flush_lsn()) END,
-  CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn() END,
-  pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
-  (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
-   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true),
-  (SELECT status FROM pg_stat_get_wal_receiver()), {REPLAY_COLUMNS}
+SELECT {POSITION_COLUMNS}, current_setting('data_directory'), current_setting('{READ_ONLY}'),
+  (SELECT status FROM pg_stat_get_wal_receiver()), {REPLAY_COLUMNS}, current_setting('server_version_num')
 """
 
 
@@ -68,7 +61,6 @@ class ManagedServer:
         bin_directory: with `postgres`, `pg_ctl`, `pg_controldata`, and for a rejoin `pg_rewind` and `pg_basebackup`.
         conninfo: of a superuser, over a socket or an address of this machine.
         log_path: for the server's output until its own logging begins; its folder must be writable for its user.
-        start_options: further words for `postgres`, e.g. ("-c", "config_file=/etc/postgresql/15/main/postgresql.conf").
         config_file: postgresql.conf, if it is not in the data folder.
     """
 
@@ -79,7 +71,6 @@ class ManagedServer:
         conninfo: str,
         *,
         log_path: Path,
-        start_options: Sequence[str] = (),
         config_file: Path | None = None,
     ) -> None:
         self.data_directory = data_directory.absolute()
@@ -87,7 +78,6 @@ class ManagedServer:
         self._bin_directory = bin_directory
         self._conninfo = conninfo
         self._log_path = log_path
-        self._start_options = tuple(start_options)
         self._rejoin_folder = RejoinFolder(self.data_directory)
         self._watched: tuple[int, BoundedConnection] | None = None  # The session of the looks, and its postmaster.
 
@@ -184,6 +174,18 @@ class ManagedServer:
                 return owner_of(folder)
         raise ConfigurationError(f"the data folder {self.data_directory} does not exist")
 
+    def prepare(self) -> None:
+        """Check that the server can be managed, and create its log: its user need not be allowed to in that folder.
+
+        Raises:
+            ConfigurationError: the data folder or a program cannot be used.
+        """
+        if not self._log_path.exists():
+            self.touch_as_owner(self._log_path)
+        self.owner()
+        for name in ("postgres", "pg_ctl", "pg_controldata"):
+            self.program(name)
+
     def program(self, name: str) -> Path:
         """Return the path of a program of this server's version.
 
@@ -220,13 +222,10 @@ class ManagedServer:
                 f"{self.data_directory} is a standby's: started as a primary, it would write WAL on the timeline of "
                 "its primary; start it as a standby and promote it"
             )
-        options = [*self._start_options]
-        if self.config_file is not None:
-            options += ["-c", f"config_file={self.config_file}"]
         words = [str(self.program("pg_ctl")), "start", "-D", str(self.data_directory), "-l", str(self._log_path)]
         words += ["-w", "-t", str(max(1, round(timeout_s))), "-s"]
-        if options:
-            words += ["-o", " ".join(_shell_quoted(option) for option in options)]
+        if self.config_file is not None:
+            words += ["-o", f"-c {shlex.quote(f'config_file={self.config_file}')}"]
         answer = run_as_owner(self.owner(), words, timeout_s=timeout_s + _PROGRAM_TIMEOUT_S, ends_with_us=False)
         if answer.returncode != 0:
             raise ServerProblem(
@@ -294,7 +293,7 @@ class ManagedServer:
             processes.send_signal(self.data_directory, signal.SIGHUP)
         return changed
 
-    def make_read_only(self, timeout_s: float = 10.0, *, spared_applications: Sequence[str] = ("walproxy",)) -> int:
+    def make_read_only(self, timeout_s: float = 10.0) -> int:
         """Make new transactions read-only and end all client sessions; return the number of ended sessions.
 
         A session that is opened later is read-only by default, and its client can change that: this ends the service of
@@ -302,18 +301,17 @@ class ManagedServer:
 
         Args:
             timeout_s: for all of it.
-            spared_applications: sessions whose application_name begins with one of these are not ended.
 
         Raises:
             ServerProblem: not all of that was possible in time: stop or kill the server.
         """
         deadline = time.monotonic() + timeout_s
         self._set_read_only(True, deadline)
-        spared = " AND ".join(
-            f"NOT starts_with(application_name, {quoted(name)})" for name in (*spared_applications, APPLICATION_NAME)
-        )
         # Sessions that began since then have the new default, but look like the others: all that exist now are ended.
-        ours = f"backend_type = 'client backend' AND pid <> pg_backend_pid() AND {spared}"
+        ours = (
+            "backend_type = 'client backend' AND pid <> pg_backend_pid() "
+            "AND NOT starts_with(application_name, 'walproxy')"
+        )
         doing = "end the clients' sessions"
         ended: set[str | None] = set()
         with self._connection(deadline) as connection:
@@ -337,22 +335,6 @@ class ManagedServer:
         """
         self._set_read_only(False, time.monotonic() + timeout_s)
 
-    def promote(self, timeout_s: float = 60.0) -> None:
-        """Promote a standby, and wait until it is a primary. A primary is fine.
-
-        Raises:
-            ServerProblem: it is not a primary in time.
-        """
-        deadline = time.monotonic() + timeout_s
-        with self._connection(deadline) as connection:
-            doing = "promote PostgreSQL"
-            if connection.value("SELECT pg_is_in_recovery()", doing) == "t":
-                connection.rows("SELECT pg_promote(false)", doing)
-            while connection.value("SELECT pg_is_in_recovery()", doing) == "t":
-                if time.monotonic() > deadline:
-                    raise ServerProblem(f"the standby was not promoted within {timeout_s:g} s")
-                time.sleep(_POLL_S)
-
     def make_slot(self, name: str, timeout_s: float = 5.0) -> None:
         """Create a physical replication slot that retains WAL from now on. One that exists is fine.
 
@@ -373,7 +355,7 @@ class ManagedServer:
             connection.rows(sql + quoted(name), f"drop the slot {name}")
 
     @staticmethod
-    def standby_settings(primary_conninfo: str, restore_command: str, primary_slot_name: str) -> dict[str, str]:
+    def standby_settings(primary_conninfo: str, restore_command: str, primary_slot_name: str = "") -> dict[str, str]:
         """Return the settings that `make_standby` writes."""
         return {
             "primary_conninfo": primary_conninfo,
@@ -404,10 +386,7 @@ class ManagedServer:
 
     def _from_sql(self, pid: int, connection: BoundedConnection, begun: bool) -> ServerLook:
         row = connection.rows(_LOOK, "read the server's state")[0]
-        in_recovery, folder, system_id, read_only, segment, flushed, received, replayed, standby_tli, receiver = row[
-            :10
-        ]
-        paused, targets = row[10:]
+        at, (folder, read_only, receiver, paused, targets, version) = positions_of(row)
         if not Path(folder or "").exists() or not Path(folder or "").samefile(self.data_directory):
             problem = f"the connection string reaches the server of {folder}, not of {self.data_directory}"
             return self._without_sql(ServerState.REFUSES, pid, begun, problem)
@@ -415,15 +394,15 @@ class ManagedServer:
         if paused == "t" and not problem:
             problem = pause_problem(connection.rows(PAUSED, "read pg_control")[0])
         return ServerLook(
-            state=ServerState.STANDBY if in_recovery == "t" else ServerState.PRIMARY,
+            state=ServerState.STANDBY if at.in_recovery else ServerState.PRIMARY,
             pid=pid,
-            # PostgreSQL prints it as a signed number.
-            system_id=int(system_id or 0) % (1 << 64),
-            tli=int(segment[:8], 16) if segment else int(standby_tli or 0),
+            system_id=at.system_id,
+            server_version=int(version or 0),
+            tli=at.tli,
             is_read_only=read_only == "on",
-            written_lsn=_lsn(flushed),
-            received_lsn=_lsn(received),
-            replayed_lsn=_lsn(replayed),
+            written_lsn=at.written_lsn,
+            received_lsn=at.received_lsn,
+            replayed_lsn=at.replayed_lsn,
             is_streaming=receiver == "streaming",
             rejoin_begun=begun,
             problem=f"the standby {problem}" if problem else "",
@@ -460,19 +439,19 @@ class ManagedServer:
     def _set_read_only(self, on: bool, deadline: float) -> None:
         """Write the setting, reload, and wait until new sessions have it."""
         settings = agent_settings.read(self.data_directory)
-        settings.pop(_READ_ONLY, None)
-        agent_settings.write(self.data_directory, {**settings, _READ_ONLY: "on"} if on else settings)
+        settings.pop(READ_ONLY, None)
+        agent_settings.write(self.data_directory, {**settings, READ_ONLY: "on"} if on else settings)
         if not processes.send_signal(self.data_directory, signal.SIGHUP):
             raise ServerProblem("PostgreSQL does not run")
         while True:
             # Each time a new session: it has what the postmaster has read.
             with self._connection(deadline) as connection:
-                found = connection.value(f"SHOW {_READ_ONLY}", "read the setting")
+                found = connection.value(f"SHOW {READ_ONLY}", "read the setting")
             if (found == "on") == on:
                 return
             if time.monotonic() > deadline:
                 raise ServerProblem(
-                    f"{_READ_ONLY} is still {found} in new sessions: another setting overrides the agent's"
+                    f"{READ_ONLY} is still {found} in new sessions: another setting overrides the agent's"
                 )
             time.sleep(_POLL_S)
 
@@ -484,11 +463,3 @@ class ManagedServer:
         except OSError as error:
             return f"({error})"
         return " / ".join(lines[-_LOG_LINES:])
-
-
-def _lsn(text: str | None) -> Lsn:
-    return parse_lsn(text) if text else 0
-
-
-def _shell_quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"

@@ -3,51 +3,49 @@
 LSNs are bytes since the beginning of the WAL: their differences are lags. `walproxy_agent_leader` is 1 at one agent.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from safekeeper.net.listener import Listener
-from safekeeper.net.metrics_page import build_info, listener_metrics
+from safekeeper.net.metrics_page import Metrics
 from walproxy.agent.rest_answers import leads
 from walproxy.agent.server_look import ServerState
 from walproxy.agent.state import AgentState, lag_bytes
 
+_METRICS = Metrics("walproxy_agent")
+_gauge = _METRICS.gauge
 
+
+@dataclass(eq=False)
 class AgentCollector(Collector):
     """Collect the metrics of one agent.
 
-    Args:
-        state: returns what the agent has found in its last round.
-        clock: that of `AgentState.made_at`.
-
     Attributes:
+        state: returns what the agent has found in its last round.
         listeners: by name.
+        clock: that of `AgentState.made_at`.
     """
 
-    def __init__(
-        self,
-        state: Callable[[], AgentState],
-        listeners: dict[str, Listener[Any]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._state = state
-        self._clock = clock
-        self.listeners = listeners
+    state: Callable[[], AgentState]
+    listeners: Mapping[str, Listener[Any]]
+    clock: Callable[[], float]
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        state, now = self._state(), self._clock()
+        state, now = self.state(), self.clock()
         own, view = state.own, state.view_at(now)
-        yield build_info("walproxy_agent")
-        yield from listener_metrics("walproxy_agent", self.listeners)
+        yield _METRICS.build_info()
+        yield from _METRICS.listeners(self.listeners)
         yield _gauge("leader", "1 if commits succeed through this server", leads(state, now))
         yield _gauge("cluster_has_leader", "1 if an agent reports that it leads", view.leader is not None)
         yield _gauge("quorum", "1 if a quorum of safekeepers replied in the last round", view.has_quorum)
         yield _gauge("paused", "1 while the agents change nothing by themselves", view.settings.is_paused)
-        yield _server_states(own.state)
+        states = ((state.value, state.value == own.state) for state in ServerState)
+        yield _METRICS.gauges("server_state", "1 for the present state", "state", states)
         yield _gauge("tli", "Timeline of the server", own.tli)
         yield _gauge("log_tli", "Timeline of the log", view.log.tli)
         yield _gauge("log_term", "Last term of the log", view.log.term)
@@ -60,28 +58,14 @@ class AgentCollector(Collector):
             yield _gauge("lag_bytes", "Committed WAL that a standby has not replayed; absent if unknown", lag)
         yield _gauge("streaming", "1 if the server is a standby whose walreceiver streams", own.is_streaming)
         yield _gauge("read_only", "1 if new transactions are read-only by default", own.is_read_only)
-        yield _gauge("may_lead", "0 with --no-failover", own.may_lead)
+        yield _gauge("may_lead", "0 with no_failover", own.may_lead)
         yield _gauge("busy", "1 while the agent changes something, or waits: /status has for what", bool(own.doing))
         yield _gauge("problem", "1 if the agent cannot do what it should: /status has why", bool(own.problem))
         yield _gauge("last_round_seconds", "Time since the last round of the agent began", now - state.made_at)
         yield _gauge("start_time_seconds", "Start of the agent, in seconds since 1970", state.started_at)
-        ages = GaugeMetricFamily("walproxy_agent_report_age_seconds", "Age of an agent's last report", labels=["agent"])
-        for seen in view.agents:
-            ages.add_metric([seen.report.name], seen.age_s)
-        yield ages
+        ages = ((seen.report.name, seen.age_s) for seen in view.agents)
+        yield _METRICS.gauges("report_age_seconds", "Age of an agent's last report", "agent", ages)
         if view.settings.changes:
             last = view.settings.changes[-1]
-            yield _gauge(
-                "last_change_seconds", "Last change of the primary, in seconds since 1970; absent if none", last.at
-            )
-
-
-def _server_states(present: str) -> Metric:
-    states = GaugeMetricFamily("walproxy_agent_server_state", "1 for the present state", labels=["state"])
-    for state in ServerState:
-        states.add_metric([state.value], state.value == present)
-    return states
-
-
-def _gauge(name: str, help: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"walproxy_agent_{name}", help, value=value)
+            help = "Last change of the primary, in seconds since 1970; absent if none"
+            yield _gauge("last_change_seconds", help, last.at)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from safekeeper.base.errors import WalproxyError
-from walproxy.agent.orders import REINIT, Headway, describe, headway
+from walproxy.agent.orders import REINIT, OrderHeadway, describe, headway
 from walproxy.agent.report import AgentSettings, Order
 from walproxy.agent.safekeeper_views import SafekeeperViews
 from walproxy.agent.state import ClusterView, is_fresh, view_of
@@ -52,11 +52,7 @@ class Operator:
         Raises:
             WalproxyError: no quorum of safekeepers has replied.
         """
-
-        def change(settings: AgentSettings) -> AgentSettings:
-            return msgspec.structs.replace(settings, is_paused=is_paused)
-
-        await self._views.change_settings(change, timeout_s=_CHANGE_TIMEOUT_S)
+        await self._change(lambda settings: msgspec.structs.replace(settings, is_paused=is_paused))
 
     async def wait_for_pause(self, is_paused: bool, timeout_s: float) -> list[str]:
         """Return once all agents that report have received it; or, after the timeout, those that have not."""
@@ -78,15 +74,11 @@ class Operator:
             WalproxyError: no quorum of safekeepers has replied.
         """
         order = Order(secrets.token_hex(16), kind, agent, self._clock())
-
-        def change(settings: AgentSettings) -> AgentSettings:
-            return msgspec.structs.replace(settings, order=order)
-
-        await self._views.change_settings(change, timeout_s=_CHANGE_TIMEOUT_S)
+        await self._change(lambda settings: msgspec.structs.replace(settings, order=order))
         return order
 
     async def follow(
-        self, order: Order, old_leader: str, timeout_s: float, show: Callable[[Headway], None]
+        self, order: Order, old_leader: str, timeout_s: float, show: Callable[[OrderHeadway], None]
     ) -> ClusterView:
         """Wait until an order is executed; return the cluster then.
 
@@ -104,7 +96,7 @@ class Operator:
         has_begun, gone_at = False, 0.0
         while True:
             view = await self._look_again()
-            now = headway(view, order, old_leader) if view is not None else Headway("no safekeeper replies")
+            now = headway(view, order, old_leader) if view is not None else OrderHeadway("no safekeeper replies")
             has_begun = has_begun or now.has_begun
             if now.failure:
                 raise WalproxyError(f"the {describe(order)} has failed: {now.failure}")
@@ -118,6 +110,9 @@ class Operator:
                 await self._give_up(order, has_begun, now.what, timeout_s)
             await asyncio.sleep(_POLL_S)
 
+    async def _change(self, change: Callable[[AgentSettings], AgentSettings]) -> None:
+        await self._views.change_settings(change, timeout_s=_CHANGE_TIMEOUT_S)
+
     async def _look_again(self) -> ClusterView | None:
         """Return the cluster; None if no safekeeper has replied this time."""
         try:
@@ -130,11 +125,7 @@ class Operator:
         if has_begun:
             raise WalproxyError(f"{late} and may go on: {what}; walproxy cluster show shows the agents")
 
-        def change(settings: AgentSettings) -> AgentSettings:
-            is_present = settings.order is not None and settings.order.id == order.id
-            return msgspec.structs.replace(settings, order=None) if is_present else settings
-
-        await self._views.change_settings(change, timeout_s=_CHANGE_TIMEOUT_S)
+        await self._change(lambda settings: settings.without(order))
         raise WalproxyError(
             f"{late}, and is withdrawn: no agent has acted on it; walproxy cluster show shows the agents"
         )

@@ -18,7 +18,7 @@ NO_AGENTS = "no agent reports to the safekeepers: start walproxy agent beside ea
 
 
 @dataclass(frozen=True, slots=True)
-class Headway:
+class OrderHeadway:
     """How far an order is.
 
     Attributes:
@@ -49,10 +49,12 @@ def check_quorum(view: ClusterView) -> None:
         raise WalproxyError(NO_AGENTS)
 
 
-def _check_orders(view: ClusterView) -> None:
+def _check_orders(view: ClusterView, wanted: str) -> None:
     check_quorum(view)
     if view.settings.is_paused:
         raise WalproxyError("the agents are paused, and execute no order: walproxy cluster resume")
+    if wanted:
+        _known(view, wanted)
 
 
 def check_switchover(view: ClusterView, wanted: str) -> AgentReport:
@@ -65,15 +67,12 @@ def check_switchover(view: ClusterView, wanted: str) -> AgentReport:
         ConfigurationError: that agent is unknown or may not lead.
         WalproxyError: it cannot be made now.
     """
-    _check_orders(view)
-    if wanted:
-        _known(view, wanted)
+    _check_orders(view, wanted)
     leader = view.leader
     if leader is None:
-        raise WalproxyError("no agent leads: walproxy cluster failover promotes a standby")
-    if wanted == leader.name:
-        return leader
-    _check_candidates(view, wanted, leader)
+        raise WalproxyError("no agent leads: walproxy failover promotes a standby")
+    if wanted != leader.name:
+        _check_candidates(view, wanted, leader)
     return leader
 
 
@@ -84,13 +83,9 @@ def check_failover(view: ClusterView, wanted: str) -> None:
         ConfigurationError: the wanted agent is unknown or may not lead.
         WalproxyError: it cannot be made now.
     """
-    _check_orders(view)
-    if wanted:
-        _known(view, wanted)
+    _check_orders(view, wanted)
     if view.leader is not None:
-        raise WalproxyError(
-            f"{view.leader.name} leads, and commits succeed: walproxy cluster switchover moves the lead"
-        )
+        raise WalproxyError(f"{view.leader.name} leads, and commits succeed: walproxy switchover moves the lead")
     _check_candidates(view, wanted, None)
 
 
@@ -101,7 +96,7 @@ def check_reinit(view: ClusterView, wanted: str) -> AgentReport:
         ConfigurationError: that agent is unknown, or leads.
         WalproxyError: it cannot be done now.
     """
-    _check_orders(view)
+    _check_orders(view, wanted)
     seen, leader = _known(view, wanted), view.leader
     if leader is None:
         raise WalproxyError("no agent leads: a base backup needs a primary")
@@ -112,7 +107,7 @@ def check_reinit(view: ClusterView, wanted: str) -> AgentReport:
     return leader
 
 
-def headway(view: ClusterView, order: Order, old_leader: str = "") -> Headway:
+def headway(view: ClusterView, order: Order, old_leader: str = "") -> OrderHeadway:
     """Return how far an order is.
 
     Args:
@@ -126,21 +121,23 @@ def headway(view: ClusterView, order: Order, old_leader: str = "") -> Headway:
         # What counts is the new primary: the agents may have come there by themselves, and refuse the order afterwards.
         is_done = leader is not None and leader.name != old_leader and order.agent in ("", leader.name)
     if is_done:
-        return Headway("done", has_begun=True, is_done=True)
+        return OrderHeadway("done", has_begun=True, is_done=True)
     for report in ended:
         if report.order_result:
-            return Headway("", has_begun=True, failure=f"{report.name}: {report.order_result}")
+            return OrderHeadway("", has_begun=True, failure=f"{report.name}: {report.order_result}")
     has_begun = bool(ended) or any(_acts_on(seen.report, order, old_leader) for seen in view.agents if is_fresh(seen))
     present = view.settings.order
     # Fewer safekeepers than a quorum may have older settings only.
     if view.has_quorum and (present is None or present.id != order.id):
         if present is not None:
-            return Headway("", has_begun, failure=f"another order has replaced it: {describe(present)}")
-        return Headway("waiting for the agents' reports", has_begun, is_gone=not ended)
+            return OrderHeadway("", has_begun, failure=f"another order has replaced it: {describe(present)}")
+        return OrderHeadway("waiting for the agents' reports", has_begun, is_gone=not ended)
     activities = "; ".join(_activities(view, order))
     if has_begun:
-        return Headway(activities or "waiting until commits succeed on the new primary", has_begun=True)
-    return Headway(f"waiting until {order.agent or old_leader or 'an agent'} acts{activities and ': '}{activities}")
+        return OrderHeadway(activities or "waiting until commits succeed on the new primary", has_begun=True)
+    return OrderHeadway(
+        f"waiting until {order.agent or old_leader or 'an agent'} acts{activities and ': '}{activities}"
+    )
 
 
 def describe(order: Order) -> str:
@@ -182,15 +179,12 @@ def _known(view: ClusterView, wanted: str) -> SeenReport:
 
 
 def _check_candidates(view: ClusterView, wanted: str, leader: AgentReport | None) -> None:
-    others = [seen for seen in view.agents if leader is None or seen.report.name != leader.name]
     if wanted:
-        obstacle = _obstacle(_known(view, wanted))
-        if not _known(view, wanted).report.may_lead:
-            raise ConfigurationError(obstacle)
-        if obstacle:
-            raise WalproxyError(obstacle)
+        seen = _known(view, wanted)
+        if obstacle := _obstacle(seen):
+            raise (WalproxyError if seen.report.may_lead else ConfigurationError)(obstacle)
         return
-    obstacles = [_obstacle(seen) for seen in others]
+    obstacles = [_obstacle(seen) for seen in view.agents if leader is None or seen.report.name != leader.name]
     if all(obstacles):
         raise WalproxyError(f"no standby can be promoted: {'; '.join(obstacles) or 'no other agent reports'}")
 
@@ -199,7 +193,7 @@ def _obstacle(seen: SeenReport) -> str:
     """Return why this agent's server cannot be promoted; "" if it may be."""
     report = seen.report
     if not report.may_lead:
-        return f"{report.name} must not lead: its agent runs with --no-failover"
+        return f"{report.name} must not lead: its agent runs with no_failover"
     if not is_fresh(seen):
         return _no_report(seen)
     if not is_standby(report):

@@ -92,7 +92,7 @@ def send_signal(data_directory: Path, number: signal.Signals) -> bool:
         OSError: postmaster.pid cannot be read, or the signal is not permitted.
     """
     file = read_pid_file(data_directory)
-    return file is not None and _signal_checked(file.pid, number, data_directory)
+    return file is not None and send_signal_to(file.pid, number, data_directory)
 
 
 def send_signal_to(pid: int, number: signal.Signals, data_directory: Path) -> bool:
@@ -101,7 +101,19 @@ def send_signal_to(pid: int, number: signal.Signals, data_directory: Path) -> bo
     Raises:
         OSError: the signal is not permitted.
     """
-    return _signal_checked(pid, number, data_directory)
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not _belongs(pid, data_directory):
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def kill_all(data_directory: Path, timeout_s: float) -> int:
@@ -123,7 +135,7 @@ def kill_all(data_directory: Path, timeout_s: float) -> int:
         # A restore_command or archive_command runs in the folder, too, but under another name.
         others = {child for pid in found for child in descendants(pid)} - set(found)
         for pid in sorted(found, key=lambda pid: pid != first):
-            if _signal_checked(pid, signal.SIGKILL, data_directory):
+            if send_signal_to(pid, signal.SIGKILL, data_directory):
                 ended.add(pid)
         for pid in others:
             with contextlib.suppress(ProcessLookupError):
@@ -157,22 +169,6 @@ def wait_until_gone(data_directory: Path, timeout_s: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
-    return True
-
-
-def _signal_checked(pid: int, number: signal.Signals, data_directory: Path) -> bool:
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        if not _belongs(pid, data_directory):
-            return False
-        signal.pidfd_send_signal(handle, number)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(handle)
     return True
 
 

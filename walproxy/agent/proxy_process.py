@@ -34,7 +34,7 @@ _REPLY_TIMEOUT_S = 1.0
 _AWAITED_MAX = 8
 
 
-class Progress(NamedTuple):
+class ProxyProgress(NamedTuple):
     """What a proxy has reached.
 
     Attributes:
@@ -45,7 +45,7 @@ class Progress(NamedTuple):
     commits: bool = False
     commit_lsn: Lsn = 0
 
-    def has_advanced(self, before: "Progress") -> bool:
+    def has_advanced(self, before: "ProxyProgress") -> bool:
         """Return whether it has sent WAL of the server to the quorum since `before`."""
         return self.commit_lsn > before.commit_lsn > 0
 
@@ -65,7 +65,6 @@ class ProxyProcess:
         self._started_at = 0.0
         self._start_at = 0.0
         self._pause_s = _RESTART_PAUSE_MIN_S
-        self.problem = ""
         self._ends = ProblemLog(_log)
         self._starts = RateLimit(CHANGES_A_MINUTE, 60.0)
         self._lock = asyncio.Lock()  # The agent's step and its failover may start or end it at the same time.
@@ -88,8 +87,8 @@ class ProxyProcess:
             works = now - self._started_at > _WORKS_AFTER_S
             self._pause_s = _RESTART_PAUSE_MIN_S if works else min(2 * self._pause_s, _RESTART_PAUSE_MAX_S)
             self._start_at = now + self._pause_s
-            self.problem = f"walproxy run has ended with exit code {ended.returncode}: see its log lines"
-            self._ends.note(self.problem, "%s; starting it again in %.2f s", self.problem, self._pause_s)
+            problem = f"walproxy run has ended with exit code {ended.returncode}: see its log lines"
+            self._ends.note(problem, "%s; starting it again in %.2f s", problem, self._pause_s)
         if now < self._start_at:
             return
         self._close_reports()
@@ -111,7 +110,7 @@ class ProxyProcess:
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End it with SIGTERM, which lets the quorum acknowledge what it has received; after the timeout kill it."""
         process = await self._take()
-        self._pause_s, self._start_at, self.problem = _RESTART_PAUSE_MIN_S, 0.0, ""
+        self._pause_s, self._start_at = _RESTART_PAUSE_MIN_S, 0.0
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -156,17 +155,17 @@ class ProxyProcess:
             self._reports.close()
             self._reports = None
 
-    async def progress(self) -> Progress:
+    async def progress(self) -> ProxyProgress:
         """Return whether commits succeed, and how far."""
         reports = self._reports
         if not self.is_running or reports is None or not reports.has_started:
-            return Progress()
+            return ProxyProgress()
         try:
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
                 status = msgspec.json.decode(await reports.request(), type=_Status)
-            return Progress(status.state in SERVING_STATES, parse_lsn(status.commit_lsn))
+            return ProxyProgress(status.state in SERVING_STATES, parse_lsn(status.commit_lsn))
         except (OSError, TimeoutError, msgspec.DecodeError, ConfigurationError):
-            return Progress()  # It hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
+            return ProxyProgress()  # It hangs: a problem that lasts ends its leadership by the safekeepers' clocks.
 
 
 class _Reports:

@@ -27,33 +27,39 @@ from walproxy.agent.control_data import ControlData
 from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.managed_server import ManagedServer
 from walproxy.agent.owner_commands import essence, run_as_owner
-from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder, Step
-from walproxy.agent.rejoin_plan import ComparedWal, History, RejoinPlan, Way, check_source, find_fork, plan_rejoin
+from walproxy.agent.rejoin_folder import Overwrite, OverwriteStep, RejoinFolder
+from walproxy.agent.rejoin_plan import (
+    ComparedWal,
+    RejoinPlan,
+    TimelineLineage,
+    Way,
+    check_source,
+    find_fork,
+    plan_rejoin,
+)
 from walproxy.agent.source import Source, SourceFacts
 from walproxy.postgres.problems import ServerProblem
 
-BeforeOverwrite = Callable[[RejoinPlan], None]
-
 _LOCK_TIMEOUT_S = 30.0
+# For pg_rewind, and for the base backup.
+_PROGRAM_TIMEOUT_S = 24 * 3600.0
+_REPLY_TIMEOUT_S = 30.0
 _KEEP_ALL_WAL = "1048576GB"
 
 _log = logging.getLogger(__name__)
 
 
-class Rejoin:
+class RejoinRun:
     """One old primary on its way to be a standby.
 
     Args:
         server: stopped. `run` refuses while a process of it exists.
         source_conninfo: of the new primary, for SQL and for pg_basebackup: a superuser. A password belongs into the
             password file of the server's user, because programs show their arguments.
-        primary_conninfo, restore_command, primary_slot_name: of the standby, as `ManagedServer.make_standby`.
+        primary_conninfo, restore_command: of the standby, as `ManagedServer.make_standby`.
         before_overwrite: called before anything is changed, not if the server only follows. What it raises ends the
             attempt, and nothing was changed. It may be called again by the next attempt.
         keep_wal: a folder for the WAL segments after the fork; None keeps none.
-        may_rewind: False: a base backup instead of pg_rewind.
-        timeout_s: for pg_rewind, and for the base backup.
-        reply_timeout_s: for each reply of the new primary.
     """
 
     def __init__(
@@ -63,22 +69,15 @@ class Rejoin:
         *,
         primary_conninfo: str,
         restore_command: str = "",
-        primary_slot_name: str = "",
-        before_overwrite: BeforeOverwrite | None = None,
+        before_overwrite: Callable[[RejoinPlan], None] | None = None,
         keep_wal: Path | None = None,
-        may_rewind: bool = True,
-        timeout_s: float = 24 * 3600.0,
-        reply_timeout_s: float = 30.0,
     ) -> None:
         self._server = server
-        self._source = Source(source_conninfo, reply_timeout_s)
+        self._source = Source(source_conninfo, _REPLY_TIMEOUT_S)
         self._primary_conninfo = primary_conninfo
         self._restore_command = restore_command
-        self._primary_slot_name = primary_slot_name
         self._before_overwrite = before_overwrite
         self._keep_wal = keep_wal
-        self._may_rewind = may_rewind
-        self._timeout_s = timeout_s
         self._data_directory = server.data_directory
         self._folder = RejoinFolder(server.data_directory)
         self._lock = -1
@@ -109,7 +108,7 @@ class Rejoin:
                 begun = self._begin()
             way = Way.FOLLOW
             if begun is not None:
-                way = Way.REWIND if begun.step is Step.REWIND else Way.BASE_BACKUP
+                way = Way.REWIND if begun.step is OverwriteStep.REWIND else Way.BASE_BACKUP
                 way = self._overwrite(begun) or way
             self._configure_standby(self._data_directory)
             self._folder.remove()
@@ -134,16 +133,16 @@ class Rejoin:
             compared = self._source.compare_wal(
                 self._data_directory / "pg_wal", local, facts.history, fork, control.segment_size
             )
-        can_rewind = self._may_rewind and self._has_program("pg_rewind")
+        can_rewind = self._has_program("pg_rewind")
         return plan_rejoin(control, local, facts.history, compared, can_rewind), control, facts
 
-    def _local_history(self, control: ControlData) -> History | None:
+    def _local_history(self, control: ControlData) -> TimelineLineage | None:
         tli = control.last_tli
         if tli == 1:
-            return History(1, ())
+            return TimelineLineage(1, ())
         try:
             content = (self._data_directory / "pg_wal" / timeline_history_name(tli)).read_bytes()
-            return History(tli, parse_timeline_history(tli, content))
+            return TimelineLineage(tli, parse_timeline_history(tli, content))
         except (FileNotFoundError, RemoteProtocolError):
             return None
 
@@ -165,22 +164,22 @@ class Rejoin:
             self._before_overwrite(plan)
         if self._keep_wal is not None:
             self._keep_tail(self._keep_wal, plan, control)
-        self._folder.keep_users_files()
-        step = Step.REWIND if plan.way is Way.REWIND else Step.BASE_BACKUP
-        overwrite = Overwrite(step, control.system_id, control.tli)
-        self._folder.write(overwrite)
-        return overwrite
+        return self._record(OverwriteStep.REWIND if plan.way is Way.REWIND else OverwriteStep.BASE_BACKUP, control)
 
     def _begin_base_backup(self, begun: Overwrite | None) -> Overwrite:
         """Record a base backup, in place of what has begun."""
         if begun is not None:
-            is_copied = begun.step in (Step.BASE_BACKUP, Step.SWAP)
-            return begun if is_copied else self._next(begun, Step.BASE_BACKUP)
+            is_copied = begun.step in (OverwriteStep.BASE_BACKUP, OverwriteStep.SWAP)
+            return begun if is_copied else self._next(begun, OverwriteStep.BASE_BACKUP)
         control, facts = self._server.control_data(), self._source.facts()
         check_source(control, facts.system_id, facts.in_recovery)
         self._check_replaceable(facts)
+        return self._record(OverwriteStep.BASE_BACKUP, control)
+
+    def _record(self, step: OverwriteStep, control: ControlData) -> Overwrite:
+        """Keep the user's files, and record that the overwrite begins."""
         self._folder.keep_users_files()
-        overwrite = Overwrite(Step.BASE_BACKUP, control.system_id, control.tli)
+        overwrite = Overwrite(step, control.system_id, control.tli)
         self._folder.write(overwrite)
         return overwrite
 
@@ -220,17 +219,17 @@ class Rejoin:
     def _overwrite(self, begun: Overwrite) -> Way | None:
         """Execute the steps from the recorded one on; return the way if it has changed meanwhile."""
         changed = None
-        if begun.step is Step.REWIND:
+        if begun.step is OverwriteStep.REWIND:
             if self._rewind(begun):
-                begun = self._next(begun, Step.CONFIGURE)
+                begun = self._next(begun, OverwriteStep.CONFIGURE)
             else:
                 self._check_replaceable(self._checked_source(begun))
-                begun, changed = self._next(begun, Step.BASE_BACKUP), Way.BASE_BACKUP
-        if begun.step is Step.BASE_BACKUP:
+                begun, changed = self._next(begun, OverwriteStep.BASE_BACKUP), Way.BASE_BACKUP
+        if begun.step is OverwriteStep.BASE_BACKUP:
             self._check_replaceable(self._checked_source(begun))
             self._back_up()
-            begun = self._next(begun, Step.SWAP)
-        if begun.step is Step.SWAP:
+            begun = self._next(begun, OverwriteStep.SWAP)
+        if begun.step is OverwriteStep.SWAP:
             self._swap()
         else:
             self._folder.restore_users_files(self._data_directory, self._server.owner())
@@ -242,7 +241,7 @@ class Rejoin:
             raise ConfigurationError("the new primary is another system, or a standby: correct its connection string")
         return facts
 
-    def _next(self, begun: Overwrite, step: Step) -> Overwrite:
+    def _next(self, begun: Overwrite, step: OverwriteStep) -> Overwrite:
         overwrite = Overwrite(step, begun.system_id, begun.tli)
         self._folder.write(overwrite)
         return overwrite
@@ -328,8 +327,7 @@ class Rejoin:
         self._server.touch_as_owner(folder / "standby.signal")
 
     def _configure_standby_settings(self, folder: Path) -> None:
-        sources = (self._primary_conninfo, self._restore_command, self._primary_slot_name)
-        agent_settings.write(folder, self._server.standby_settings(*sources))
+        agent_settings.write(folder, self._server.standby_settings(self._primary_conninfo, self._restore_command))
 
     def _run(self, words: list[str]) -> str | None:
         """Run a program that changes the data folder; return its output if it failed.
@@ -337,5 +335,5 @@ class Rejoin:
         Raises:
             ServerProblem: it cannot be started, or has not ended in time.
         """
-        answer = run_as_owner(self._server.owner(), words, timeout_s=self._timeout_s, pass_fds=(self._lock,))
+        answer = run_as_owner(self._server.owner(), words, timeout_s=_PROGRAM_TIMEOUT_S, pass_fds=(self._lock,))
         return None if answer.returncode == 0 else essence(answer.stdout)

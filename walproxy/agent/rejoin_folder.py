@@ -49,7 +49,7 @@ _POSTGRESQLS = frozenset(
 _CONFIGURATION = frozenset({"pg_hba.conf", "pg_ident.conf"})
 
 
-class Step(enum.Enum):
+class OverwriteStep(enum.Enum):
     """The step of an overwrite that has begun, and which a new attempt repeats."""
 
     REWIND = "rewind"
@@ -67,7 +67,7 @@ class Overwrite(msgspec.Struct, frozen=True):
         tli: the TLI in pg_control before anything was changed.
     """
 
-    step: Step
+    step: OverwriteStep
     system_id: int
     tli: int
 

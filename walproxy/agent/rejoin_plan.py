@@ -39,7 +39,7 @@ class ComparedWal(Enum):
 
 
 @dataclass(frozen=True)
-class History:
+class TimelineLineage:
     """The timeline of a server and its ancestors."""
 
     tli: int
@@ -67,7 +67,7 @@ class Fork:
 
 @dataclass(frozen=True)
 class RejoinPlan:
-    """What `Rejoin.run` will do.
+    """What `RejoinRun.run` will do.
 
     Attributes:
         way: how.
@@ -80,7 +80,7 @@ class RejoinPlan:
     reason: str
 
 
-def find_fork(local: History, source: History) -> Fork | None:
+def find_fork(local: TimelineLineage, source: TimelineLineage) -> Fork | None:
     """Return the fork of two histories; None if they share no timeline."""
     fork = None
     for (tli, begin, end), (other_tli, other_begin, other_end) in zip(
@@ -108,7 +108,11 @@ def check_source(control: ControlData, system_id: int, in_recovery: bool) -> Non
 
 
 def plan_rejoin(
-    control: ControlData, local: History | None, source: History, compared: ComparedWal, can_rewind: bool
+    control: ControlData,
+    local: TimelineLineage | None,
+    source: TimelineLineage,
+    compared: ComparedWal,
+    can_rewind: bool,
 ) -> RejoinPlan:
     """Return how the data folder becomes a standby's.
 
@@ -116,7 +120,7 @@ def plan_rejoin(
         control: of the stopped local server.
         local: None if its history file cannot be read.
         compared: the WAL before the fork; not used if the histories have no fork.
-        can_rewind: pg_rewind is permitted by the caller.
+        can_rewind: pg_rewind is installed.
     """
     if local is None:
         return RejoinPlan(Way.BASE_BACKUP, None, "the history file of the local timeline is missing or damaged")
@@ -141,7 +145,7 @@ def plan_rejoin(
     if not control.can_be_rewound:
         return RejoinPlan(Way.BASE_BACKUP, fork, "pg_rewind requires wal_log_hints or data checksums")
     if not can_rewind:
-        return RejoinPlan(Way.BASE_BACKUP, fork, "pg_rewind is not permitted, or not installed")
+        return RejoinPlan(Way.BASE_BACKUP, fork, "pg_rewind is not installed")
     return RejoinPlan(Way.REWIND, fork, f"it may have written WAL after {at}")
 
 

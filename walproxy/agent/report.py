@@ -30,7 +30,7 @@ class AgentReport(msgspec.Struct, frozen=True, omit_defaults=True):
         is_leader: the server is the primary, accepts writes, and its proxy streams to a quorum.
         has_resigned: it led, and gives the lead up: the others need not wait for its loss.
         is_read_only: new transactions are read-only by default.
-        may_lead: False with --no-failover.
+        may_lead: False with no_failover.
         priority: of several equal standbys the one with the highest is promoted.
         dead_after_s: how long this agent waits for a lost leader.
         is_failing_over: it makes its server the primary.
@@ -87,7 +87,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float = 0.0
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+class PrimaryChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """A change of the primary, as its new agent has recorded it.
 
     Attributes:
@@ -125,7 +125,13 @@ class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     is_paused: bool = False
     order: Order | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[PrimaryChange, ...] = ()
+
+    def without(self, order: Order | None) -> "AgentSettings":
+        """Return the settings without an order that is done, was refused, or is withdrawn."""
+        if order is None or self.order is None or self.order.id != order.id:
+            return self
+        return msgspec.structs.replace(self, order=None)
 
 
 def encode(value: AgentReport | AgentSettings) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.settings import address as parse_address
 from safekeeper.net.http_server import Answer, Query, Text
-from walproxy.agent.report import AgentReport, Change
+from walproxy.agent.report import AgentReport, PrimaryChange
 from walproxy.agent.server_look import ServerState
 from walproxy.agent.sight import SeenReport
 from walproxy.agent.state import (
@@ -124,7 +124,7 @@ def not_ready_reason(query: Query, state: AgentState, now: float) -> str:
     if leads(state, now):
         return ""
     report, commit_lsn = state.own, state.view.log.commit_lsn
-    if _state(report, _own_is_known(state, now)) != "running":
+    if not _runs(state, now):
         return "PostgreSQL is not running"
     if not report.is_streaming:
         return "PostgreSQL is not streaming"
@@ -177,7 +177,7 @@ def patroni_cluster(view: ClusterView) -> dict[str, Any]:
     return content
 
 
-def patroni_history(changes: tuple[Change, ...]) -> list[list[Any]]:
+def patroni_history(changes: tuple[PrimaryChange, ...]) -> list[list[Any]]:
     """Return the content of GET /history: the timeline that ended, where, why, when, and the new primary's agent."""
     lines: list[list[Any]] = []
     before = 0
@@ -199,25 +199,13 @@ def _health(is_healthy: Callable[[Query, AgentState, float], bool], *, reads_tag
     return page
 
 
-def _is_leader(query: Query, state: AgentState, now: float) -> bool:
-    return leads(state, now)
-
-
-def _is_replica(query: Query, state: AgentState, now: float) -> bool:
-    return not replica_obstacle(query, state, now)
-
-
 def _reads(query: Query, state: AgentState, now: float) -> bool:
-    obstacle = replica_obstacle(query, state, now)
+    obstacle = replica_obstacle(query, state, now)  # Also of a leader: a query that is not valid is refused.
     return leads(state, now) or not obstacle
 
 
-def _runs(query: Query, state: AgentState, now: float) -> bool:
+def _runs(state: AgentState, now: float) -> bool:
     return _state(state.own, _own_is_known(state, now)) == "running"
-
-
-def _never(query: Query, state: AgentState, now: float) -> bool:
-    return False
 
 
 def _liveness(query: Query, state: AgentState, now: float) -> Answer:
@@ -240,11 +228,11 @@ def _status(query: Query, state: AgentState, now: float) -> Answer:
     }
 
 
-_LEADER = _health(_is_leader, reads_tags=False)
-_REPLICA = _health(_is_replica)
+_LEADER = _health(lambda query, state, now: leads(state, now), reads_tags=False)
+_REPLICA = _health(lambda query, state, now: not replica_obstacle(query, state, now))
 # The primary, or a synchronous standby, which no server is.
-_LEADER_OR_SYNCHRONOUS = _health(_is_leader)
-_NEVER = _health(_never)
+_LEADER_OR_SYNCHRONOUS = _health(lambda query, state, now: leads(state, now))
+_NEVER = _health(lambda query, state, now: False)
 
 # All pages but /metrics, by path.
 PAGES: dict[str, Page] = {
@@ -265,7 +253,7 @@ PAGES: dict[str, Page] = {
     "/quorum": _NEVER,
     "/standby-leader": _NEVER,
     "/standby_leader": _NEVER,
-    "/health": _health(_runs),
+    "/health": _health(lambda query, state, now: _runs(state, now)),
     "/liveness": _liveness,
     "/readiness": _readiness,
     "/patroni": lambda query, state, now: (200, patroni_status(state, now)),

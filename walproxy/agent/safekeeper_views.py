@@ -22,15 +22,16 @@ from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.membership import Member
 from safekeeper.consensus.messages import AcceptorGreeting, AgentExchange, AgentSettingsVersion, AgentView, RefusalCode
 from safekeeper.net.safekeeper_connection import Credentials
-from safekeeper.peers.codec import AGENT_REPORT_BYTES_MAX, AGENT_SETTINGS_BYTES_MAX
+from safekeeper.peers.message_checks import AGENT_REPORT_BYTES_MAX, AGENT_SETTINGS_BYTES_MAX
 from walproxy.agent.report import AgentSettings, encode
-from walproxy.agent.sight import Sight, TimedView, latest_cluster
+from walproxy.agent.sight import AgentSight, TimedView
 from walproxy.proposer.roster import Cluster
 from walproxy.proxy.safekeeper_requests import RequestRefused, SafekeeperRequests
+from walproxy.proxy.sight import latest_cluster
 
 _PAUSE_MIN_S = 0.05
 _PAUSE_MAX_S = 1.0
-# For a connection, and for each reply on it; then it is closed.
+# For a connection with its greeting, and for each further reply on it; then it is closed.
 _REPLY_TIMEOUT_S = 5.0
 # A safekeeper whose disk is full is offered the settings again after this.
 _OFFER_AGAIN_AFTER_S = 5.0
@@ -128,19 +129,18 @@ class SafekeeperViews:
         self._changed = asyncio.Event()  # A conversation has ended, or has received a greeting.
         self._bug: BaseException | None = None
 
-    async def exchange(self, report: bytes, settings: AgentSettingsVersion | None = None, *, timeout_s: float) -> Sight:
+    async def exchange(self, report: bytes, *, timeout_s: float) -> AgentSight:
         """Exchange with all safekeepers; return when all have replied or failed, or when the timeout has passed.
 
         Members with older settings than the newest ones that a member had in the last exchange receive those.
 
         Args:
             report: what the other agents see of this one; empty: nothing is reported.
-            settings: a newer version of the shared settings.
 
         Raises:
-            LocalProtocolError: the report or the settings are longer than safekeepers accept.
+            LocalProtocolError: the report is longer than safekeepers accept.
         """
-        return await self._exchange(report, settings, timeout_s, lambda sight: False)
+        return await self._exchange(report, None, timeout_s, lambda sight: False)
 
     async def change_settings(
         self, change: Callable[[AgentSettings], AgentSettings], *, timeout_s: float
@@ -192,11 +192,9 @@ class SafekeeperViews:
         for peer in self._peers.values():
             await _disconnect(peer)
 
-    # ------------------------------------------------------------------ one exchange
-
     async def _until(
-        self, is_enough: Callable[[Sight], bool], settings: AgentSettingsVersion | None, deadline: float
-    ) -> Sight:
+        self, is_enough: Callable[[AgentSight], bool], settings: AgentSettingsVersion | None, deadline: float
+    ) -> AgentSight:
         """Exchange repeatedly, without a report, until what is found is enough, or until the deadline."""
         while True:
             left_s = deadline - self._clock()
@@ -210,8 +208,8 @@ class SafekeeperViews:
         report: bytes,
         settings: AgentSettingsVersion | None,
         timeout_s: float,
-        is_enough: Callable[[Sight], bool],
-    ) -> Sight:
+        is_enough: Callable[[AgentSight], bool],
+    ) -> AgentSight:
         """Exchange, until all have replied or failed, or what is found is enough, or the timeout has passed."""
         for what, content, bytes_max in (
             ("report", report, AGENT_REPORT_BYTES_MAX),
@@ -242,7 +240,7 @@ class SafekeeperViews:
                 self._newest = _newer(self._newest, sight.settings())
             return sight
 
-    def _is_complete(self, current: _Round, is_enough: Callable[[Sight], bool]) -> bool:
+    def _is_complete(self, current: _Round, is_enough: Callable[[AgentSight], bool]) -> bool:
         """Begin what can be begun; return whether nothing is to be waited for."""
         if self._bug is not None:
             raise self._bug
@@ -302,7 +300,7 @@ class SafekeeperViews:
                 del self._peers[safekeeper_id]
                 await _disconnect(peer)
 
-    def _sight(self, current: _Round) -> Sight:
+    def _sight(self, current: _Round) -> AgentSight:
         cluster = current.cluster
         if current.is_over and self._cluster is not None:
             cluster = self._cluster
@@ -315,7 +313,7 @@ class SafekeeperViews:
         if cluster is not None:
             for safekeeper_id in sorted(cluster.membership.ids() - self._peers.keys()):
                 problems[safekeeper_id] = f"the address of safekeeper {safekeeper_id} is unknown"
-        return Sight(current.began_at, cluster, views, problems, dict(current.greetings))
+        return AgentSight(dict(current.greetings), problems, began_at=current.began_at, cluster=cluster, views=views)
 
     def _problem_of(self, safekeeper_id: int, peer: _Peer, *, has_replied: bool) -> str:
         if has_replied:
@@ -325,13 +323,14 @@ class SafekeeperViews:
             return f"safekeeper {safekeeper_id} at {peer.address} has not replied for {waited_s:.1f} s"
         return peer.problem
 
-    # ------------------------------------------------------------------ one safekeeper
-
     async def _converse(self, safekeeper_id: int, peer: _Peer, current: _Round) -> None:
         """Exchange with one safekeeper."""
         name = f"safekeeper {safekeeper_id} at {peer.address}"
         try:
-            requests = await self._connected(safekeeper_id, peer)
+            requests = peer.requests
+            if requests is None or not requests.is_open:
+                peer.requests = requests = SafekeeperRequests(safekeeper_id, peer.address, self.credentials)
+                peer.has = None
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
                 greeting = await requests.greet(self._run)
             self._greeted(safekeeper_id, greeting, current)
@@ -358,17 +357,6 @@ class SafekeeperViews:
             await self._give_up(peer, str(error))
         finally:
             peer.conversation = None
-
-    async def _connected(self, safekeeper_id: int, peer: _Peer) -> SafekeeperRequests:
-        """Return the connection; a new one if there is none, or if it was closed since."""
-        if peer.requests is not None and not peer.requests.is_open:
-            await _disconnect(peer)
-        if peer.requests is None:
-            requests = SafekeeperRequests(safekeeper_id, peer.address, self.credentials)
-            async with asyncio.timeout(_REPLY_TIMEOUT_S):
-                await requests.connect()
-            peer.requests = requests
-        return peer.requests
 
     def _greeted(self, safekeeper_id: int, greeting: AcceptorGreeting, current: _Round) -> None:
         if current.is_over:
@@ -449,10 +437,10 @@ def _newer(one: AgentSettingsVersion | None, other: AgentSettingsVersion | None)
     return max(one, other, key=lambda version: version.key)
 
 
-def _is_settled(version: AgentSettingsVersion) -> Callable[[Sight], bool]:
+def _is_settled(version: AgentSettingsVersion) -> Callable[[AgentSight], bool]:
     """Return whether a quorum has this version, or any member a newer one."""
 
-    def is_settled(sight: Sight) -> bool:
+    def is_settled(sight: AgentSight) -> bool:
         newest = sight.settings()
         return sight.keeps(version) or (newest is not None and newest.key > version.key)
 

@@ -38,6 +38,7 @@ class ServerLook:
         pid: of the postmaster; None if none runs. A server is stopped only without any process, so STARTING, STOPPING
             or HANGS with None means: processes remain after the postmaster has died.
         system_id: 0 if unknown.
+        server_version: as server_version_num; 0 if it does not reply to SQL.
         tli: of the WAL that it writes, or receives, or that its data folder ended with; 0 if unknown.
         is_read_only: default_transaction_read_only; None if it does not reply to SQL.
         written_lsn: the end of the WAL that a primary has flushed; of a stopped server, its latest checkpoint; 0 if
@@ -54,6 +55,7 @@ class ServerLook:
     state: ServerState
     pid: int | None = None
     system_id: int = 0
+    server_version: int = 0
     tli: int = 0
     is_read_only: bool | None = None
     written_lsn: Lsn = 0

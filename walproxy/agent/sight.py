@@ -6,16 +6,17 @@ agents report, and which settings all share. None of it is needed for a commit t
 Pure.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from safekeeper.base.errors import RemoteProtocolError
-from safekeeper.consensus.membership import Identity, Membership
-from safekeeper.consensus.messages import AcceptorGreeting, AgentSettingsVersion, AgentView
+from safekeeper.consensus.membership import Identity
+from safekeeper.consensus.messages import AgentSettingsVersion, AgentView
 from walproxy.agent.report import AgentReport, AgentSettings, decode
 from walproxy.proposer.roster import Cluster
+from walproxy.proxy.sight import Sight, has_quorum
 
 _NO_CLUSTER = "no safekeeper has a cluster: start walproxy run first"
 
@@ -44,23 +45,20 @@ class SeenReport:
     age_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSight(Sight):
     """What one exchange with all safekeepers has found.
 
     Attributes:
         began_at: when it began, on the caller's monotonic clock, in seconds: every request was sent later.
         cluster: the cluster and its newest membership; None if no safekeeper has reported one.
         views: the replies that were received in time, by safekeeper id; also of learners, never of another cluster.
-        problems: why the others have not replied, or why one that has does not keep the settings, one line each, by
-            safekeeper id.
+        problems: why the others have not replied, or why one that has does not keep the settings.
     """
 
     began_at: float
     cluster: Cluster | None
     views: Mapping[int, TimedView] = field(default_factory=dict)
-    problems: Mapping[int, str] = field(default_factory=dict)
-    greetings: Mapping[int, AcceptorGreeting] = field(default_factory=dict)
 
     def is_new(self) -> bool:
         """Return whether all safekeepers have replied, and none has a cluster: nothing was ever acknowledged."""
@@ -110,7 +108,8 @@ class Sight:
 
     def settings(self) -> AgentSettingsVersion | None:
         """Return the newest version of the shared settings that a member has; None if none has any."""
-        return newest_settings(self._members().values())
+        versions = (view.settings for view in self._members().values() if view.settings is not None)
+        return max(versions, key=lambda version: version.key, default=None)
 
     def keeps(self, version: AgentSettingsVersion) -> bool:
         """Return whether a quorum of the members has exactly this version on disk."""
@@ -135,7 +134,7 @@ class Sight:
 
     def missing(self) -> str:
         """Return why there is no quorum, one line; also of use when there is one, then it may be empty."""
-        problems = "; ".join(problem for _, problem in sorted(self.problems.items()))
+        problems = self.describe_problems()
         if self.cluster is None:
             return f"{_NO_CLUSTER} ({problems})" if problems else _NO_CLUSTER
         if problems or self.has_quorum():
@@ -153,37 +152,6 @@ class Sight:
         found = {(i, timed.view.incarnation): timed.view for i, timed in sorted(self.views.items())}
         identities = self.cluster.membership.identities()
         return {identity: view for identity, view in found.items() if identity in identities}
-
-
-def has_quorum(membership: Membership, identities: Iterable[Identity]) -> bool:
-    """Return whether these data folders are an elect quorum and a commit quorum, of each half."""
-    present = frozenset(identities)
-    return membership.has_elect_quorum(present) and membership.has_commit_quorum(present)
-
-
-def latest_cluster(greetings: Mapping[int, AcceptorGreeting], *, with_quorum: bool) -> Cluster | None:
-    """Return the latest cluster and membership in these greetings, None if there is none.
-
-    Args:
-        with_quorum: only one whose members with these greetings are an elect quorum and a commit quorum.
-    """
-    found: Cluster | None = None
-    for greeting in greetings.values():
-        if greeting.membership is None or not greeting.cluster_id:
-            continue
-        cluster = Cluster(greeting.cluster_id, greeting.membership)
-        greeted = ((i, each.incarnation) for i, each in greetings.items() if each.cluster_id in ("", cluster.id))
-        if with_quorum and not has_quorum(cluster.membership, greeted):
-            continue
-        if found is None or cluster.is_later_than(found):
-            found = cluster
-    return found
-
-
-def newest_settings(views: Iterable[AgentView]) -> AgentSettingsVersion | None:
-    """Return the newest version of the shared settings in these views, None if there is none."""
-    versions = (view.settings for view in views if view.settings is not None)
-    return max(versions, key=lambda version: version.key, default=None)
 
 
 def _read_report(name: str, content: bytes) -> AgentReport:

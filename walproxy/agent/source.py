@@ -15,7 +15,7 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, segment_name, segment_start
 from safekeeper.base.timelines import parse_timeline_history, timeline_history_name
 from walproxy.agent.errors import RejoinFailed
-from walproxy.agent.rejoin_plan import ComparedWal, Fork, History
+from walproxy.agent.rejoin_plan import ComparedWal, Fork, TimelineLineage
 from walproxy.postgres.bounded_sql import BoundedConnection, bounded_connection, quoted
 from walproxy.postgres.problems import PrimaryProblem, ServerHangs
 
@@ -43,7 +43,7 @@ class SourceFacts:
     in_recovery: bool
     major: int
     tablespaces: int
-    history: History | None
+    history: TimelineLineage | None
 
 
 class Source:
@@ -72,7 +72,7 @@ class Source:
                 content = _read_file(connection, f"pg_wal/{timeline_history_name(tli)}") if tli > 1 else b""
                 if content is None:
                     raise RejoinFailed(f"the new primary has no history file of its timeline {tli}")
-                history = History(tli, parse_timeline_history(tli, content))
+                history = TimelineLineage(tli, parse_timeline_history(tli, content))
             return SourceFacts(
                 system_id=int(system_id or 0) % (1 << 64),  # PostgreSQL prints it as a signed number.
                 in_recovery=in_recovery == "t",
@@ -81,7 +81,9 @@ class Source:
                 history=history,
             )
 
-    def compare_wal(self, pg_wal: Path, local: History, source: History, fork: Fork, segment_size: int) -> ComparedWal:
+    def compare_wal(
+        self, pg_wal: Path, local: TimelineLineage, source: TimelineLineage, fork: Fork, segment_size: int
+    ) -> ComparedWal:
         """Compare the WAL directly before the fork: all of the last segment, and of the one before if both have it.
 
         Args:
@@ -138,7 +140,7 @@ def _failures() -> Iterator[None]:
         raise RejoinFailed(str(error)) from None
 
 
-def _names(history: History, fork: Fork, start: Lsn, segment_size: int) -> list[str]:
+def _names(history: TimelineLineage, fork: Fork, start: Lsn, segment_size: int) -> list[str]:
     """Return the names under which a server may have the WAL before the fork that begins at `start`, the best first.
 
     The segment with the fork is copied at a promotion, so that of a later timeline has the same bytes up to the fork;

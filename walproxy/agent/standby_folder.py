@@ -1,4 +1,4 @@
-"""The data folder of a standby on this machine, as far as WAL is handed over to it (walproxy/failover/hand_over.py).
+"""The data folder of a standby on this machine, as far as WAL is handed over to it (hand_over.py). Every call blocks.
 
 PostgreSQL would find a history file by restore_command, else in pg_wal. That command is run here in the same way, with
 another target than PostgreSQL's own.
@@ -18,7 +18,6 @@ from safekeeper.base.timelines import timeline_history_name
 from walproxy.agent import processes
 from walproxy.agent.agent_settings import sync_folder
 from walproxy.agent.owner_commands import owner_of, run_as_owner
-from walproxy.failover.hand_over import SegmentFile
 from walproxy.postgres.conninfo import parse_conninfo
 
 _RESTORE_TIMEOUT_S = 30.0
@@ -29,7 +28,7 @@ _WHOSE = "the standby's"
 
 
 class LocalStandbyFolder:
-    """See StandbyFolder. The owner of the data folder, or root, uses it."""
+    """The data folder. Its owner, or root, uses it."""
 
     def __init__(self, data_directory: Path) -> None:
         self._data_directory = data_directory.absolute()
@@ -64,7 +63,11 @@ class LocalStandbyFolder:
         return make_conninfo("", **{**found, **words})
 
     def check(self, data_directory: Path) -> None:
-        """See StandbyFolder."""
+        """Make sure that this is the folder of the server with that one.
+
+        Raises:
+            ConfigurationError: it is not, or its files cannot be written.
+        """
         try:
             is_ours = data_directory.samefile(self._data_directory)
         except OSError:
@@ -79,12 +82,12 @@ class LocalStandbyFolder:
 
     # WAL.
 
-    def open_segment(self, name: str, size: int) -> SegmentFile:
-        """See StandbyFolder."""
-        return _Segment(self._pg_wal / name, size)
+    def open_segment(self, name: str, size: int) -> "StandbySegment":
+        """Open a segment of pg_wal."""
+        return StandbySegment(self._pg_wal / name, size)
 
     def place_history(self, tli: int, content: bytes) -> None:
-        """See StandbyFolder."""
+        """Write a history file to pg_wal, unless there is one."""
         path = self._pg_wal / timeline_history_name(tli)
         if path.exists():
             return
@@ -99,7 +102,7 @@ class LocalStandbyFolder:
             new.unlink(missing_ok=True)
 
     def history_probe(self, restore_command: str) -> Callable[[int], bool]:
-        """See StandbyFolder."""
+        """Return a function that returns whether PostgreSQL finds a history file of a number."""
 
         def has_history(tli: int) -> bool:
             name = timeline_history_name(tli)
@@ -128,16 +131,20 @@ class LocalStandbyFolder:
     # The server.
 
     def wake(self) -> None:
-        """See StandbyFolder."""
+        """Make recovery look at pg_wal again, now."""
         processes.send_signal(self._data_directory, signal.SIGHUP)
 
     def end_walreceiver(self, pid: int) -> None:
-        """See StandbyFolder."""
+        """End this walreceiver; PostgreSQL starts another one later."""
         processes.send_signal_to(pid, signal.SIGTERM, self._data_directory)
 
 
-class _Segment:
-    """See SegmentFile."""
+class StandbySegment:
+    """A segment of a standby's pg_wal, open for writing. Every call blocks.
+
+    Attributes:
+        is_new: it did not exist.
+    """
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
@@ -150,20 +157,24 @@ class _Segment:
             os.posix_fallocate(self._file.fileno(), 0, size)
 
     def read(self, offset: int, size: int) -> bytes:
+        """Return bytes of it."""
         return os.pread(self._file.fileno(), size, offset)
 
     def write(self, offset: int, payload: bytes) -> None:
+        """Write bytes."""
         view = memoryview(payload)
         while view:
             written = os.pwrite(self._file.fileno(), view, offset)
             view, offset = view[written:], offset + written
 
     def finish(self) -> None:
+        """Make it durable; a new one exists from then on."""
         os.fsync(self._file.fileno())
         if self.is_new:
             _name_it(self._new, self._path)
 
     def close(self) -> None:
+        """Close it. A new one that is not finished is removed."""
         self._file.close()
         if self.is_new:
             self._new.unlink(missing_ok=True)

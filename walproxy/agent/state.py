@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from safekeeper.base.lsn import Lsn, format_lsn
-from walproxy.agent.report import AgentReport, AgentSettings, Change, Order
+from walproxy.agent.report import AgentReport, AgentSettings, Order, PrimaryChange
 from walproxy.agent.server_look import ServerState
-from walproxy.agent.sight import SeenReport, Sight
+from walproxy.agent.sight import AgentSight, SeenReport
 
 # An agent that has not reported for longer is not shown: safekeepers keep its report until they restart.
 SHOWN_FOR_S = 24 * 3600.0
@@ -21,9 +21,14 @@ SHOWN_FOR_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class LogPositions:
-    """The log as the safekeepers that replied have it; 0 where nothing is known."""
+    """The log as the safekeepers that replied have it; 0 where nothing is known.
+
+    Attributes:
+        floor: the highest timeline that is sealed.
+    """
 
     tli: int = 0
+    floor: int = 0
     term: int = 0
     commit_lsn: Lsn = 0
     flush_lsn: Lsn = 0
@@ -31,18 +36,27 @@ class LogPositions:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The cluster at one moment.
+    """The cluster at one moment, as an exchange with the safekeepers has shown it.
 
     Attributes:
+        sent_at: when it began, by the clock of the caller.
         cluster_id: "" if no safekeeper has one.
         has_quorum: whether a quorum of safekeepers replied.
+        is_new: a quorum of the listed safekeepers replies, and none of them has a cluster.
+        leader_heard_age_s: for how long, at least, no quorum has received from a proxy with a primary; None without a
+            quorum.
         problem: why the safekeepers that did not reply did not, one line; "" if all replied.
+        system_id: of the log; 0 for an empty one.
         agents: by name, with the age of each report.
     """
 
+    sent_at: float = 0.0
     cluster_id: str = ""
     has_quorum: bool = False
+    is_new: bool = False
+    leader_heard_age_s: float | None = None
     problem: str = ""
+    system_id: int = 0
     log: LogPositions = LogPositions()
     settings: AgentSettings = field(default_factory=AgentSettings)
     agents: tuple[SeenReport, ...] = ()
@@ -56,6 +70,10 @@ class ClusterView:
     def agent(self, name: str) -> SeenReport | None:
         """Return an agent by its name."""
         return next((seen for seen in self.agents if seen.report.name == name), None)
+
+    def is_sealed_off(self, tli: int) -> bool:
+        """Return whether a primary on `tli` may commit no more: a failover has sealed that, or the log has left it."""
+        return tli <= self.log.floor or tli < self.log.tli
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +105,11 @@ class AgentState:
         return replace(self.view, agents=_shown([SeenReport(self.own, passed_s), *others]))
 
 
-def view_of(sight: Sight) -> ClusterView:
+def view_of(sight: AgentSight, settings: AgentSettings | None = None) -> ClusterView:
     """Return what an exchange with the safekeepers has found.
+
+    Args:
+        settings: instead of the shared ones; None for those.
 
     Raises:
         RemoteProtocolError: the shared settings cannot be read.
@@ -97,13 +118,17 @@ def view_of(sight: Sight) -> ClusterView:
     positions = LogPositions()
     if newest is not None:
         commit_lsn = max(timed.view.commit_lsn for timed in sight.views.values())
-        positions = LogPositions(newest.log_tli, newest.last_term, commit_lsn, newest.flush_lsn)
+        positions = LogPositions(newest.log_tli, newest.floor, newest.last_term, commit_lsn, newest.flush_lsn)
     return ClusterView(
+        sent_at=sight.began_at,
         cluster_id=sight.cluster.id if sight.cluster is not None else "",
         has_quorum=sight.has_quorum(),
+        is_new=sight.is_new(),
+        leader_heard_age_s=sight.leader_heard_age_s(),
         problem=sight.missing(),
+        system_id=sight.system_id(),
         log=positions,
-        settings=sight.shared(),
+        settings=sight.shared() if settings is None else settings,
         agents=_shown(sight.reports().values()),
     )
 
@@ -156,44 +181,29 @@ def cluster_content(view: ClusterView) -> dict[str, Any]:
 
 
 def agent_content(seen: SeenReport, view: ClusterView) -> dict[str, Any]:
-    """Return an agent as JSON."""
-    report = seen.report
+    """Return an agent as JSON: its report, and what follows from it."""
+    content = msgspec.structs.asdict(seen.report)
+    del content["is_leader"]  # `role` has it, if the report is fresh.
+    positions = ("written_lsn", "received_lsn", "replayed_lsn")
+    texts = ("doing", "problem", "order_done", "order_result")
     return {
-        "name": report.name,
-        "address": report.address,
-        "url": report.url,
-        "role": role_of(report, view.leader) or None,
-        "state": report.state,
+        **content,
+        **{name: format_lsn(content[name]) for name in positions},
+        **{name: content[name] or None for name in texts},
+        "system_id": str(seen.report.system_id),
+        "role": role_of(seen.report, view.leader) or None,
         "is_fresh": is_fresh(seen),
         "age_s": round(seen.age_s, 3),
-        "tli": report.tli,
-        "written_lsn": format_lsn(report.written_lsn),
-        "received_lsn": format_lsn(report.received_lsn),
-        "replayed_lsn": format_lsn(report.replayed_lsn),
-        "lag_bytes": lag_bytes(report, view.log),
-        "is_streaming": report.is_streaming,
-        "is_read_only": report.is_read_only,
-        "has_resigned": report.has_resigned,
-        "may_lead": report.may_lead,
-        "priority": report.priority,
-        "dead_after_s": report.dead_after_s,
-        "is_failing_over": report.is_failing_over,
-        "is_paused": report.is_paused,
-        "server_version": report.server_version,
-        "system_id": str(report.system_id),
-        "doing": report.doing or None,
-        "problem": report.problem or None,
-        "order_done": report.order_done or None,
-        "order_result": report.order_result or None,
+        "lag_bytes": lag_bytes(seen.report, view.log),
     }
 
 
 def order_content(order: Order | None) -> dict[str, Any] | None:
     """Return an order as JSON."""
-    return None if order is None else {"id": order.id, "kind": order.kind, "agent": order.agent or None, "at": order.at}
+    return None if order is None else {**msgspec.structs.asdict(order), "agent": order.agent or None}
 
 
-def change_content(change: Change) -> dict[str, Any]:
+def change_content(change: PrimaryChange) -> dict[str, Any]:
     """Return a change of the primary as JSON."""
     return {**msgspec.structs.asdict(change), "fork_lsn": format_lsn(change.fork_lsn)}
 

@@ -13,14 +13,14 @@ import errno
 import fcntl
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.postgres.problems import ServerProblem
 
-DEVICE = Path("/dev/watchdog")
-
+# Without `keep_alive` the machine restarts after this.
+TIMEOUT_S = 15
 # _IOWR('W', 6, int) of include/uapi/linux/watchdog.h, as on x86, ARM, RISC-V and s390. On PowerPC, MIPS and SPARC the
 # bits of the direction are others.
 WDIOC_SETTIMEOUT = 0xC0045706
@@ -30,15 +30,11 @@ _ANY_OTHER = b"\0"
 _log = logging.getLogger(__name__)
 
 
-class Control(Protocol):
-    """ioctl with an integer that the device may change; tests replace it, because no file but a watchdog has it."""
-
-    def __call__(self, file: int, request: int, value: "array.array[int]", /) -> int:
-        """Raise OSError if the device refuses."""
-        ...
+# ioctl with an integer that the device may change; tests replace it, because no file but a watchdog has it.
+Control = Callable[[int, int, "array.array[int]"], int]
 
 
-def _ioctl(file: int, request: int, value: "array.array[int]", /) -> int:
+def _ioctl(file: int, request: int, value: "array.array[int]") -> int:
     return int(fcntl.ioctl(file, request, value, True))
 
 
@@ -46,18 +42,12 @@ class Watchdog:
     """One watchdog device, closed at first.
 
     Args:
-        timeout_s: seconds without `keep_alive` until the machine restarts.
         required: without the device this server must not be a primary; otherwise its absence is logged.
         control: ioctl.
     """
 
-    def __init__(
-        self, device: Path = DEVICE, *, timeout_s: int = 15, required: bool = False, control: Control = _ioctl
-    ) -> None:
-        if timeout_s < 1:
-            raise ConfigurationError(f"the timeout of the watchdog is {timeout_s} s: at least 1 s")
+    def __init__(self, device: Path, *, required: bool = False, control: Control = _ioctl) -> None:
         self._device = device
-        self._timeout_s = timeout_s
         self._required = required
         self._control = control
         self._file: int | None = None
@@ -81,19 +71,19 @@ class Watchdog:
             file = os.open(self._device, os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
             return self._absent(f"the watchdog {self._device} cannot be opened: {error.strerror}{_advice(error)}")
-        value = array.array("i", [self._timeout_s])
+        value = array.array("i", [TIMEOUT_S])
         try:
             self._control(file, WDIOC_SETTIMEOUT, value)
         except OSError as error:
             _close(file)
             return self._absent(
-                f"the watchdog {self._device} does not accept a timeout of {self._timeout_s} s: {error.strerror}"
+                f"the watchdog {self._device} does not accept a timeout of {TIMEOUT_S} s: {error.strerror}"
             )
-        if value[0] > self._timeout_s:
+        if value[0] > TIMEOUT_S:
             # A later restart than the caller relies on: another server may already be the primary.
             _close(file)
             return self._absent(
-                f"the watchdog {self._device} has a timeout of {value[0]} s at least, not of {self._timeout_s} s"
+                f"the watchdog {self._device} has a timeout of {value[0]} s at least, not of {TIMEOUT_S} s"
             )
         self._file = file
         return True

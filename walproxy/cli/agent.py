@@ -12,6 +12,7 @@ import click
 import uvloop
 
 from safekeeper.base import logs, settings
+from safekeeper.base.cluster_file import find_cluster_file
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, WalproxyError
 from safekeeper.base.event_log import EventRecorder
 from safekeeper.base.signals import reload_settings, take_signals
@@ -24,6 +25,7 @@ from walproxy.agent.agent import Agent
 from walproxy.agent.config import AgentConfig
 from walproxy.agent.rest import agent_routes
 from walproxy.agent.rest_answers import HEALTH_CHECKS
+from walproxy.cli.configuration import load_agent
 from walproxy.proxy.config import ENVIRONMENT_PREFIX
 from walproxy.proxy.credentials import read_peer_credentials, reload_credentials
 from walproxy.proxy.event_sender import LAST_EVENTS_TIMEOUT_S, EventSender
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @click.command()
 @settings.click_options(AgentConfig, ENVIRONMENT_PREFIX)
-def agent(config: Path | None, **command_line: str | None) -> NoReturn:
+def agent(config: Path | None, **command_line: Any) -> NoReturn:
     """Run a PostgreSQL with automatic failover: one agent beside each server of a cluster.
 
     The agent starts the server, runs walproxy run where it is the primary, promotes it when the primary is lost, and
@@ -42,23 +44,19 @@ def agent(config: Path | None, **command_line: str | None) -> NoReturn:
 
     \b
     Examples:
-      walproxy agent --name pg1 --pgdata /var/lib/postgresql/15/main --bin-dir /usr/lib/postgresql/15/bin \\
-          --conninfo 'host=/var/run/postgresql user=postgres dbname=postgres' --address pg1:5432 \\
-          --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454 \\
-          --standby-conninfo 'host=sk1,sk2,sk3 port=5461,5461,5461 user=postgres' --http-listen 0.0.0.0:8008
-      walproxy agent --config /etc/walproxy-agent.toml
+      walproxy agent
+      walproxy agent --config walproxy.toml --name pg2
+      walproxy agent --name pg2 -c no_failover=true
     """
 
     def read() -> AgentConfig:
-        return settings.load(
-            AgentConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-        )
+        return load_agent(command_line, config)
 
     loaded = read()
     who = f"agent {loaded.name}"
     events = EventRecorder(who)
     logs.configure(lambda: who, loaded.log_level, log_format=loaded.log_format, events=events)
-    one = Agent(loaded, read_peer_credentials(loaded))
+    one = Agent(loaded, read_peer_credentials(loaded), find_cluster_file(config))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(_serve(one, loaded, read, events)))
 

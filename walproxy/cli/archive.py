@@ -14,17 +14,15 @@ from safekeeper.archive.fetch import ArchiveReader
 from safekeeper.archive.store import ObjectStore
 from safekeeper.archive.upload import adopt as adopt_cluster
 from safekeeper.archive.upload import create as create_archive
-from safekeeper.base import settings
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
 from safekeeper.base.lsn import SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN, format_lsn, parse_lsn
+from walproxy.cli.configuration import archive_option
 from walproxy.cli.parameters import CLUSTER_ID
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig
+from walproxy.recovery.config import ArchiveConfig, load_sources
 from walproxy.recovery.plan import format_time
-from walproxy.recovery.record_times import Commit
+from walproxy.recovery.record_times import TimedCommit
 from walproxy.recovery.survey import RestorableRange, describe_hole, manifest_of, restorable_ranges, verify
 from walproxy.wal_sources.archive import ArchiveSource
-
-_archive_options = settings.click_options(ArchiveConfig, ENVIRONMENT_PREFIX)
 
 
 @click.group()
@@ -34,7 +32,7 @@ def archive() -> None:
 
 @archive.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_archive_options
+@archive_option
 def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
     """Show the WAL in the archive, missing segments, and the times that can be restored.
 
@@ -79,7 +77,7 @@ def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
 @archive.command("verify")
 @click.option("--since", metavar="LSN", help="Only WAL after this LSN.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_archive_options
+@archive_option
 def verify_(config: Path | None, since: str | None, as_json: bool, **command_line: Any) -> None:
     """Download all objects and verify their receipts, positions and links.
 
@@ -135,7 +133,7 @@ def verify_(config: Path | None, since: str | None, as_json: bool, **command_lin
     metavar="BYTES",
     help="Size of a WAL segment.",
 )
-@_archive_options
+@archive_option
 def create(config: Path | None, system_id: int, cluster_id: str, segment_size: int, **command_line: Any) -> None:
     """Create an empty archive for a cluster whose earlier archive is lost.
 
@@ -162,7 +160,7 @@ def create(config: Path | None, system_id: int, cluster_id: str, segment_size: i
 @click.option(
     "--cluster-id", required=True, type=CLUSTER_ID, help="Id of the new cluster, which walproxy rebootstrap prints."
 )
-@_archive_options
+@archive_option
 def adopt(config: Path | None, cluster_id: str, **command_line: Any) -> None:
     """Allow the cluster of a rebootstrap to write into the archive of the cluster that it replaced.
 
@@ -175,9 +173,7 @@ def adopt(config: Path | None, cluster_id: str, **command_line: Any) -> None:
 
 
 def _config(config: Path | None, command_line: dict[str, Any]) -> ArchiveConfig:
-    return settings.load(
-        ArchiveConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-    )
+    return load_sources(ArchiveConfig, command_line, os.environ, config)
 
 
 def _reader(config: Path | None, command_line: dict[str, Any]) -> ArchiveReader:
@@ -185,7 +181,7 @@ def _reader(config: Path | None, command_line: dict[str, Any]) -> ArchiveReader:
     return ArchiveReader(ArchiveSource(loaded.archive, loaded.archive_options).store)
 
 
-def _time(commit: Commit | None) -> str:
+def _time(commit: TimedCommit | None) -> str:
     return format_time(commit.time) if commit is not None else "(none found)"
 
 

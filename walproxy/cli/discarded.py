@@ -9,22 +9,22 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.base.timelines import TLI_MAX
-from safekeeper.waldecode.record_body import Relation
+from safekeeper.waldecode.record_body import RelationLocator
 from walproxy.cli.parameters import LSN, SIZE
-from walproxy.failover.discarded import DiscardedTransaction, Kind, Rows, is_catalog
+from walproxy.failover.discarded import DiscardedTransaction, Kind, RowCounts, is_catalog
 from walproxy.failover.discarded_report import DiscardedReport, commit_time, discarded_report
 from walproxy.failover.relation_names import with_names
 from walproxy.postgres.conninfo import parse_conninfo
 from walproxy.proxy.status_table import format_bytes
-from walproxy.terminal import Column, Fit, FittedTable, output_console
+from walproxy.terminal import Fit, FittedTable, TableColumn, output_console
 
 _COLUMNS: Final = (
-    Column("time", leaves=2),
-    Column("transaction", fit=Fit.WRAP),
-    Column("xid", is_right=True),
-    Column("LSN"),
-    Column("WAL", leaves=1, is_right=True),
-    Column("changes", fit=Fit.WRAP),
+    TableColumn("time", leaves=2),
+    TableColumn("transaction", fit=Fit.WRAP),
+    TableColumn("xid", is_right=True),
+    TableColumn("LSN"),
+    TableColumn("WAL", leaves=1, is_right=True),
+    TableColumn("changes", fit=Fit.WRAP),
 )
 
 
@@ -163,12 +163,12 @@ def _changes(report: DiscardedReport, each: DiscardedTransaction) -> list[str]:
     return found
 
 
-def _relation(report: DiscardedReport, relation: Relation) -> str:
+def _relation(report: DiscardedReport, relation: RelationLocator) -> str:
     number = "/".join(map(str, relation))
     created = " (created after --from)" if relation in report.tail.created else ""
     return one_line(report.names.get(relation, "")) or f"{number}{created}"
 
 
-def _rows(rows: Rows) -> str:
+def _rows(rows: RowCounts) -> str:
     signs = (("+", rows.inserted), ("~", rows.updated), ("-", rows.deleted))
     return " ".join(f"{sign}{count}" for sign, count in signs if count)

@@ -2,32 +2,30 @@
 
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 from rich.text import Text
 
-from safekeeper.base import settings
 from safekeeper.base.event_catalogue import KINDS
 from safekeeper.base.events import Event, merge
 from safekeeper.net.events_page import event_as_json, format_time
+from walproxy.cli.configuration import connected
 from walproxy.cli.parameters import DURATION, INSTANT, Parameter
-from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
+from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.event_reader import EventReader
-from walproxy.terminal import Column, Fit, FittedTable, output_console
+from walproxy.terminal import Fit, FittedTable, TableColumn, output_console
 
 _FOLLOW_INTERVAL_S = 1.0
 _COLUMNS: Final = (
-    Column("time"),
-    Column("source", leaves=1),
-    Column("event", leaves=2),
-    Column("text", fit=Fit.WRAP),
+    TableColumn("time"),
+    TableColumn("source", leaves=1),
+    TableColumn("event", leaves=2),
+    TableColumn("text", fit=Fit.WRAP),
 )
 _STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
 
@@ -53,8 +51,8 @@ def _since(text: str) -> _Since:
 )
 @click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a JSON object on a line of its own.")
-@settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
-def events(since: _Since, follow: bool, as_json: bool, config: Path | None, **command_line: Any) -> None:
+@connected
+def events(since: _Since, follow: bool, as_json: bool, connection: MembersConfig) -> None:
     """Show what changed in the cluster, and when: terms, members, quorum, primary, standbys, archive.
 
     The safekeepers keep the newest events, their own and those of proxies and agents. Those of all safekeepers that
@@ -62,20 +60,12 @@ def events(since: _Since, follow: bool, as_json: bool, config: Path | None, **co
 
     \b
     Examples:
-      walproxy events --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy events --since 2h --config /etc/walproxy.toml
-      walproxy events --follow --json --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454 | jq .text
+      walproxy events
+      walproxy events --since 2h
+      walproxy events --follow --json | jq .text
     """
-    loaded = settings.load(
-        MembersConfig,
-        ENVIRONMENT_PREFIX,
-        command_line=command_line,
-        environment=os.environ,
-        file=config,
-        file_of=ProxyConfig,  # The file may be that of walproxy run.
-    )
     from_ms, from_number = since
-    reader = EventReader(loaded.safekeepers, read_peer_credentials(loaded), from_number)
+    reader = EventReader(connection.safekeepers, read_peer_credentials(connection), from_number)
     try:
         asyncio.run(_show(reader, from_ms, follow=follow, as_json=as_json))
     except KeyboardInterrupt:

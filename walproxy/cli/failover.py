@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -12,36 +11,46 @@ from typing import Any, TypeVar
 
 import click
 
-from safekeeper.base import settings
 from safekeeper.base.lsn import format_lsn
+from walproxy.cli.configuration import load_connection, server_options
 from walproxy.cli.failover_progress import FailoverProgress
 from walproxy.cli.failover_survey import print_survey
-from walproxy.failover.config import FailoverConfig
-from walproxy.failover.failover import Failover, Report
+from walproxy.cli.orders import carry_out, failover_order, timeout_option, yes_option
+from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.postgres.hosts import primary_hosts
-from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
+from walproxy.proxy.config import ConnectionConfig, MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 
 _Result = TypeVar("_Result")
 
 
 @click.command()
-@click.option("--to", "wanted", default="", metavar="HOST", help="The standby to promote; else the most advanced one.")
+@click.option(
+    "--to", "wanted", default="", metavar="NAME", help="The agent or host to promote; by default the most advanced one."
+)
 @click.option("--old-is-dead", is_flag=True, help="Seal the old primary off although it, or its proxy, replies.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and lost; change nothing.")
 @click.option("--cancel", is_flag=True, help="Let the old primary in again, if no standby was promoted yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings.click_options(FailoverConfig, ENVIRONMENT_PREFIX)
+@yes_option
+@timeout_option
+@server_options
 def failover(
     config: Path | None,
     wanted: str,
     old_is_dead: bool,
     dry_run: bool,
     cancel: bool,
+    yes: bool,
+    timeout_s: float,
     as_json: bool,
-    **command_line: Any,
+    **command_line: str | None,
 ) -> None:
     """Promote a standby after the loss of the primary, without the loss of an acknowledged commit.
+
+    Where agents report (walproxy agent), they are given the order, and the command waits for its end. They fail over by
+    themselves after dead_after, unless they are paused; while an agent leads, use walproxy switchover. Without agents,
+    and with --dry-run, --cancel or --old-is-dead, the command acts by itself:
 
     Seals the timeline of the old primary on the safekeepers: from then on nothing that it writes is acknowledged, even
     if it comes back. Then waits until a standby has all that may have been acknowledged, promotes it, and waits until
@@ -56,19 +65,23 @@ def failover(
 
     \b
     Examples:
-      walproxy failover --dry-run --primary 'host=pg1,pg2,pg3 user=walproxy' \\
-          --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy failover --to pg2 --config /etc/walproxy.toml
-      walproxy failover --cancel --config /etc/walproxy.toml
+      walproxy failover --dry-run --primary 'host=pg1,pg2,pg3 user=walproxy'
+      walproxy failover --to pg2
+      walproxy failover --cancel
     """
     if cancel and (wanted or old_is_dead or dry_run):
         raise click.UsageError("--cancel cannot be combined with --to, --old-is-dead or --dry-run")
-    loaded = load(config, command_line)
-    hosts = primary_hosts(loaded.primary, "the servers'")
+    acts_itself = cancel or dry_run or old_is_dead
+    if not acts_itself and carry_out(
+        failover_order(wanted), load_connection(MembersConfig, command_line, config), yes, timeout_s, as_json
+    ):
+        return
+    connection = load_connection(ConnectionConfig, command_line, config)
+    hosts = primary_hosts(connection.primary, "the servers'")
     progress = FailoverProgress()
 
     def make() -> Failover:
-        return Failover(loaded.safekeepers, hosts, read_peer_credentials(loaded), progress)
+        return Failover(connection.safekeepers, hosts, read_peer_credentials(connection), progress)
 
     if dry_run:
         print_survey(run_to_end(progress, make, Failover.survey), wanted, old_is_dead, as_json)
@@ -83,18 +96,6 @@ def failover(
     else:
         report = run_to_end(progress, make, lambda run: run.run(wanted, old_is_dead=old_is_dead))
         print_report(report, as_json)
-
-
-def load(config: Path | None, command_line: dict[str, Any]) -> FailoverConfig:
-    """Return the settings; the file may be that of walproxy run."""
-    return settings.load(
-        FailoverConfig,
-        ENVIRONMENT_PREFIX,
-        command_line=command_line,
-        environment=os.environ,
-        file=config,
-        file_of=ProxyConfig,
-    )
 
 
 class _Stopped(Exception):
@@ -149,7 +150,7 @@ async def _until_stopped(
             await run.close()
 
 
-def print_report(report: Report, as_json: bool) -> None:
+def print_report(report: FailoverReport, as_json: bool) -> None:
     """Print the end of a failover."""
     if as_json:
         click.echo(

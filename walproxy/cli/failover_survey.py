@@ -10,14 +10,14 @@ from safekeeper.base.lsn import format_lsn
 from walproxy.failover.candidates import HostLook, missing_bytes, obstacle
 from walproxy.failover.survey import Finished, Plan, Promote, Readmit, Survey, next_step
 from walproxy.proxy.status_table import format_bytes
-from walproxy.terminal import Column, FittedTable, output_console
+from walproxy.terminal import FittedTable, TableColumn, output_console
 
 _SERVERS: Final = (
-    Column("server"),
-    Column("is"),
-    Column("timeline", leaves=1),
-    Column("has WAL up to", leaves=2),
-    Column("lacks", is_right=True),
+    TableColumn("server"),
+    TableColumn("is"),
+    TableColumn("timeline", leaves=1),
+    TableColumn("has WAL up to", leaves=2),
+    TableColumn("lacks", is_right=True),
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from walproxy.cli.parameters import client_access, proxy_options
+from walproxy.cli.proxy_pages import proxy_options, proxy_pages
 from walproxy.proxy.levels import levels_of
 from walproxy.proxy.levels_table import level_line, render_levels
 from walproxy.proxy.status_client import fetch_status
@@ -16,7 +16,7 @@ from walproxy.proxy.status_client import fetch_status
 @click.command()
 @proxy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the levels as JSON.")
-def levels(url: str, tls_ca: Path | None, http_password_file: Path | None, as_json: bool) -> None:
+def levels(url: str | None, config: Path | None, as_json: bool) -> None:
     """Show what each level of synchronous_commit waits for now, and what would be lost.
 
     For each level: the expected time, from what the proxy has measured in the last minute, without the primary's own
@@ -29,7 +29,7 @@ def levels(url: str, tls_ca: Path | None, http_password_file: Path | None, as_js
       walproxy levels
       walproxy levels --json | jq -r '.levels[] | select(.level == "on").p99_s'
     """
-    status = fetch_status(url, client_access(tls_ca, http_password_file))
+    status = proxy_pages(url, config).fetch(fetch_status)
     rows = levels_of(status)
     console = Console()
     if as_json:

@@ -8,16 +8,14 @@ import click
 
 from safekeeper.base.errors import WalproxyError
 from walproxy.cli import shown_page
-from walproxy.cli.parameters import client_access
+from walproxy.cli.proxy_pages import proxy_pages
 from walproxy.limbo.table import render, summarise
 from walproxy.proxy.status_client import Access, fetch_page, shown_url
 
 
 @click.command()
 @shown_page.page_options("/limbo")
-def limbo(
-    url: str, tls_ca: Path | None, http_password_file: Path | None, as_json: bool, watch: bool, interval: float
-) -> None:
+def limbo(url: str | None, config: Path | None, as_json: bool, watch: bool, interval: float) -> None:
     """Show the transactions that wait for a quorum, and their sessions.
 
     \b
@@ -26,11 +24,8 @@ def limbo(
       walproxy limbo --watch
       walproxy limbo --json | jq '.transactions[].session.query'
     """
-    fetch = partial(_fetch, url, client_access(tls_ca, http_password_file))
-    if watch:
-        shown_page.watch(fetch, render, summarise, as_json=as_json, interval_s=interval)
-    else:
-        shown_page.show(fetch, render, as_json=as_json)
+    fetch = partial(proxy_pages(url, config).fetch, _fetch)
+    shown_page.show(fetch, render, summarise, as_json=as_json, interval_s=interval if watch else None)
 
 
 def _fetch(url: str, access: Access) -> dict[str, Any]:

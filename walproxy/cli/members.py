@@ -2,27 +2,24 @@
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from safekeeper.base import settings
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.quorum_expression import size_of
+from walproxy.cli.configuration import connected
 from walproxy.cli.parameters import Parameter
+from walproxy.cli.progress import LiveProgress
 from walproxy.proposer.member_change import Target, halves_of, list_members
 from walproxy.proposer.roster import Cluster
-from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
+from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.members import Fleet, change_members
 from walproxy.proxy.members_plan import (
@@ -33,16 +30,14 @@ from walproxy.proxy.members_plan import (
     Quorum,
     Remove,
     Replace,
-    Seen,
     Wish,
     member_rows,
-    present_cluster,
 )
+from walproxy.proxy.sight import Sight
 from walproxy.proxy.status_table import format_bytes
-from walproxy.terminal import Column, FittedTable, output_console
+from walproxy.terminal import FittedTable, TableColumn, output_console
 
 _Result = TypeVar("_Result")
-_LINE_INTERVAL_S = 5.0
 EXIT_INTERRUPTED = 130
 
 
@@ -55,15 +50,14 @@ def _place(text: str) -> tuple[int, Address | None]:
 
 _PLACE: Final = Parameter("ID[=HOST:PORT]", _place)
 _COLUMNS: Final = (
-    Column("safekeeper"),
-    Column("address", leaves=3),
-    Column("role"),
-    Column("folder", leaves=1),
-    Column("flush", leaves=4),
-    Column("lag", leaves=2, is_right=True),
+    TableColumn("safekeeper"),
+    TableColumn("address", leaves=3),
+    TableColumn("role"),
+    TableColumn("folder", leaves=1),
+    TableColumn("flush", leaves=4),
+    TableColumn("lag", leaves=2, is_right=True),
 )
 _ID: Final = click.IntRange(min=1)
-_options = settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _force = click.option("--force", is_flag=True, help="Change them although commits wait until more of them follow.")
 
@@ -74,26 +68,26 @@ def members() -> None:
 
     One member is changed at a time. A new one receives the WAL first and counts when it has caught up, so no commit
     waits for it. The commands wait for the end of the change and can be repeated after any interruption: they go on
-    where the change is. They need the same --safekeepers, certificates and secret as walproxy run.
+    where the change is. They need the same safekeepers, certificates and secret as walproxy run.
     """
 
 
 @members.command("list")
 @_json
-@_options
-def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
+@connected
+def list_(connection: MembersConfig, as_json: bool) -> None:
     """Show the members, their data folders and positions.
 
     \b
     Example:
-      walproxy members list --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members list
     """
 
-    async def look(fleet: Fleet) -> dict[int, Seen]:
+    async def look(fleet: Fleet) -> Sight:
         return await fleet.look()
 
-    sight = _with_fleet(_load(config, command_line), look)
-    cluster = present_cluster(sight)
+    sight = _with_fleet(connection, look)
+    cluster = sight.present_cluster()
     rows = member_rows(cluster, sight)
     if as_json:
         click.echo(json.dumps({**_cluster_as_json(cluster), "safekeepers": [_row_as_json(row) for row in rows]}))
@@ -105,36 +99,36 @@ def list_(config: Path | None, as_json: bool, **command_line: Any) -> None:
 @click.argument("safekeeper", type=_PLACE)
 @_json
 @_force
-@_options
-def add(
-    config: Path | None, safekeeper: tuple[int, Address | None], as_json: bool, force: bool, **command_line: Any
-) -> None:
+@connected
+def add(connection: MembersConfig, safekeeper: tuple[int, Address | None], as_json: bool, force: bool) -> None:
     """Add a safekeeper, whose data folder is empty, to the members.
 
-    Start it first. Then add it to --safekeepers of the proxies; until then they connect to the address given here.
+    Start it first. Then add it to [safekeepers] of the cluster's file; until a proxy has read that, it connects to the
+    address given here.
 
     \b
     Example:
-      walproxy members add 4=sk4:5454 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members add 4=sk4:5454
     """
-    _change(Add(safekeeper[0]), safekeeper, _load(config, command_line), as_json, force)
+    _change(Add(safekeeper[0]), safekeeper, connection, as_json, force)
 
 
 @members.command()
 @click.argument("safekeeper", type=_ID, metavar="ID")
 @_json
 @_force
-@_options
-def remove(config: Path | None, safekeeper: int, as_json: bool, force: bool, **command_line: Any) -> None:
+@connected
+def remove(connection: MembersConfig, safekeeper: int, as_json: bool, force: bool) -> None:
     """Remove a safekeeper from the members, whether it runs or not.
 
-    Remove it from --safekeepers of the proxies afterwards; as long as it is listed, it receives WAL and does not count.
+    Remove it from [safekeepers] of the cluster's file afterwards; as long as it is listed, it receives WAL and does not
+    count.
 
     \b
     Example:
-      walproxy members remove 3 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members remove 3
     """
-    _change(Remove(safekeeper), (safekeeper, None), _load(config, command_line), as_json, force)
+    _change(Remove(safekeeper), (safekeeper, None), connection, as_json, force)
 
 
 @members.command()
@@ -142,14 +136,13 @@ def remove(config: Path | None, safekeeper: int, as_json: bool, force: bool, **c
 @click.option("--by", type=_PLACE, help="The safekeeper that replaces it, if that has another id.")
 @_json
 @_force
-@_options
+@connected
 def replace(
-    config: Path | None,
+    connection: MembersConfig,
     safekeeper: tuple[int, Address | None],
     by: tuple[int, Address | None] | None,
     as_json: bool,
     force: bool,
-    **command_line: Any,
 ) -> None:
     """Replace a member's data folder, which is lost or is to be retired, by an empty one.
 
@@ -158,14 +151,14 @@ def replace(
 
     \b
     Examples:
-      walproxy members replace 3 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy members replace 3=new3:5454 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy members replace 3 --by 4=sk4:5454 --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members replace 3
+      walproxy members replace 3=new3:5454
+      walproxy members replace 3 --by 4=sk4:5454
     """
     if by is not None and safekeeper[1] is not None:
         raise ConfigurationError("give the new address with --by ID=HOST:PORT, or with ID=HOST:PORT, not both")
     newcomer = safekeeper if by is None else by
-    _change(Replace(safekeeper[0], newcomer[0]), newcomer, _load(config, command_line), as_json, force)
+    _change(Replace(safekeeper[0], newcomer[0]), newcomer, connection, as_json, force)
 
 
 @members.command()
@@ -173,10 +166,8 @@ def replace(
 @click.option("--elect", metavar="EXPRESSION", help="Number of members that elect the proxy that leads.")
 @_json
 @_force
-@_options
-def quorum(
-    config: Path | None, commit: str | None, elect: str | None, as_json: bool, force: bool, **command_line: Any
-) -> None:
+@connected
+def quorum(connection: MembersConfig, commit: str | None, elect: str | None, as_json: bool, force: bool) -> None:
     """Change how many of N members a commit and an election need.
 
     An expression has digits, N, + - * / and parentheses; / drops the remainder. For each N from 1 to 31 both together
@@ -185,37 +176,25 @@ def quorum(
 
     \b
     Examples:
-      walproxy members quorum --commit N/3+1 --elect N-N/3 --config walproxy.toml
-      walproxy members quorum --commit N/2+1 --elect N/2+1 --config walproxy.toml
+      walproxy members quorum --commit N/3+1 --elect N-N/3
+      walproxy members quorum --commit N/2+1 --elect N/2+1
     """
     if commit is None and elect is None:
         raise click.UsageError("give --commit, --elect or both")
-    _change(Quorum(commit, elect), (0, None), _load(config, command_line), as_json, force)
+    _change(Quorum(commit, elect), (0, None), connection, as_json, force)
 
 
 @members.command()
 @_json
-@_options
-def cancel(config: Path | None, as_json: bool, **command_line: Any) -> None:
+@connected
+def cancel(connection: MembersConfig, as_json: bool) -> None:
     """Cancel the change that is under way: the members are again those before it.
 
     \b
     Example:
-      walproxy members cancel --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy members cancel
     """
-    _change(Cancel(), (0, None), _load(config, command_line), as_json, force=False)
-
-
-def _load(config: Path | None, command_line: dict[str, Any]) -> MembersConfig:
-    # The file may be that of walproxy run.
-    return settings.load(
-        MembersConfig,
-        ENVIRONMENT_PREFIX,
-        command_line=command_line,
-        environment=os.environ,
-        file=config,
-        file_of=ProxyConfig,
-    )
+    _change(Cancel(), (0, None), connection, as_json, force=False)
 
 
 def _with_fleet(config: MembersConfig, use: Callable[[Fleet], Coroutine[Any, Any, _Result]]) -> _Result:
@@ -240,7 +219,7 @@ def _change(wish: Wish, place: tuple[int, Address | None], config: MembersConfig
         if address is not None:
             fleet.dial(safekeeper_id, address)
         with _ProgressOfChange() as progress:
-            changed = await change_members(fleet, wish, force=force, begun=progress.begin, show=progress.show)
+            changed = await change_members(fleet, wish, force=force, begun=progress.begin, show=progress.show_headway)
         if not changed.changed and not as_json:
             click.echo("nothing is to be done")
         return changed.cluster
@@ -261,24 +240,10 @@ def _change(wish: Wish, place: tuple[int, Address | None], config: MembersConfig
         click.echo(f"the members are {listed} ({cluster.membership.label})")
 
 
-class _ProgressOfChange:
-    """The progress of a change on stderr: a bar on a terminal, otherwise a line when it changes, and every 5 s."""
+class _ProgressOfChange(LiveProgress):
+    """The progress of a change of the members."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}", markup=False), BarColumn())
-        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("", total=None)
-        self._stage = ""
-        self._line_at = 0.0
-        self._begin_lsn: int | None = None
-
-    def __enter__(self) -> "_ProgressOfChange":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    _begin_lsn: int | None = None
 
     def begin(self, cluster: Cluster, wanted: Target) -> None:
         """Show what is to change."""
@@ -289,35 +254,23 @@ class _ProgressOfChange:
         after = list_members(wanted.members, present.members)
         commit, elect = (size_of(size, count) for size in (wanted.sizes.commit, wanted.sizes.elect))
         elections = f", elections {elect}" if elect != commit else ""
-        self._say(f"members {before} -> {after}: commits need {commit} of {count}{elections}")
+        self.print_line(f"members {before} -> {after}: commits need {commit} of {count}{elections}")
         if count % 2 == 0 and wanted.sizes == QuorumSizes():
-            self._say(
+            self.print_line(
                 f"warning: {count} members tolerate the loss of {(count - 1) // 2}, as {count - 1} would: an odd "
                 "number is better"
             )
 
-    def show(self, headway: Headway) -> None:
+    def show_headway(self, headway: Headway) -> None:
         """Show how far it is."""
+        stage = headway.what.partition(":")[0]
         if headway.commit_lsn and headway.flush_lsn:
             if self._begin_lsn is None:
                 self._begin_lsn = headway.flush_lsn
-            self._bar.update(
-                self._task,
-                description=headway.what,
-                total=max(1, headway.commit_lsn - self._begin_lsn),
-                completed=max(0, headway.flush_lsn - self._begin_lsn),
-            )
+            total = max(1, headway.commit_lsn - self._begin_lsn)
+            self.show(headway.what, stage, max(0, headway.flush_lsn - self._begin_lsn), total)
         else:
-            self._bar.update(self._task, description=headway.what, total=None)
-        if self._console.is_terminal:
-            return
-        stage, now = headway.what.partition(":")[0], time.monotonic()
-        if stage != self._stage or now >= self._line_at:
-            self._stage, self._line_at = stage, now + _LINE_INTERVAL_S
-            self._say(headway.what)
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+            self.show(headway.what, stage)
 
 
 def _cluster_as_json(cluster: Cluster) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -12,10 +11,6 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import parse_lsn
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import address, host_names, key_values, positive_size
-from safekeeper.net.tls import ClientTls
-from safekeeper.process.credential_files import http_password
-from walproxy.proxy.config import DEFAULT_HTTP
-from walproxy.proxy.status_client import Access
 from walproxy.recovery.plan import CURRENT, LATEST
 
 _CLUSTER_ID: Final = re.compile("[0-9a-f]{32}")
@@ -104,40 +99,3 @@ postgres_option = click.option(
     help="Major version of PostgreSQL, e.g. 15; by default the newest installed.",
 )
 """The option `major` of commands that start servers of their own."""
-
-
-def proxy_options(command: _Command) -> _Command:
-    """Give a command the options `url`, `tls_ca` and `http_password_file`: it reads the HTTP pages of a proxy."""
-    password = click.option(
-        "--http-password-file",
-        envvar="WALPROXY_HTTP_PASSWORD_FILE",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="File of the password for the proxy's HTTP listener. [WALPROXY_HTTP_PASSWORD_FILE]",
-    )
-    tls_ca = click.option(
-        "--tls-ca",
-        envvar="WALPROXY_TLS_CA",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="CAs that sign the certificate of an https URL; by default those of this machine. [WALPROXY_TLS_CA]",
-    )
-    url = click.option(
-        "--url",
-        default=f"http://{DEFAULT_HTTP}",
-        envvar="WALPROXY_URL",
-        show_default=True,
-        help="URL of the proxy's HTTP listener. [WALPROXY_URL]",
-    )
-    return url(tls_ca(password(command)))
-
-
-def client_access(tls_ca: Path | None, http_password_file: Path | None) -> Access:
-    """Return what a command needs for a proxy's pages, by its options.
-
-    Raises:
-        ConfigurationError: a file cannot be used.
-    """
-    password = http_password(http_password_file)
-    tls = ClientTls(tls_ca).context if tls_ca is not None else None
-    return Access(tls, password.value if password is not None else None)

@@ -3,19 +3,17 @@
 import asyncio
 import dataclasses
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import click
 
-from safekeeper.base import settings
 from safekeeper.base.lsn import format_lsn
+from walproxy.agent.ready import ReadyReport, ReadyToPromote
 from walproxy.agent.standby_folder import LocalStandbyFolder
+from walproxy.cli.configuration import connected
 from walproxy.cli.failover_progress import FailoverProgress
-from walproxy.failover.ready import ReadyReport, ReadyToPromote
 from walproxy.postgres.hosts import PrimaryHost, primary_hosts
-from walproxy.proxy.config import ENVIRONMENT_PREFIX, MembersConfig, ProxyConfig
+from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -46,15 +44,14 @@ _EXIT_INTERRUPTED = 130
 )
 @click.option("--old-is-dead", is_flag=True, help="Seal the old primary off although its proxy leads.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings.click_options(MembersConfig, ENVIRONMENT_PREFIX)
+@connected
 def ready_to_promote(
-    config: Path | None,
+    connection: MembersConfig,
     pgdata: Path | None,
     conninfo: str,
     timeout_s: float,
     old_is_dead: bool,
     as_json: bool,
-    **command_line: Any,
 ) -> None:
     """Make a standby ready for its promotion by another program; exit with 0 only if it may be promoted now.
 
@@ -66,24 +63,21 @@ def ready_to_promote(
 
     \b
     Examples:
-      walproxy ready-to-promote --pgdata /var/lib/postgresql/17/main --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy ready-to-promote --conninfo 'host=pg2 user=walproxy' --config /etc/walproxy.toml && \\
+      walproxy ready-to-promote --pgdata /var/lib/postgresql/17/main
+      walproxy ready-to-promote --conninfo 'host=pg2 user=walproxy' && \\
           pg_ctl promote -D /var/lib/postgresql/17/main
     """
     if pgdata is None and not conninfo:
         raise click.UsageError("give --pgdata or --conninfo")
-    loaded = settings.load(
-        MembersConfig,
-        ENVIRONMENT_PREFIX,
-        command_line=command_line,
-        environment=os.environ,
-        file=config,
-        file_of=ProxyConfig,
-    )
     folder, standby = _standby(pgdata, conninfo)
     progress = FailoverProgress()
     run = ReadyToPromote(
-        loaded.safekeepers, standby, read_peer_credentials(loaded), progress, folder=folder, old_is_dead=old_is_dead
+        connection.safekeepers,
+        standby,
+        read_peer_credentials(connection),
+        progress,
+        folder=folder,
+        old_is_dead=old_is_dead,
     )
     try:
         with progress:

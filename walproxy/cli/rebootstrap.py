@@ -1,16 +1,14 @@
 """`walproxy rebootstrap`: begin a new cluster on safekeepers that may hold WAL, or undo that."""
 
 import asyncio
-import os
 from pathlib import Path
-from typing import Any
 
 import click
 
-from safekeeper.base import settings
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
+from walproxy.cli.configuration import load_connection, server_options
+from walproxy.proxy.config import ConnectionConfig, MembersConfig
 from walproxy.proxy.rebootstrap import Consent, execute, survey
 from walproxy.proxy.rebootstrap_undo import execute_undo, survey_undo
 
@@ -32,14 +30,14 @@ from walproxy.proxy.rebootstrap_undo import execute_undo, survey_undo
     "that the new cluster holds.",
 )
 @click.option("--undo", is_flag=True, help="Restore the cluster that the last rebootstrap replaced.")
-@settings.click_options(ProxyConfig, ENVIRONMENT_PREFIX)
+@server_options
 def rebootstrap(
     config: Path | None,
     yes: bool,
     system_ids: tuple[int, ...],
     discard_wal_above: str | None,
     undo: bool,
-    **command_line: Any,
+    **command_line: str | None,
 ) -> None:
     """Begin a new cluster on the safekeepers, after the loss of most of their data folders.
 
@@ -54,20 +52,17 @@ def rebootstrap(
 
     \b
     Examples:
-      walproxy rebootstrap --primary 'host=db1 user=walproxy' \\
-          --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy rebootstrap --undo --primary 'host=db1 user=walproxy' \\
-          --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
+      walproxy rebootstrap
+      walproxy rebootstrap --primary 'host=db1 user=walproxy'
+      walproxy rebootstrap --undo
     """
-    loaded = settings.load(
-        ProxyConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-    )
     discard_above_lsn = parse_lsn(discard_wal_above) if discard_wal_above is not None else None
     if undo:
         if system_ids:
             raise ConfigurationError("--replace-system-id cannot be combined with --undo")
-        _undo(loaded, yes, discard_above_lsn)
+        _undo(load_connection(MembersConfig, command_line, config), yes, discard_above_lsn)
         return
+    loaded = load_connection(ConnectionConfig, command_line, config)
     found = asyncio.run(survey(loaded))
     for line in found.lines():
         click.echo(line)
@@ -80,7 +75,7 @@ def rebootstrap(
     click.echo("to undo this before a proxy has written to the new cluster: walproxy rebootstrap --undo")
 
 
-def _undo(config: ProxyConfig, yes: bool, discard_above_lsn: Lsn | None) -> None:
+def _undo(config: MembersConfig, yes: bool, discard_above_lsn: Lsn | None) -> None:
     found = asyncio.run(survey_undo(config))
     for line in found.lines():
         click.echo(line)

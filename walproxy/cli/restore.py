@@ -20,9 +20,9 @@ from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
 from walproxy.recovery.backup_manifest import BackupDamaged
 from walproxy.recovery.base_backup import BaseBackup, write_entry
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, SourceConfig, open_sources
+from walproxy.recovery.config import ENVIRONMENT_PREFIX, SourceConfig, load_sources, open_sources
 from walproxy.recovery.fetcher import Fetcher
-from walproxy.recovery.plan import LATEST, Plan, Target, format_time, make_plan
+from walproxy.recovery.plan import LATEST, Plan, RecoveryTarget, format_time, make_plan
 from walproxy.recovery.replay_survey import ReplaySurvey, preparations, refuse_live_tablespaces, survey_replay
 from walproxy.recovery.restore import (
     check_target_folder,
@@ -105,11 +105,9 @@ def restore(
     if sum(each is not None for each in (target_time, target_lsn, target_name)) > 1:
         raise click.UsageError("--target-time, --target-lsn and --target-name cannot be combined")
     logs.configure(lambda: "walproxy restore", "info")
-    loaded = settings.load(
-        SourceConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-    )
+    loaded = load_sources(SourceConfig, command_line, os.environ, config)
     lsn = parse_lsn(target_lsn) if target_lsn is not None else None
-    goal = Target(target_time, lsn, target_name, target_timeline, target_action)
+    goal = RecoveryTarget(target_time, lsn, target_name, target_timeline, target_action)
     target = target.absolute()
     check_target_folder(target)
     if not dry_run:
@@ -158,7 +156,7 @@ def _temporary_files() -> Iterator[None]:
         ) from error
 
 
-def _survey(fetcher: Fetcher, source: BaseBackup, plan: Plan, goal: Target) -> ReplaySurvey:
+def _survey(fetcher: Fetcher, source: BaseBackup, plan: Plan, goal: RecoveryTarget) -> ReplaySurvey:
     """Read the WAL of the recovery; the backup's own WAL from a temporary copy of it, if no source has it."""
     facts = source.facts
     with _progress() as bar, tempfile.TemporaryDirectory(prefix="walproxy-own-wal-") as folder:
@@ -184,7 +182,7 @@ def _unverified(source: BaseBackup, ignore_manifest: bool) -> str:
     )
 
 
-def _goal_text(goal: Target) -> str:
+def _goal_text(goal: RecoveryTarget) -> str:
     if goal.lsn is not None:
         return f"LSN {format_lsn(goal.lsn)}"
     if goal.time is not None:
@@ -192,7 +190,7 @@ def _goal_text(goal: Target) -> str:
     return f"restore point {goal.name}" if goal.name is not None else "the end of the WAL"
 
 
-def _result_lines(source: BaseBackup, plan: Plan, goal: Target, target: Path, dry_run: bool) -> list[str]:
+def _result_lines(source: BaseBackup, plan: Plan, goal: RecoveryTarget, target: Path, dry_run: bool) -> list[str]:
     facts = source.facts
     commit = f", last commit {format_time(plan.last_commit.time)}" if plan.last_commit is not None else ""
     verified = f"{len(source.manifest.files)} files, as in backup_manifest" if source.manifest is not None else "no"
@@ -214,7 +212,7 @@ def _result_lines(source: BaseBackup, plan: Plan, goal: Target, target: Path, dr
     ]
 
 
-def _as_json(source: BaseBackup, plan: Plan, goal: Target, target: Path, dry_run: bool) -> dict[str, Any]:
+def _as_json(source: BaseBackup, plan: Plan, goal: RecoveryTarget, target: Path, dry_run: bool) -> dict[str, Any]:
     facts = source.facts
     return {
         "target": str(target),

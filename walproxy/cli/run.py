@@ -25,6 +25,7 @@ from safekeeper.net.listener import Listener
 from safekeeper.process.credential_files import http_access, server_tls, tell_validity
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.web.page import with_page
+from walproxy.cli.configuration import load_proxy
 from walproxy.limbo.page import confirms_per_s
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.credentials import read_credentials, reload_credentials
@@ -37,24 +38,23 @@ logger = logging.getLogger(__name__)
 
 @click.command()
 @settings.click_options(ProxyConfig, ENVIRONMENT_PREFIX)
-def run(config: Path | None, **command_line: str | None) -> NoReturn:
+def run(config: Path | None, **command_line: Any) -> NoReturn:
     """Stream a PostgreSQL's WAL to a quorum of safekeepers, and let commits wait for it.
 
-    Each option can also be set in the environment or in the file of --config; the command line overrides the
-    environment, and the environment overrides the file. SIGHUP reads them again. A second proxy with the same options
-    waits as a spare and takes over when the first one stops.
+    Each option can also be set in the environment or in the cluster's file, which has further keys; the command line
+    overrides the environment, and the environment overrides the file. SIGHUP reads them again. A second proxy with the
+    same options waits as a spare and takes over when the first one stops.
 
     \b
     Examples:
+      walproxy run
       walproxy run --primary 'host=db1 user=walproxy' \\
           --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy run --config /etc/walproxy.toml
+      walproxy run --config walproxy.toml -c commit_timeout=30
     """
 
     def read() -> ProxyConfig:
-        return settings.load(
-            ProxyConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-        )
+        return load_proxy(command_line, config)
 
     loaded = read()
     agent = inherited_socket(os.environ)

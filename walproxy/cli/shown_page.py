@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import click
+import msgspec
 from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from safekeeper.base.errors import ConfigurationError, WalproxyError
-from walproxy.cli.parameters import proxy_options
+from walproxy.cli.proxy_pages import proxy_options
 from walproxy.terminal import output_console
 
 _INTERVAL_S_MIN = 0.1
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_Content = TypeVar("_Content")
 
 
 def page_options(path: str) -> Callable[[_Command], _Command]:
@@ -41,48 +43,51 @@ def page_options(path: str) -> Callable[[_Command], _Command]:
 
 
 def show(
-    fetch: Callable[[], dict[str, Any]], render: Callable[[dict[str, Any]], RenderableType], *, as_json: bool
-) -> None:
-    """Show the page once. Raises what `fetch` raises."""
-    if as_json:
-        click.echo(json.dumps(fetch()))
-    else:
-        output_console().print(render(fetch()))
-
-
-def watch(
-    fetch: Callable[[], dict[str, Any]],
-    render: Callable[[dict[str, Any]], RenderableType],
-    summarise: Callable[[dict[str, Any]], str],
+    fetch: Callable[[], _Content],
+    render: Callable[[_Content], RenderableType],
+    summarise: Callable[[_Content], str],
     *,
     as_json: bool,
-    interval_s: float,
+    interval_s: float | None,
 ) -> None:
-    """Show the page until Ctrl-C. If a proxy does not reply, show that, and retry.
+    """Show the page once, or until Ctrl-C. If a proxy does not reply meanwhile, show that, and retry.
 
     Args:
-        render: returns the table for a terminal.
-        summarise: returns the line for other outputs.
+        render: returns the table, for once and for a terminal.
+        summarise: returns the line for other outputs that go on.
+        interval_s: None for once.
 
     Raises:
         ConfigurationError: the page cannot be requested at all.
+        WalproxyError: it could not be fetched, for once.
     """
     console = output_console()
+    if interval_s is None:
+        content = fetch()
+        if as_json:
+            click.echo(_as_json(content))
+        else:
+            console.print(render(content))
+        return
     try:
         if as_json or not console.is_terminal:
-            for content in _repeatedly(fetch, interval_s):
-                if isinstance(content, WalproxyError):
-                    click.echo(str(content), err=as_json)
+            for found in _repeatedly(fetch, interval_s):
+                if isinstance(found, WalproxyError):
+                    click.echo(str(found), err=as_json)
                 else:
-                    click.echo(json.dumps(content) if as_json else summarise(content))
+                    click.echo(_as_json(found) if as_json else summarise(found))
         with Live(console=console, refresh_per_second=4) as live:
-            for content in _repeatedly(fetch, interval_s):
-                live.update(Text(str(content), style="red") if isinstance(content, WalproxyError) else render(content))
+            for found in _repeatedly(fetch, interval_s):
+                live.update(Text(str(found), style="red") if isinstance(found, WalproxyError) else render(found))
     except KeyboardInterrupt:
         return  # The user has stopped it.
 
 
-def _repeatedly(fetch: Callable[[], dict[str, Any]], interval_s: float) -> Iterator[dict[str, Any] | WalproxyError]:
+def _as_json(content: object) -> str:
+    return json.dumps(msgspec.to_builtins(content))
+
+
+def _repeatedly(fetch: Callable[[], _Content], interval_s: float) -> Iterator[_Content | WalproxyError]:
     while True:
         try:
             yield fetch()

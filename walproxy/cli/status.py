@@ -6,16 +6,14 @@ from pathlib import Path
 import click
 
 from walproxy.cli import shown_page
-from walproxy.cli.parameters import client_access
+from walproxy.cli.proxy_pages import proxy_pages
 from walproxy.proxy.status_client import fetch_status
 from walproxy.proxy.status_table import render, summarise
 
 
 @click.command()
 @shown_page.page_options("/status")
-def status(
-    url: str, tls_ca: Path | None, http_password_file: Path | None, as_json: bool, watch: bool, interval: float
-) -> None:
+def status(url: str | None, config: Path | None, as_json: bool, watch: bool, interval: float) -> None:
     """Show the state of the proxy, its safekeepers and standbys.
 
     \b
@@ -23,10 +21,8 @@ def status(
       walproxy status
       walproxy status --watch
       walproxy status --json | jq .commit_lsn
-      walproxy status --url https://10.0.0.9:7667 --tls-ca ca.pem
+      walproxy status --url https://10.0.0.9:7667
     """
-    fetch = partial(fetch_status, url, client_access(tls_ca, http_password_file))
-    if watch:
-        shown_page.watch(fetch, partial(render, by_urgency=True), summarise, as_json=as_json, interval_s=interval)
-    else:
-        shown_page.show(fetch, render, as_json=as_json)
+    fetch = partial(proxy_pages(url, config).fetch, fetch_status)
+    table = partial(render, by_urgency=watch)
+    shown_page.show(fetch, table, summarise, as_json=as_json, interval_s=interval if watch else None)

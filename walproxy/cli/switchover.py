@@ -1,23 +1,22 @@
 """`walproxy switchover`: move the primary to a standby while everything works."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from safekeeper.base import settings
-from walproxy.cli.failover import load, print_report, run_to_end
+from walproxy.cli.configuration import load_connection, server_options
+from walproxy.cli.failover import print_report, run_to_end
 from walproxy.cli.failover_progress import FailoverProgress
-from walproxy.failover.config import FailoverConfig
+from walproxy.cli.orders import carry_out, switchover_order, timeout_option, yes_option
 from walproxy.failover.failover import Failover
 from walproxy.failover.switchover import switch_over
 from walproxy.postgres.hosts import primary_hosts
-from walproxy.proxy.config import ENVIRONMENT_PREFIX
+from walproxy.proxy.config import ConnectionConfig, MembersConfig
 from walproxy.proxy.credentials import read_peer_credentials
 
 
 @click.command()
-@click.option("--to", "wanted", required=True, metavar="HOST", help="The standby to promote.")
+@click.option("--to", "wanted", default="", metavar="NAME", help="The agent or host to promote; with agents optional.")
 @click.option(
     "--stop-command",
     default="",
@@ -25,9 +24,24 @@ from walproxy.proxy.credentials import read_peer_credentials
     help="Shell command that stops the old primary (fast mode); without it all sessions are ended over SQL.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings.click_options(FailoverConfig, ENVIRONMENT_PREFIX)
-def switchover(config: Path | None, wanted: str, stop_command: str, as_json: bool, **command_line: Any) -> None:
+@yes_option
+@timeout_option
+@server_options
+def switchover(
+    config: Path | None,
+    wanted: str,
+    stop_command: str,
+    yes: bool,
+    timeout_s: float,
+    as_json: bool,
+    **command_line: str | None,
+) -> None:
     """Move the primary to a standby while everything works, with a short time without commits.
+
+    Where agents report (walproxy agent), they are given the order, and the command waits for its end: about two seconds
+    without commits. The agent of the primary stops its server, that of the standby promotes it, by default the most
+    advanced one of the highest priority, and the old primary becomes a standby. Without agents, and with
+    --stop-command, the command acts by itself:
 
     Brings the old primary to rest: with --stop-command it is stopped, otherwise its sessions are ended and new ones are
     read-only by default. When the standby has everything, the old timeline is sealed and the standby promoted, as
@@ -43,15 +57,21 @@ def switchover(config: Path | None, wanted: str, stop_command: str, as_json: boo
     \b
     Examples:
       walproxy switchover --to pg2 --stop-command 'ssh pg1 sudo systemctl stop postgresql' \\
-          --primary 'host=pg1,pg2,pg3 user=walproxy' --safekeepers 1=sk1:5454,2=sk2:5454,3=sk3:5454
-      walproxy switchover --to pg2 --config /etc/walproxy.toml
+          --primary 'host=pg1,pg2,pg3 user=walproxy'
+      walproxy switchover --to pg2
     """
-    loaded = load(config, command_line)
-    hosts = primary_hosts(loaded.primary, "the servers'")
+    if not stop_command and carry_out(
+        switchover_order(wanted), load_connection(MembersConfig, command_line, config), yes, timeout_s, as_json
+    ):
+        return
+    if not wanted:
+        raise click.UsageError("give --to: no agent reports that could choose")
+    connection = load_connection(ConnectionConfig, command_line, config)
+    hosts = primary_hosts(connection.primary, "the servers'")
     progress = FailoverProgress()
 
     def make() -> Failover:
-        return Failover(loaded.safekeepers, hosts, read_peer_credentials(loaded), progress)
+        return Failover(connection.safekeepers, hosts, read_peer_credentials(connection), progress)
 
     report = run_to_end(
         progress, make, lambda run: switch_over(run, hosts, wanted, progress, stop_command=stop_command)

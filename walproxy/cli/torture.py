@@ -1,25 +1,40 @@
 """`walproxy torture`: stress-test a cluster, or run a steady load for a long time, and check its guarantees."""
 
+import importlib.util
 import random
+import shutil
 import signal
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 
-from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED
+from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError, WalproxyError
+from walproxy.cli.extras import missing_library
 from walproxy.cli.parameters import postgres_option
-from walproxy.cli.torture_report import check_report, write_report
-from walproxy.cli.torture_soak import soak_and_show
-from walproxy.cli.torture_stress import stress_and_keep
+from walproxy.cli.progress import SecondsBar
 from walproxy.lab.testing import EngineName
-from walproxy.lab.torture.run import Plan
-from walproxy.lab.torture.soak import Load
-from walproxy.lab.torture.soak_summary import Summary, as_json, growth_table, summarise
-from walproxy.lab.torture.stress_summary import StressSummary, stress_table, summarise_stress
+from walproxy.lab.torture.record import Run
+from walproxy.lab.torture.run import RunOptions, Stressed, stress
+from walproxy.lab.torture.soak import Load, soak
+from walproxy.lab.torture.soaked_cluster import soaked_cluster
+from walproxy.lab.torture.summaries import (
+    SoakSummary,
+    StressSummary,
+    growth_table,
+    soak_as_json,
+    stress_table,
+    summarise_soak,
+    summarise_stress,
+)
 
+_REPORT_MODULES: Final = ("jinja2", "plotly")
 _SOAK_LOAD = Load()
 _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 
@@ -46,12 +61,6 @@ _PLAIN_WIDTH = 140  # Of lines that no terminal breaks.
 @click.option("--safekeepers", default=3, show_default=True, type=click.IntRange(1, 7), help="Number of safekeepers.")
 @postgres_option
 @click.option(
-    "--dir",
-    "parent",
-    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
-    help="Folder for the data; by default a temporary folder.",
-)
-@click.option(
     "--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The HTML page to write."
 )
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
@@ -64,7 +73,6 @@ def torture(
     engine: EngineName,
     safekeepers: int,
     major: int | None,
-    parent: Path | None,
     report: Path | None,
     wants_json: bool,
 ) -> None:
@@ -94,30 +102,116 @@ def torture(
     folder: Path | None = None
     if is_soak:
         load = Load(clients or _SOAK_LOAD.clients, rate or _SOAK_LOAD.commits_per_s)
-        run = soak_and_show(seconds, load, safekeepers, major, engine, parent, console)
-        _show(summarise(run), wants_json)
+        run = soak_and_show(seconds, load, safekeepers, major, engine, console)
+        _show(summarise_soak(run), wants_json)
     else:
         seed = random.randrange(1 << 16) if seed is None else seed
         click.echo(f"seed {seed}", err=True)
         postgres = None if major is None else str(major)
         options = (clients or 8, rate or 200.0, safekeepers, postgres, engine)
-        stressed, folder = stress_and_keep(lambda directory: Plan(seed, seconds, directory, *options), parent, console)
+        stressed, folder = stress_and_keep(lambda directory: RunOptions(seed, seconds, directory, *options), console)
         run = stressed.run
         _show(summarise_stress(stressed), wants_json)
     for violation in run.violations:
         click.echo(f"VIOLATION {violation.rule}: {violation.message}", err=True)
     if report is not None:
-        write_report(run, report)
+        from walproxy.lab.torture.report import write_page
+
+        write_page(run, report)
     if folder is not None:
         click.echo(f"seed {run.seed}: data, logs and run.json are in {folder}", err=True)
     sys.exit(EXIT_UNEXPECTED if run.violations else EXIT_FINE)
 
 
-def _show(summary: Summary | StressSummary, wants_json: bool) -> None:
+def _show(summary: SoakSummary | StressSummary, wants_json: bool) -> None:
     if wants_json:
-        click.echo((as_json(summary) if isinstance(summary, Summary) else msgspec.json.encode(summary)).decode())
+        click.echo(
+            (soak_as_json(summary) if isinstance(summary, SoakSummary) else msgspec.json.encode(summary)).decode()
+        )
         return
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
-    console.print(growth_table(summary) if isinstance(summary, Summary) else stress_table(summary))
+    console.print(growth_table(summary) if isinstance(summary, SoakSummary) else stress_table(summary))
+
+
+def check_report(path: Path) -> None:
+    """Check that the page can be made and written, before the test runs for hours.
+
+    Raises:
+        ConfigurationError: a library or the folder is missing.
+    """
+    for module in _REPORT_MODULES:
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(missing_library("the report", module, "lab"))
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError(f"could not write {path}: the folder does not exist; correct --report")
+
+
+def soak_and_show(
+    seconds: float,
+    load: Load,
+    safekeepers: int,
+    major: int | None,
+    engine: EngineName,
+    console: Console,
+) -> Run:
+    """Run a steady load on a cluster, of processes unless containers are chosen; return the record of the run.
+
+    Args:
+        console: for the progress.
+
+    Raises:
+        WalproxyError: the run could not be completed.
+    """
+    with tempfile.TemporaryDirectory(prefix="walproxy-soak-") as folder:
+        directory = Path(folder)
+        directory.chmod(0o755)  # PostgreSQL runs as another user under root.
+        chosen = "processes" if engine == "auto" else engine
+        with soaked_cluster(directory, safekeepers, major, chosen) as cluster, SecondsBar(console, seconds) as bar:
+            return soak(cluster, seconds, load, safekeepers, bar.show)
+
+
+class StressBar(SecondsBar):
+    """A bar on a terminal, and a line for each bout of faults everywhere."""
+
+    def show(self, passed_s: float, what: str) -> None:
+        """Show the progress; without a terminal only the lines show it."""
+        if self._console.is_terminal:
+            super().show(passed_s, escape(what))
+
+    def tell(self, passed_s: float, line: str) -> None:
+        """Print a line with the time of its event."""
+        self._console.print(f"{passed_s:7.1f} s  {line}", markup=False, soft_wrap=True)
+
+
+def stress_and_keep(make_plan: Callable[[Path], RunOptions], console: Console) -> tuple[Stressed, Path | None]:
+    """Stress-test a cluster; return the record, and the folder with data, logs and history if a guarantee was violated.
+
+    Args:
+        make_plan: returns the plan for a folder.
+
+    Raises:
+        ConfigurationError: the test cannot begin.
+        WalproxyError: the test could not be completed; the message contains the folder, which is kept.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="walproxy-torture-"))
+    directory.chmod(0o755)  # PostgreSQL runs as another user under root.
+    keeps = False
+    try:
+        plan = make_plan(directory / "cluster")
+        with StressBar(console, plan.seconds) as bar:
+            stressed = stress(plan, bar)
+        if not stressed.run.violations:
+            return stressed, None
+        keeps = True
+        (directory / "run.json").write_bytes(msgspec.json.encode(stressed.run))
+        return stressed, directory
+    except ConfigurationError:
+        raise  # Nothing has begun.
+    except WalproxyError as error:
+        keeps = True
+        raise WalproxyError(f"{error}; the data up to then is in {directory}") from error
+    finally:
+        if not keeps:
+            shutil.rmtree(directory, ignore_errors=True)

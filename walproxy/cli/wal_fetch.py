@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import click
 
 from safekeeper.base import settings
+from safekeeper.base.cluster_file import find_cluster_file
 from safekeeper.base.errors import ConfigurationError
 from walproxy.recovery.caller import Silence, sources_key, system_id_of
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig
+from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig, load_sources
 from walproxy.recovery.prefetched import Prefetched
 from walproxy.recovery.server_mode import EXIT_DELIVERED, EXIT_MISSING, Mode, data_directory_of, mode_of
 
@@ -46,7 +47,7 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
     \b
     Examples (in postgresql.conf):
       restore_command = 'walproxy wal-fetch %f %p --archive s3://bucket/main'
-      restore_command = 'walproxy wal-fetch %f %p --config /etc/walproxy-fetch.toml'
+      restore_command = 'walproxy wal-fetch %f %p --config /etc/walproxy/walproxy.toml'
     """
     # As in a process without Python: PostgreSQL must see that the process was ended by a signal.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -66,9 +67,9 @@ def wal_fetch(config: Path | None, name: str, target: Path, missing_code: int, *
         )
     if mode is Mode.PROMOTING and (wal_directory / name).exists():
         sys.exit(missing_code)  # PostgreSQL has it already, and reads it from there next.
-    loaded = settings.load(
-        FetchConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-    )
+    # PostgreSQL's log would have the same warning for each segment.
+    config = find_cluster_file(config, is_silent=True)
+    loaded = load_sources(FetchConfig, command_line, os.environ, config, is_silent=True)
     silence = Silence(wal_directory, sources_key(system_id, loaded))
     if mode in (Mode.STANDBY, Mode.PROMOTING) and silence.is_recent():
         sys.exit(missing_code)

@@ -8,8 +8,6 @@ log_end             where the sealed log ends, and its last complete record
 candidates          which standby may be promoted, and which is
 server              one server, over SQL
 switchover          a failover while everything works
-ready, hand_over    a standby made ready for another manager's promotion
-config              the options of these commands
 discarded           the transactions in the tail of an old primary
 discarded_report    the report of them
 tail_wal            the files of that tail

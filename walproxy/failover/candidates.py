@@ -17,6 +17,10 @@ from walproxy.failover.log_end import LogEnd
 READ_RIGHT = "EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean)"
 
 
+# A switchover to a standby that is further behind would prolong the time without commits.
+LAG_BYTES_MAX = 64 << 20
+
+
 class NoCandidate(WalproxyError):
     """No server can be promoted, or the named one cannot. One line says why."""
 

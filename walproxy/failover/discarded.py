@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from safekeeper.base.lsn import Lsn
 from safekeeper.waldecode import transaction_end
 from safekeeper.waldecode.format import RM_LOGICAL_MESSAGE, RM_XACT, RMGR_INFO_MASK
-from safekeeper.waldecode.record_body import RecordBody, Relation, malformed, parse_body
+from safekeeper.waldecode.record_body import RecordBody, RelationLocator, malformed, parse_body
 from safekeeper.waldecode.records import Record
 from safekeeper.waldecode.transaction_end import TransactionEnd, parse_assignment, parse_transaction_end
 
@@ -38,7 +38,7 @@ _NEXT_XID_OFFSET, _RUNNING_XACTS_BYTES = 12, 24
 # Of info, the operation (XLOG_HEAP_OPMASK).
 _HEAP_OPERATION_MASK: Final = 0x70
 _INSERT, _DELETE, _UPDATE, _HOT_UPDATE, _MULTI_INSERT = 0x00, 0x10, 0x20, 0x40, 0x50
-_COLUMNS: Final = {_INSERT: 0, _UPDATE: 1, _HOT_UPDATE: 1, _DELETE: 2}  # of `Rows`
+_COLUMNS: Final = {_INSERT: 0, _UPDATE: 1, _HOT_UPDATE: 1, _DELETE: 2}  # of `RowCounts`
 # xl_heap_delete: xmax, offnum, infobits_set, flags; the last one takes back what ON CONFLICT has inserted too early.
 _DELETE_FLAGS_OFFSET, _DELETE_IS_SUPER = 7, 0x08
 # xl_heap_multi_insert: flags, padding, ntuples.
@@ -61,7 +61,7 @@ class Kind(enum.StrEnum):
     ABORT = "abort"
 
 
-class Rows(NamedTuple):
+class RowCounts(NamedTuple):
     """Numbers of rows."""
 
     inserted: int = 0
@@ -102,10 +102,10 @@ class DiscardedTransaction:
     subtransactions: int
     changes_catalogs: bool
     messages: int
-    sequences: tuple[Relation, ...]
+    sequences: tuple[RelationLocator, ...]
     wal_bytes: int
-    rows: dict[Relation, Rows]
-    dropped: tuple[Relation, ...]
+    rows: dict[RelationLocator, RowCounts]
+    dropped: tuple[RelationLocator, ...]
     is_complete: bool
 
 
@@ -128,7 +128,7 @@ class Tail:
     counts: dict[Kind, int]
     open: int
     messages: int
-    created: frozenset[Relation]
+    created: frozenset[RelationLocator]
 
 
 def precedes(xid: int, other: int) -> bool:
@@ -144,8 +144,8 @@ class _Changes:
     in_tail: bool = False
     wal_bytes: int = 0
     messages: int = 0
-    sequences: set[Relation] = field(default_factory=set)
-    rows: dict[Relation, list[int]] = field(default_factory=dict)
+    sequences: set[RelationLocator] = field(default_factory=set)
+    rows: dict[RelationLocator, list[int]] = field(default_factory=dict)
 
     def merge(self, other: "_Changes") -> None:
         """Add what a subtransaction, or earlier WAL, has."""
@@ -160,18 +160,8 @@ class _Changes:
 
 
 @dataclass(slots=True)
-class _Prepared:
-    """A transaction that was prepared and has not ended."""
-
-    end: TransactionEnd
-    lsn: Lsn
-    end_lsn: Lsn
-    changes: _Changes
-
-
-@dataclass(slots=True)
 class _Ended:
-    """A transaction of the tail that has ended."""
+    """A transaction that has ended, or was prepared."""
 
     kind: Kind
     end: TransactionEnd
@@ -218,10 +208,10 @@ def _body(record: Record, major: int) -> RecordBody | None:
     return parse_body(record, major) if record.rmid in BODY_RMIDS else None
 
 
-def _created_relation(record: Record, body: RecordBody, major: int) -> Relation:
+def _created_relation(record: Record, body: RecordBody, major: int) -> RelationLocator:
     if len(body.main) < _RELATION.size:
         raise malformed(record, major)
-    return Relation._make(_RELATION.unpack_from(body.main, 0))
+    return RelationLocator._make(_RELATION.unpack_from(body.main, 0))
 
 
 def is_transactional(record: Record, body: RecordBody, major: int) -> bool:
@@ -251,12 +241,12 @@ class TailReader:
         self._major = major
         self._open: dict[int, _Changes] = {}
         self._parents: dict[int, int] = {}
-        self._prepared: dict[int, _Prepared] = {}
+        self._prepared: dict[int, _Ended] = {}  # and not ended
         self._ended: list[_Ended] = []
         self._aborted: list[_Ended] = []
         self._counts = dict.fromkeys(Kind, 0)
         self._messages = 0
-        self._created: set[Relation] = set()
+        self._created: set[RelationLocator] = set()
         self._next_xid: int | None = None  # of the first RUNNING_XACTS
         self._finished = False
 
@@ -305,17 +295,18 @@ class TailReader:
         if record.xid != end.xid:
             changes.wal_bytes += record.total_length  # COMMIT PREPARED has no transaction id of its own.
         if end.operation == transaction_end.PREPARE:
-            self._prepared[end.xid] = _Prepared(end, record.start_lsn, record.end_lsn, changes)
+            lsn = record.start_lsn
+            self._prepared[end.xid] = _Ended(Kind.PREPARE, end, lsn, record.end_lsn, changes, end.gid, lsn)
         elif in_tail:
             self._add_end(record, end, changes, prepared)
 
-    def _add_end(self, record: Record, end: TransactionEnd, changes: _Changes, prepared: _Prepared | None) -> None:
+    def _add_end(self, record: Record, end: TransactionEnd, changes: _Changes, prepared: _Ended | None) -> None:
         kind = _KINDS[end.operation]
         if kind is Kind.ROLLBACK_PREPARED and prepared is not None and prepared.end_lsn > self._from_lsn:
             kind = Kind.ABORT  # The new primary has nothing of it.
         ended = _Ended(kind, end, record.start_lsn, record.end_lsn, changes, end.gid)
         if prepared is not None:
-            ended.gid, ended.prepare_lsn = prepared.end.gid, prepared.lsn
+            ended.gid, ended.prepare_lsn = prepared.gid, prepared.lsn
         self._note(ended)
 
     def _note(self, ended: _Ended) -> None:
@@ -329,12 +320,7 @@ class TailReader:
         self._finished = True
         for prepared in self._prepared.values():
             if prepared.end_lsn > self._from_lsn:
-                self._note(
-                    _Ended(
-                        *(Kind.PREPARE, prepared.end, prepared.lsn, prepared.end_lsn, prepared.changes),
-                        *(prepared.end.gid, prepared.lsn),
-                    )
-                )
+                self._note(prepared)
         self._ended.sort(key=lambda each: each.lsn)
         missing = [each for each in self._ended if not self._is_complete(each)]
         return LookBack(missing, self._major, self) if missing else None
@@ -374,7 +360,7 @@ class TailReader:
             messages=changes.messages,
             sequences=tuple(sorted(changes.sequences)),
             wal_bytes=changes.wal_bytes,
-            rows={relation: Rows(*rows) for relation, rows in sorted(changes.rows.items()) if any(rows)},
+            rows={relation: RowCounts(*rows) for relation, rows in sorted(changes.rows.items()) if any(rows)},
             dropped=tuple(sorted(ended.end.dropped)),
             is_complete=self._is_complete(ended),
         )
@@ -426,12 +412,12 @@ _KINDS: Final = {
 }
 
 
-def is_catalog(relation: Relation) -> bool:
+def is_catalog(relation: RelationLocator) -> bool:
     """Return whether a relation is a system catalog, unless that was rewritten by VACUUM FULL."""
     return relation.relfilenode < _FIRST_NORMAL_OID
 
 
-def relations_of(transactions: Iterable[DiscardedTransaction]) -> Iterator[Relation]:
+def relations_of(transactions: Iterable[DiscardedTransaction]) -> Iterator[RelationLocator]:
     """Yield the relations of transactions, some of them repeatedly."""
     for transaction in transactions:
         yield from transaction.rows

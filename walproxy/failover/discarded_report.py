@@ -16,10 +16,10 @@ import msgspec
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.waldecode.format import PAGE_SIZE, page_header_size
-from safekeeper.waldecode.record_body import Relation
+from safekeeper.waldecode.record_body import RelationLocator
 from safekeeper.waldecode.records import Record
 from walproxy.failover.discarded import DiscardedTransaction, Kind, LookBack, Tail, TailReader, is_catalog
-from walproxy.failover.tail_wal import Scan, TailWal
+from walproxy.failover.tail_wal import TailScan, TailWal
 from walproxy.wal_sources.source import WalMissing
 
 FORMAT_VERSION = 1
@@ -52,7 +52,7 @@ class DiscardedReport:
     read_from_lsn: Lsn
     tail: Tail
     notes: tuple[str, ...] = ()
-    names: Mapping[Relation, str] = field(default_factory=dict)
+    names: Mapping[RelationLocator, str] = field(default_factory=dict)
 
     @property
     def transactions(self) -> int:
@@ -112,7 +112,7 @@ class DiscardedReport:
             "dropped": [self._relation(relation) for relation in each.dropped],
         }
 
-    def _relation(self, relation: Relation) -> dict[str, Any]:
+    def _relation(self, relation: RelationLocator) -> dict[str, Any]:
         return {
             **relation._asdict(),
             "name": self.names.get(relation),
@@ -174,7 +174,7 @@ def discarded_report(
     )
 
 
-def _read_tail(wal: TailWal, from_lsn: Lsn) -> tuple[TailReader, Scan, Lsn]:
+def _read_tail(wal: TailWal, from_lsn: Lsn) -> tuple[TailReader, TailScan, Lsn]:
     """Return the reader of the tail, the scan that has ended, and where it began."""
     begin_lsn = wal.block_start(from_lsn)
     while True:
@@ -186,7 +186,7 @@ def _read_tail(wal: TailWal, from_lsn: Lsn) -> tuple[TailReader, Scan, Lsn]:
                 f"{wal.folder} has no {wal.segment_name(from_lsn)}, the segment that contains {format_lsn(from_lsn)}: "
                 "check the LSN and the folder"
             )
-        scan = Scan(wal, begin_lsn)
+        scan = TailScan(wal, begin_lsn)
         reader = _read(scan, from_lsn)
         if reader is not None:
             break
@@ -206,7 +206,7 @@ def _read_tail(wal: TailWal, from_lsn: Lsn) -> tuple[TailReader, Scan, Lsn]:
     return reader, scan, begin_lsn
 
 
-def _read(scan: Scan, from_lsn: Lsn) -> TailReader | None:
+def _read(scan: TailScan, from_lsn: Lsn) -> TailReader | None:
     """Read a scan to its end; return None if it must begin earlier: at the fork, no record ends that it can see."""
     reader: TailReader | None = None
     for record in scan.records():
@@ -242,7 +242,7 @@ def _look_back(wal: TailWal, look_back: LookBack, end_lsn: Lsn, bytes_max: int) 
         earlier_lsn = wal.block_start(begin_lsn - 1)
         if earlier_lsn is None:
             break
-        scan, found = Scan(wal, earlier_lsn), []
+        scan, found = TailScan(wal, earlier_lsn), []
         for record in scan.records():
             if record.start_lsn >= begin_lsn:
                 break

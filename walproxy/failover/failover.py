@@ -61,7 +61,7 @@ class PromotedMeanwhile(FailoverFailed):
     """Another command has promoted a standby since this one has looked: it looks again."""
 
 
-class Show(Protocol):
+class StepDisplay(Protocol):
     """Where a failover shows what it does."""
 
     def step(self, text: str) -> None:
@@ -72,7 +72,7 @@ class Show(Protocol):
 
 
 @dataclass(frozen=True)
-class Report:
+class FailoverReport:
     """The end of a failover.
 
     Attributes:
@@ -113,7 +113,7 @@ class Failover:
         safekeepers: tuple[tuple[int, Address], ...],
         hosts: Sequence[PrimaryHost],
         credentials: Credentials,
-        show: Show,
+        show: StepDisplay,
         *,
         seal_timeout_s: float = 30.0,
         resume_timeout_s: float = 30.0,
@@ -149,7 +149,7 @@ class Failover:
         """Close all connections."""
         await self._world.close()
 
-    async def run(self, wanted: str = "", *, old_is_dead: bool = False) -> Report:
+    async def run(self, wanted: str = "", *, old_is_dead: bool = False) -> FailoverReport:
         """Fail over, or finish a failover that was begun.
 
         Args:
@@ -165,7 +165,7 @@ class Failover:
         if promotion.tli != log.log_tli:
             term = await self._until_log_is_on(name, promotion)
         self._seconds["all"] = round(time.monotonic() - self._began_at, 3)
-        return Report(
+        return FailoverReport(
             primary=name,
             old_tli=log.log_tli,
             tli=promotion.tli,
@@ -238,8 +238,6 @@ class Failover:
                 "primary in again with walproxy failover --cancel"
             )
         return "nothing was changed"
-
-    # ------------------------------------------------------------------ steps
 
     async def _seal_and_promote(self, survey: Survey, wanted: str, *, takeover: bool) -> tuple[str, Promotion]:
         """Seal the log's timeline, and promote a standby to the number that this seal gives out."""
@@ -432,8 +430,6 @@ class Failover:
                 f"waiting for a walproxy run that takes {name} over{f' ({problems})' if problems else ''}"
             )
             await asyncio.sleep(_POLL_S)
-
-    # ------------------------------------------------------------------ parts
 
     def _sealed(self, seal: Seal, *, takeover: bool = False) -> AbstractAsyncContextManager[Sealed]:
         self._sealing_tli = seal.tli

@@ -163,11 +163,9 @@ class TermWal:
                 raise WalproxyError(f"no member delivers the end of the log: {'; '.join(self._problems)}")
             connection = self._left.pop(0)
             try:
-                await connection.connect()
                 await connection.greet(secrets.token_hex(16))
             except WalproxyError as error:
                 self._problems.append(str(error))
-                await connection.close()
             else:
                 self._connected = connection
         return self._connected

@@ -79,8 +79,6 @@ class Sealer:
         self._events: deque[list[Action]] = deque()
         self._executing = False
 
-    # ------------------------------------------------------------------ what it is for
-
     @property
     def elected(self) -> Elected:
         """What has begun the term that holds the seal. Only after `seal`."""
@@ -143,8 +141,6 @@ class Sealer:
         problems = [f"safekeeper {i}: {link.problem}" for i, link in sorted(self._links.items()) if not link.is_up]
         return "; ".join(problems) or "no quorum of the safekeepers has voted"
 
-    # ------------------------------------------------------------------ life
-
     async def run(self) -> None:
         """Keep connecting, and let the proposer work, until cancelled."""
         try:
@@ -172,8 +168,6 @@ class Sealer:
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self._changed.set()
-
-    # ------------------------------------------------------------------ events
 
     def link_up(self, safekeeper_id: int) -> None:
         """Handle a connection to a safekeeper that is open now."""
@@ -214,8 +208,6 @@ class Sealer:
             # Never a second campaign: it would raise the floor above the number of the server that is being promoted.
             self._fail(NotSealed(f"the seal holds, but its term is not led on: {self._last_note}"))
         self._changed.set()
-
-    # ------------------------------------------------------------------ actions
 
     def _execute(self, action: Action) -> None:
         if isinstance(action, SendAppend):

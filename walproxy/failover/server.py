@@ -11,6 +11,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from psycopg.conninfo import make_conninfo
 
@@ -27,19 +28,22 @@ from walproxy.postgres.problems import PrimaryProblem, ServerProblem
 from walproxy.postgres.replay_state import MAY_READ_CONTROL, PAUSED, REPLAY_COLUMNS, pause_problem, target_problem
 
 APPLICATION_NAME = "walproxy failover"
+_TIMEOUT_S = 10.0
 # How long a promotion usually takes that has no WAL to replay, at most.
 _PROMOTED_SOON_S = 0.5
 _POLL_S = 0.01
 _NOT_PERMITTED = "42501"
 _DISK_FULL = "53100"
-# The TLI of a primary is that of the segment that it writes; pg_control has it only after the next checkpoint.
-_LOOK = f"""
-SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
+# What `positions_of` reads. A function of the other role is not called: it would be an error. The TLI of a primary is
+# that of the segment that it writes; pg_control has it only after the next checkpoint.
+POSITION_COLUMNS = """pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_flush_lsn()) END,
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn() END,
   pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(),
   (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, w.received_tli)
-   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true),
+   FROM pg_control_checkpoint() c, pg_control_recovery() r LEFT JOIN pg_stat_get_wal_receiver() w ON true)"""
+_LOOK = f"""
+SELECT {POSITION_COLUMNS},
   EXISTS (SELECT FROM pg_stat_get_wal_receiver() w WHERE w.pid IS NOT NULL),
   has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'),
   pg_has_role('pg_write_server_files', 'USAGE') AND pg_has_role('pg_monitor', 'USAGE'),
@@ -67,6 +71,17 @@ class Promotion:
     fork_lsn: Lsn
 
 
+class ServerPositions(NamedTuple):
+    """The positions of a server; 0 for what is unknown, or is of the other role."""
+
+    in_recovery: bool
+    system_id: int
+    tli: int
+    written_lsn: Lsn
+    received_lsn: Lsn
+    replayed_lsn: Lsn
+
+
 class Server:
     """One server, named by a connection string of one host. Every call is one short connection, and blocks.
 
@@ -92,37 +107,31 @@ class Server:
         except (PrimaryProblem, ServerProblem) as error:
             return HostLook(self.name, problem=plain(error))
 
-    def data_directory(self, timeout_s: float = 10.0) -> Path:
-        """Return its data folder, on its own machine.
+    # The following raise WalproxyError if it does not reply, or the role may not read that.
 
-        Raises:
-            WalproxyError: it does not reply, or the role may not read that.
-        """
-        with self.connection(timeout_s) as connection:
-            return Path(str(connection.value("SELECT current_setting('data_directory')", f"look at {self.name}")))
+    def data_directory(self) -> Path:
+        """Return its data folder, on its own machine."""
+        return Path(str(self._value("SELECT current_setting('data_directory')")))
 
-    def restore_command(self, timeout_s: float = 10.0) -> str:
-        """Return its restore_command, "" if it has none. Raises WalproxyError if it does not reply."""
-        with self.connection(timeout_s) as connection:
-            return str(connection.value("SELECT current_setting('restore_command')", f"look at {self.name}"))
+    def restore_command(self) -> str:
+        """Return its restore_command, "" if it has none."""
+        return str(self._value("SELECT current_setting('restore_command')"))
 
-    def walreceiver_pid(self, timeout_s: float = 10.0) -> int | None:
-        """Return the pid of its walreceiver, None if none runs. Raises WalproxyError if it does not reply."""
-        with self.connection(timeout_s) as connection:
-            rows = connection.rows("SELECT pid FROM pg_stat_get_wal_receiver()", f"look at {self.name}")
-        return next((int(pid) for (pid,) in rows if pid is not None), None)
+    def walreceiver_pid(self) -> int | None:
+        """Return the pid of its walreceiver, None if none runs."""
+        pid = self._value("SELECT (SELECT pid FROM pg_stat_get_wal_receiver())")
+        return int(pid) if pid is not None else None
 
-    def has_history(self, tli: int, timeout_s: float = 10.0) -> bool:
-        """Return whether its pg_wal has the history file of a number; that of restore_command is not looked at.
+    def has_history(self, tli: int) -> bool:
+        """Return whether its pg_wal has the history file of a number; that of restore_command is not looked at."""
+        path = quoted(f"pg_wal/{timeline_history_name(tli)}")
+        return self._value(f"SELECT size FROM pg_stat_file({path}, true)", "read pg_wal") is not None
 
-        Raises:
-            WalproxyError: it does not reply, or the role may not read that.
-        """
-        with self.connection(timeout_s) as connection:
-            path = quoted(f"pg_wal/{timeline_history_name(tli)}")
-            return connection.value(f"SELECT size FROM pg_stat_file({path}, true)", "read pg_wal") is not None
+    def _value(self, sql: str, doing: str = "") -> str | None:
+        with self.connection(_TIMEOUT_S) as connection:
+            return connection.value(sql, doing or f"look at {self.name}")
 
-    def reserve(self, tlis: range, timeout_s: float = 10.0) -> None:
+    def reserve(self, tlis: range) -> None:
         """Make sure that a promotion passes these numbers over. A number with a history file is reserved already.
 
         Raises:
@@ -133,7 +142,7 @@ class Server:
         doing = f"place history files in pg_wal of {self.name}"
         line = quoted(PASSED_OVER_HISTORY.decode().rstrip("\n"))
         try:
-            with self.connection(timeout_s) as connection:
+            with self.connection(_TIMEOUT_S) as connection:
                 folder = connection.value("SELECT current_setting('data_directory')", doing)
                 found = {name for (name,) in connection.rows("SELECT name FROM pg_ls_waldir()", doing)}
                 for name in map(timeline_history_name, tlis):
@@ -142,7 +151,7 @@ class Server:
         except (PrimaryProblem, ServerProblem) as error:
             raise WalproxyError(f"{plain(error)}{_advice(error)}") from None
 
-    def request_promotion(self, end: LogEnd, timeout_s: float = 10.0) -> None:
+    def request_promotion(self, end: LogEnd) -> None:
         """Request its promotion if it has everything; return once it is a primary, or soon. A primary is fine.
 
         It may have been set up again from an older server since it was looked at. A session ends with the server, so
@@ -153,8 +162,8 @@ class Server:
         """
         doing = f"promote {self.name}"
         try:
-            with self.connection(timeout_s) as connection:
-                look = self._look_by(connection, timeout_s)
+            with self.connection(_TIMEOUT_S) as connection:
+                look = self._look_by(connection, _TIMEOUT_S)
                 if not look.in_recovery:
                     return
                 if reason := lost_since(look, end):
@@ -260,44 +269,38 @@ def _advice(error: PrimaryProblem | ServerProblem) -> str:
 
 def look_of(name: str, row: Row, *, may_be_read_only: bool = False) -> HostLook:
     """Return the look at a server from the row that it has returned. For the argument see `Server`."""
-    (
-        in_recovery,
-        system_id,
-        segment,
-        written,
-        received,
-        replayed,
-        tli,
-        receives,
-        promotes,
-        places,
-        read_only,
-        role,
-        *replay,
-    ) = row
-    paused, targets = replay
+    at, (receives, promotes, places, read_only, role, paused, targets) = positions_of(row)
     hindrance = ""
-    if in_recovery == "t" and promotes != "t":
+    if at.in_recovery and promotes != "t":
         hindrance = f"cannot be promoted by the role {role}: GRANT EXECUTE ON FUNCTION pg_promote TO {role}"
-    elif in_recovery == "t" and read_only == "on" and not may_be_read_only:
+    elif at.in_recovery and read_only == "on" and not may_be_read_only:
         hindrance = (
             "would be read-only as a primary: ALTER SYSTEM RESET default_transaction_read_only, and SELECT "
             "pg_reload_conf()"
         )
     return HostLook(
         name,
-        in_recovery=in_recovery == "t",
-        system_id=int(system_id or 0) % (1 << 64),  # PostgreSQL prints it as a signed number.
-        tli=int(segment[:8], 16) if segment is not None else int(tli or 0),
-        received_lsn=_lsn(received),
-        replayed_lsn=_lsn(replayed),
-        written_lsn=_lsn(written),
+        **at._asdict(),
         receives=receives == "t",
         places_files=places == "t",
         hindrance=hindrance,
         is_paused=paused == "t",
         replay_problem=target_problem(targets),
     )
+
+
+def positions_of(row: Row) -> tuple[ServerPositions, Row]:
+    """Return the positions in a row that begins with POSITION_COLUMNS, and the other columns."""
+    in_recovery, system_id, segment, written, received, replayed, tli, *others = row
+    positions = ServerPositions(
+        in_recovery=in_recovery == "t",
+        system_id=int(system_id or 0) % (1 << 64),  # PostgreSQL prints it as a signed number.
+        tli=int(segment[:8], 16) if segment is not None else int(tli or 0),
+        written_lsn=_lsn(written),
+        received_lsn=_lsn(received),
+        replayed_lsn=_lsn(replayed),
+    )
+    return positions, tuple(others)
 
 
 def _lsn(text: str | None) -> Lsn:

@@ -18,7 +18,7 @@ from safekeeper.consensus.messages import AcceptorGreeting
 from walproxy.failover.candidates import HostLook, NoCandidate, choose, resolve
 from walproxy.failover.log_end import LogEnd
 from walproxy.proposer.roster import Cluster
-from walproxy.proxy.members_plan import Sight
+from walproxy.proxy.sight import Sight, has_quorum
 
 
 class FailoverRefused(WalproxyError):
@@ -203,20 +203,7 @@ def check_cancellable(survey: Survey) -> bool:
     return True
 
 
-def member_greetings(cluster: Cluster, sight: Sight) -> dict[int, AcceptorGreeting]:
-    """Return the greetings of the members of a cluster that have replied, by safekeeper id."""
-    return {
-        safekeeper_id: seen.greeting
-        for safekeeper_id, seen in sight.items()
-        if seen.greeting is not None
-        and seen.greeting.cluster_id == cluster.id
-        and cluster.membership.is_voter(safekeeper_id, seen.greeting.incarnation)
-    }
-
-
-def survey_of(
-    cluster: Cluster, sight: Sight, live_proposers: Mapping[int, str], looks: tuple[HostLook, ...], problems: str
-) -> Survey:
+def survey_of(cluster: Cluster, sight: Sight, live_proposers: Mapping[int, str], looks: tuple[HostLook, ...]) -> Survey:
     """Return the survey of a cluster.
 
     Args:
@@ -225,10 +212,10 @@ def survey_of(
     Raises:
         FailoverRefused: no member replies, or the log is empty.
     """
-    greetings, membership = member_greetings(cluster, sight), cluster.membership
+    greetings, membership, problems = sight.member_greetings(cluster), cluster.membership, sight.describe_problems()
     identities = {each: (each, greeting.incarnation) for each, greeting in greetings.items()}
     if not greetings:
-        raise FailoverRefused(f"no member of the cluster replies: {problems or 'list the members in --safekeepers'}")
+        raise FailoverRefused(f"no member of the cluster replies: {problems or 'list them in [safekeepers]'}")
     log = max(greetings.values(), key=lambda greeting: (greeting.last_term, greeting.flush_lsn))
     if not log.log_tli:
         raise FailoverRefused("the safekeepers have no WAL: no commit was ever acknowledged, start walproxy run")
@@ -236,7 +223,7 @@ def survey_of(
         log=log,
         members=len(membership.identities()),
         replying=len(greetings),
-        has_quorum=all(has(identities.values()) for has in (membership.has_elect_quorum, membership.has_commit_quorum)),
+        has_quorum=has_quorum(membership, identities.values()),
         is_led=any(
             membership.has_elect_quorum(identities[each] for each in identities if live_proposers.get(each) == run)
             for run in set(live_proposers.values()) - {""}

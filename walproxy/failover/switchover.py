@@ -10,14 +10,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.failover import rest
-from walproxy.failover.candidates import HostLook, choose, resolve
-from walproxy.failover.failover import Failover, FailoverFailed, Report, Show
+from walproxy.failover.candidates import LAG_BYTES_MAX, HostLook, choose, resolve
+from walproxy.failover.failover import Failover, FailoverFailed, FailoverReport, StepDisplay
 from walproxy.failover.server import Server
 from walproxy.failover.survey import FailoverRefused, Survey
 from walproxy.postgres.hosts import PrimaryHost
@@ -25,8 +25,6 @@ from walproxy.postgres.hosts import PrimaryHost
 _POLL_S = 0.05
 _STOP_TIMEOUT_S = 120.0
 _DRAIN_TIMEOUT_S = 30.0
-# A standby that is further behind would prolong the time without commits.
-LAG_BYTES_MAX = 64 << 20
 _OUTPUT_MAX = 300
 
 
@@ -67,8 +65,8 @@ def plan_switchover(survey: Survey, wanted: str) -> Move | None:
 
 
 async def switch_over(
-    failover: Failover, hosts: Sequence[PrimaryHost], wanted: str, show: Show, *, stop_command: str = ""
-) -> Report:
+    failover: Failover, hosts: Sequence[PrimaryHost], wanted: str, show: StepDisplay, *, stop_command: str = ""
+) -> FailoverReport:
     """Move the primary to the standby `wanted`, HOST or HOST:PORT, or finish that.
 
     Args:
@@ -101,10 +99,7 @@ async def switch_over(
     return report
 
 
-# ---------------------------------------------------------------------- the old primary is stopped
-
-
-async def _stop(old: Server, command: str, show: Show) -> None:
+async def _stop(old: Server, command: str, show: StepDisplay) -> None:
     show.step(f"stopping {old.name}")
     await run_command(command)
     look = await asyncio.to_thread(old.look)
@@ -112,43 +107,64 @@ async def _stop(old: Server, command: str, show: Show) -> None:
         raise WalproxyError(f"{command!r} has succeeded, and {old.name} still replies: nothing else was changed")
 
 
-async def run_command(command: str, timeout_s: float = _STOP_TIMEOUT_S) -> None:
+async def run_command(
+    command: str, timeout_s: float = _STOP_TIMEOUT_S, *, name: str = "", environment: Mapping[str, str] | None = None
+) -> None:
     """Run a command by the shell; end it with everything that it has started if it takes too long, or at Ctrl-C.
+
+    One that runs as another user by then, by sudo, may not be ended by this one: it goes on.
+
+    Args:
+        name: for messages; "" for the command itself.
+        environment: variables beside those of this process.
 
     Raises:
         WalproxyError: it failed, or did not end in time.
     """
+    name = name or repr(command)
     starting = asyncio.create_task(
         asyncio.create_subprocess_shell(
             command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
     )
+    goes_on = False
     try:
-        async with asyncio.timeout(timeout_s):
-            process = await asyncio.shield(starting)
-            output, _ = await process.communicate()
+        try:
+            async with asyncio.timeout(timeout_s):
+                process = await asyncio.shield(starting)
+                output, _ = await process.communicate()
+        finally:
+            process = await starting
+            if process.returncode is None:
+                goes_on = not _is_killed(process.pid)
+                if not goes_on:
+                    await process.wait()
     except TimeoutError:
-        raise WalproxyError(f"{command!r} has not ended within {timeout_s:g} s") from None
-    finally:
-        process = await starting
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        still = f", and runs still: it may not be killed, process {process.pid}" if goes_on else ""
+        raise WalproxyError(f"{name} has not ended within {timeout_s:g} s{still}") from None
     if process.returncode != 0:
-        text = " ".join(output.decode(errors="replace").split())[:_OUTPUT_MAX] or "no output"
-        raise WalproxyError(f"{command!r} failed with exit code {process.returncode}: {text}")
+        text = " ".join(output.decode(errors="replace").split())[-_OUTPUT_MAX:] or "no output"
+        raise WalproxyError(f"{name} failed with exit code {process.returncode}: {text}")
 
 
-# ---------------------------------------------------------------------- the old primary goes on, read-only
+def _is_killed(group: int) -> bool:
+    """End the processes of a group; return whether that was permitted."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return False
+    return True
 
 
 @contextlib.asynccontextmanager
-async def _at_rest(old: Server, failover: Failover, show: Show) -> AsyncIterator[Lsn]:
+async def _at_rest(old: Server, failover: Failover, show: StepDisplay) -> AsyncIterator[Lsn]:
     """Bring the old primary to rest, and yield the end of its WAL; let it go on if the block fails before the seal."""
     show.step(f"ending all sessions of {old.name}; new ones are read-only")
     resting = asyncio.create_task(asyncio.to_thread(rest.bring_to_rest, old))
@@ -167,7 +183,7 @@ async def _at_rest(old: Server, failover: Failover, show: Show) -> AsyncIterator
         raise
 
 
-async def _drained(chosen: Server, written_lsn: Lsn, show: Show) -> None:
+async def _drained(chosen: Server, written_lsn: Lsn, show: StepDisplay) -> None:
     """Wait until the standby has what the old primary had written when it was at rest."""
     deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     while (look := await asyncio.to_thread(chosen.look)).reached_lsn < written_lsn:

@@ -14,7 +14,7 @@ from safekeeper.base.timelines import parse_timeline_history, timeline_history_n
 from safekeeper.waldecode.format import PAGE_HEADER_SIZE, WalFormatError
 from safekeeper.waldecode.records import Record, RecordDecoder
 from walproxy.failover.discarded import BODY_RMIDS
-from walproxy.wal_sources.segment_listing import FolderListing, SegmentFile, unreadable
+from walproxy.wal_sources.segment_listing import FolderListing, ListedSegment, unreadable
 from walproxy.wal_sources.source import LogPath, SourceCorrupt, WalMissing
 
 _READ_BYTES = 1 << 20
@@ -112,7 +112,7 @@ class TailWal:
         except OSError as error:
             raise unreadable(path, error) from error
 
-    def file(self, lsn: Lsn) -> SegmentFile | None:
+    def file(self, lsn: Lsn) -> ListedSegment | None:
         """Return the file of the segment with byte `lsn`, None if the folder has none.
 
         Without a history file, the WAL before the first segment of the timeline is that of a lower one.
@@ -131,7 +131,7 @@ class TailWal:
         return None
 
 
-class Scan:
+class TailScan:
     """Reads records from `begin_lsn` on, a page's start, up to the end of valid WAL.
 
     Attributes:
@@ -180,7 +180,7 @@ class Scan:
             self.end_reason = str(error)
 
 
-def _pieces(file: SegmentFile, lsn: Lsn, size: int) -> Iterator[bytes]:
+def _pieces(file: ListedSegment, lsn: Lsn, size: int) -> Iterator[bytes]:
     """Yield the bytes of a segment's file from `lsn` on, up to `size` of them at a time.
 
     Raises:

@@ -14,12 +14,11 @@ from walproxy.failover.log_end import LogEnd, find_log_end
 from walproxy.failover.polls import Polls
 from walproxy.failover.sealer import Sealer, sealed_timeline
 from walproxy.failover.server import Server
-from walproxy.failover.survey import Survey, member_greetings, survey_of
+from walproxy.failover.survey import Survey, survey_of
 from walproxy.postgres.hosts import PrimaryHost
 from walproxy.proposer.roster import Cluster
 from walproxy.proposer.seal import Seal
 from walproxy.proxy.members import Fleet
-from walproxy.proxy.members_plan import Seen, describe_problems, present_cluster
 
 # A machine that is gone does not refuse a connection: it is silent.
 _SURVEY_PATIENCE_S = 3.0
@@ -78,7 +77,7 @@ class RealWorld:
         self._looks = Polls({name: partial(asyncio.to_thread, server.look) for name, server in self._servers.items()})
         self._fleet: Fleet | None = None
         self._cluster: Cluster | None = None
-        self._greetings: Polls[int, Seen] | None = None
+        self._greetings: Polls[int, AcceptorGreeting | str] | None = None
 
     async def survey(self) -> Survey:
         """Look at all safekeepers and servers, once.
@@ -96,8 +95,8 @@ class RealWorld:
             looks = self._in_order(await looking)
         finally:
             looking.cancel()
-        self._cluster = present_cluster(sight)
-        return survey_of(self._cluster, sight, proposers, looks, describe_problems(sight))
+        self._cluster = sight.present_cluster()
+        return survey_of(self._cluster, sight, proposers, looks)
 
     async def looks(self) -> tuple[HostLook, ...]:
         """Return the latest looks at the servers, of which at least one is new."""
@@ -108,8 +107,8 @@ class RealWorld:
         assert self._fleet is not None and self._cluster is not None  # by `survey`
         if self._greetings is None:
             self._greetings = Polls({each: partial(self._fleet.see, each) for each in self._fleet.addresses})
-        sight = await self._greetings.answers(_PATIENCE_S)
-        return member_greetings(self._cluster, sight), describe_problems(sight)
+        sight = self._fleet.sight_of(await self._greetings.answers(_PATIENCE_S))
+        return sight.member_greetings(self._cluster), sight.describe_problems()
 
     def sealed(
         self, seal: Seal, *, takeover: bool, waiting: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""What happens to a commit that waits longer than `--commit-timeout`. Pure.
+"""What happens to a commit that waits longer than `commit_timeout`. Pure.
 
 warn        it continues to wait, and the log has it
 terminate   its session is terminated: the client does not learn the outcome; the transaction stays committed locally
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from safekeeper.base.lsn import Lsn
-from walproxy.limbo.waits import Wait
+from walproxy.limbo.facts import WaitingCommit
 
 WARN, TERMINATE, DETACH, FENCE = "warn", "terminate", "detach", "fence"
 ACTIONS: Final = (WARN, TERMINATE, DETACH, FENCE)
@@ -29,8 +29,8 @@ class Decision:
         fence: True to begin the fence, False to end it, None to leave it.
     """
 
-    fresh: tuple[Wait, ...] = ()
-    act_on: tuple[Wait, ...] = ()
+    fresh: tuple[WaitingCommit, ...] = ()
+    act_on: tuple[WaitingCommit, ...] = ()
     fence: bool | None = None
 
 
@@ -55,7 +55,7 @@ class CommitPolicy:
         """Change the rule; a fence of the former one ends when nothing waits."""
         self.timeout_s, self.action = timeout_s, action
 
-    def decide(self, waits: Sequence[Wait]) -> Decision:
+    def decide(self, waits: Sequence[WaitingCommit]) -> Decision:
         """Return what to do, with all commits that wait now."""
         overdue = [wait for wait in waits if self.timeout_s and wait.waits_s >= self.timeout_s]
         # By xid alone: the position of a commit may become known later, and a session waits for one at a time.
@@ -70,6 +70,6 @@ class CommitPolicy:
         return Decision(fresh, tuple(wait for wait in overdue if wait.session is not None) if ends else (), fence)
 
 
-def is_unconfirmed(wait: Wait, commit_lsn: Lsn) -> bool:
+def is_unconfirmed(wait: WaitingCommit, commit_lsn: Lsn) -> bool:
     """Return whether no quorum has confirmed a wait meanwhile: a confirm that races a timeout confirms."""
     return wait.end_lsn is None or wait.end_lsn > commit_lsn

@@ -1,4 +1,4 @@
-"""What the limbo needs of its proxy: positions at one moment, and the WAL in memory. Pure."""
+"""What the limbo is given: the positions and the WAL of its proxy, and the sessions that wait. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +47,40 @@ class Facts:
     segment_size: int
     server_version: int
     tli: int
+
+
+@dataclass(frozen=True)
+class WaitingSession:
+    """A session that waits.
+
+    Attributes:
+        xid: the transaction that it waits for; 0 if that cannot be found.
+        client: its address, empty for a local socket.
+        gid: of a prepared transaction that it ends; else empty.
+    """
+
+    pid: int
+    xid: int
+    user: str
+    application: str
+    client: str
+    query: str
+    gid: str = ""
+
+
+@dataclass(frozen=True)
+class WaitingCommit:
+    """A commit that waits.
+
+    Attributes:
+        end_lsn: the position that it waits for, None if its record was not read.
+        session: the session that waits, None if unknown.
+    """
+
+    xid: int
+    end_lsn: Lsn | None
+    waits_s: float
+    session: WaitingSession | None
 
 
 class WalInMemory(Protocol):

@@ -1,6 +1,6 @@
 """The limbo of a running proxy: decodes the uncommitted WAL, samples sessions, executes the policy.
 
-It looks at the age of the oldest uncommitted WAL four times a second. If that exceeds `--slow-commit`, or a client
+It looks at the age of the oldest uncommitted WAL four times a second. If that exceeds `slow_commit`, or a client
 asks, it samples the sessions that wait, and then reads the WAL that it has not read yet: in this order, so that a
 session in the sample has its record in the queue, if the proxy has received it. A record without a session was perhaps
 received after the sample. Everything runs on the event loop; decoding, in slices of some milliseconds, yields to it in
@@ -19,12 +19,10 @@ from typing import Final
 from safekeeper.base.logs import ProblemLog, log_event
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.waldecode.format import ALIGNMENT, PAGE_SIZE, WalFormatError
-from walproxy.limbo.arrivals import Arrivals
 from walproxy.limbo.commit_policy import DETACH, FENCE, TERMINATE, WARN, CommitPolicy, is_unconfirmed
-from walproxy.limbo.facts import ObservedProxy, Positions
+from walproxy.limbo.facts import ObservedProxy, Positions, WaitingCommit, WaitingSession
 from walproxy.limbo.sessions import READ_ONLY, end_waits, is_fenced, read_waiting_sessions, set_fence
-from walproxy.limbo.transactions import ABORT, Entry, TransactionQueue, first_page_to_read
-from walproxy.limbo.waits import Session, Wait
+from walproxy.limbo.transactions import ABORT, Arrivals, Entry, TransactionQueue, first_page_to_read
 from walproxy.postgres.problems import PrimaryProblem
 from walproxy.postgres.sessions import SqlSessions
 
@@ -79,7 +77,7 @@ class Limbo:
         self.policy = policy
         self.slow_commit_s = slow_commit_s
         self.shows_literals = False
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, WaitingSession] = {}
         self.sessions_problem = "no sample yet"
         self.sampled_at: float | None = None
         self.is_slow = False
@@ -100,8 +98,6 @@ class Limbo:
         """Return the time of its clock, the event loop's by default."""
         return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
 
-    # ------------------------------------------------------------------ events of the proxy
-
     def stream_begins(self, lsn: Lsn, tli: int) -> None:
         """Another stream begins at `lsn`: WAL above it is received a second time, or replaced by that of `tli`."""
         self.queue.stop()
@@ -121,8 +117,6 @@ class Limbo:
                     "transaction %d (%s at %s) is discarded: timeline %d begins at %s",
                     *(entry.xid, entry.kind, format_lsn(entry.start_lsn), next_tli, format_lsn(lsn)),
                 )
-
-    # ------------------------------------------------------------------ the watch
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -145,7 +139,7 @@ class Limbo:
                 self._forget_sample("")
             if len(self.queue):
                 self.queue.confirm(positions.reported_lsn)
-            self._overdue_log.over("no commit waits longer than --commit-timeout now")
+            self._overdue_log.over("no commit waits longer than commit_timeout now")
         may_be_fenced = policy.is_fenced or (policy.is_fenced is None and policy.action == FENCE)
         if (is_slow or (may_be_fenced and positions.leads)) and now >= self._next_look_at:
             self._next_look_at = now + min(SLOW_LOOK_INTERVAL_S, policy.timeout_s or SLOW_LOOK_INTERVAL_S)
@@ -153,7 +147,7 @@ class Limbo:
             await self._apply_policy(self.now())
 
     def _is_slow(self, positions: Positions, now: float) -> bool:
-        """Whether this proxy leads, and a position waits for longer than `--slow-commit`."""
+        """Whether this proxy leads, and a position waits for longer than `slow_commit`."""
         if positions.applied_lsn >= self._apply_mark[1]:
             self._apply_mark = now, positions.reported_lsn
         if not positions.leads:
@@ -190,8 +184,6 @@ class Limbo:
         if not self.queue.read_bytes or now <= then:
             return None
         return (commit_lsn - from_lsn) / (now - then) * self.queue.read_commits / self.queue.read_bytes
-
-    # ------------------------------------------------------------------ sessions, and WAL
 
     async def refresh(self, decode_s: float = DECODE_S) -> None:
         """Sample the sessions, then read the WAL that was not read yet, for at most `decode_s`."""
@@ -301,20 +293,18 @@ class Limbo:
             problems.append(f"sessions are unknown: {self.sessions_problem}")
         return "; ".join(problems)
 
-    # ------------------------------------------------------------------ the policy
-
-    def waits(self, now: float) -> list[Wait]:
+    def waits(self, now: float) -> list[WaitingCommit]:
         """Return the commits that wait, oldest first, as far as they are known."""
         commit_lsn = self._proxy.limbo_positions().commit_lsn
         entries = [e for e in self.queue if e.kind != ABORT and e.end_lsn > commit_lsn and self.may_wait(e)]
         arrived = self.arrived(entries)
         found = [
-            Wait(entry.xid, entry.end_lsn, now - self._since(entry.xid, at, now), self.sessions.get(entry.xid))
+            WaitingCommit(entry.xid, entry.end_lsn, now - self._since(entry.xid, at, now), self.sessions.get(entry.xid))
             for entry, at in zip(entries, arrived, strict=True)
         ]
         known = {entry.xid for entry in self.queue}
         found += [
-            Wait(session.xid, None, now - self._since(key, None, now), session)
+            WaitingCommit(session.xid, None, now - self._since(key, None, now), session)
             for key, session in self.sessions.items()
             if key not in known
         ]
@@ -335,8 +325,7 @@ class Limbo:
         if decision.fresh:
             self._overdue_log.note(
                 "overdue",
-                "commits wait longer than --commit-timeout = %g s (action: %s): transactions %s; the oldest "
-                "waits %.1f s",
+                "commits wait longer than commit_timeout = %g s (action: %s): transactions %s; the oldest waits %.1f s",
                 *(policy.timeout_s, policy.action, _xids(decision.fresh), decision.fresh[0].waits_s),
                 event="commit-timeout",
             )
@@ -347,11 +336,11 @@ class Limbo:
                 await self._end_waits(decision.act_on)
             if decision.fence is not None:
                 await self._set_fence(decision.fence)
-            self._sql_log.over("the action of --on-commit-timeout succeeds again")
+            self._sql_log.over("the action of on_commit_timeout succeeds again")
         except PrimaryProblem as problem:
-            self._sql_log.note(problem.message, "cannot execute --on-commit-timeout: %s", problem.message)
+            self._sql_log.note(problem.message, "cannot execute on_commit_timeout: %s", problem.message)
 
-    async def _end_waits(self, overdue: tuple[Wait, ...]) -> None:
+    async def _end_waits(self, overdue: tuple[WaitingCommit, ...]) -> None:
         policy, conninfo = self.policy, self._proxy.sql_conninfo()
         if conninfo is None:
             return
@@ -390,7 +379,7 @@ class Limbo:
                     *(session.pid, wait.xid, lsn, wait.waits_s),
                 )
         if problem:
-            self._sql_log.note(problem, "cannot execute --on-commit-timeout: %s", problem)
+            self._sql_log.note(problem, "cannot execute on_commit_timeout: %s", problem)
 
     async def _set_fence(self, on: bool) -> None:
         policy, conninfo = self.policy, self._proxy.sql_conninfo()
@@ -407,6 +396,6 @@ class Limbo:
             logger.warning("no commit waits: new transactions are read-write again: %s is reset", READ_ONLY)
 
 
-def _xids(waits: tuple[Wait, ...]) -> str:
+def _xids(waits: tuple[WaitingCommit, ...]) -> str:
     shown = ", ".join(str(wait.xid) for wait in waits[:10])
     return f"{shown} and {len(waits) - 10} more" if len(waits) > 10 else shown

@@ -3,20 +3,35 @@
 The statements are shown without their literals, unless `Limbo.shows_literals`. The list is bounded, and `entries` and
 `listed` show that. A session without a record in memory has no positions: its WAL is committed and not applied yet
 (`remote_apply`), or was not received by this proxy.
+
+The state of an entry, the members that lack it, and the level of its session are derived when asked. Nothing is stored
+for an entry, so a position that advances costs the same with one entry and with 10,000, an acknowledgement that
+precedes the decoder is not lost, and an entry may be confirmed as soon as it is read. A changed quorum changes
+commit_lsn, and with it the state of every entry.
 """
 
 import functools
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from safekeeper.base.lsn import format_lsn
-from walproxy.limbo.entry_state import DISCARDED, WAITING, level_of, missing_members, state_of
-from walproxy.limbo.facts import Facts
+from safekeeper.base.lsn import Lsn, format_lsn
+from walproxy.limbo.facts import Facts, WaitingSession
 from walproxy.limbo.limbo import Limbo
 from walproxy.limbo.literals import mask_literals
-from walproxy.limbo.transactions import Entry
-from walproxy.limbo.waits import Session
+from walproxy.limbo.transactions import ABORT, Entry
+
+RECEIVED: Final = "received"
+"""It is in the proxy's memory, and it is unknown whether a session waits, or none does."""
+WAITING: Final = "waiting"
+"""A session waits for it."""
+CONFIRMED: Final = "confirmed"
+"""A quorum has it."""
+DETACHED: Final = "detached"
+"""A session waited for it and no longer does, although no quorum has it: cancelled or terminated."""
+DISCARDED: Final = "discarded"
+"""Another timeline has replaced it."""
 
 LISTED_MAX: Final = 100
 QUERY_CHARACTERS_MAX: Final = 1000
@@ -92,7 +107,7 @@ def _of_entry(limbo: Limbo, facts: Facts, entry: Entry, arrived_at: float | None
     return _Row(waits_s, content)
 
 
-def _of_session(limbo: Limbo, facts: Facts, key: int, session: Session, now: float) -> _Row:
+def _of_session(limbo: Limbo, facts: Facts, key: int, session: WaitingSession, now: float) -> _Row:
     """A session whose record is not in memory."""
     waits_s = now - limbo.seen_since.get(key, now)
     # All received WAL was reported as durable: only the apply position can be waited for.
@@ -122,7 +137,7 @@ def _of_discarded(limbo: Limbo, facts: Facts, entry: Entry) -> dict[str, Any]:
     return {**content, "state": DISCARDED, "missing": missing_members(entry.end_lsn, facts.flush_lsns)}
 
 
-def _content(limbo: Limbo, entry: Entry, waits_s: float | None, session: Session | None) -> dict[str, Any]:
+def _content(limbo: Limbo, entry: Entry, waits_s: float | None, session: WaitingSession | None) -> dict[str, Any]:
     return {
         "xid": entry.xid,
         "kind": entry.kind,
@@ -138,7 +153,7 @@ def _content(limbo: Limbo, entry: Entry, waits_s: float | None, session: Session
     }
 
 
-def _session(limbo: Limbo, session: Session) -> dict[str, Any]:
+def _session(limbo: Limbo, session: WaitingSession) -> dict[str, Any]:
     query = session.query[:QUERY_CHARACTERS_MAX]
     return {
         "pid": session.pid,
@@ -158,3 +173,28 @@ def _time(time_us: int) -> str | None:
 
 def _rounded(seconds: float | None) -> float | None:
     return round(seconds, 3) if seconds is not None else None
+
+
+def state_of(end_lsn: Lsn, commit_lsn: Lsn, *, waits: bool | None, has_waited: bool) -> str:
+    """Return the state of an entry.
+
+    Args:
+        waits: whether a session waits for it now; None if that is unknown.
+        has_waited: whether one was seen to wait for it.
+    """
+    if end_lsn <= commit_lsn:
+        return CONFIRMED
+    if waits:
+        return WAITING
+    return DETACHED if waits is False and has_waited else RECEIVED
+
+
+def missing_members(end_lsn: Lsn, flush_lsns: Mapping[int, Lsn]) -> list[int]:
+    """Return the members that have not acknowledged the WAL up to `end_lsn`, by their positions."""
+    return sorted(i for i, flush_lsn in flush_lsns.items() if flush_lsn < end_lsn)
+
+
+def level_of(kind: str, *, waits: bool | None, has_waited: bool) -> str | None:
+    """Return `none` if no session waits for such an entry, else None: PostgreSQL does not show a session's setting."""
+    is_unwaited = kind == ABORT or (waits is False and not has_waited)
+    return "none" if is_unwaited else None

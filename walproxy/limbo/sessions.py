@@ -16,7 +16,7 @@ import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
-from walproxy.limbo.waits import Session
+from walproxy.limbo.facts import WaitingSession
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.postgres.sessions import SqlSessions, one_session
 
@@ -44,7 +44,9 @@ class _AnyText(Loader):
         return bytes(data).decode(errors="replace")
 
 
-async def read_waiting_sessions(conninfo: str, pool: SqlSessions | None = None, *, timeout_s: float) -> list[Session]:
+async def read_waiting_sessions(
+    conninfo: str, pool: SqlSessions | None = None, *, timeout_s: float
+) -> list[WaitingSession]:
     """Return the sessions that wait for synchronous replication.
 
     Args:
@@ -70,17 +72,17 @@ async def read_waiting_sessions(conninfo: str, pool: SqlSessions | None = None, 
         cursor = connection.cursor()
         cursor.adapters.register_loader("text", _AnyText)
         await cursor.execute(_WAITING)
-        return [Session(pid, int(xid or 0), *texts) for pid, xid, *texts in await cursor.fetchall()]
+        return [WaitingSession(pid, int(xid or 0), *texts) for pid, xid, *texts in await cursor.fetchall()]
 
 
 async def end_waits(
     conninfo: str,
-    sessions: Iterable[Session],
-    still_waits: Callable[[Session], bool],
+    sessions: Iterable[WaitingSession],
+    still_waits: Callable[[WaitingSession], bool],
     *,
     terminate: bool,
     timeout_s: float,
-) -> tuple[list[Session], str]:
+) -> tuple[list[WaitingSession], str]:
     """Terminate the sessions, or cancel their waits; those that no longer wait for the same transaction are left.
 
     Args:

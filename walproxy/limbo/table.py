@@ -8,18 +8,18 @@ from typing import Any, Final
 from rich.console import Group
 from rich.text import Text
 
-from walproxy.terminal import Column, Fit, FittedTable
+from walproxy.terminal import Fit, FittedTable, TableColumn
 
 _COLUMNS: Final = (
-    Column("xid", is_right=True),
-    Column("pid", is_right=True),
-    Column("waits", is_right=True),
-    Column("end"),
-    Column("state", leaves=4),
-    Column("missing", leaves=3),
-    Column("kind", leaves=2, fit=Fit.SHORTEN),
-    Column("session", leaves=1, fit=Fit.SHORTEN),
-    Column("query", leaves=5, fit=Fit.SHORTEN),
+    TableColumn("xid", is_right=True),
+    TableColumn("pid", is_right=True),
+    TableColumn("waits", is_right=True),
+    TableColumn("end"),
+    TableColumn("state", leaves=4),
+    TableColumn("missing", leaves=3),
+    TableColumn("kind", leaves=2, fit=Fit.SHORTEN),
+    TableColumn("session", leaves=1, fit=Fit.SHORTEN),
+    TableColumn("query", leaves=5, fit=Fit.SHORTEN),
 )
 _STATE_STYLE: Final = {"waiting": "yellow", "confirmed": "green", "detached": "red", "discarded": "red"}
 

@@ -34,11 +34,10 @@ from duckdb import DuckDBPyConnection, StatementType
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.pipeline.definition_changes import QUERY as DEFINITION_CHANGES_QUERY
 from walproxy.pipeline.lake.disk import storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_names, open_lake_table
-from walproxy.pipeline.transaction_queries import TRANSACTION_CHANGES_QUERY, TRANSACTION_SIZES_QUERY
+from walproxy.pipeline.view_queries import DEFINITION_CHANGES_QUERY, TRANSACTION_CHANGES_QUERY, TRANSACTION_SIZES_QUERY
 
 BLOCKS: Final = "blocks"
 TRANSACTION_SIZES: Final = "transaction_sizes"
@@ -104,7 +103,7 @@ class QueryFailed(WalproxyError):
     """DuckDB could not carry out a statement, although it is right."""
 
 
-class Tables(Protocol):
+class QueriedTables(Protocol):
     """The tables that are queried."""
 
     @property
@@ -195,7 +194,7 @@ class Result(NamedTuple):
 
 @contextlib.contextmanager
 def connect(
-    tables: Tables | None = None, *, threads: int | None = None, memory_bytes: int | None = None
+    tables: QueriedTables | None = None, *, threads: int | None = None, memory_bytes: int | None = None
 ) -> Iterator[DuckDBPyConnection]:
     """Open DuckDB for tables, without any view, for this block.
 
@@ -222,7 +221,9 @@ def connect(
             yield connection
 
 
-def add_views(connection: DuckDBPyConnection, tables: Tables, names: Iterable[str], existing: Collection[str]) -> None:
+def add_views(
+    connection: DuckDBPyConnection, tables: QueriedTables, names: Iterable[str], existing: Collection[str]
+) -> None:
     """Make views of tables, as they are now, and of what is made of tables, with these in that case.
 
     Args:
@@ -249,7 +250,7 @@ def add_made_view(connection: DuckDBPyConnection, name: str) -> None:
 
 @contextlib.contextmanager
 def query(
-    tables: Tables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
+    tables: QueriedTables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
 ) -> Iterator[Result]:
     """Give the rows that a statement about tables returns, for this block.
 
@@ -271,7 +272,7 @@ def query(
 
 @contextlib.contextmanager
 def query_arrow(
-    tables: Tables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
+    tables: QueriedTables, statement: str, *, threads: int | None = None, memory_bytes: int | None = None
 ) -> Iterator[pa.RecordBatchReader]:
     """Give the rows that a statement about tables returns, for Arrow, for this block. See `query`."""
     with _ready(tables, statement, threads, memory_bytes) as (connection, existing), duckdb_errors(tables, existing):
@@ -280,7 +281,7 @@ def query_arrow(
 
 @contextlib.contextmanager
 def _ready(
-    tables: Tables, statement: str, threads: int | None, memory_bytes: int | None
+    tables: QueriedTables, statement: str, threads: int | None, memory_bytes: int | None
 ) -> Iterator[tuple[DuckDBPyConnection, list[str]]]:
     """Give a connection that can carry out a statement, and the names of all tables."""
     existing = tables.names()
@@ -344,7 +345,7 @@ def identifier(name: str) -> str:
 
 
 @contextlib.contextmanager
-def duckdb_errors(tables: Tables | None = None, existing: Iterable[str] = ()) -> Iterator[None]:
+def duckdb_errors(tables: QueriedTables | None = None, existing: Iterable[str] = ()) -> Iterator[None]:
     """Raise what DuckDB raises as an error of one line.
 
     Args:
@@ -366,7 +367,7 @@ def duckdb_errors(tables: Tables | None = None, existing: Iterable[str] = ()) ->
         if missing is not None and isinstance(error, duckdb.CatalogException):
             raise ConfigurationError(f"{tables} has no table {missing[1]}, but {', '.join(existing)}") from error
         if isinstance(error, duckdb.OutOfMemoryException):
-            raise QueryFailed(f"{_line(error)}: set a larger --memory") from error
+            raise QueryFailed(f"{_line(error)}: set a larger query_memory") from error
         if isinstance(error, duckdb.OperationalError | duckdb.InternalError):
             raise QueryFailed(_line(error)) from error
         raise ConfigurationError(_line(error)) from error

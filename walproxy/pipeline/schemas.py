@@ -17,7 +17,7 @@ from safekeeper.base.errors import ConfigurationError
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
-class Column(NamedTuple):
+class SchemaColumn(NamedTuple):
     """One column.
 
     Attributes:
@@ -34,12 +34,12 @@ class Column(NamedTuple):
     source: str
 
 
-def _column(name: str, data_type: pa.DataType, meaning: str, source: str) -> Column:
-    return Column(name, data_type, False, meaning, source)
+def _column(name: str, data_type: pa.DataType, meaning: str, source: str) -> SchemaColumn:
+    return SchemaColumn(name, data_type, False, meaning, source)
 
 
-def _nullable(name: str, data_type: pa.DataType, meaning: str, source: str) -> Column:
-    return Column(name, data_type, True, meaning, source)
+def _nullable(name: str, data_type: pa.DataType, meaning: str, source: str) -> SchemaColumn:
+    return SchemaColumn(name, data_type, True, meaning, source)
 
 
 _RELATION: Final = (
@@ -89,7 +89,7 @@ _PIECE_TIMES: Final = (
 _TEXTS: Final = pa.list_(pa.field("element", pa.string(), True))
 _NUMBERS: Final = pa.list_(pa.field("element", pa.int64(), True))
 
-COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
+COLUMNS: Final[dict[str, tuple[SchemaColumn, ...]]] = {
     "records": (
         *_RECORD,
         _column("previous_lsn", pa.int64(), "beginning of the previous record", "XLogRecord.xl_prev"),
@@ -320,7 +320,7 @@ def optional_columns(view: str) -> frozenset[str]:
     return frozenset({"blocks"}) if view == "records" else frozenset()
 
 
-def columns_of(view: str, names: Sequence[str] | None = None) -> tuple[Column, ...]:
+def columns_of(view: str, names: Sequence[str] | None = None) -> tuple[SchemaColumn, ...]:
     """Return the columns of a view, or those of them that are named, in the order of the view.
 
     Raises:

@@ -15,7 +15,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from walproxy.postgres.problems import ServerHangs, problem_of_connect, problem_of_error
-from walproxy.postgres.replication_protocol import Conversation, ServerRefused, Wait, run_command
+from walproxy.postgres.replication_protocol import Conversation, ServerRefused, SocketEvent, run_command
 from walproxy.postgres.sessions import later_settings, session_conninfo
 from walproxy.postgres.verbose_connect import end_verbose, start_verbose
 from walproxy.postgres.waiting import wait_blocking
@@ -149,7 +149,7 @@ def bounded_connection(
 def _connected(pgconn: pq.abc.PGconn) -> Conversation[list[pq.abc.PGresult]]:
     if pgconn.status == pq.ConnStatus.BAD:
         raise psycopg.OperationalError(pgconn.get_error_message())
-    wanted = Wait.WRITE
+    wanted = SocketEvent.WRITE
     while True:
         yield wanted
         status = pgconn.connect_poll()
@@ -158,7 +158,7 @@ def _connected(pgconn: pq.abc.PGconn) -> Conversation[list[pq.abc.PGresult]]:
             return []
         if status == pq.PollingStatus.FAILED:
             raise psycopg.OperationalError(pgconn.get_error_message())
-        wanted = Wait.READ if status == pq.PollingStatus.READING else Wait.WRITE
+        wanted = SocketEvent.READ if status == pq.PollingStatus.READING else SocketEvent.WRITE
 
 
 def _text(value: bytes | None) -> str | None:

@@ -17,11 +17,11 @@ Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-MULTIPL
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from psycopg import pq
-from psycopg.conninfo import make_conninfo
+from psycopg import ProgrammingError, pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from safekeeper.base.errors import (
     EXIT_CONFIGURATION,
@@ -30,6 +30,7 @@ from safekeeper.base.errors import (
     PrimaryRefused,
     WalproxyError,
 )
+from safekeeper.base.log_once import LogOnce
 from walproxy.postgres.conninfo import parse_conninfo
 
 REFUSED_RETRY_S = 10.0
@@ -59,7 +60,7 @@ class HostState(Enum):
 
 
 @dataclass(slots=True)
-class Candidate:
+class HostCandidate:
     """A host among the others.
 
     Attributes:
@@ -67,6 +68,7 @@ class Candidate:
         is_distrusted: it was refused, and since then nothing has shown that it fits after all.
         exit_code: that of a process that ends because of its refusal.
         retry_at: before then it is not tried again once it is refused.
+        problem_log: of the problems that were logged.
     """
 
     host: PrimaryHost
@@ -75,6 +77,14 @@ class Candidate:
     is_distrusted: bool = False
     exit_code: int = EXIT_PRIMARY_REFUSED
     retry_at: float = 0.0
+    problem_log: LogOnce = field(default_factory=LogOnce)
+    _noted: set[str] = field(default_factory=set)
+
+    def is_first(self, key: str) -> bool:
+        """Return whether this is the first call with `key`: what it names is logged once for each host."""
+        is_first = key not in self._noted
+        self._noted.add(key)
+        return is_first
 
 
 class HostRota:
@@ -88,7 +98,7 @@ class HostRota:
 
     def __init__(self, hosts: Sequence[PrimaryHost], refused_retry_s: float = REFUSED_RETRY_S) -> None:
         self.refused_retry_s = refused_retry_s
-        self.candidates = [Candidate(host) for host in hosts]
+        self.candidates = [HostCandidate(host) for host in hosts]
         self.current = self.candidates[0]
         self._first = 0
         self._round = deque(self.candidates)
@@ -98,7 +108,7 @@ class HostRota:
         """Whether there is only one host."""
         return len(self.candidates) == 1
 
-    def next(self, now: float) -> Candidate | None:
+    def next(self, now: float) -> HostCandidate | None:
         """Return the host to try; None at the end of a round, after which the next round begins."""
         if not self._round:
             order = self.candidates[self._first :] + self.candidates[: self._first]
@@ -141,6 +151,18 @@ class HostRota:
         if all(each.exit_code == EXIT_CONFIGURATION for each in self.candidates):
             return ConfigurationError(f"no host can be used: {self.problem()}")
         return PrimaryRefused(f"every host is refused: {self.problem()}")
+
+
+def with_hosts(conninfo: str, places: Sequence[tuple[str, int]]) -> str:
+    """Return a connection string with these hosts and ports, unless it names some itself or a service."""
+    try:
+        given = conninfo_to_dict(conninfo)
+    except ProgrammingError:
+        return conninfo  # Who uses it refuses it, and shows no password.
+    if given.keys() & {"host", "hostaddr", "service"}:
+        return conninfo
+    hosts, ports = zip(*places, strict=True)
+    return make_conninfo(conninfo, host=",".join(hosts), port=",".join(map(str, ports)))
 
 
 def primary_hosts(conninfo: str, whose: str = "the primary's") -> tuple[PrimaryHost, ...]:

@@ -23,7 +23,7 @@ from psycopg import pq
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.postgres.replication import TAG_XLOG_DATA, XLOG_DATA, XLOG_DATA_SIZE, Keepalive, parse_copy_message
-from walproxy.postgres.replication_protocol import IDLE_PASSES_TLS, Conversation, Wait, end_copy, run_command
+from walproxy.postgres.replication_protocol import IDLE_PASSES_TLS, Conversation, SocketEvent, end_copy, run_command
 
 WAITING_READER: Final = "walproxy apply"
 """application_name of a session whose reader shows nothing before the quorum has it (S7a)."""
@@ -115,13 +115,13 @@ def end_logical(pgconn: pq.abc.PGconn) -> Conversation[None]:
     """
     pgconn.put_copy_end()
     while pgconn.flush() == 1:
-        yield Wait.WRITE
+        yield SocketEvent.WRITE
     while True:
         size, _ = pgconn.get_copy_data(1)
         if size == -1:
             break
         if size == 0:
-            yield Wait.READ
+            yield SocketEvent.READ
             pgconn.consume_input()
     yield from end_copy(pgconn)
 

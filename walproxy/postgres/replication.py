@@ -106,7 +106,6 @@ class PrimaryFacts:
     lineage: Lineage
     wal_level: str
     fsync: bool
-    full_page_writes: bool
 
 
 def parse_identify_system(row: list[str | None]) -> tuple[int, int, Lsn]:

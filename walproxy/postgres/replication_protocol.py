@@ -44,14 +44,14 @@ _Answer = TypeVar("_Answer")
 IDLE_PASSES_TLS = 2
 
 
-class Wait(Enum):
+class SocketEvent(Enum):
     """The event of the socket that a command waits for."""
 
     READ = "read"
     WRITE = "write"
 
 
-Conversation: TypeAlias = Generator[Wait, None, _Answer]
+Conversation: TypeAlias = Generator[SocketEvent, None, _Answer]
 """A part of the protocol that yields what it waits for, and returns its answer."""
 
 
@@ -267,12 +267,12 @@ def end_copy(pgconn: pq.abc.PGconn) -> Conversation[TimelineEnd | None]:
 
 def _flushed(pgconn: pq.abc.PGconn) -> Conversation[None]:
     while pgconn.flush() == 1:
-        yield Wait.WRITE
+        yield SocketEvent.WRITE
 
 
 def _next_result(pgconn: pq.abc.PGconn) -> Conversation[pq.abc.PGresult | None]:
     while pgconn.is_busy():
-        yield Wait.READ
+        yield SocketEvent.READ
         pgconn.consume_input()
     return pgconn.get_result()
 

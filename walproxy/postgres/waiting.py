@@ -9,12 +9,12 @@ import select
 import time
 from typing import Protocol, TypeVar
 
-from walproxy.postgres.replication_protocol import Conversation, Wait
+from walproxy.postgres.replication_protocol import Conversation, SocketEvent
 
 _Answer = TypeVar("_Answer")
 
 
-class Connection(Protocol):
+class LibpqConnection(Protocol):
     """The used part of libpq's connection."""
 
     @property
@@ -23,14 +23,16 @@ class Connection(Protocol):
         ...
 
 
-async def wait_on_loop(conversation: Conversation[_Answer], connection: Connection) -> _Answer:
+async def wait_on_loop(conversation: Conversation[_Answer], connection: LibpqConnection) -> _Answer:
     """Have a conversation on the running event loop, and return its answer. The caller limits the time."""
     loop = asyncio.get_running_loop()
     try:
         while True:
             wanted = next(conversation)
             add, remove = (
-                (loop.add_reader, loop.remove_reader) if wanted is Wait.READ else (loop.add_writer, loop.remove_writer)
+                (loop.add_reader, loop.remove_reader)
+                if wanted is SocketEvent.READ
+                else (loop.add_writer, loop.remove_writer)
             )
             ready, socket = asyncio.Event(), connection.socket
             add(socket, ready.set)
@@ -43,7 +45,7 @@ async def wait_on_loop(conversation: Conversation[_Answer], connection: Connecti
         return answer
 
 
-def wait_blocking(conversation: Conversation[_Answer], connection: Connection, timeout_s: float) -> _Answer:
+def wait_blocking(conversation: Conversation[_Answer], connection: LibpqConnection, timeout_s: float) -> _Answer:
     """Have a conversation and return its answer.
 
     Args:
@@ -61,7 +63,7 @@ def wait_blocking(conversation: Conversation[_Answer], connection: Connection, t
         return answer
 
 
-def wait_until_ready(connection: Connection, wanted: Wait, deadline: float) -> None:
+def wait_until_ready(connection: LibpqConnection, wanted: SocketEvent, deadline: float) -> None:
     """Block until the socket is ready, or has an error, which the next use of it shows.
 
     Args:
@@ -71,6 +73,6 @@ def wait_until_ready(connection: Connection, wanted: Wait, deadline: float) -> N
         TimeoutError: it was not ready by then.
     """
     poll = select.poll()
-    poll.register(connection.socket, select.POLLIN if wanted is Wait.READ else select.POLLOUT)
+    poll.register(connection.socket, select.POLLIN if wanted is SocketEvent.READ else select.POLLOUT)
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         raise TimeoutError

@@ -121,7 +121,6 @@ class ReplicationConnection(CommandConnection):
             lineage=parse_timeline_history(tli, history),
             wal_level=await self._show("wal_level"),
             fsync=await self._show("fsync") == "on",
-            full_page_writes=await self._show("full_page_writes") == "on",
         )
 
     async def timeline_history(self, tli: int) -> bytes:
@@ -138,9 +137,8 @@ class ReplicationConnection(CommandConnection):
             PrimaryProblem: it is a logical slot, or, before PostgreSQL 15, no slot is free to try it with.
         """
         _check_slot_name(name)
-        if self._pgconn.server_version >= 150000:
-            row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
-            return row[0] is not None
+        if self._reads_slots:
+            return (await self._read_slot(name))[0] is not None
         doing = f'look for slot "{name}"'
         try:
             # Without RESERVE_WAL it holds nothing back; a session that ends takes it along.
@@ -157,7 +155,7 @@ class ReplicationConnection(CommandConnection):
 
         Before PostgreSQL 15 that takes an SQL session; a slot that cannot be looked up counts as present.
         """
-        if self._pgconn.server_version >= 150000:
+        if self._reads_slots:
             return await self.has_slot(name)
         try:
             return await read_slot(self._conninfo, name, timeout_s=self._timeout_s) is not None
@@ -167,9 +165,9 @@ class ReplicationConnection(CommandConnection):
 
     async def slot_restart_lsn(self, name: str) -> Lsn | None:
         """Return from where on slot `name` retains WAL, None if it retains none or that cannot be looked up."""
-        if self._pgconn.server_version >= 150000:
-            row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
-            return parse_lsn(row[1]) if row[1] else None
+        if self._reads_slots:
+            _, restart_lsn, *_ = await self._read_slot(name)
+            return parse_lsn(restart_lsn) if restart_lsn else None
         try:
             slot = await read_slot(self._conninfo, name, timeout_s=self._timeout_s)
         except PrimaryProblem as problem:
@@ -188,11 +186,9 @@ class ReplicationConnection(CommandConnection):
         """
         _check_slot_name(name)
         doing = f'create slot "{name}"'
-        if self._pgconn.server_version >= 150000:
-            # Asking first keeps an error message per connection out of the server's log.
-            row = await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
-            if row[0] is not None:
-                return False
+        # Asking first keeps an error message per connection out of the server's log.
+        if self._reads_slots and await self.has_slot(name):
+            return False
         try:
             await self._command(f'CREATE_REPLICATION_SLOT "{name}" PHYSICAL RESERVE_WAL', doing)
         except PrimaryProblem as problem:
@@ -205,6 +201,15 @@ class ReplicationConnection(CommandConnection):
                 ) from None
             raise
         return True
+
+    @property
+    def _reads_slots(self) -> bool:
+        """Whether the server has READ_REPLICATION_SLOT."""
+        return self._pgconn.server_version >= 150000
+
+    async def _read_slot(self, name: str) -> list[str | None]:
+        """Return the type, restart_lsn and its TLI of slot `name`; None each without it."""
+        return await self._row(f'READ_REPLICATION_SLOT "{name}"', f'use slot "{name}"')
 
     async def drop_slot(self, name: str) -> None:
         """Drop the slot `name`; one that is missing is fine.

@@ -135,8 +135,6 @@ class Campaign:
         """Whether the term is won without a comparison: the primary's first record must link to the log (S10)."""
         return self.verification is not None and self.verification.awaits_link
 
-    # ------------------------------------------------------------------ events
-
     def begin(self, now: float) -> None:
         """Send the requests for pre-votes."""
         if self.is_tail and self._config.seal is None:
@@ -254,8 +252,6 @@ class Campaign:
             self.verification.on_segment_removed()
             self._follow_verification()
 
-    # ------------------------------------------------------------------ the result of the answers
-
     def pre_vote_outcome(self) -> Outcome:
         """Return whether a quorum would let this proposer be elected (step 2)."""
         granted = {i for i, response in self.pre_votes.items() if response.granted}
@@ -335,8 +331,6 @@ class Campaign:
             min(self.plan.start_lsn, vote.commit_lsn),
             forgotten_term,
         )
-
-    # ------------------------------------------------------------------ steps
 
     def _judge(self, now: float) -> None:
         if self.phase is Phase.PRE_VOTING:
@@ -449,7 +443,7 @@ class Campaign:
         )
 
     def _take_whole_log(self, vote: VoteResponse) -> None:
-        """Begin a tail term where the donor's log ends: nothing of it is cut, and there is no primary to compare."""
+        """Begin a tail term where the donor's log ends: nothing of it is cut (S9a), and no primary is compared."""
         tli, seal = last_tli(vote.history, vote.flush_lsn), self._config.seal
         if not tli:
             self._lose("the log has no WAL yet")

@@ -12,7 +12,8 @@ Every method is an event, or part of one: it appends actions to the list `out`, 
 `check` holds after each event, in production too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.base.lsn import Lsn, format_lsn
@@ -20,11 +21,14 @@ from safekeeper.consensus.commitment import QuorumRule
 from safekeeper.consensus.folder_state import FolderState, KnownFolders
 from safekeeper.consensus.membership import Identity
 from safekeeper.consensus.messages import (
+    AcceptorMessage,
     AppendResponse,
     ArchiveAssignment,
     ArchiveReport,
     Elected,
     FolderStates,
+    PullEnded,
+    ReadResponse,
     Reconfigure,
     Reconfigured,
     Standby,
@@ -47,6 +51,8 @@ from walproxy.proposer.member_change import (
 from walproxy.proposer.progress import Progress, State
 from walproxy.proposer.replication import Replication
 from walproxy.proposer.standbys import Standbys
+
+_DISCONNECTED = State.DISCONNECTED  # Looked up once: it is compared for each answer.
 
 
 class Leadership(Replication):
@@ -91,6 +97,21 @@ class Leadership(Replication):
         self._is_regrouped = False  # since the quorum's positions were computed: a member may have lower ones
         self._reported: tuple[Lsn, Lsn] = (0, 0)
         self._checked: tuple[Lsn, Lsn] = (0, 0)
+        self._handlers: dict[type, Callable[[int, Any, float], None]] = {
+            AppendResponse: self.on_append_response,
+            Reconfigured: self.on_reconfigured,
+            ArchiveReport: self.on_archive_report,
+            ReadResponse: self.on_read_response,
+            PullEnded: self.on_pull_ended,
+        }
+
+    def message(self, safekeeper_id: int, message: AcceptorMessage, now: float) -> None:
+        """Handle a message about this term.
+
+        Raises:
+            RemoteProtocolError: the message is invalid.
+        """
+        self._handlers[type(message)](safekeeper_id, message, now)
 
     def check(self) -> None:
         """Check the positions of this term after an event.
@@ -102,6 +123,11 @@ class Leadership(Replication):
         received_lsn = self.received_lsn
         for progress in self.members.values():
             progress.check(received_lsn)
+
+    def check_answer(self, progress: Progress) -> None:
+        """Check what an answer of this member can have changed: the others are as they were at the last check."""
+        self._check_quorum()
+        progress.check(self.received_lsn)
 
     def _check_quorum(self) -> None:
         commit_lsn, truncate_lsn, received_lsn = self.commit_lsn, self.truncate_lsn, self.received_lsn
@@ -176,32 +202,35 @@ class Leadership(Replication):
             RemoteProtocolError: positions that no acceptor of this term can have.
         """
         progress = self.members.get(safekeeper_id)
-        if progress is None or progress.state is State.DISCONNECTED or response.leader_id != self.leader_id:
+        if progress is None or progress.state is _DISCONNECTED or response.leader_id != self.leader_id:
             return
-        if not response.flush_lsn <= response.write_lsn <= max(self.received_lsn, self.term_start_lsn):
+        write_lsn, flush_lsn = response.write_lsn, response.flush_lsn
+        if not flush_lsn <= write_lsn <= max(self.received_lsn, self.term_start_lsn):
             raise RemoteProtocolError(
-                f"write position {format_lsn(response.write_lsn)} and flush position "
-                f"{format_lsn(response.flush_lsn)} cannot be: the log ends at {format_lsn(self.received_lsn)}"
+                f"write position {format_lsn(write_lsn)} and flush position {format_lsn(flush_lsn)} cannot be: "
+                f"the log ends at {format_lsn(self.received_lsn)}"
             )
         is_first = not progress.follows
         if is_first:
-            if response.write_lsn < progress.skipped_to_lsn:
+            if write_lsn < progress.skipped_to_lsn:
                 return  # Sent before the member skipped WAL: these positions are of a log that is given up.
-            progress.become_streaming(response.write_lsn)
+            progress.become_streaming(write_lsn)
             if self.archiving.archiver:
                 self._out.append(self._archive_assignment(safekeeper_id))
-        if response.write_lsn > progress.sent_lsn:
+        if write_lsn > progress.sent_lsn:
             # That is the end of its log, or the position that it skipped to.
-            progress.sent_lsn = response.write_lsn
+            progress.sent_lsn = write_lsn
             if progress.pull is not None:
                 progress.pull = progress.pull._replace(moved_at=now)
         progress.last_response_at = now
         progress.acked_sequence = response.sequence
-        progress.waiting_since = None if response.write_lsn >= progress.sent_lsn else now
-        progress.has_readers = response.has_readers
-        self._group()
-        progress.write_lsn = response.write_lsn
-        progress.flush_lsn = response.flush_lsn
+        progress.waiting_since = None if write_lsn >= progress.sent_lsn else now
+        is_lower = write_lsn < progress.write_lsn or flush_lsn < progress.flush_lsn
+        if is_first or is_lower or response.has_readers is not progress.has_readers:
+            progress.has_readers = response.has_readers
+            self._group()
+        progress.write_lsn = write_lsn
+        progress.flush_lsn = flush_lsn
         if progress.refusal or progress.is_doubted:
             self._trust_again(safekeeper_id, progress)
         self._after_answer(safekeeper_id, progress, now)
@@ -212,34 +241,6 @@ class Leadership(Replication):
         if progress.has_readers:
             # Its readers may be new, or the commit may have been advanced between `Elected` and this answer.
             self._send_commit(safekeeper_id, progress, now)
-
-    def on_steady_answer(self, safekeeper_id: int, progress: Progress, response: AppendResponse, now: float) -> bool:
-        """Handle an answer of a steady member (`Proposer._find_steady`); return whether that was all.
-
-        An everyday answer moves the positions of WAL that was sent, forward. Any other one changes nothing here.
-        """
-        write_lsn, flush_lsn, sent_lsn = response.write_lsn, response.flush_lsn, progress.sent_lsn
-        if (
-            not progress.flush_lsn <= flush_lsn <= write_lsn <= sent_lsn
-            or write_lsn < progress.write_lsn
-            or not progress.follows
-            or response.leader_id != self.leader_id
-            or response.has_readers is not progress.has_readers
-        ):
-            return False
-        progress.last_response_at = now
-        progress.acked_sequence = response.sequence
-        progress.waiting_since = None if write_lsn == sent_lsn else now
-        progress.write_lsn = write_lsn
-        progress.flush_lsn = flush_lsn
-        if flush_lsn > self.commit_lsn or write_lsn > self.write_lsn or sent_lsn < self.received_lsn:
-            self._after_answer(safekeeper_id, progress, now)
-            # What this can have changed: the other members are as they were at the last check.
-            self._check_quorum()
-            progress.check(self.received_lsn)
-        if progress.has_readers:
-            self._send_commit(safekeeper_id, progress, now)
-        return True
 
     def _after_answer(self, safekeeper_id: int, progress: Progress, now: float) -> None:
         """Advance the quorum's positions by those of a member that has answered, send it WAL, and report.

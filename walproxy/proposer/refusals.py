@@ -77,11 +77,11 @@ class Refusals:
         before = self._by_host.get(primary.host)
         wait_s = 0.0
         if by_bytes:
-            is_repeated = before is not None and before.wait_s and _may_be_same(before.identity, primary)
             wait_s = self._wait_min_s
             if (
                 before is not None
-                and is_repeated
+                and before.wait_s
+                and _may_be_same(before.identity, primary)
                 and before.cluster.is_same(cluster)
                 and before.votes.keys() == votes.keys()
             ):

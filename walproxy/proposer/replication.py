@@ -80,7 +80,7 @@ class Replication(Liveness):
     def on_wal_received(self, end_lsn: Lsn, now: float) -> None:
         """Handle WAL that was appended to the window, up to `end_lsn`."""
         self.received_lsn = end_lsn
-        window_begin_lsn, commit_lsn = self.window_begin_lsn, self.commit_lsn
+        window_begin_lsn = self.window_begin_lsn
         group_lsn: Lsn = -1  # of the last append, and the members that it is sent to
         group: list[int] = []
         for safekeeper_id, progress in self.members.items():
@@ -93,12 +93,7 @@ class Replication(Liveness):
                 continue
             if progress.write_lsn < progress.last_begin_lsn:
                 continue  # Two appends are in flight. Its next answer sends the rest.
-            # What `_send_wal` does for WAL that fits one append.
-            progress.last_sent_at = now
-            progress.sent_commit_lsn = commit_lsn
-            if progress.waiting_since is None:
-                progress.waiting_since = now
-            progress.last_begin_lsn, progress.sent_lsn = begin_lsn, end_lsn
+            self._mark_wal_sent(progress, end_lsn, now)
             if begin_lsn == group_lsn:
                 group.append(safekeeper_id)
             else:
@@ -126,9 +121,7 @@ class Replication(Liveness):
         # Otherwise the member has reported WAL of a pull that had ended: it lacks what follows.
         if progress.sent_lsn == fetch.begin_lsn:
             progress.fetch_allowed_at = max(now, progress.fetch_allowed_at) + size / self._timing.catchup_bytes_per_s
-            self._mark_sent(progress, now)
-            progress.last_begin_lsn = progress.sent_lsn
-            progress.sent_lsn += size
+            self._mark_wal_sent(progress, progress.sent_lsn + size, now)
             self._out.append(SendMessage(safekeeper_id, self._append(response.begin_lsn, now, response.payload)))
         self._send_wal(safekeeper_id, progress, now)
 
@@ -216,30 +209,20 @@ class Replication(Liveness):
 
     def _send_wal(self, safekeeper_id: int, progress: Progress, now: float) -> None:
         """Send the WAL that the member lacks, within the limits on bytes and appends in flight (S14)."""
-        if progress.state is not State.STREAMING:
+        if progress.state is not _STREAMING:
             return
         begin_lsn, end_lsn = progress.sent_lsn, self.received_lsn
-        if self.window_begin_lsn <= begin_lsn and end_lsn - begin_lsn < APPEND_BYTES_MAX:
-            if progress.write_lsn < progress.last_begin_lsn:
-                return  # Its next answer calls this again.
-            if begin_lsn < end_lsn <= progress.write_lsn + IN_FLIGHT_BYTES_MAX:
-                # The usual case, what the loop below does for one append.
-                progress.last_sent_at = now
-                progress.sent_commit_lsn = self.commit_lsn
-                if progress.waiting_since is None:
-                    progress.waiting_since = now
-                progress.last_begin_lsn, progress.sent_lsn = begin_lsn, end_lsn
-                self._out.append(SendAppend([safekeeper_id], self._append(begin_lsn, now), end_lsn))
-                return
+        is_short = self.window_begin_lsn <= begin_lsn and end_lsn - begin_lsn < APPEND_BYTES_MAX
+        if is_short and progress.write_lsn < progress.last_begin_lsn:
+            return  # Two appends are in flight. Its next answer sends the rest.
         limit_lsn = min(end_lsn, progress.write_lsn + IN_FLIGHT_BYTES_MAX)
         while progress.sent_lsn < limit_lsn:
             if progress.sent_lsn < self.window_begin_lsn:
                 self._fetch_for(safekeeper_id, progress, now)
                 return
             end_lsn = min(limit_lsn, progress.sent_lsn + APPEND_BYTES_MAX)
-            self._mark_sent(progress, now)
             self._out.append(SendAppend([safekeeper_id], self._header(progress.sent_lsn, now), end_lsn))
-            progress.last_begin_lsn, progress.sent_lsn = progress.sent_lsn, end_lsn
+            self._mark_wal_sent(progress, end_lsn, now)
 
     def _fetch_for(self, safekeeper_id: int, progress: Progress, now: float) -> None:
         """Request WAL below the window from another member, at a limited rate unless a quorum needs it.
@@ -395,6 +378,10 @@ class Replication(Liveness):
     def _send_empty(self, safekeeper_id: int, progress: Progress, now: float) -> None:
         """Send an append without WAL, which carries the present positions."""
         self._out.append(SendAppend([safekeeper_id], self._header(progress.sent_lsn, now), progress.sent_lsn))
+
+    def _mark_wal_sent(self, progress: Progress, end_lsn: Lsn, now: float) -> None:
+        self._mark_sent(progress, now)
+        progress.last_begin_lsn, progress.sent_lsn = progress.sent_lsn, end_lsn
 
     def _mark_sent(self, progress: Progress, now: float) -> None:
         progress.last_sent_at = now

@@ -324,6 +324,15 @@ class Cluster(NamedTuple):
         return self.id == other.id and self.membership.is_same(other.membership)
 
 
+def latest_of(clusters: Iterable[Cluster]) -> Cluster | None:
+    """Return the cluster and membership that is later than all others, None if there is none."""
+    found: Cluster | None = None
+    for cluster in clusters:
+        if found is None or cluster.is_later_than(found):
+            found = cluster
+    return found
+
+
 def greetings_of(peers: Peers) -> dict[int, AcceptorGreeting]:
     """Return the greetings of those that have greeted and are not refused."""
     return {i: peer.greeting for i, peer in peers.items() if peer.greeting is not None and not peer.refused}
@@ -337,12 +346,11 @@ def clusters_of(peers: Peers) -> list[Cluster]:
 
 def find_cluster(peers: Peers) -> Cluster | None:
     """Return the latest cluster and membership that has an elect quorum among the greeted, None if none has."""
-    found: Cluster | None = None
-    for cluster in clusters_of(peers):
-        is_candidate = found is None or cluster.is_later_than(found)
-        if is_candidate and cluster.membership.has_elect_quorum(voters_of(peers, cluster).values()):
-            found = cluster
-    return found
+    return latest_of(
+        cluster
+        for cluster in clusters_of(peers)
+        if cluster.membership.has_elect_quorum(voters_of(peers, cluster).values())
+    )
 
 
 def voters_of(peers: Peers, cluster: Cluster) -> dict[int, Identity]:

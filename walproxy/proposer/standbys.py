@@ -59,8 +59,6 @@ class Standbys:
         self._gone: dict[str, tuple[int, Standby]] = {}
         self.set_rule(rule)
 
-    # ------------------------------------------------------------------ events
-
     def on_report(self, safekeeper_id: int, standbys: tuple[Standby, ...]) -> None:
         """Handle the report of a safekeeper about all standbys that stream from it."""
         before = self._reports.get(safekeeper_id, ())
@@ -117,8 +115,6 @@ class Standbys:
                 name = fold_name(standby.name)
                 positions[name] = min(positions.get(name, standby.apply_lsn), standby.apply_lsn)
         return positions
-
-    # ------------------------------------------------------------------ results
 
     def apply_lsn(self, commit_lsn: Lsn) -> Lsn:
         """Return the `apply` position that goes with `commit_lsn`, never above it (S1)."""

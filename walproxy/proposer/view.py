@@ -110,7 +110,7 @@ class ProposerView:
         primary: the primary's identity, None without a connection.
         peers: every configured safekeeper, by id.
         led: the term that it leads, None if it leads none.
-        apply_rule: the designated standbys, as `--remote-apply-standbys` writes them; empty if there are none.
+        apply_rule: the designated standbys, as `remote_apply_standbys` writes them; empty if there are none.
         lacking: why remote_apply is blocked, empty if it is not; None while nothing is committed in a term.
         standbys: every known standby.
     """

@@ -18,13 +18,13 @@ election counts with all its time. Nothing here decides.
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 from safekeeper.base.histogram import RecentHistogram
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import AppendResponse
 from walproxy.proposer.actions import ReportStatus, SendAppend
+from walproxy.proxy.status_fields import CommitLatencies
 
 # Batches that wait at the same time; those beyond are not timed. A full window of 64 MiB has that many of 8 KiB.
 BATCHES_MAX = 8192
@@ -156,13 +156,13 @@ class CommitTimes:
         """Return how long the oldest batch has waited for a quorum, None if none waits."""
         return max(0.0, now - self._batches[0][1]) if self._batches else None
 
-    def describe(self, now: float) -> dict[str, Any]:
+    def describe(self, now: float) -> CommitLatencies:
         """Return the content of `times` in /status."""
         oldest_s = self.oldest_s(now)
-        return {
-            "quorum": self.commit.describe(),
-            "write": self.write.describe(),
-            "apply": self.apply.describe(),
-            "members": {str(i): histogram.describe() for i, histogram in sorted(self.members.items())},
-            "oldest_s": round(oldest_s, 3) if oldest_s is not None else None,
-        }
+        return CommitLatencies(
+            quorum=self.commit.describe(),
+            write=self.write.describe(),
+            apply=self.apply.describe(),
+            members={str(i): histogram.describe() for i, histogram in sorted(self.members.items())},
+            oldest_s=round(oldest_s, 3) if oldest_s is not None else None,
+        )

@@ -13,6 +13,7 @@ from safekeeper.base.settings import (
     file_option,
     http_hosts_option,
     http_tls_option,
+    key,
     networks_option,
     one_of,
     option,
@@ -74,52 +75,60 @@ def heartbeat_seconds(written: Any) -> float:
     return interval_s
 
 
-_TLS_CA_HELP = "CAs that sign the safekeepers' certificates; if set, the proxy connects to safekeepers over TLS only"
-_TLS_KEY_HELP = "The private key of --tls-cert, without a passphrase"
-_SECRET_FILE_HELP = "File of the secret that proxies and safekeepers prove to each other; or set WALPROXY_SECRET"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MembersConfig:
-    """The settings of a command that speaks with the safekeepers and not with PostgreSQL."""
+    """The settings of a command that connects to the safekeepers and not to PostgreSQL."""
 
     safekeepers: tuple[tuple[int, Address], ...] = option(
         "The safekeepers, separated by commas",
         parse=safekeeper_addresses,
         metavar="ID=HOST:PORT,...",
     )
-    tls_ca: Path | None = file_option(_TLS_CA_HELP)
-    tls_cert: Path | None = file_option(
-        "TLS certificate of this command, with its chain, in PEM format: for safekeepers that require one"
+    tls_ca: Path | None = file_option(
+        "CAs that sign the safekeepers' certificates; if set, safekeepers are connected to over TLS only",
+        is_key_only=True,
     )
-    tls_key: Path | None = file_option(_TLS_KEY_HELP)
-    secret_file: Path | None = file_option(_SECRET_FILE_HELP)
+    tls_cert: Path | None = file_option(
+        "TLS certificate with its chain, in PEM format: for safekeepers that require one, and http_tls",
+        is_key_only=True,
+    )
+    tls_key: Path | None = file_option("The private key of tls_cert, without a passphrase", is_key_only=True)
+    secret_file: Path | None = file_option(
+        "File of the secret that proxies and safekeepers prove to each other; or set WALPROXY_SECRET"
+    )
     secret: Secret | None = secret_option()
 
 
-@dataclass(frozen=True)
-class ProxyConfig:
-    """The settings of `walproxy run`."""
+@dataclass(frozen=True, kw_only=True)
+class ConnectionConfig(MembersConfig):
+    """The settings of a command that connects to the safekeepers and to PostgreSQL."""
 
     primary: str = option(
         "How to connect to PostgreSQL: a libpq connection string or URI, also with several hosts; PG* variables apply",
         parse=text,
         metavar="CONNINFO",
     )
-    safekeepers: tuple[tuple[int, Address], ...] = option(
-        "The safekeepers, separated by commas",
-        parse=safekeeper_addresses,
-        metavar="ID=HOST:PORT,...",
-    )
-    slot: str = option(
+    slot: str = key(
         "Physical replication slot; created if missing", parse=slot_name, default="walproxy", metavar="NAME"
     )
-    application_name: str = option(
+    application_name: str = key(
         "Name of this proxy in synchronous_standby_names",
         parse=parse_application_name,
         default="walproxy",
         metavar="NAME",
     )
+    connect_timeout: float = key(
+        "Timeout in seconds for connecting to PostgreSQL, and for its reply to a command",
+        parse=seconds,
+        default="5",
+        metavar="SECONDS",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxyConfig(ConnectionConfig):
+    """The settings of `walproxy run`."""
+
     http_listen: Address = option(
         "Address on which to serve /status, /metrics, /healthz and /readyz, to all clients that can connect",
         parse=address,
@@ -127,47 +136,39 @@ class ProxyConfig:
         metavar="HOST:PORT",
         old_name="http",
     )
-    window_size: int = option(
+    window_size: int = key(
         "Memory for WAL that safekeepers still need; while uncommitted WAL fills it, the proxy reads no more WAL",
         parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
-        old_name="window",
     )
-    catchup_rate: int = option(
+    catchup_rate: int = key(
         "Bytes per second at which WAL of one safekeeper is sent to a lagging one",
         parse=memory_or_rate,
         default="64MiB",
         metavar="SIZE",
     )
-    remote_apply_standbys: ApplyRule = option(
+    remote_apply_standbys: ApplyRule = key(
         "The standbys that remote_apply waits for: NAME, ... (all of them) or ANY COUNT (NAME, ...) or ANY COUNT (*); "
         "empty: remote_apply behaves like on",
         parse=parse_apply_rule,
         default="",
         metavar="RULE",
         reloadable=True,
-        old_name="apply_standbys",
     )
-    heartbeat_interval: float = option(
+    heartbeat_interval: float = key(
         "Seconds between heartbeats to an idle safekeeper", parse=heartbeat_seconds, default="0.25", metavar="SECONDS"
     )
-    response_timeout: float = option(
+    response_timeout: float = key(
         "Seconds without a reply after which the proxy reconnects to a safekeeper",
         parse=seconds,
         default="5",
         metavar="SECONDS",
     )
-    primary_timeout: float = option(
+    primary_timeout: float = key(
         "Seconds without data after which the proxy reconnects to the primary",
         parse=seconds,
         default="10",
-        metavar="SECONDS",
-    )
-    connect_timeout: float = option(
-        "Timeout in seconds for connecting to PostgreSQL, and for its reply to a command",
-        parse=seconds,
-        default="5",
         metavar="SECONDS",
     )
     takeover: bool = option(
@@ -194,33 +195,33 @@ class ProxyConfig:
         default="false",
         metavar="BOOL",
     )
-    replace_lost: bool = option(
+    replace_lost: bool = key(
         "Replace a member by itself when its safekeeper comes back with another, empty data folder",
         parse=yes_or_no,
         default="false",
         metavar="BOOL",
     )
-    tail_after: float = option(
+    tail_after: float = key(
         "Seconds without a primary after which the proxy makes known where the quorum's log ends, 0 for never",
         parse=seconds_or_never,
         default="0",
         metavar="SECONDS",
     )
-    slow_commit: float = option(
+    slow_commit: float = key(
         "Seconds that a commit waits until the proxy reads which transactions and sessions wait",
         parse=seconds,
         default="1",
         metavar="SECONDS",
         reloadable=True,
     )
-    commit_timeout: float = option(
-        "Seconds that a commit waits until --on-commit-timeout applies, 0 for never",
+    commit_timeout: float = key(
+        "Seconds that a commit waits until on_commit_timeout applies, 0 for never",
         parse=seconds_or_never,
         default="0",
         metavar="SECONDS",
         reloadable=True,
     )
-    on_commit_timeout: str = option(
+    on_commit_timeout: str = key(
         "What happens to a commit that waits too long: warn; terminate its session; detach: report success without a "
         "quorum, which can lose it; fence: accept no new writes meanwhile",
         parse=one_of(*ACTIONS),
@@ -228,42 +229,36 @@ class ProxyConfig:
         metavar="ACTION",
         reloadable=True,
     )
-    show_literals: bool = option(
+    show_literals: bool = key(
         "Show statements of waiting sessions with their literals in /limbo and on the page: passwords, personal data",
         parse=yes_or_no,
         default="false",
         metavar="BOOL",
         reloadable=True,
     )
-    drain_timeout: float = option(
+    drain_timeout: float = key(
         "Seconds that a shutdown waits for the quorum to acknowledge the last WAL",
         parse=seconds,
         default="3",
         metavar="SECONDS",
     )
-    log_level: str = option(
+    log_level: str = key(
         "Minimum level of log lines: debug, info, warning or error",
         parse=one_of(*LOG_LEVELS),
         default="info",
         metavar="LEVEL",
         reloadable=True,
     )
-    log_format: str = option(
+    log_format: str = key(
         "Format of the log: text, or json for one JSON object per line",
         parse=one_of(*LOG_FORMATS),
         default="text",
         metavar="FORMAT",
     )
-    tls_ca: Path | None = file_option(_TLS_CA_HELP)
-    tls_cert: Path | None = file_option(
-        "TLS certificate of this proxy, with its chain, in PEM format: for safekeepers that require one, and --http-tls"
-    )
-    tls_key: Path | None = file_option(_TLS_KEY_HELP)
-    secret_file: Path | None = file_option(_SECRET_FILE_HELP)
-    secret: Secret | None = secret_option()
     http_tls: bool = http_tls_option()
     http_allow: Networks | None = networks_option("Networks from which HTTP is accepted, separated by commas")
     http_hosts: frozenset[str] = http_hosts_option()
     http_password_file: Path | None = file_option(
-        "File of the password for HTTP: basic authentication, with any user name; none is required by default"
+        "File of the password for HTTP: basic authentication, with any user name; none is required by default",
+        is_key_only=True,
     )

@@ -18,13 +18,13 @@ def read_credentials(config: ProxyConfig) -> Credentials:
     """
     require_pair(config.tls_cert, config.tls_key)
     if config.tls_cert is not None and config.tls_ca is None and not config.http_tls:
-        raise ConfigurationError("--tls-cert has no effect without --tls-ca or --http-tls: give one of them, too")
+        raise ConfigurationError("tls_cert has no effect without tls_ca or http_tls: give one of them, too")
     if config.http_tls and config.tls_cert is None:
-        raise ConfigurationError("--http-tls has no effect without --tls-cert and --tls-key: give them, too")
+        raise ConfigurationError("http_tls has no effect without tls_cert and tls_key: give them, too")
     return read_peer_credentials(config)
 
 
-def read_peer_credentials(config: ProxyConfig | MembersConfig) -> Credentials:
+def read_peer_credentials(config: MembersConfig) -> Credentials:
     """Return the credentials for the safekeepers; for commands that do not serve HTTP.
 
     Raises:

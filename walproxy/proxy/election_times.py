@@ -4,10 +4,9 @@ An election is an attempt for which votes were requested. An attempt that the pr
 several a second, and none of them disturbs the leader.
 """
 
-from typing import Any
-
 from safekeeper.base.histogram import Histogram
 from walproxy.proposer.phase import Phase
+from walproxy.proxy.status_fields import ElectionCounts
 
 _CAMPAIGN = frozenset({Phase.PRE_VOTING, Phase.VOTING, Phase.VERIFYING})
 
@@ -53,11 +52,11 @@ class ElectionTimes:
         if phase in _CAMPAIGN and before not in _CAMPAIGN:
             self._began_at = now
 
-    def describe(self, now: float) -> dict[str, Any]:
+    def describe(self, now: float) -> ElectionCounts:
         """Return the content of `elections` in /status."""
-        return {
-            "won": self.won,
-            "lost": self.lost,
-            "declined": self.declined,
-            "term_s": round(now - self.term_began_at, 3) if self.term_began_at is not None else None,
-        }
+        return ElectionCounts(
+            won=self.won,
+            lost=self.lost,
+            declined=self.declined,
+            term_s=round(now - self.term_began_at, 3) if self.term_began_at is not None else None,
+        )

@@ -46,7 +46,6 @@ class EventReader:
         requests = SafekeeperRequests(safekeeper_id, self._addresses[safekeeper_id], self._credentials)
         found: list[KeptEvent] = []
         try:
-            await requests.connect()
             cluster_id = (await requests.greet(self._run)).cluster_id
             is_first = True
             while True:
@@ -65,5 +64,4 @@ class EventReader:
             self.problems[safekeeper_id] = str(error)
             return found
         finally:
-            if requests.is_open:
-                await requests.close()
+            await requests.close()

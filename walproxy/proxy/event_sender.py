@@ -62,16 +62,16 @@ class EventSender:
         self._receivers: dict[int, _Receiver] = {}
         self._recorded = asyncio.Event()
         self._last: Mapping[int, Address] = {}
+
+    async def run(self) -> None:
+        """Send until cancelled. A bug ends the sending, and nothing else."""
         loop = asyncio.get_running_loop()
 
         def wake(kept: KeptEvent) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._recorded.set)
 
-        recorder.on_event = wake
-
-    async def run(self) -> None:
-        """Send until cancelled. A bug ends the sending, and nothing else."""
+        self._recorder.on_event = wake
         try:
             while True:
                 self._last = self._find_receivers()
@@ -112,7 +112,6 @@ class EventSender:
         requests = SafekeeperRequests(safekeeper_id, address, self._credentials)
         try:
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await requests.connect()
                 greeting = await requests.greet(self._run)
                 while (page := self._recorder.page(receiver.next_seq)).events:
                     events = tuple(kept.event for kept in page.events)
@@ -124,5 +123,4 @@ class EventSender:
             receiver.try_at = asyncio.get_running_loop().time() + receiver.pause_s
             receiver.pause_s = min(2 * receiver.pause_s, PAUSE_MAX_S)
         finally:
-            if requests.is_open:
-                await requests.close()
+            await requests.close()

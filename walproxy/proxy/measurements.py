@@ -1,7 +1,5 @@
 """What a proxy measures and counts since its start, for /status, /metrics and `walproxy levels`."""
 
-from typing import Any
-
 from safekeeper.consensus.answer_counts import AnswerCounts
 from walproxy.proxy.commit_times import CommitTimes
 from walproxy.proxy.election_times import ElectionTimes
@@ -43,17 +41,3 @@ class Measurements:
         """Handle the identity of the primary: on a new connection, or once more on the same one."""
         self.primary_reconnects += self._is_primary_lost
         self._had_primary, self._is_primary_lost = True, False
-
-    def describe(self, now: float) -> dict[str, Any]:
-        """Return the fields of /status; `now` is the event loop's time."""
-        answers = self.answers
-        return {
-            "times": self.commits.describe(now),
-            "elections": self.elections.describe(now),
-            "votes": {"granted": answers.granted, "refused": answers.refused},
-            "refusals": {code.value: count for code, count in answers.refusals.items() if count},
-            "reconnects": {
-                "primary": self.primary_reconnects,
-                "safekeepers": {str(i): count for i, count in sorted(self.reconnects.items())},
-            },
-        }

@@ -15,22 +15,27 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
 from safekeeper.consensus.membership import Member
-from safekeeper.consensus.messages import ChangeMembers, MembersAnswer, PreVoteRequest, PreVoteResponse, RefusalCode
+from safekeeper.consensus.messages import (
+    AcceptorGreeting,
+    ChangeMembers,
+    MembersAnswer,
+    PreVoteRequest,
+    PreVoteResponse,
+    RefusalCode,
+)
 from safekeeper.net.safekeeper_connection import Credentials
 from walproxy.proposer.member_change import Target
 from walproxy.proposer.roster import Cluster
 from walproxy.proxy.members_plan import (
     Cancel,
     Headway,
-    Seen,
     Wish,
-    describe_problems,
     has_ended,
     headway,
-    present_cluster,
     target_of_wish,
 )
 from walproxy.proxy.safekeeper_requests import RequestRefused, SafekeeperRequests
+from walproxy.proxy.sight import Sight
 
 _POLL_S = 0.2
 _REPEAT_S = 1.0
@@ -80,40 +85,46 @@ class Fleet:
             self._addresses[safekeeper_id] = address
             self._connections.pop(safekeeper_id, None)
 
-    async def look(self) -> dict[int, Seen]:
+    async def look(self) -> Sight:
         """Greet all safekeepers at once, also the members that they name, and return what was found."""
-        sight: dict[int, Seen] = {}
-        while lacking := sorted(self._addresses.keys() - sight.keys()):
-            sight.update(zip(lacking, await asyncio.gather(*map(self.see, lacking)), strict=True))
-            for seen in list(sight.values()):
-                membership = seen.greeting.membership if seen.greeting is not None else None
-                for half in membership.halves() if membership is not None else ():
-                    self._learn(half)
-        return sight
+        found: dict[int, AcceptorGreeting | str] = {}
+        while lacking := sorted(self._addresses.keys() - found.keys()):
+            found.update(zip(lacking, await asyncio.gather(*map(self.see, lacking)), strict=True))
+            for each in found.values():
+                if not isinstance(each, str) and each.membership is not None:
+                    for half in each.membership.halves():
+                        self._learn(half)
+        return self.sight_of(found)
+
+    def sight_of(self, found: Mapping[int, AcceptorGreeting | str]) -> Sight:
+        """Return what `see` has found of some safekeepers."""
+        return Sight(
+            {i: each for i, each in found.items() if not isinstance(each, str)},
+            {i: each for i, each in found.items() if isinstance(each, str)},
+            {i: str(self._addresses[i]) for i in found},
+        )
 
     def _learn(self, members: tuple[Member, ...]) -> None:
         for member in members:
             if member.id not in self._addresses and member.address:
                 self._addresses[member.id] = parse_address(member.address)
 
-    async def see(self, safekeeper_id: int) -> Seen:
-        """Greet one safekeeper, and return what was found."""
-        address = self._addresses[safekeeper_id]
+    async def see(self, safekeeper_id: int) -> AcceptorGreeting | str:
+        """Greet one safekeeper; return its reply, or why there is none."""
+        connection = self._connections.get(safekeeper_id)
+        if connection is None:
+            connection = SafekeeperRequests(safekeeper_id, self._addresses[safekeeper_id], self._credentials)
         try:
             async with asyncio.timeout(self._timeout_s):
-                connection = self._connections.get(safekeeper_id)
-                if connection is None:
-                    connection = SafekeeperRequests(safekeeper_id, address, self._credentials)
-                    await connection.connect()
-                    self._connections[safekeeper_id] = connection
-                return Seen(str(address), await connection.greet(self._run))
+                greeting = await connection.greet(self._run)
         except TimeoutError:
-            await self._drop(safekeeper_id)
-            problem = f"safekeeper {safekeeper_id} at {address} did not reply within {self._timeout_s or 0:g} s"
-            return Seen(str(address), None, problem)
+            self._connections.pop(safekeeper_id, None)
+            return f"{connection.name} did not reply within {self._timeout_s or 0:g} s"
         except WalproxyError as error:
-            await self._drop(safekeeper_id)
-            return Seen(str(address), None, str(error))
+            self._connections.pop(safekeeper_id, None)
+            return str(error)
+        self._connections[safekeeper_id] = connection
+        return greeting
 
     async def live_proposers(self) -> dict[int, str]:
         """Return the proxy with a primary that each safekeeper follows, "" for none, of those that reply (step 2)."""
@@ -181,13 +192,13 @@ async def change_members(
     """
     loop = asyncio.get_running_loop()
     sight = await fleet.look()
-    first = present_cluster(sight)
+    first = sight.present_cluster()
     wanted = target_of_wish(wish, first, sight)
     begun(first, wanted)
     led_at, request_at = loop.time(), 0.0
     is_handed_over = False
     while True:
-        cluster = present_cluster(sight)
+        cluster = sight.present_cluster()
         # Before the change has begun, nothing shows a wish that is to be cancelled.
         if has_ended(cluster, wanted, sight) and (is_handed_over or not isinstance(wish, Cancel)):
             return Changed(cluster, is_handed_over)
@@ -201,14 +212,14 @@ async def change_members(
             if refusal is not None:
                 led_at = loop.time()
             elif loop.time() - led_at > _NO_LEADER_S:
-                problems = describe_problems(sight)
+                problems = sight.describe_problems()
                 raise WalproxyError(
                     f"no safekeeper follows a proxy for {_NO_LEADER_S:.0f} s, and only a proxy that leads changes the "
                     f"members: start walproxy run, and repeat the command{f' ({problems})' if problems else ''}"
                 )
             if refusal:
                 sight = await fleet.look()
-                if has_ended(present_cluster(sight), wanted, sight):
+                if has_ended(sight.present_cluster(), wanted, sight):
                     continue
                 raise WalproxyError(f"the leader refuses: {refusal}")
             is_handed_over = is_handed_over or refusal == ""
@@ -217,11 +228,11 @@ async def change_members(
         sight = await fleet.look()
 
 
-def _check_newcomer(cluster: Cluster, wanted: Target, sight: Mapping[int, Seen]) -> None:
+def _check_newcomer(cluster: Cluster, wanted: Target, sight: Sight) -> None:
     """Refuse to wait for a data folder that another one has replaced since the command began."""
     present = cluster.membership.identities()
     for member in wanted.members:
-        greeting = sight[member.id].greeting if member.id in sight else None
+        greeting = sight.greetings.get(member.id)
         if member.identity not in present and greeting is not None and greeting.incarnation != member.incarnation:
             raise WalproxyError(
                 f"safekeeper {member.id} has another data folder than when the command began: run walproxy members "

@@ -8,35 +8,15 @@ While a change is under way, the old half of the joint membership is what the co
 Pure.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from safekeeper.base.errors import ConfigurationError, WalproxyError
+from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn
 from safekeeper.consensus.membership import Identity, Member, Membership, QuorumSizes, quorum_problem
-from safekeeper.consensus.messages import AcceptorGreeting
 from safekeeper.consensus.quorum_expression import MEMBERS_MAX
 from walproxy.proposer.member_change import Target, halves_of, is_settled
 from walproxy.proposer.roster import Cluster
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One safekeeper as a command has found it.
-
-    Attributes:
-        address: where it was dialled.
-        greeting: None if it did not reply.
-        problem: why not, empty if it did.
-    """
-
-    address: str
-    greeting: AcceptorGreeting | None
-    problem: str = ""
-
-
-Sight = Mapping[int, Seen]
+from walproxy.proxy.sight import Sight
 
 
 class Add(NamedTuple):
@@ -70,34 +50,6 @@ class Quorum(NamedTuple):
 
 
 Wish = Add | Remove | Replace | Quorum | Cancel
-
-
-def present_cluster(sight: Sight) -> Cluster:
-    """Return the newest cluster and membership that a safekeeper has.
-
-    Raises:
-        WalproxyError: none replies.
-        ConfigurationError: none has one.
-    """
-    found: Cluster | None = None
-    for seen in sight.values():
-        if seen.greeting is not None and seen.greeting.membership is not None:
-            cluster = Cluster(seen.greeting.cluster_id, seen.greeting.membership)
-            if found is None or cluster.is_later_than(found):
-                found = cluster
-    if found is None:
-        problems = describe_problems(sight)
-        if all(seen.greeting is None for seen in sight.values()):
-            raise WalproxyError(f"no safekeeper replies: {problems}")
-        raise ConfigurationError(
-            f"no safekeeper has a membership: start walproxy run first{f' ({problems})' if problems else ''}"
-        )
-    return found
-
-
-def describe_problems(sight: Sight) -> str:
-    """Return why safekeepers do not reply, as one line; empty if all do."""
-    return "; ".join(seen.problem for _, seen in sorted(sight.items()) if seen.problem)
 
 
 def target_of_wish(wish: Wish, cluster: Cluster, sight: Sight) -> Target:
@@ -172,27 +124,26 @@ def _newcomer(safekeeper_id: int, cluster: Cluster, sight: Sight) -> Member:
     Raises:
         ConfigurationError: none answers, or it has another cluster's WAL.
     """
-    seen = sight.get(safekeeper_id)
-    if seen is None:
+    address, greeting = sight.addresses.get(safekeeper_id), sight.greetings.get(safekeeper_id)
+    if address is None:
         raise ConfigurationError(
             f"the address of safekeeper {safekeeper_id} is unknown: write {safekeeper_id}=HOST:PORT"
         )
-    greeting = seen.greeting
     if greeting is None:
-        raise ConfigurationError(seen.problem)
+        raise ConfigurationError(sight.problems[safekeeper_id])
     if greeting.cluster_id not in ("", cluster.id) and not greeting.is_empty:
         raise ConfigurationError(
-            f"safekeeper {safekeeper_id} at {seen.address} holds WAL of cluster {greeting.cluster_id[:8]}, and this is "
+            f"safekeeper {safekeeper_id} at {address} holds WAL of cluster {greeting.cluster_id[:8]}, and this is "
             f"cluster {cluster.id[:8]}: wipe its data folder, or correct the address"
         )
     for half in cluster.membership.halves():
         for member in half:
             if member.incarnation == greeting.incarnation and member.id != safekeeper_id:
                 raise ConfigurationError(
-                    f"the data folder of safekeeper {safekeeper_id} at {seen.address} is a copy of safekeeper "
+                    f"the data folder of safekeeper {safekeeper_id} at {address} is a copy of safekeeper "
                     f"{member.id}'s: wipe it"
                 )
-    return Member(safekeeper_id, greeting.incarnation, seen.address)
+    return Member(safekeeper_id, greeting.incarnation, address)
 
 
 def _identities(members: tuple[Member, ...]) -> frozenset[Identity]:
@@ -205,12 +156,11 @@ def has_ended(cluster: Cluster, wanted: Target, sight: Sight) -> bool:
     if not is_settled(membership, wanted):
         return False
     having = (
-        (i, seen.greeting.incarnation)
-        for i, seen in sight.items()
-        if seen.greeting is not None
-        and seen.greeting.cluster_id == cluster.id
-        and seen.greeting.membership is not None
-        and seen.greeting.membership.key >= membership.key
+        (i, greeting.incarnation)
+        for i, greeting in sight.greetings.items()
+        if greeting.cluster_id == cluster.id
+        and greeting.membership is not None
+        and greeting.membership.key >= membership.key
     )
     return membership.has_commit_quorum(having)
 
@@ -240,12 +190,9 @@ def headway(cluster: Cluster, target: Target, sight: Sight) -> Headway:
     if not joined:
         return Headway("waiting until the proxy can begin the change")
     newcomer_id = joined[0][0]
-    seen = sight.get(newcomer_id)
-    greetings = [each.greeting for each in sight.values() if each.greeting is not None]
-    commit_lsn = max((each.commit_lsn for each in greetings if each.cluster_id == cluster.id), default=0)
-    greeting = seen.greeting if seen is not None else None
+    greeting, commit_lsn = sight.greetings.get(newcomer_id), sight.commit_lsn(cluster)
     if greeting is None:
-        return Headway(f"safekeeper {newcomer_id} does not reply: {seen.problem if seen is not None else 'unknown'}")
+        return Headway(f"safekeeper {newcomer_id} does not reply: {sight.problems.get(newcomer_id, 'unknown')}")
     if greeting.cluster_id != cluster.id:
         return Headway(f"safekeeper {newcomer_id} has not been reached by the proxy yet", 0, commit_lsn)
     lag_bytes = max(0, commit_lsn - greeting.flush_lsn)
@@ -278,15 +225,13 @@ def member_rows(cluster: Cluster, sight: Sight) -> list[MemberRow]:
     """Return the members and the other safekeepers, by their ids."""
     membership = cluster.membership
     members = {member.id: member for half in membership.halves() for member in half}
-    greetings = [seen.greeting for seen in sight.values() if seen.greeting is not None]
-    commit_lsn = max((each.commit_lsn for each in greetings if each.cluster_id == cluster.id), default=0)
+    commit_lsn = sight.commit_lsn(cluster)
     rows = []
-    for safekeeper_id in sorted(sight.keys() | members.keys()):
-        seen, member = sight.get(safekeeper_id), members.get(safekeeper_id)
-        greeting = seen.greeting if seen is not None else None
-        address = seen.address if seen is not None else member.address if member is not None else ""
+    for safekeeper_id in sorted(sight.addresses.keys() | members.keys()):
+        greeting, member = sight.greetings.get(safekeeper_id), members.get(safekeeper_id)
+        address = sight.addresses.get(safekeeper_id, member.address if member is not None else "")
         if greeting is None:
-            problem = seen.problem if seen is not None else f"safekeeper {safekeeper_id}: its address is unknown"
+            problem = sight.problems.get(safekeeper_id, f"safekeeper {safekeeper_id}: its address is unknown")
             incarnation = member.incarnation if member is not None else ""
             rows.append(MemberRow(safekeeper_id, address, "unknown", incarnation, None, None, None, problem))
             continue

@@ -17,7 +17,6 @@ Source: https://www.postgresql.org/docs/current/runtime-config-replication.html#
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from safekeeper.base.logs import ProblemLog
 from walproxy.postgres.problems import PrimaryProblem, warning_of_subscribers
@@ -35,17 +34,11 @@ SQL_TIMEOUT_S = 5.0
 WARN_AGAIN_AFTER_S = 3600.0
 
 
-class ServingProxy(Protocol):
-    """The proxy whose primary is watched; called on the event loop."""
-
-    def served_conninfo(self) -> str | None:
-        """Return the connection string of the primary for SQL, None without a primary, and for a spare."""
-
-
 class PrimaryWatch:
     """The watch of one proxy.
 
     Args:
+        conninfo: returns the connection string of the primary for SQL, None without a primary, and for a spare.
         slot: the proxy's own slot, which `synchronized_standby_slots` must contain.
         application_name: the proxy's name in synchronous_standby_names.
 
@@ -54,13 +47,13 @@ class PrimaryWatch:
     """
 
     def __init__(
-        self, proxy: ServingProxy, slot: str, application_name: str, clock: Callable[[], float] | None = None
+        self, conninfo: Callable[[], str | None], slot: str, application_name: str, clock: Callable[[], float]
     ) -> None:
         self.problem = ""
-        self._proxy = proxy
+        self._find_conninfo = conninfo
         self._slot = slot
         self._application_name = application_name
-        self._clock = clock if clock is not None else asyncio.get_running_loop().time
+        self._clock = clock
         self._sessions: SqlSessions | None = None
         self._answer: PrimaryAnswer | None = None
         self._gate: Gate | None = None
@@ -108,7 +101,7 @@ class PrimaryWatch:
 
     async def check_if_due(self) -> None:
         """Read from the primary if that is due, and log what has changed."""
-        conninfo, now = self._proxy.served_conninfo(), self._clock()
+        conninfo, now = self._find_conninfo(), self._clock()
         if conninfo != (self._sessions.conninfo if self._sessions is not None else None):
             await self._forget(conninfo)
         if self._sessions is None:

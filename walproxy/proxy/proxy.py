@@ -14,14 +14,11 @@ import logging
 import random
 import secrets
 import socket
-from collections import deque
-from collections.abc import Mapping
 from time import monotonic
-from typing import Any
 
 from safekeeper.base.errors import PrimaryRefused, WalproxyError
 from safekeeper.base.event_log import EventRecorder
-from safekeeper.base.logs import ProblemLog, RateLimits, log_event, record_event
+from safekeeper.base.logs import record_event
 from safekeeper.base.lsn import Lsn
 from safekeeper.base.settings import Address
 from safekeeper.base.settings import address as parse_address
@@ -36,7 +33,6 @@ from walproxy.limbo.facts import Facts, Positions
 from walproxy.limbo.limbo import KEPT_BYTES, Limbo
 from walproxy.postgres.hosts import primary_hosts
 from walproxy.postgres.page_checksums import PageChecksums
-from walproxy.postgres.sessions import SqlSessions
 from walproxy.proposer.actions import (
     Action,
     Dial,
@@ -63,17 +59,18 @@ from walproxy.proposer.roster import newest_membership
 from walproxy.proposer.view import ProposerView, view_of
 from walproxy.proxy.config import ProxyConfig
 from walproxy.proxy.event_sender import LAST_EVENTS_TIMEOUT_S, EventSender
+from walproxy.proxy.execution import Execution
 from walproxy.proxy.gate import Gate
 from walproxy.proxy.measurements import Measurements
 from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.primary_feed import FeedConfig, PrimaryFeed
 from walproxy.proxy.primary_watch import PrimaryWatch
+from walproxy.proxy.proxy_watch import ProxyWatch
 from walproxy.proxy.quorum_watch import Attendance, QuorumWatch
-from walproxy.proxy.readiness import SERVING_STATES, Readiness
+from walproxy.proxy.readiness import Readiness
 from walproxy.proxy.replay_watch import ReplayWatch
 from walproxy.proxy.safekeeper_link import SafekeeperLink
 from walproxy.proxy.sql_watch import SqlWatch
-from walproxy.proxy.state_events import StateEvents, look_at
 from walproxy.proxy.window import Window
 
 logger = logging.getLogger(__name__)
@@ -81,14 +78,8 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.05
 # While only everyday events occur, a tick does nothing but send heartbeats.
 STEADY_TICK_S = 0.125
-# The state is observed no more often than this, and when the phase has changed: it is most of what an idle proxy does.
-OBSERVATION_INTERVAL_S = 0.2
 # Bytes in the window that no member needs stay until the next tick, unless there are as many as this.
 EVICT_BYTES = 1 << 20
-LINES_OF_A_KIND_MAX = 10
-LINES_INTERVAL_S = 60.0
-# Events that differ only in figures.
-EVENTS_OF_A_KIND_MAX = 30
 # The source of an event has a limit.
 _MACHINE_CHARACTERS_MAX = 40
 _LOG_LEVELS = {Level.ERROR: logging.ERROR, Level.WARNING: logging.WARNING, Level.INFO: logging.INFO}
@@ -103,17 +94,11 @@ class Proxy:
         feed: the connection to the primary.
         window: the newest WAL.
         status: the positions that were last released to PostgreSQL.
-        state: the public name of the state, as of the last tick.
-        state_since: the event loop's time of the last change of it.
-        readiness: whether commits succeed, for /readyz.
-        replay_watch: which standbys receive WAL and do not replay it.
-        quorum_watch: since when there is no quorum; None before `run`.
-        primary_watch: whether commits wait for this proxy, and how many sessions do; None before `run`.
-        sql_watch: whether SQL on the primary is possible; None before `run`.
         credentials: for connections to safekeepers.
         measured: times and counts since the start.
         limbo: the transactions that wait.
         events: records the events of this process, as a handler of the log.
+        watch: what is observed of its state.
     """
 
     def __init__(self, config: ProxyConfig, credentials: Credentials | None = None) -> None:
@@ -152,50 +137,27 @@ class Proxy:
         )
         self.window = Window(config.window_size)
         self.status = ReportStatus(0, 0, 0)
-        self.state = "connecting"
-        self.state_since = 0.0
-        self.readiness = Readiness()
-        self.quorum_watch: QuorumWatch | None = None
-        self.replay_watch = ReplayWatch()
-        self.primary_watch: PrimaryWatch | None = None
-        self.sql_watch: SqlWatch | None = None
         self.measured = Measurements()
-        self._times = self.measured.commits  # Looked up once: the hot path uses it.
+        self._execution = Execution()
+        self.watch = ProxyWatch(self, config.slot, config.application_name, self._now)
         policy = CommitPolicy(config.commit_timeout, config.on_commit_timeout)
-        self.limbo = Limbo(self, policy, config.slow_commit, pool=self._sql_pool)
+        self.limbo = Limbo(self, policy, config.slow_commit, pool=self.watch.primary.pool)
         self.limbo.shows_literals = config.show_literals
-        self._note_arrival = self.limbo.arrivals.note
-        self._lines = RateLimits(LINES_OF_A_KIND_MAX, LINES_INTERVAL_S)
-        self._event_texts = RateLimits(EVENTS_OF_A_KIND_MAX, LINES_INTERVAL_S)
-        self._state_events: StateEvents
-        self._event_sender: EventSender | None = None
-        self._member_problems = {i: ProblemLog(logger) for i in self.links}
-        self._apply_problem = ProblemLog(logger)
+        self._event_sender = EventSender(self.events, self._event_receivers, self.credentials)
         self._digest: PageChecksums | None = None
         self._encoder = AppendEncoder(LeaderId(1, "none"))  # of the term whose appends were sent last
-        self._events: deque[list[Action]] = deque()
-        self._executing = False
-        self._has_failed = False
-        self._stopping = False
-        self._next_tick: asyncio.TimerHandle | None = None
-        self._link_tasks: dict[int, asyncio.Task[None]] = {}
-        self._next_observation_at = 0.0
-        self._finished: asyncio.Future[WalproxyError | None]
-        self._loop: asyncio.AbstractEventLoop
 
-    # ------------------------------------------------------------------ life
+    def _now(self) -> float:
+        """Return the event loop's time."""
+        return self._execution.clock()
 
     async def run(self) -> WalproxyError | None:
         """Serve until stopped; returns the error that ended it, None after `stop`."""
-        self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._callback_failed)
-        self._finished = self._loop.create_future()
-        self.state_since = self._loop.time()
-        self.quorum_watch = QuorumWatch(self)
-        self.primary_watch = PrimaryWatch(self, self.config.slot, self.config.application_name)
-        self.sql_watch = SqlWatch(self)
-        self._state_events = StateEvents(self._loop.time())
-        self._event_sender = EventSender(self.events, self._event_receivers, self.credentials)
+        execution, watch = self._execution, self.watch
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(execution.callback_failed)
+        execution.begin(loop)
+        watch.begin(loop.time())
         count = len(self.links)
         if count % 2 == 0:
             logger.warning(
@@ -208,44 +170,33 @@ class Proxy:
         self._log_apply_rule(self.config.remote_apply_standbys)
         for link in self.links.values():
             self._run_link(link)
-        tasks = [
-            asyncio.create_task(task)
-            for task in (
-                self.feed.run(),
-                self.quorum_watch.run(),
-                self.primary_watch.run(),
-                self.sql_watch.run(),
-                self.limbo.run(),
-                self._event_sender.run(),
-            )
-        ]
-        for task in tasks:
-            task.add_done_callback(self._task_ended)
+        watches = (watch.quorum.run(), watch.primary.run(), watch.sql.run())
+        parts = (self.feed.run(), *watches, self.limbo.run(), self._event_sender.run())
+        tasks = [execution.run(part) for part in parts]
         try:
             self._tick()
-            return await self._finished
+            return await execution.ended
         finally:
-            if self._next_tick is not None:
-                self._next_tick.cancel()
-            tasks += self._link_tasks.values()
+            if execution.next_tick is not None:
+                execution.next_tick.cancel()
+            tasks += execution.link_tasks.values()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def send_last_events(self) -> None:
         """Send the safekeepers what they lack of the events, for a short time at most; after `run`."""
-        if self._event_sender is not None:
-            await self._event_sender.flush(LAST_EVENTS_TIMEOUT_S)
+        await self._event_sender.flush(LAST_EVENTS_TIMEOUT_S)
 
     async def stop(self) -> None:
         """Drain: stop reading, wait until a quorum has the received WAL, send PostgreSQL the positions, end."""
-        self._stopping = True
+        self._execution.is_draining = True
         self.feed.pause()
-        deadline = self._loop.time() + self.config.drain_timeout
-        while self._loop.time() < deadline and self._uncommitted_bytes() and self.proposer.phase is Phase.LEADING:
+        deadline = self._now() + self.config.drain_timeout
+        while self._now() < deadline and self._uncommitted_bytes() and self.proposer.phase is Phase.LEADING:
             await asyncio.sleep(TICK_S)
         self.feed.close_politely()
-        self._finish(None)
+        self._execution.finish(None)
 
     def reconfigure(self, config: ProxyConfig) -> None:
         """Apply the settings that can change at run time: the standbys of remote_apply. Verify refused hosts again."""
@@ -262,12 +213,11 @@ class Proxy:
             logger.info("synchronous_commit = remote_apply waits for the standbys %s", rule.text)
         else:
             logger.info(
-                "no standby is designated (--remote-apply-standbys): remote_apply behaves like synchronous_commit = on"
+                "no standby is designated (remote_apply_standbys): remote_apply behaves like synchronous_commit = on"
             )
 
     def _run_link(self, link: SafekeeperLink) -> None:
-        task = self._link_tasks[link.safekeeper_id] = asyncio.create_task(link.run())
-        task.add_done_callback(self._task_ended)
+        self._execution.link_tasks[link.safekeeper_id] = self._execution.run(link.run())
 
     def _dial(self, safekeeper_id: int, address: Address) -> None:
         """Connect to a safekeeper at this address, too."""
@@ -276,7 +226,6 @@ class Proxy:
             link.addresses.append(address)
             return
         link = self.links[safekeeper_id] = SafekeeperLink(safekeeper_id, address, self, self.credentials)
-        self._member_problems[safekeeper_id] = ProblemLog(logger)
         self._run_link(link)
 
     def _hang_up(self, safekeeper_id: int, reason: str) -> None:
@@ -284,109 +233,47 @@ class Proxy:
         link = self.links.pop(safekeeper_id, None)
         if link is not None:  # Else its address was not one.
             link.hang_up(reason)
-            self._link_tasks.pop(safekeeper_id).cancel()
-            del self._member_problems[safekeeper_id]
+            self._execution.link_tasks.pop(safekeeper_id).cancel()
+            self.watch.forget(safekeeper_id)
             self.measured.forget(safekeeper_id)
 
-    def _finish(self, error: WalproxyError | None) -> None:
-        if not self._finished.done():
-            self._finished.set_result(error)
-
-    def _task_ended(self, task: "asyncio.Task[None]") -> None:
-        """End the process if a task has failed: that is a bug, and the other tasks must not run without it."""
-        error = task.exception() if not task.cancelled() else None
-        if error is not None:
-            self._fail(error)
-
-    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """End the process if a callback has failed, which the event loop would only log."""
-        error = context.get("exception")
-        if error is None or isinstance(error, OSError):
-            logger.warning("%s%s", context["message"], f": {error}" if error is not None else "")
-        else:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        """End because of a bug; events that still arrive are not executed."""
-        self._has_failed = True
-        if not self._finished.done():
-            self._finished.set_exception(error)
-
     def _tick(self) -> None:
-        phase = self.proposer.phase
+        execution, phase = self._execution, self.proposer.phase
         try:
-            self._handle(self.proposer.tick(self._loop.time(), random.random()))
+            self._handle(self.proposer.tick(execution.clock(), random.random()))
             self.feed.report_standbys(self.proposer.hot_standby_feedback())
             self._trim_window()
-            now = self._loop.time()
-            if now >= self._next_observation_at or self.proposer.phase is not phase:
-                self._next_observation_at = now + OBSERVATION_INTERVAL_S
-                self._watch_state()
+            now = execution.clock()
+            if self.watch.is_due(now, has_changed=self.proposer.phase is not phase):
+                self._observe(now)
         except Exception as error:
             # The event loop would only log an OSError of a callback.
-            self._fail(error)
+            execution.fail(error)
             return
         tick_s = TICK_S
         if self.proposer.is_steady:
             tick_s = min(STEADY_TICK_S, max(TICK_S, self.config.heartbeat_interval / 2))
-        self._next_tick = self._loop.call_later(tick_s, self._tick)
+        execution.schedule(tick_s, self._tick)
 
-    def _watch_state(self) -> None:
-        now = self._loop.time()
-        view = self.view(now)
-        self.replay_watch.observe(view.standbys, now)
-        connected = [i for i, link in self.links.items() if link.is_up]
-        self._times.permit_samples(now, connected, is_apply_timed=bool(view.apply_rule))
-        state = self.public_state(view)
-        problems = {i: self.member_problem(view, i) for i in sorted(self.links)}
-        if state != self.state:
-            missing = [f"safekeeper {i}: {problem}" for i, problem in problems.items() if problem]
-            note = f" ({'; '.join(missing)})" if missing and state == "waiting_for_quorum" else ""
-            self._log_line(logging.INFO, f"{self.state} -> {state} after {now - self.state_since:.1f} s{note}")
-            self.state, self.state_since = state, now
-        self._record_events(view, state, problems, now)
-        self.readiness.observe(state in SERVING_STATES, now, is_spare=view.is_spare)
-        for safekeeper_id, link in self.links.items():
-            # The link logs its own problems, the proposer logs refusals.
-            if link.is_up and not view.peers[safekeeper_id].refused:
-                problem = problems[safekeeper_id]
-                if problem and not self.has_no_room(view, safekeeper_id):
-                    self._member_problems[safekeeper_id].note(problem, "safekeeper %d: %s", safekeeper_id, problem)
-        apply_problem = view.lacking
-        if apply_problem:
-            self._apply_problem.note(
-                apply_problem, "remote_apply is blocked: %s", apply_problem, event="remote-apply-blocked"
-            )
-        elif apply_problem is not None:
-            self._apply_problem.over("remote_apply is no longer blocked", event="remote-apply-resumed")
-
-    def _record_events(self, view: ProposerView, state: str, problems: Mapping[int, str], now: float) -> None:
-        """Record what has changed since the last look."""
-        look = look_at(
+    def _observe(self, now: float) -> None:
+        view, links = self.view(now), self.links
+        up = frozenset(i for i, link in links.items() if link.is_up)
+        self.measured.commits.permit_samples(now, up, is_apply_timed=bool(view.apply_rule))
+        self.watch.observe(
             view,
-            up=frozenset(i for i, link in self.links.items() if link.is_up),
-            full=frozenset(i for i in self.links if self.has_no_room(view, i)),
-            problems=problems,
+            self.public_state(view),
+            now,
+            up=up,
+            full=frozenset(i for i in links if self.has_no_room(view, i)),
+            problems={i: self.member_problem(view, i) for i in sorted(links)},
             primary=self.feed.rota.current.host.name if self.feed.streams else None,
-            primary_problem=self.feed.problem or "",
-            serves=state in SERVING_STATES,
+            primary_problem=self.feed.problem,
         )
-        for kind, fields, text in self._state_events.compare(look, now):
-            if self._event_texts.admit(text) is not None:
-                record_event(logger, kind, fields, text)
 
     def _event_receivers(self) -> dict[int, Address]:
         """Return the addresses of the safekeepers to which events can be sent now."""
         peers = self.proposer.peers
         return {i: link.address for i, link in self.links.items() if link.is_up and not peers[i].refused}
-
-    def _log_line(self, level: int, line: str, event: str = "", term: int = 0) -> None:
-        """Log a line that may repeat: a few of its kind per minute, with the number of suppressed ones."""
-        addition = self._lines.admit(line)
-        if addition is not None and event:
-            log_event(logger, event, {"term": term}, "%s%s", line, addition, level=level)
-        elif addition is not None:
-            logger.log(level, "%s%s", line, addition)
 
     def view(self, now: float) -> ProposerView:
         """Return the proposer's present state."""
@@ -455,7 +342,7 @@ class Proxy:
 
     def limbo_facts(self) -> Facts:
         """Return the state for the limbo."""
-        view = self.view(self._loop.time())
+        view = self.view(self._now())
         led, primary = view.led, view.primary
         known = led.membership if led is not None else newest_membership(view.peers)
         ids = known.ids() if known is not None else frozenset(self.links)
@@ -476,34 +363,63 @@ class Proxy:
         """Return the connection string of the primary for SQL, None without a primary, and for a spare."""
         return self.sql_conninfo() if not self.proposer.candidacy.is_spare else None
 
-    def _sql_pool(self) -> SqlSessions | None:
-        return self.primary_watch.pool() if self.primary_watch is not None else None
+    # What the watches have found.
+
+    @property
+    def state_since(self) -> float:
+        """When the public state changed last."""
+        return self.watch.state_since
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether commits succeed."""
+        return self.watch.readiness
+
+    @property
+    def replay_watch(self) -> ReplayWatch:
+        """Which standbys receive WAL and do not replay it."""
+        return self.watch.replay
+
+    @property
+    def quorum_watch(self) -> QuorumWatch:
+        """Since when there is no quorum."""
+        return self.watch.quorum
+
+    @property
+    def primary_watch(self) -> PrimaryWatch:
+        """The settings of the primary."""
+        return self.watch.primary
+
+    @property
+    def sql_watch(self) -> SqlWatch:
+        """Whether SQL on the primary is possible."""
+        return self.watch.sql
 
     def gate(self) -> Gate | None:
         """Return whether commits wait for this proxy, None if nothing is known."""
-        return self.primary_watch.gate() if self.primary_watch is not None else None
+        return self.watch.primary.gate()
 
     def waiting_sessions(self) -> tuple[int | None, str]:
         """Return how many sessions wait for their commits, or None and why that is unknown."""
-        return self.primary_watch.waiting_sessions() if self.primary_watch is not None else (None, "not counted yet")
+        return self.watch.primary.waiting_sessions()
 
-    # ------------------------------------------------------------------ events: links
+    # The events of the links and of the feed.
 
     def link_up(self, safekeeper_id: int) -> None:
         """Handle a connection to a safekeeper that is open now."""
         self.measured.connected(safekeeper_id)
-        self._handle(self.proposer.connected(safekeeper_id, self._loop.time()))
+        self._handle(self.proposer.connected(safekeeper_id, self._execution.clock()))
 
     def link_down(self, safekeeper_id: int) -> None:
         """Handle a connection to a safekeeper that is closed now."""
-        self._times.disconnected(safekeeper_id)
-        self._handle(self.proposer.disconnected(safekeeper_id, self._loop.time()))
+        self.measured.commits.disconnected(safekeeper_id)
+        self._handle(self.proposer.disconnected(safekeeper_id, self._execution.clock()))
 
     def link_message(self, safekeeper_id: int, message: AcceptorMessage) -> None:
         """Handle a message from a safekeeper."""
-        actions = self.proposer.message(safekeeper_id, message, self._loop.time())
+        actions = self.proposer.message(safekeeper_id, message, self._execution.clock())
         if type(message) is AppendResponse:
-            times = self._times
+            times = self.measured.commits
             if times.pending:
                 times.acknowledged(safekeeper_id, message, monotonic())
             if actions:
@@ -512,19 +428,17 @@ class Proxy:
             self.measured.answers.count(message)
             self._handle(actions)
 
-    # ------------------------------------------------------------------ events: the feed
-
     def primary_identified(self, identity: PrimaryIdentity) -> None:
         """Handle the identity of the primary."""
         digest = self._digest
         crcs, begin_lsn = (digest.page_crcs(), digest.begin_lsn) if digest is not None else ((), 0)
         self.measured.primary_identified()
-        self._handle(self.proposer.primary_identified(identity, self._loop.time(), crcs, begin_lsn))
+        self._handle(self.proposer.primary_identified(identity, self._execution.clock(), crcs, begin_lsn))
 
     def primary_lost(self, reason: str) -> None:
         """Handle the end of the connection to the primary."""
         self.measured.primary_lost()
-        self._handle(self.proposer.primary_lost(self._loop.time()))
+        self._handle(self.proposer.primary_lost(self._execution.clock()))
 
     def primary_checked(self, begin_lsn: Lsn, end_lsn: Lsn, digest: PageChecksums) -> None:
         """Handle the checksums of the bytes to compare (S10)."""
@@ -532,26 +446,26 @@ class Proxy:
         if self._digest is None:
             digest.let_go()
             self._digest = digest
-        self._handle(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._loop.time()))
+        self._handle(self.proposer.primary_checked(begin_lsn, end_lsn, page_crcs, self._execution.clock()))
         # Again: how far the flush position may be reported depends on the digest.
         self._execute([self.status])
 
     def slot_in_use(self) -> None:
         """Handle a primary that cannot stream yet, because another walsender holds the slot."""
-        self._handle(self.proposer.primary_slot_in_use(self._loop.time()))
+        self._handle(self.proposer.primary_slot_in_use(self._execution.clock()))
 
     def segment_removed(self, reason: str) -> None:
         """Handle a primary that has recycled the WAL to compare."""
         logger.warning("%s", reason)
-        self._handle(self.proposer.primary_segment_removed(self._loop.time()))
+        self._handle(self.proposer.primary_segment_removed(self._execution.clock()))
 
     def wal_received(self, begin_lsn: Lsn, chunks: list[memoryview]) -> None:
         """Append WAL to the window, from which it is sent to the members."""
         window, digest = self.window, self._digest
-        now = self._loop.time()
+        now = self._execution.clock()
         window.append(begin_lsn, chunks)
-        self._note_arrival((window.end_lsn, now))
-        self._times.received(window.end_lsn, monotonic())
+        self.limbo.arrivals.note((window.end_lsn, now))
+        self.measured.commits.received(window.end_lsn, monotonic())
         self._execute(self.proposer.wal_received(window.end_lsn, now))
         if digest is not None:
             # While the members write.
@@ -568,15 +482,15 @@ class Proxy:
     def timeline_ended(self, next_tli: int, end_lsn: Lsn) -> None:
         """Handle the end of a timeline of the primary."""
         self.limbo.timeline_ended(end_lsn, next_tli)
-        self._handle(self.proposer.timeline_ended(next_tli, end_lsn, self._loop.time()))
+        self._handle(self.proposer.timeline_ended(next_tli, end_lsn, self._execution.clock()))
 
     def primary_refused(self, reason: str) -> None:
         """Handle a primary whose WAL does not continue the log (S10)."""
-        self._handle(self.proposer.primary_refused(reason, self._loop.time()))
+        self._handle(self.proposer.primary_refused(reason, self._execution.clock()))
 
     def failed(self, error: WalproxyError) -> None:
         """Handle the error that has ended the feed."""
-        self._finish(error)
+        self._execution.finish(error)
 
     def may_make_slot(self) -> bool:
         """Return whether a cluster is known."""
@@ -590,21 +504,19 @@ class Proxy:
         """Return commit_lsn while a term is led, else the highest flush_lsn that a safekeeper has reported."""
         return self.proposer.quorum_end_lsn
 
-    # ------------------------------------------------------------------ actions
-
     def _handle(self, actions: list[Action]) -> None:
         """Execute the actions of an event that may have changed the phase, and observe that."""
         self._execute(actions)
-        self.measured.elections.observe(self.proposer.phase, self._loop.time())
+        self.measured.elections.observe(self.proposer.phase, self._execution.clock())
 
     def _execute(self, actions: list[Action]) -> None:
         """Execute the actions of an event, and then those of the events that were raised meanwhile."""
-        if self._has_failed:
+        execution = self._execution
+        if execution.queued is not None:
+            execution.queued.append(actions)
             return
-        if self._executing:
-            self._events.append(actions)
-            return
-        self._executing = True
+        queued: list[list[Action]] = []
+        execution.queued = queued
         try:
             while True:
                 for action in actions:
@@ -617,11 +529,11 @@ class Proxy:
                         frame = [head, *self.window.slices(begin_lsn, end_lsn)]
                         for safekeeper_id in action.safekeeper_ids:
                             self.links[safekeeper_id].send(frame)
-                        if self._times.armed:
-                            self._times.appended(action, monotonic())
+                        if self.measured.commits.armed:
+                            self.measured.commits.appended(action, monotonic())
                     elif type(action) is ReportStatus:
                         self.status = action
-                        self._times.reported(action, monotonic())
+                        self.measured.commits.reported(action, monotonic())
                         flush_lsn, apply_lsn = action.flush_lsn, action.apply_lsn
                         if flush_lsn and self._digest is not None:
                             # It must leave the slot where a comparison with this primary has to begin (S10).
@@ -635,11 +547,12 @@ class Proxy:
                         self.links[action.safekeeper_id].send(encode(action.message))
                     else:
                         self._execute_rare(action)
-                if not self._events:
+                if not queued:
                     break
-                actions = self._events.popleft()
+                actions = queued.pop(0)
         finally:
-            self._executing = False
+            if execution.queued is queued:  # Another list is that of a bug.
+                execution.queued = None
 
     def _execute_rare(self, action: Action) -> None:
         if isinstance(action, Disconnect):
@@ -655,7 +568,7 @@ class Proxy:
         elif isinstance(action, IdentifyPrimary):
             self.feed.identify()
         elif isinstance(action, StartReplication):
-            self._times.restarted(action.begin_lsn, action.tli)
+            self.measured.commits.restarted(action.begin_lsn, action.tli)
             if not action.resumes:
                 self.window.reset(action.begin_lsn)
                 self.limbo.stream_begins(action.begin_lsn, action.tli)
@@ -675,13 +588,11 @@ class Proxy:
             record_event(logger, "primary-refused", {}, action.reason)
             self.feed.refuse(action.reason)
         elif isinstance(action, Note):
-            self._log_line(_LOG_LEVELS[action.level], action.text, action.event, action.term)
+            self.watch.log_line(_LOG_LEVELS[action.level], action.text, action.event, action.term)
         elif isinstance(action, Finish):
             if isinstance(action.error, PrimaryRefused):
                 record_event(logger, "primary-refused", {}, str(action.error))
-            self._finish(action.error)
-
-    # ------------------------------------------------------------------ the window
+            self._execution.finish(action.error)
 
     def _uncommitted_bytes(self) -> int:
         commit_lsn, _ = self.proposer.committed_lsns()
@@ -692,5 +603,9 @@ class Proxy:
         # Some WAL stays from which the records can be read that end above commit_lsn.
         if self.window.evict(max(0, truncate_lsn - KEPT_BYTES), max(0, commit_lsn - KEPT_BYTES)):
             self.proposer.wal_evicted(self.window.begin_lsn)
-        if self.feed.is_paused and not self._stopping and self._uncommitted_bytes() < self.window.capacity_bytes // 2:
+        if (
+            self.feed.is_paused
+            and not self._execution.is_draining
+            and self._uncommitted_bytes() < self.window.capacity_bytes // 2
+        ):
             self.feed.resume()

@@ -64,14 +64,10 @@ class QuorumWatch:
         lost_at: the event loop's time of the loss; None while there is a quorum.
     """
 
-    def __init__(
-        self,
-        proxy: WatchedProxy,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
+    def __init__(self, proxy: WatchedProxy, clock: Callable[[], float]) -> None:
         self.lost_at: float | None = None
         self._proxy = proxy
-        self._clock = clock if clock is not None else asyncio.get_running_loop().time
+        self._clock = clock
         self._had_quorum = self._is_logged = False
         self._log_at = 0.0
 

@@ -36,8 +36,8 @@ from walproxy.postgres.problems import PrimaryProblem, ProblemKind, problem_of_i
 from walproxy.postgres.replication import PrimaryFacts
 from walproxy.postgres.sql import SlotState, read_slot
 from walproxy.postgres.walreceiver import ReplicationConnection
-from walproxy.proxy.config import ProxyConfig
-from walproxy.proxy.credentials import read_credentials
+from walproxy.proxy.config import ConnectionConfig, MembersConfig
+from walproxy.proxy.credentials import read_peer_credentials
 from walproxy.proxy.safekeeper_requests import SafekeeperRequests, SafekeeperUnreachable
 
 
@@ -70,7 +70,7 @@ class Consent:
 
 
 @dataclass(frozen=True)
-class Survey:
+class RebootstrapSurvey:
     """The state before a rebootstrap.
 
     Attributes:
@@ -157,7 +157,7 @@ class Survey:
             )
 
 
-async def survey(config: ProxyConfig) -> Survey:
+async def survey(config: ConnectionConfig) -> RebootstrapSurvey:
     """Request the positions of the primary and of every safekeeper.
 
     Raises:
@@ -171,7 +171,7 @@ async def survey(config: ProxyConfig) -> Survey:
     finally:
         for connection in connections.values():
             await connection.close()
-    return Survey(
+    return RebootstrapSurvey(
         primary,
         {i: connection.greeting for i, connection in connections.items()},
         {i: gap for i, gap in given_up.items() if gap is not None},
@@ -213,7 +213,7 @@ def _require_one_host(conninfo: str) -> None:
         )
 
 
-async def _look_at_primary(config: ProxyConfig) -> PrimaryFacts:
+async def _look_at_primary(config: ConnectionConfig) -> PrimaryFacts:
     try:
         connection = await ReplicationConnection.connect(
             config.primary, application_name=config.application_name, timeout_s=config.connect_timeout
@@ -237,7 +237,7 @@ async def _look_at_primary(config: ProxyConfig) -> PrimaryFacts:
     return primary
 
 
-async def _look_at_slot(config: ProxyConfig) -> SlotState | None:
+async def _look_at_slot(config: ConnectionConfig) -> SlotState | None:
     try:
         return await read_slot(config.primary, config.slot, timeout_s=config.connect_timeout)
     except PrimaryProblem as problem:
@@ -247,7 +247,7 @@ async def _look_at_slot(config: ProxyConfig) -> SlotState | None:
         return None
 
 
-async def execute(config: ProxyConfig, before: Survey) -> str:
+async def execute(config: ConnectionConfig, before: RebootstrapSurvey) -> str:
     """Begin a new cluster on all safekeepers and return its id.
 
     Raises:
@@ -276,7 +276,7 @@ def next_generation(greetings: dict[int, AcceptorGreeting]) -> int:
 
 
 async def send_bootstrap(
-    config: ProxyConfig,
+    config: MembersConfig,
     surveyed: dict[int, AcceptorGreeting],
     bootstrap_of: Callable[[dict[int, AcceptorGreeting]], Bootstrap],
     order: Sequence[int] | None = None,
@@ -316,19 +316,18 @@ def _held(greeting: AcceptorGreeting) -> tuple[str, int, Lsn]:
     return greeting.cluster_id, greeting.system_id, greeting.flush_lsn
 
 
-async def greet_all(config: ProxyConfig) -> dict[int, SafekeeperRequests]:
+async def greet_all(config: MembersConfig) -> dict[int, SafekeeperRequests]:
     """Connect to every safekeeper and receive its greeting.
 
     Raises:
         WalproxyError: one does not reply, or refuses, or a proxy serves on it.
     """
     connections: dict[int, SafekeeperRequests] = {}
-    credentials = read_credentials(config)
+    credentials = read_peer_credentials(config)
     run = secrets.token_hex(16)
     try:
         for safekeeper_id, address in config.safekeepers:
             connections[safekeeper_id] = connection = SafekeeperRequests(safekeeper_id, address, credentials)
-            await connection.connect()
             await connection.greet(run)
             live_proposer_id = (
                 await connection.ask(PreVoteRequest(run, takeover=False), PreVoteResponse)

@@ -18,7 +18,7 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, format_lsn
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import AcceptorGreeting, Bootstrap, Replaced
-from walproxy.proxy.config import ProxyConfig
+from walproxy.proxy.config import MembersConfig
 from walproxy.proxy.rebootstrap import greet_all, next_generation, send_bootstrap
 
 
@@ -85,7 +85,7 @@ class UndoSurvey:
             )
 
 
-async def survey_undo(config: ProxyConfig) -> UndoSurvey:
+async def survey_undo(config: MembersConfig) -> UndoSurvey:
     """Request from every safekeeper what it has and what it has set aside.
 
     Raises:
@@ -106,12 +106,12 @@ async def survey_undo(config: ProxyConfig) -> UndoSurvey:
         if absent:
             raise ConfigurationError(
                 f"safekeeper {i} belongs to cluster {greeting.cluster_id[:8]}, which safekeeper {absent[0]} is a "
-                "member of: list all of its members in --safekeepers, because it must not continue without them"
+                "member of: list all of its members in [safekeepers], because it must not continue without them"
             )
     return UndoSurvey(greetings, target)
 
 
-async def execute_undo(config: ProxyConfig, before: UndoSurvey) -> None:
+async def execute_undo(config: MembersConfig, before: UndoSurvey) -> None:
     """Restore the cluster on all safekeepers.
 
     Raises:

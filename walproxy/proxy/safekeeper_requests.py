@@ -70,31 +70,25 @@ class SafekeeperRequests:
         self._safekeeper_id = safekeeper_id
         self._address = address
         self._credentials = credentials
+        self._connection: SafekeeperConnection | None = None
         self._answers: asyncio.Queue[AcceptorMessage] = asyncio.Queue()
-        self._connection = SafekeeperConnection(
-            safekeeper_id,
-            credentials,
-            opened=lambda: None,
-            received=self._received,
-            lost=lambda: None,
-        )
 
     @property
     def is_open(self) -> bool:
         """Whether it is connected."""
-        return self._connection.is_open
+        return self._connection is not None and self._connection.is_open
 
-    def _received(self, message: AcceptorMessage) -> None:
-        if not isinstance(message, FolderStates):  # For proposers: it precedes each answer that they decide by.
-            self._answers.put_nowait(message)
+    async def _connect(self) -> None:
+        answers: asyncio.Queue[AcceptorMessage] = asyncio.Queue()
 
-    async def connect(self) -> None:
-        """Connect.
+        def received(message: AcceptorMessage) -> None:
+            if not isinstance(message, FolderStates):  # For proposers: it precedes each answer that they decide by.
+                answers.put_nowait(message)
 
-        Raises:
-            SafekeeperUnreachable: there is no reply.
-            ConfigurationError: the reply is not that of this cluster's safekeeper.
-        """
+        self._answers = answers
+        self._connection = SafekeeperConnection(
+            self._safekeeper_id, self._credentials, opened=lambda: None, received=received, lost=lambda: None
+        )
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._connection.connect(self._address, self._credentials.tls)
@@ -105,13 +99,23 @@ class SafekeeperRequests:
             raise SafekeeperUnreachable(f"{self.name} cannot be reached ({reason})") from None
 
     async def greet(self, run: str) -> AcceptorGreeting:
-        """Greet the safekeeper as the proposer `run`, and return its present state.
+        """Greet the safekeeper as the proposer `run`, and return its present state; connect first if necessary.
+
+        Whatever this raises, the connection is closed.
 
         Raises:
+            SafekeeperUnreachable: no connection could be opened.
+            ConfigurationError: the reply is not that of this cluster's safekeeper.
             WalproxyError: see `ask`.
         """
         greeting = ProposerGreeting(PROTOCOL_VERSION, run, self._safekeeper_id, None, None)
-        self.greeting = await self.ask(greeting, AcceptorGreeting)
+        try:
+            if not self.is_open:
+                await self._connect()
+            self.greeting = await self.ask(greeting, AcceptorGreeting)
+        except BaseException:
+            await self.close()
+            raise
         return self.greeting
 
     async def ask(self, question: ProposerMessage, expected: type[_Answer]) -> _Answer:
@@ -121,6 +125,7 @@ class SafekeeperRequests:
             WalproxyError: there is none before the timeout, or not one of type `expected`, for example a refusal.
         """
         connection = self._connection
+        assert connection is not None  # `greet` was called
         if connection.is_open:
             connection.writelines(encode(question))
         arrived = asyncio.ensure_future(self._answers.get())
@@ -142,5 +147,6 @@ class SafekeeperRequests:
 
     async def close(self) -> None:
         """Close the connection."""
-        self._connection.abort("the command has ended")
-        await self._connection.closed
+        if self._connection is not None:
+            self._connection.abort("the command has ended")
+            await self._connection.closed

@@ -8,7 +8,6 @@ too: it takes over from its own host. A new session is opened each time, since o
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from safekeeper.base.logs import ProblemLog
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
@@ -24,24 +23,20 @@ SQL_TIMEOUT_S = 10.0
 _PASSING = (ProblemKind.NO_FREE_WALSENDER, ProblemKind.STARTING, ProblemKind.UNREACHABLE)
 
 
-class CheckedProxy(Protocol):
-    """The proxy that is checked; called on the event loop."""
-
-    def sql_conninfo(self) -> str | None:
-        """Return the connection string of the primary for SQL, None without a primary."""
-
-
 class SqlWatch:
     """The check of one proxy.
+
+    Args:
+        conninfo: returns the connection string of the primary for SQL, None without a primary.
 
     Attributes:
         problem: why no session can be opened, empty if one can or that is unknown.
     """
 
-    def __init__(self, proxy: CheckedProxy, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, conninfo: Callable[[], str | None], clock: Callable[[], float]) -> None:
         self.problem = ""
-        self._proxy = proxy
-        self._clock = clock if clock is not None else asyncio.get_running_loop().time
+        self._find_conninfo = conninfo
+        self._clock = clock
         self._log = ProblemLog(logger, self._clock, WARN_AGAIN_AFTER_S)
         self._conninfo: str | None = None
         self._check_at = 0.0
@@ -54,7 +49,7 @@ class SqlWatch:
 
     async def check_if_due(self) -> None:
         """Check a primary when it is connected, and from time to time; log a change."""
-        conninfo, now = self._proxy.sql_conninfo(), self._clock()
+        conninfo, now = self._find_conninfo(), self._clock()
         if conninfo is None or (conninfo == self._conninfo and now < self._check_at):
             return
         self._conninfo, self._check_at = conninfo, now + CHECK_INTERVAL_S

@@ -26,7 +26,7 @@ class MemberState(Enum):
     LEARNER = "member-learner"
 
 
-class Change(NamedTuple):
+class StateEvent(NamedTuple):
     """One event: kind, figures and text."""
 
     kind: str
@@ -137,7 +137,7 @@ class StateEvents:
         self._archiver = 0
         self._archive_problem = ""
 
-    def compare(self, look: Look, now: float) -> list[Change]:
+    def compare(self, look: Look, now: float) -> list[StateEvent]:
         """Return the events since the last look."""
         return [
             *self._of_primary(look),
@@ -148,28 +148,28 @@ class StateEvents:
             *self._of_archive(look),
         ]
 
-    def _of_primary(self, look: Look) -> Iterator[Change]:
+    def _of_primary(self, look: Look) -> Iterator[StateEvent]:
         if look.primary == self._primary:
             return
         before, self._primary = self._primary, look.primary
         if look.primary is not None:
-            yield Change("primary-streams", {"host": look.primary}, f"WAL is received from {look.primary}")
+            yield StateEvent("primary-streams", {"host": look.primary}, f"WAL is received from {look.primary}")
         else:
             reason = f": {look.primary_problem}" if look.primary_problem else ""
-            yield Change("primary-lost", {"host": before or ""}, f"no WAL is received from {before}{reason}")
+            yield StateEvent("primary-lost", {"host": before or ""}, f"no WAL is received from {before}{reason}")
 
-    def _of_term(self, look: Look) -> Iterator[Change]:
+    def _of_term(self, look: Look) -> Iterator[StateEvent]:
         if look.begun_term is not None and look.begun_term != self._begun_term:
             self._begun_term = look.begun_term
             fields = {"term": look.begun_term, "tli": look.tli}
-            yield Change("term-begun", fields, f"commits succeed in term {look.begun_term} on timeline {look.tli}")
+            yield StateEvent("term-begun", fields, f"commits succeed in term {look.begun_term} on timeline {look.tli}")
         if look.tli and look.tli != self._tli:
             before, self._tli = self._tli, look.tli
             if before:
                 fields = {"tli": look.tli, "before": before}
-                yield Change("timeline-switched", fields, f"timeline {look.tli} follows timeline {before}")
+                yield StateEvent("timeline-switched", fields, f"timeline {look.tli} follows timeline {before}")
 
-    def _of_members(self, look: Look, now: float) -> Iterator[Change]:
+    def _of_members(self, look: Look, now: float) -> Iterator[StateEvent]:
         for safekeeper_id, (state, problem) in look.members.items():
             before = self._members.get(safekeeper_id)
             if state is before:
@@ -180,48 +180,48 @@ class StateEvents:
             fields = {"safekeeper": safekeeper_id}
             if state is not MemberState.PRESENT:
                 text = f"safekeeper {safekeeper_id}: {problem or 'it receives WAL as a learner'}"
-                yield Change(state.value, fields, text)
+                yield StateEvent(state.value, fields, text)
             elif before is not None:
-                yield Change(state.value, fields, f"safekeeper {safekeeper_id} takes part again")
+                yield StateEvent(state.value, fields, f"safekeeper {safekeeper_id} takes part again")
 
-    def _of_change(self, look: Look) -> Iterator[Change]:
+    def _of_change(self, look: Look) -> Iterator[StateEvent]:
         if look.change is None or look.change == self._change:
             return
         before, self._change = self._change, look.change
         if look.change and not before:
-            yield Change("members-change-begun", {"change": look.change}, f"the members change from {look.change}")
+            yield StateEvent("members-change-begun", {"change": look.change}, f"the members change from {look.change}")
         elif before and not look.change:
             members = look.members_text
-            yield Change("members-change-done", {"members": members}, f"the members are {members}")
+            yield StateEvent("members-change-done", {"members": members}, f"the members are {members}")
 
-    def _of_standbys(self, look: Look) -> Iterator[Change]:
+    def _of_standbys(self, look: Look) -> Iterator[StateEvent]:
         if look.standbys is None:
             return
         before, self._standbys = self._standbys, dict(look.standbys)
         for name, safekeeper_id in look.standbys.items():
             if before.get(name) != safekeeper_id:
                 fields = {"standby": name, "safekeeper": safekeeper_id}
-                yield Change("standby-connected", fields, f"standby {name} streams from safekeeper {safekeeper_id}")
+                yield StateEvent("standby-connected", fields, f"standby {name} streams from safekeeper {safekeeper_id}")
         for name, safekeeper_id in before.items():
             if name not in look.standbys:
                 fields = {"standby": name, "safekeeper": safekeeper_id}
-                yield Change(
+                yield StateEvent(
                     "standby-lost", fields, f"standby {name} no longer streams from safekeeper {safekeeper_id}"
                 )
 
-    def _of_archive(self, look: Look) -> Iterator[Change]:
+    def _of_archive(self, look: Look) -> Iterator[StateEvent]:
         if not look.archiver:
             return
         fields = {"safekeeper": look.archiver}
         if look.archiver != self._archiver:
             self._archiver = look.archiver
-            yield Change("archiver-assigned", fields, f"safekeeper {look.archiver} is the archiver")
+            yield StateEvent("archiver-assigned", fields, f"safekeeper {look.archiver} is the archiver")
         if bool(look.archive_problem) != bool(self._archive_problem):
             if look.archive_problem:
                 text = f"safekeeper {look.archiver} cannot archive: {look.archive_problem}"
-                yield Change("archive-failing", fields, text)
+                yield StateEvent("archive-failing", fields, text)
             else:
-                yield Change("archive-well", fields, f"safekeeper {look.archiver} archives again")
+                yield StateEvent("archive-well", fields, f"safekeeper {look.archiver} archives again")
         self._archive_problem = look.archive_problem
 
 

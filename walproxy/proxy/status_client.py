@@ -3,22 +3,25 @@
 import base64
 import http.client
 import json
+import re
 import ssl
 import urllib.error
 import urllib.request
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.net.tls import describe_failure
+from walproxy.proxy.status_fields import ProxyStatus
 
 _TIMEOUT_S = 5.0
 _ADVICE = {
-    401: "the proxy requires its password: give --http-password-file, or http://any:PASSWORD@HOST:PORT as --url",
-    421: "it serves no host of this name: use its IP address in --url, or give the proxy --http-hosts",
+    401: "the proxy requires its password: set http_password_file, or give http://any:PASSWORD@HOST:PORT as --url",
+    421: "it serves no host of this name: use its IP address in --url, or set http_hosts of the proxy",
 }
-_POSITIONS = {"received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"}
-_SHOWN = {"state", "term", "tli", "quorum", "times"} | _POSITIONS
+_LACKS = re.compile(r"missing required field `(\w+)`")
 
 
 class Access(NamedTuple):
@@ -26,7 +29,7 @@ class Access(NamedTuple):
 
     Attributes:
         tls: for an https URL; None: the CAs of this machine.
-        password: of its --http-password-file, None without; one in the URL takes precedence.
+        password: of its http_password_file, None without; one in the URL takes precedence.
     """
 
     tls: ssl.SSLContext | None = None
@@ -40,7 +43,7 @@ class NoAnswer(WalproxyError):
     """There is no reply from the URL."""
 
 
-def fetch_status(url: str, access: Access = NO_ACCESS) -> dict[str, Any]:
+def fetch_status(url: str, access: Access = NO_ACCESS) -> ProxyStatus:
     """Return the proxy's /status.
 
     Args:
@@ -48,14 +51,19 @@ def fetch_status(url: str, access: Access = NO_ACCESS) -> dict[str, Any]:
 
     Raises:
         NoAnswer: there is no reply.
-        WalproxyError: the reply is not that of a proxy.
+        WalproxyError: the reply is not that of a proxy of this version.
     """
     content = fetch_page(url, "/status", access)
-    if not isinstance(content.get("safekeepers"), list) or _SHOWN - content.keys():
+    if not isinstance(content.get("safekeepers"), list):
         raise WalproxyError(
             f"{shown_url(url)}/status is not the status of a walproxy: it may be a safekeeper's; correct --url"
         )
-    return content
+    try:
+        return msgspec.convert(content, ProxyStatus)
+    except msgspec.ValidationError as error:
+        lacks = _LACKS.search(str(error))
+        problem = f"lacks {lacks[1]!r}" if lacks is not None else f"differs: {error}"
+        raise WalproxyError(f"the proxy is a walproxy of another version: its /status {problem}") from None
 
 
 def fetch_page(url: str, path: str, access: Access = NO_ACCESS) -> dict[str, Any]:
@@ -84,12 +92,14 @@ def fetch_page(url: str, path: str, access: Access = NO_ACCESS) -> dict[str, Any
         ) from None
     except http.client.HTTPException:
         raise WalproxyError(
-            f"{address} does not use HTTP: correct --url, which begins with https:// where --http-tls is on"
+            f"{address} does not use HTTP: correct --url, which begins with https:// where http_tls is on"
         ) from None
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
-            raise WalproxyError(f"{address}: {describe_failure(reason)}; name its CA with --tls-ca") from None
+            raise WalproxyError(
+                f"{address}: {describe_failure(reason)}; name its CA with tls_ca in the file, or WALPROXY_TLS_CA"
+            ) from None
         if isinstance(reason, ssl.SSLError):
             raise WalproxyError(f"{address}: {describe_failure(reason)}; correct --url") from None
         raise NoAnswer(f"no reply from {address}: {reason}; is walproxy running there (--url)?") from None

@@ -11,6 +11,7 @@ GET /readyz   200 if commits succeed through this proxy now, else 503 with the r
 import asyncio
 from typing import Any
 
+from safekeeper.base.lsn import format_lsn
 from safekeeper.net.events_page import events_route
 from safekeeper.net.http_server import Answer, QueryRoute, Route, SlowRoute, made_at_first_request
 from safekeeper.net.listener import Listener
@@ -58,10 +59,11 @@ def proxy_routes(
     }
 
 
-def progress(proxy: Proxy) -> dict[str, Any]:
+def progress(proxy: Proxy) -> dict[str, str]:
     """Return what the proxy's agent requests of /status."""
-    status = proxy_status(proxy, _now())
-    return {name: status[name] for name in ("state", "commit_lsn")}
+    view = proxy.view(_now())
+    commit_lsn = view.led.commit_lsn if view.led is not None else 0
+    return {"state": proxy.public_state(view), "commit_lsn": format_lsn(commit_lsn)}
 
 
 def limbo_as_seen(proxy: Proxy) -> dict[str, Any]:

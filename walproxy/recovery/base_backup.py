@@ -84,7 +84,7 @@ class BackupFacts(NamedTuple):
     parameters: Mapping[str, int]
 
 
-class Entry(NamedTuple):
+class BackupEntry(NamedTuple):
     """One file or folder of a backup: its path in the data folder, and a file's size and content.
 
     The content of a file in a tar can be read only before the next entry is requested.
@@ -128,7 +128,7 @@ class BaseBackup:
         self.facts = _facts(path, small, manifest)
         self.manifest = manifest if not ignore_manifest else None
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[BackupEntry]:
         """Yield all files and folders of the data folder, folders before their content.
 
         With a manifest all of them are compared: names and sizes here, the content while it is read.
@@ -158,7 +158,7 @@ class BaseBackup:
             for piece in entry.pieces():
                 done(len(piece))
 
-    def wal_entries(self) -> Iterator[Entry]:
+    def wal_entries(self) -> Iterator[BackupEntry]:
         """Yield the files of pg_wal that it contains."""
         with _readable(self.path):
             for entry in self._all_entries(wal=True):
@@ -171,7 +171,7 @@ class BaseBackup:
             return sum(archive.stat().st_size for archive in self._archives)
         return sum(entry.size for entry in self.entries())
 
-    def _all_entries(self, wal: bool = False) -> Iterator[Entry]:
+    def _all_entries(self, wal: bool = False) -> Iterator[BackupEntry]:
         if not self._archives:
             yield from _folder_entries(self.path)
             return
@@ -285,14 +285,14 @@ def _children(directory: Path) -> list[Path]:
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
-def _folder_entries(directory: Path) -> Iterator[Entry]:
+def _folder_entries(directory: Path) -> Iterator[BackupEntry]:
     for parent, folders, files in os.walk(directory, onerror=_raise):
         folders.sort()
         for name in folders:
             path = Path(parent, name)
             if path.is_symlink() and path != directory / "pg_wal":
                 raise ConfigurationError(f"{path} is a link, which restore does not follow: replace it with its target")
-            yield Entry(PurePosixPath(path.relative_to(directory)), True, 0, lambda: iter(()))
+            yield BackupEntry(PurePosixPath(path.relative_to(directory)), True, 0, lambda: iter(()))
         if Path(parent) == directory and (directory / "pg_wal").is_symlink():
             for file in _children(directory / "pg_wal"):
                 if file.is_file():
@@ -307,8 +307,8 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _file_entry(path: Path, inside: PurePosixPath) -> Entry:
-    return Entry(inside, False, path.stat().st_size, lambda: _pieces(path, lambda: path.open("rb")))
+def _file_entry(path: Path, inside: PurePosixPath) -> BackupEntry:
+    return BackupEntry(inside, False, path.stat().st_size, lambda: _pieces(path, lambda: path.open("rb")))
 
 
 def _pieces(place: Path, open_content: Callable[[], IO[bytes] | None]) -> Iterator[bytes]:
@@ -325,7 +325,7 @@ def _pieces(place: Path, open_content: Callable[[], IO[bytes] | None]) -> Iterat
                     yield piece
 
 
-def _checked(entry: Entry, check: ManifestCheck) -> Entry:
+def _checked(entry: BackupEntry, check: ManifestCheck) -> BackupEntry:
     if entry.is_folder:
         return entry
     check.found(entry.path, entry.size)
@@ -362,7 +362,7 @@ def _named(directory: Path, stem: str) -> list[Path]:
     return [each for each in found if each.is_file()][:1]
 
 
-def _tar_entries(archive: Path, below: PurePosixPath) -> Iterator[Entry]:
+def _tar_entries(archive: Path, below: PurePosixPath) -> Iterator[BackupEntry]:
     with _opened(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             inside = below / PurePosixPath(member.name)
@@ -374,9 +374,9 @@ def _tar_entries(archive: Path, below: PurePosixPath) -> Iterator[Entry]:
                 yield _member_entry(archive, tar, member, inside)
 
 
-def _member_entry(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, inside: PurePosixPath) -> Entry:
+def _member_entry(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, inside: PurePosixPath) -> BackupEntry:
     size = member.size if member.isreg() else 0
-    return Entry(inside, member.isdir(), size, lambda: _pieces(archive, lambda: tar.extractfile(member)))
+    return BackupEntry(inside, member.isdir(), size, lambda: _pieces(archive, lambda: tar.extractfile(member)))
 
 
 @contextlib.contextmanager
@@ -404,7 +404,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise ConfigurationError(f"the backup {path} cannot be read: {reason}") from error
 
 
-def write_entry(entry: Entry, target: Path, done: Callable[[int], None]) -> None:
+def write_entry(entry: BackupEntry, target: Path, done: Callable[[int], None]) -> None:
     """Write one entry into the data folder `target`; `done` is called with the number of bytes written."""
     path = target / entry.path
     if entry.is_folder:

@@ -1,4 +1,4 @@
-"""The sources of WAL for recovery: options, environment (WALPROXY_...), TOML file.
+"""The sources of WAL for recovery: options, environment (WALPROXY_...), the cluster's file.
 
 Only small modules are imported: a restore_command is a new process for each file.
 """
@@ -7,14 +7,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from safekeeper.base.settings import key_values, option, optional, seconds, text, yes_or_no
+from safekeeper.base.cluster_file import ClusterFile, Role, find_cluster_file
+from safekeeper.base.settings import key, key_values, load, option, optional, seconds, text, yes_or_no
 
 if TYPE_CHECKING:
     from walproxy.wal_sources.source import SegmentSource
 
 ENVIRONMENT_PREFIX = "WALPROXY"
+_Settings = TypeVar("_Settings")
 DEFAULT_PREFETCH = 4
 # A promotion waits for about three calls, and pg_promote waits for 60 s.
 _SHORT_TIMEOUT_S = 5.0
@@ -50,8 +52,8 @@ def _archive_option(**further: Any) -> Any:
     return option("The archive: a folder, or a URL of s3://, gs:// or az://", metavar="URL", **further)
 
 
-def _archive_options_option() -> Any:
-    return option(
+def _archive_options_key() -> Any:
+    return key(
         "Settings of the archive's store, by obstore's names, e.g. endpoint and region",
         parse=key_values,
         default="",
@@ -64,7 +66,7 @@ class ArchiveConfig:
     """The archive of `walproxy archive`."""
 
     archive: str = _archive_option(parse=location)
-    archive_options: Mapping[str, str] = _archive_options_option()
+    archive_options: Mapping[str, str] = _archive_options_key()
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class SourceConfig:
     """The sources of WAL."""
 
     archive: str | None = _archive_option(parse=optional(location), default=None)
-    archive_options: Mapping[str, str] = _archive_options_option()
+    archive_options: Mapping[str, str] = _archive_options_key()
     safekeepers: str | None = option(
         "Running safekeepers: a libpq connection string of their replication listeners, with several hosts; all of "
         "them must reply",
@@ -94,7 +96,7 @@ class SourceConfig:
         default="false",
         is_flag=True,
     )
-    timeout: float = option(
+    timeout: float = key(
         "Seconds for which a source that does not reply is retried", parse=seconds, default="60", metavar="SECONDS"
     )
 
@@ -103,20 +105,44 @@ class SourceConfig:
 class FetchConfig(SourceConfig):
     """The settings of `walproxy wal-fetch`."""
 
-    no_partial: bool = option("Deliver whole segments only", parse=yes_or_no, default="false", is_flag=True)
-    end_at_hole: bool = option(
+    no_partial: bool = key("Deliver whole segments only", parse=yes_or_no, default="false", metavar="BOOL")
+    end_at_hole: bool = key(
         "Treat missing WAL in the middle as the end of the WAL: for a recovery with a target, which PostgreSQL does "
         "not end before",
         parse=yes_or_no,
         default="false",
-        is_flag=True,
+        metavar="BOOL",
     )
-    prefetch: int = option(
+    prefetch: int = key(
         "Number of segments to fetch ahead, in parallel; 0 for none",
         parse=count,
         default=str(DEFAULT_PREFETCH),
         metavar="COUNT",
     )
+
+
+RESTORE: Final = Role("restore", FetchConfig)
+"""What the commands of recovery read in the cluster's file."""
+
+
+def load_sources(
+    settings_type: type[_Settings],
+    command_line: Mapping[str, Any],
+    environment: Mapping[str, str],
+    given: Path | None,
+    *,
+    is_silent: bool = False,
+) -> _Settings:
+    """Return the settings of a command of recovery; see `load`.
+
+    Args:
+        given: the cluster's file, None for the default one.
+        is_silent: log no warning if the default one cannot be read.
+    """
+    path = find_cluster_file(given, is_silent=is_silent)
+    # A restore_command is a new process for each file: it reads the names of the other programs' keys nowhere.
+    found = ClusterFile(path, (RESTORE,)).values(RESTORE) if path is not None else {}
+    return load(settings_type, ENVIRONMENT_PREFIX, command_line=command_line, environment=environment, file=found)
 
 
 def open_sources(config: SourceConfig, *, is_asked_again: bool = False) -> "list[SegmentSource]":
@@ -170,7 +196,7 @@ def _folder_sources(config: SourceConfig) -> "Sequence[SegmentSource]":
 
 def as_toml(config: SourceConfig) -> str:
     """Return the settings as a file of --config."""
-    lines = []
+    lines = [f"[{RESTORE.section}]\n"]
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value is not None and value != () and value != {}:

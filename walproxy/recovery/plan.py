@@ -17,7 +17,7 @@ from safekeeper.base.lsn import Lsn, format_lsn, parse_segment_name, segment_sta
 from safekeeper.base.timelines import lists_no_parent, parse_timeline_history
 from walproxy.recovery.base_backup import BackupFacts
 from walproxy.recovery.fetcher import Fetcher
-from walproxy.recovery.record_times import Commit, Scanned, scan
+from walproxy.recovery.record_times import Scanned, TimedCommit, scan
 from walproxy.wal_sources.ranges import extents_of_files, reach_of
 from walproxy.wal_sources.source import Extent, LogPath
 
@@ -26,7 +26,7 @@ _SCANNED_SEGMENTS_MAX = 16
 _PIECE_BYTES = 1 << 20
 
 
-class Target(NamedTuple):
+class RecoveryTarget(NamedTuple):
     """Where recovery is to end: at most one of the three; the end of the WAL if none is given.
 
     Attributes:
@@ -60,13 +60,13 @@ class Plan(NamedTuple):
 
     path: LogPath
     reach_lsn: Lsn
-    last_commit: Commit | None
+    last_commit: TimedCommit | None
     last_record_lsn: Lsn
     hole_lsn: Lsn | None
     needs_own_wal: bool
 
 
-def make_plan(fetcher: Fetcher, backup: BackupFacts, own_wal: Mapping[str, int], target: Target) -> Plan:
+def make_plan(fetcher: Fetcher, backup: BackupFacts, own_wal: Mapping[str, int], target: RecoveryTarget) -> Plan:
     """Return the plan of a recovery.
 
     Args:
@@ -199,7 +199,7 @@ def _own_extents(own_wal: Mapping[str, int], path: LogPath, end_lsn: Lsn) -> lis
     return extents_of_files(path, ends)
 
 
-def _check_target(plan: Plan, backup: BackupFacts, target: Target) -> None:
+def _check_target(plan: Plan, backup: BackupFacts, target: RecoveryTarget) -> None:
     """Refuse a target that cannot be reached.
 
     Raises:

@@ -22,7 +22,7 @@ _HEADER_BYTES = {_ORIGIN: 3, _TOP_LEVEL_XID: 5, _LONG_DATA: 5, _SHORT_DATA: 2}
 _TIME = struct.Struct("<q")
 
 
-class Commit(NamedTuple):
+class TimedCommit(NamedTuple):
     """One commit: the beginning and end of its record, and its time."""
 
     start_lsn: Lsn
@@ -40,14 +40,14 @@ class Scanned(NamedTuple):
         problem: why the scan ended before the WAL did, empty if it did not.
     """
 
-    first: Commit | None
-    last: Commit | None
+    first: TimedCommit | None
+    last: TimedCommit | None
     last_record_lsn: Lsn
     end_lsn: Lsn
     problem: str
 
 
-def commit_of(record: Record) -> Commit | None:
+def commit_of(record: Record) -> TimedCommit | None:
     """Return the commit of a record, None if it is not one. Its body must be present."""
     if record.rmid != RM_XACT or record.info & _OPERATION_MASK not in _COMMITS:
         return None
@@ -63,7 +63,7 @@ def commit_of(record: Record) -> Commit | None:
         return None
     microseconds = _TIME.unpack_from(record.body, offset)[0]
     try:
-        return Commit(record.start_lsn, record.end_lsn, _EPOCH + timedelta(microseconds=microseconds))
+        return TimedCommit(record.start_lsn, record.end_lsn, _EPOCH + timedelta(microseconds=microseconds))
     except OverflowError:
         return None
 
@@ -79,8 +79,8 @@ def scan(
         since_lsn: ignore commits that begin before it.
     """
     decoder = RecordDecoder(begin_lsn, segment_size, {RM_XACT})
-    first: Commit | None = None
-    last: Commit | None = None
+    first: TimedCommit | None = None
+    last: TimedCommit | None = None
     last_record_lsn = end_lsn = 0
     try:
         for piece in pieces:

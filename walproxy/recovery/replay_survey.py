@@ -23,7 +23,7 @@ from walproxy.recovery.notable_records import (
     TablespaceCreated,
     Undecodable,
 )
-from walproxy.recovery.plan import Plan, Target, fetch_part, pieces_of, scan_tail
+from walproxy.recovery.plan import Plan, RecoveryTarget, fetch_part, pieces_of, scan_tail
 from walproxy.recovery.record_times import scan
 
 _FETCHED_AHEAD = 4
@@ -45,7 +45,7 @@ def survey_replay(
     fetcher: Fetcher,
     plan: Plan,
     backup: BackupFacts,
-    target: Target,
+    target: RecoveryTarget,
     own_wal: Path | None,
     progress: Callable[[int], None],
 ) -> ReplaySurvey:
@@ -126,7 +126,7 @@ def _own_part(plan: Plan, begin_lsn: Lsn, own_wal: Path | None) -> tuple[Path, i
     return file, min(file.stat().st_size, plan.reach_lsn - begin_lsn)
 
 
-def _is_last(file: Path, size: int, begin_lsn: Lsn, plan: Plan, backup: BackupFacts, target: Target) -> bool:
+def _is_last(file: Path, size: int, begin_lsn: Lsn, plan: Plan, backup: BackupFacts, target: RecoveryTarget) -> bool:
     """Return whether the recovery ends in this segment at the latest, as far as can be found cheaply."""
     if target.lsn is not None:
         return begin_lsn > target.lsn  # The first record from the target on may begin in the segment after it.
@@ -138,7 +138,7 @@ def _is_last(file: Path, size: int, begin_lsn: Lsn, plan: Plan, backup: BackupFa
     return first is not None and first.time > target.time
 
 
-def _is_beyond(fetcher: Fetcher, plan: Plan, backup: BackupFacts, target: Target, previous_lsn: Lsn) -> bool:
+def _is_beyond(fetcher: Fetcher, plan: Plan, backup: BackupFacts, target: RecoveryTarget, previous_lsn: Lsn) -> bool:
     """Return whether recovery ends with the record at `previous_lsn`, or before it."""
     if target.lsn is not None:
         return previous_lsn >= target.lsn  # The first record that begins there, or later, is the last one replayed.

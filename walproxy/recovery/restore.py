@@ -23,9 +23,9 @@ from safekeeper.base.lsn import format_lsn
 from safekeeper.storage.control_file import CONTROL_FILE_NAME
 from walproxy.postgres.binaries import ServerUser
 from walproxy.postgres.conninfo import parse_conninfo
-from walproxy.recovery.base_backup import BaseBackup, Entry, write_entry
+from walproxy.recovery.base_backup import BackupEntry, BaseBackup, write_entry
 from walproxy.recovery.config import DEFAULT_PREFETCH, FetchConfig, SourceConfig, as_toml
-from walproxy.recovery.plan import Plan, Target, format_time
+from walproxy.recovery.plan import Plan, RecoveryTarget, format_time
 from walproxy.recovery.server_mode import EXIT_MISSING, EXIT_STOPS_RECOVERY
 from walproxy.recovery.settings_block import AUTO_CONF, END_COMMAND, SETTINGS_FILE, TARGETS, as_block
 
@@ -40,7 +40,7 @@ _USER_IN_URL = re.compile("://[^/?#]*@")
 _CONNINFO_CREDENTIALS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 
 
-class Owner(NamedTuple):
+class FolderOwner(NamedTuple):
     """The owner of the data folder."""
 
     uid: int
@@ -70,7 +70,7 @@ def refuse_credentials(config: SourceConfig) -> None:
     named = [name for name, value in config.archive_options.items() if _is_credential(name, value)]
     if named:
         raise ConfigurationError(
-            f"--archive-options has credentials ({', '.join(sorted(named))}), which restore does not write into the "
+            f"archive_options has credentials ({', '.join(sorted(named))}), which restore does not write into the "
             "data folder: set the store's variables in the environment of this command, and of the server that recovers"
         )
     if config.safekeepers is None:
@@ -91,7 +91,7 @@ def _is_credential(option: str, value: str) -> bool:
     return bool(_CREDENTIAL_OPTIONS.search(name)) and not name.endswith(("_file", "_kms_key_id"))
 
 
-def owner_of(target: Path, name: str | None) -> Owner | None:
+def owner_of(target: Path, name: str | None) -> FolderOwner | None:
     """Return the new owner of the data folder, None for this process's user.
 
     Args:
@@ -109,10 +109,10 @@ def owner_of(target: Path, name: str | None) -> Owner | None:
             entry = pwd.getpwnam(name)
         except KeyError:
             raise ConfigurationError(f"--owner: the user {name!r} does not exist") from None
-        owner = Owner(entry.pw_uid, entry.pw_gid)
+        owner = FolderOwner(entry.pw_uid, entry.pw_gid)
     else:
         status = target.parent.stat()
-        owner = Owner(status.st_uid, status.st_gid)
+        owner = FolderOwner(status.st_uid, status.st_gid)
     if owner.uid == 0:
         raise ConfigurationError(
             f"{target} would belong to root, as which PostgreSQL does not run: set its user with --owner, e.g. postgres"
@@ -125,8 +125,8 @@ def write_data_folder(
     target: Path,
     config: SourceConfig,
     plan: Plan,
-    goal: Target,
-    owner: Owner | None,
+    goal: RecoveryTarget,
+    owner: FolderOwner | None,
     progress: Callable[[int], None],
 ) -> None:
     """Fill `target`, which is empty or does not exist.
@@ -169,13 +169,13 @@ def _copy(backup: BaseBackup, target: Path, plan: Plan, progress: Callable[[int]
             write_entry(entry, target, progress)
 
 
-def _is_wal(entry: Entry) -> bool:
+def _is_wal(entry: BackupEntry) -> bool:
     name = entry.path.name
     is_segment = len(name) == 24 and not name.strip("0123456789ABCDEF")
     return entry.path.parent == PurePosixPath("pg_wal") and (is_segment or name.endswith(".history"))
 
 
-def _configure(target: Path, config: SourceConfig, goal: Target) -> None:
+def _configure(target: Path, config: SourceConfig, goal: RecoveryTarget) -> None:
     """Write the settings: the sources of WAL and the end of recovery."""
     sources = {name: value for name, value in asdict(config).items() if name in SourceConfig.__dataclass_fields__}
     # PostgreSQL reads ahead of its target, so WAL that is missing after it must not stop it; and it does not end
@@ -191,7 +191,7 @@ def _configure(target: Path, config: SourceConfig, goal: Target) -> None:
     (target / "recovery.signal").touch(mode=0o600)
 
 
-def recovery_settings(goal: Target) -> dict[str, str]:
+def recovery_settings(goal: RecoveryTarget) -> dict[str, str]:
     """Return PostgreSQL's settings for this recovery."""
     chosen = {
         "recovery_target_time": format_time(goal.time) if goal.time is not None else None,
@@ -246,7 +246,7 @@ def _quoted(word: str) -> str:
     return shlex.quote(word).replace("%", "%%")
 
 
-def warn_of_unreachable(owner: Owner, config: SourceConfig) -> list[str]:
+def warn_of_unreachable(owner: FolderOwner, config: SourceConfig) -> list[str]:
     """Return a line for each program and folder of the recovery that the server's user cannot use."""
     user = ServerUser(str(owner.uid), owner.uid, owner.gid)
     program = Path(sys.executable).resolve()
@@ -262,7 +262,7 @@ def warn_of_unreachable(owner: Owner, config: SourceConfig) -> list[str]:
     return found
 
 
-def _give(target: Path, owner: Owner) -> None:
+def _give(target: Path, owner: FolderOwner) -> None:
     os.chown(target, *owner)
     for folder, folders, files in os.walk(target):
         for name in (*folders, *files):

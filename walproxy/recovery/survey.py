@@ -17,7 +17,7 @@ from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn, segment_start
 from safekeeper.base.timelines import parse_timeline_history
 from walproxy.recovery.pages import PageCheck
-from walproxy.recovery.record_times import Commit, scan
+from walproxy.recovery.record_times import TimedCommit, scan
 from walproxy.wal_sources.source import Origin, SourceCorrupt
 
 _SCANNED_SEGMENTS_MAX = 8
@@ -32,8 +32,8 @@ class RestorableRange(NamedTuple):
     """WAL without a hole, and the times of the first and the last commit near its ends; None where none was found."""
 
     range: ArchivedRange
-    first_commit: Commit | None
-    last_commit: Commit | None
+    first_commit: TimedCommit | None
+    last_commit: TimedCommit | None
 
 
 class Verdict(NamedTuple):
@@ -88,7 +88,7 @@ def _commits(
     segments: Sequence[Lsn],
     *,
     first: bool,
-) -> Commit | None:
+) -> TimedCommit | None:
     """Return the first, or the last, commit of a range in the nearest of `segments`."""
     for begin_lsn in segments[:_SCANNED_SEGMENTS_MAX]:
         end_lsn = min(begin_lsn + catalog.segment_size, found.end_lsn)

@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
@@ -71,10 +72,10 @@ def _read_plain(store: ObjectStore, archived: ArchivedObject, begin: int, into: 
             raise _too_short(store, archived, begin + len(found))
         into[:] = found
         return
-    with _opened(store, archived.key) as descriptor:
-        if os.fstat(descriptor).st_size > archived.plain_bytes:
+    with _opened(store, archived.key) as file:
+        if os.fstat(file.fileno()).st_size > archived.plain_bytes:
             raise _too_long(store, archived)
-        filled = read_at(descriptor, begin, into)
+        filled = read_at(file.fileno(), begin, into)
     if filled < len(into):
         raise _too_short(store, archived, begin + filled)
 
@@ -113,18 +114,8 @@ def _decompress(store: ObjectStore, archived: ArchivedObject, begin: int, into: 
         finally:
             stream.close()  # The rest is not needed.
         return
-    with _opened(store, archived.key) as descriptor:
-        _inflate(store, archived, _Descriptor(descriptor), begin, into)
-
-
-class _Descriptor:
-    """A file, read from its beginning."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def read(self, size: int, /) -> bytes:
-        return os.read(self._descriptor, size)
+    with _opened(store, archived.key) as file:
+        _inflate(store, archived, file, begin, into)
 
 
 def _inflate(store: ObjectStore, archived: ArchivedObject, source: _Readable, begin: int, into: memoryview) -> None:
@@ -149,14 +140,11 @@ def _inflate(store: ObjectStore, archived: ArchivedObject, source: _Readable, be
 
 
 @contextmanager
-def _opened(store: ObjectStore, key: str) -> Iterator[int]:
+def _opened(store: ObjectStore, key: str) -> Iterator[FileIO]:
     """Open an object of a local folder; an error of the system becomes one of the archive."""
     try:
-        descriptor = os.open(Path(store.folder or "") / key, os.O_RDONLY)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        with FileIO(Path(store.folder or "") / key) as file:
+            yield file
     except OSError as error:
         raise translated(error, f"get {store.url}/{key}") from error
 

@@ -23,7 +23,7 @@ from walproxy.wal_sources.ranges import by_segment, extents_along, missing, unio
 from walproxy.wal_sources.segment_listing import (
     PARTIAL_SUFFIX,
     FolderListing,
-    SegmentFile,
+    ListedSegment,
     check_origin,
     parse_first_page,
     unreadable,
@@ -58,7 +58,7 @@ class _Inventory(NamedTuple):
     """
 
     complete: dict[int, list[Extent]]
-    open: list[tuple[SegmentFile, ValidEnd]]
+    open: list[tuple[ListedSegment, ValidEnd]]
 
 
 class SegmentFolder:
@@ -71,7 +71,7 @@ class SegmentFolder:
         self._lock = threading.Lock()
         self._listing = FolderListing(self._folder)
         self._inventories: dict[LogPath, _Inventory] = {}
-        self._ends: dict[SegmentFile, ValidEnd] = {}
+        self._ends: dict[ListedSegment, ValidEnd] = {}
 
     def origin(self) -> Origin:
         """See WalSource."""
@@ -162,7 +162,7 @@ class SegmentFolder:
             raise unreadable(file_path, error) from error
 
 
-def _valid_end(file: SegmentFile, known: ValidEnd) -> Lsn:
+def _valid_end(file: ListedSegment, known: ValidEnd) -> Lsn:
     """Return where valid WAL ends in a file, where it begins if the file is gone."""
 
     def read(begin_lsn: Lsn, end_lsn: Lsn) -> memoryview:

@@ -30,7 +30,7 @@ _HISTORY_SUFFIX = ".history"
 _UNSETTLED_NS = 2_000_000_000
 
 
-class SegmentFile(NamedTuple):
+class ListedSegment(NamedTuple):
     """A segment, or the beginning of one: `size` bytes from `begin_lsn` on, valid or not."""
 
     tli: int
@@ -59,9 +59,9 @@ class FolderListing:
         self._folder = folder
         self._names: set[str] = set()
         self._settled_at = 0
-        self._by_name: dict[str, SegmentFile] = {}
+        self._by_name: dict[str, ListedSegment] = {}
         self._origin: Origin | None = None
-        self.files: dict[tuple[int, Lsn], list[SegmentFile]] = {}
+        self.files: dict[tuple[int, Lsn], list[ListedSegment]] = {}
         self.histories: set[int] = set()
 
     def origin(self) -> Origin:
@@ -115,7 +115,7 @@ class FolderListing:
             raise unreadable(self._folder, error) from error
         self.histories = {int(name[:8], 16) for name in self._names if _is_history(name)}
 
-    def _look(self, name: str, origin: Origin) -> SegmentFile | None:
+    def _look(self, name: str, origin: Origin) -> ListedSegment | None:
         """Return the segment that a file is, None if it is none, or not the one that it is called."""
         named = parse_segment_name(name[:_NAME_DIGITS], origin.segment_size)
         path = self._folder / name
@@ -124,7 +124,7 @@ class FolderListing:
             return None
         check_origin(path, first_page, origin)
         try:
-            return SegmentFile(*named, path, min(path.stat().st_size, origin.segment_size))
+            return ListedSegment(*named, path, min(path.stat().st_size, origin.segment_size))
         except FileNotFoundError:
             return None
         except OSError as error:

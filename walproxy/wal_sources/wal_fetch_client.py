@@ -25,7 +25,7 @@ from walproxy.postgres.replication import build_status_update, parse_segment_siz
 from walproxy.postgres.replication_protocol import (
     Conversation,
     ServerRefused,
-    Wait,
+    SocketEvent,
     WalStream,
     end_copy,
     identify_system,
@@ -190,7 +190,7 @@ class WalFetchClient:
 
     def _wait(self, connection: pq.abc.PGconn, deadline: float) -> None:
         try:
-            wait_until_ready(connection, Wait.READ, deadline)
+            wait_until_ready(connection, SocketEvent.READ, deadline)
         except TimeoutError:
             raise self._no_answer() from None
 

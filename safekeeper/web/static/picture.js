@@ -20,7 +20,8 @@ export class Picture {
     new ResizeObserver(() => this.draw()).observe(container);
   }
 
-  show(nodes, summary) {
+  show(nodes) {
+    const summary = nodes.map((node) => `${node.title}: ${[node.state, ...node.lines, node.problem].filter(Boolean).join(", ")}.`).join(" ");
     this.described = { nodes, summary };
     this.draw();
   }

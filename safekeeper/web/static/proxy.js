@@ -44,8 +44,7 @@ function draw({ status, limbo, events }, tick) {
   addSamples(status, limbo, at);
   drawHeadline(status);
   drawFacts(status);
-  const nodes = nodesOf(status, at);
-  picture.show(nodes, summaryOf(nodes));
+  picture.show(nodesOf(status, at));
   drawCharts();
   drawLimbo(limbo);
   drawMembers(status, at);
@@ -174,10 +173,6 @@ function nodesOf(status, at) {
   return nodes.sort((one, other) => one.column - other.column || (one.column === 3 ? order.get(one.parent) - order.get(other.parent) : 0));
 }
 
-function summaryOf(nodes) {
-  return nodes.map((node) => `${node.title}: ${[node.state, ...node.lines, node.problem].filter(Boolean).join(", ")}.`).join(" ");
-}
-
 function replay(samples) {
   for (const each of [received, commitRate, walSamples, confirmSamples, timeSamples, lagSamples]) each.clear();
   for (const each of samples) addSamples(each.status, each.limbo, each.at);
@@ -187,11 +182,9 @@ function addSamples(status, limbo, at) {
   received.add(at, parseLsn(status.received_lsn));
   walSamples.add(at, { "": commitRate.add(at, parseLsn(status.commit_lsn)) });
   if (limbo) confirmSamples.add(at, { "": limbo.confirms_per_s });
-  const quorum = status.times?.quorum;
-  if (quorum) {
-    const ms = (value) => (value === null || value === undefined ? null : value * 1000);
-    timeSamples.add(at, { p50: ms(quorum.p50_s), p99: ms(quorum.p99_s) });
-  }
+  const { quorum } = status.times;
+  const ms = (value) => (value === null ? null : value * 1000);
+  timeSamples.add(at, { p50: ms(quorum.p50_s), p99: ms(quorum.p99_s) });
   lagSamples.add(at, Object.fromEntries(status.safekeepers.map((each) => [`safekeeper ${each.id}`, each.lag_bytes])));
 }
 
@@ -230,6 +223,7 @@ function drawLimbo(limbo) {
 }
 
 function drawMembers(status, at) {
+  shown("members-section", true);
   table("members", "Safekeepers", ["safekeeper", "state", "on disk", "received", "lag", "last reply", "address", "problem"],
     status.safekeepers.map((each) => [
       `${each.id}${each.member === false ? " (not a member)" : ""}`,

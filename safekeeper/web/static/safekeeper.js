@@ -50,8 +50,7 @@ function draw({ status, events }, tick) {
     ["members", status.members.join(", ")],
     ["system", status.system_id],
   ]);
-  const nodes = nodesOf(status, quorum);
-  picture.show(nodes, nodes.map((node) => `${node.title}: ${[node.state, ...node.lines, node.problem].filter(Boolean).join(", ")}.`).join(" "));
+  picture.show(nodesOf(status, quorum));
   addSamples(status, at);
   walChart.show(walSamples);
   pendingChart.show(pendingSamples);
@@ -84,7 +83,7 @@ function quorumProblem(status, events, at) {
 }
 
 function diskProblem({ disk }) {
-  return Object.values(disk.no_room_for ?? {}).join("; ") || (disk.busy_s > 1 ? `the disk has been busy for ${seconds(disk.busy_s)}` : "")
+  return Object.values(disk.no_room_for).join("; ") || (disk.busy_s > 1 ? `the disk has been busy for ${seconds(disk.busy_s)}` : "")
     || (disk.low ? "little free space" : "");
 }
 
@@ -124,7 +123,7 @@ function nodesOf(status, quorum) {
     nodes.push({
       id: `reader-${each.connection}`, column: 2, parent: "safekeeper", level: each.state === "streaming" ? "ok" : "warn",
       title: each.application_name || each.address, state: each.state, lsn: each.sent_lsn,
-      lines: [`sent ${each.sent_lsn}`, `not sent or on its disk ${bytes(each.lag_bytes ?? 0)}`], problem: "",
+      lines: [`sent ${each.sent_lsn}`, `not sent or on its disk ${bytes(each.lag_bytes)}`], problem: "",
     });
   }
   if (status.archive) {
@@ -132,7 +131,7 @@ function nodesOf(status, quorum) {
       id: "archive", column: 2, parent: "safekeeper", lsn: status.archive.archived_lsn,
       level: status.archive.problem ? "bad" : status.archive.archiver ? "ok" : "idle", title: "archive",
       state: status.archive.archiver ? "archives" : "another one archives",
-      lines: [`archived ${status.archived_lsn}`, `not archived ${bytes(status.archive.lag_bytes ?? 0)}`],
+      lines: [`archived ${status.archived_lsn}`, `not archived ${bytes(status.archive.lag_bytes)}`],
       problem: status.archive.problem,
     });
   }
@@ -146,8 +145,8 @@ function drawReaders(status) {
       each.application_name || `connection ${each.connection}`,
       { text: each.state, level: each.state === "streaming" ? "ok" : "warn" },
       figure(each.sent_lsn), figure(each.flush_lsn), figure(each.apply_lsn),
-      figure(each.lag_bytes === null ? "unknown" : bytes(each.lag_bytes)),
-      figure(each.last_reply_s === null ? "none" : `${seconds(each.last_reply_s)} ago`),
+      figure(bytes(each.lag_bytes)),
+      figure(`${seconds(each.last_reply_s)} ago`),
       each.user, each.slot, each.address,
     ]),
     "No client streams from this safekeeper.");

@@ -433,6 +433,7 @@ def test_a_bootstrap_needs_an_empty_folder_or_one_of_the_same_bootstrap(
         assert bench.acceptor.control is before
     else:
         assert answer == Bootstrapped(CLUSTER, 1)
+        assert bench.kinds() == (["Send"] if before.membership else ["Persist", "Send"])
         assert bench.control.membership == MEMBERS
 
 
@@ -494,6 +495,7 @@ def test_a_cut_that_is_not_finished_is_finished_before_the_log_is_set_aside() ->
         (member, {"system_id": None, "segment_size": 2 * SEGMENT}, RefusalCode.OTHER_SYSTEM),
         (member, {"system_id": 8, "segment_size": SEGMENT}, RefusalCode.OTHER_SYSTEM),
         (member, {"protocol_version": PROTOCOL_VERSION - 1}, RefusalCode.VERSION),
+        (member, {"safekeeper_id": 2}, RefusalCode.WRONG_ID),
     ],
 )
 def test_a_greeting_is_refused_only_for_what_both_sides_know(
@@ -510,15 +512,16 @@ def test_a_greeting_is_refused_only_for_what_both_sides_know(
 
 
 def test_the_state_of_a_safekeeper_is_that_of_its_membership_and_its_leader() -> None:
-    assert Bench().acceptor.state == "empty"
+    empty = Bench().acceptor
+    assert empty.state == "empty" and not empty.is_voter
     bench = member()
-    assert bench.acceptor.state == "idle"
+    assert bench.acceptor.state == "idle" and bench.acceptor.is_voter
     bench.tell(elected(P1, (1, BASE, 1)))
     assert bench.acceptor.state == "following"
     bench.acceptor.disconnected(1)
     assert bench.acceptor.state == "idle"
     stranger = Bench(msgspec.structs.replace(bench.control, incarnation="9" * 32))
-    assert stranger.acceptor.state == "learner"
+    assert stranger.acceptor.state == "learner" and not stranger.acceptor.is_voter
 
 
 # Pre-votes.

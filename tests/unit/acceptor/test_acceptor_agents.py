@@ -20,7 +20,10 @@ def test_an_agent_of_another_cluster_is_refused() -> None:
     bench = member()
     refusal = bench.tell(AgentExchange("other", ""))
     assert refusal.code is RefusalCode.OTHER_CLUSTER
-    assert refusal.reason == f"safekeeper 1 belongs to cluster {CLUSTER[:8]}, not to other: correct --safekeepers"
+    assert (
+        refusal.reason
+        == f"safekeeper 1 belongs to cluster {CLUSTER[:8]}, not to other: correct the list of safekeepers"
+    )
     assert bench.kinds() == ["Send"]
 
 

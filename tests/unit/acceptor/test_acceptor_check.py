@@ -8,7 +8,7 @@ import pytest
 from safekeeper.acceptor.acceptor import Acceptor
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.messages import AppendRequest
+from safekeeper.consensus.messages import AppendRequest, PullWal
 from safekeeper.consensus.term_history import HistoryEntry
 from tests.unit.acceptor.test_acceptor import BASE, P1, P2, Bench, asks, elected, member
 
@@ -51,16 +51,14 @@ def _truncate_above_commit(acceptor: Acceptor) -> None:
     acceptor.truncate_lsn = acceptor.commit_lsn + 1
 
 
-def _leader_without_a_connection(acceptor: Acceptor) -> None:
-    acceptor.leader_connection = None
-
-
-def _connection_without_a_leader(acceptor: Acceptor) -> None:
-    acceptor.leader = None
-
-
 def _deposed_leader(acceptor: Acceptor) -> None:
-    acceptor.leader = P2
+    assert acceptor.following is not None
+    acceptor.following.leader_id = P2
+
+
+def _pull_for_another_leader(acceptor: Acceptor) -> None:
+    assert acceptor.following is not None
+    acceptor.following.pull = PullWal(P2, 1, BASE + 200, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -72,48 +70,38 @@ def _deposed_leader(acceptor: Acceptor) -> None:
         (_commit_goes_back, "commit_lsn 0/400027 or truncate_lsn 0/40001E has gone back"),
         (_truncate_goes_back, "truncate_lsn 0/40001D has gone back"),
         (_truncate_above_commit, "truncate_lsn 0/400029 is above commit_lsn 0/400028"),
-        (_leader_without_a_connection, r"\(1, run1\) leads, and \(1, run1\) was promised"),
-        (_connection_without_a_leader, "leader_connection is set without a leader"),
         (_deposed_leader, r"\(2, run2\) leads, and \(1, run1\) was promised"),
+        (_pull_for_another_leader, r"\(1, run1\) leads, and WAL is pulled for \(2, run2\)"),
     ],
 )
-def test_what_cannot_be_is_noticed(harm: Callable[[Acceptor], None], message: str) -> None:
+def test_a_state_that_cannot_be_is_noticed_and_nothing_is_answered(
+    harm: Callable[[Acceptor], None], message: str
+) -> None:
     bench = following()
     bench.acceptor.check()
     harm(bench.acceptor)
     with pytest.raises(InvariantViolation, match=message):
         bench.acceptor.check()
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        _flush_above_write,
-        _promise_goes_back,
-        _adopts_above_the_promise,
-        _commit_goes_back,
-        _truncate_goes_back,
-        _truncate_above_commit,
-        _leader_without_a_connection,
-        _connection_without_a_leader,
-        _deposed_leader,
-    ],
-)
-def test_nothing_is_answered_by_an_acceptor_in_a_state_that_cannot_be(harm: Callable[[Acceptor], None]) -> None:
     bench = following()
     answer = bench.acceptor.flushed(BASE + 100)
     assert answer is not None and answer.flush_lsn == BASE + 100
-    bench.acceptor._leader_commit_lsn = 0  # Otherwise a commit_lsn that is too low would advance.
+    _leader_has_sent_no_commit(bench)
     harm(bench.acceptor)
     with pytest.raises(InvariantViolation):
         bench.acceptor.flushed(BASE + 100)
+
+
+def _leader_has_sent_no_commit(bench: Bench) -> None:
+    """Otherwise a commit_lsn that is too low would advance."""
+    assert bench.acceptor.following is not None
+    bench.acceptor.following.commit_lsn = 0
 
 
 def test_positions_are_compared_with_those_of_the_last_flush() -> None:
     bench = following()
     bench.acceptor.wrote(AppendRequest(P1, 1, BASE + 100, BASE + 60, BASE + 50, 0, True, b"x"), bench.now)
     assert bench.acceptor.flushed(BASE + 101) is not None
-    bench.acceptor._leader_commit_lsn = 0
+    _leader_has_sent_no_commit(bench)
     for name in ("commit_lsn", "truncate_lsn"):
         position = getattr(bench.acceptor, name)
         setattr(bench.acceptor, name, position - 1)

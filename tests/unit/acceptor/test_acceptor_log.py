@@ -420,15 +420,3 @@ def test_a_leader_of_the_replaced_membership_is_followed_no_longer(message: Any)
     assert isinstance(bench.tell(message), Bootstrapped)
     assert bench.acceptor.leader is None and bench.acceptor.leader_connection is None
     assert bench.append(BASE + 100, b"x").code is RefusalCode.NOT_ADOPTED
-
-
-def test_a_cut_that_was_not_finished_is_finished_before_the_next_term_is_adopted() -> None:
-    bench = following(100)
-    bench.full = TruncateWal
-    assert bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 2))).code is RefusalCode.STORAGE_FULL
-    bench.full = None
-    answer = bench.tell(elected(P9, (1, BASE, 1), (2, BASE + 40, 2), (9, BASE + 40, 3)))
-    assert answer.flush_lsn == BASE + 40
-    assert [type(effect) for effect in bench.effects[:3]] == [TruncateWal, Persist, Persist]
-    assert kinds(bench, TruncateWal)[:2] == [TruncateWal(BASE + 40, 2), TruncateWal(BASE + 40, 3)]
-    assert bench.control.truncate_to is None and bench.acceptor.write_lsn == BASE + 40

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from safekeeper.acceptor.effects import Effect, ResetWal, Send, ServeRead, WriteWal
-from safekeeper.base.errors import InvariantViolation, StorageFull
+from safekeeper.base.errors import StorageFull
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import (
     AppendResponse,
@@ -203,13 +203,6 @@ def test_pulled_wal_over_a_change_of_timeline_begins_another_segment() -> None:
     pulled(bench, 100, b"a" * 300, P2)
     assert bench.kinds() == ["WriteWal", "FlushWal", "TruncateWal", "WriteWal"]
     assert bench.acceptor.write_lsn == BASE + 400
-
-
-def test_a_pull_for_another_leader_than_the_one_that_is_followed_is_noticed() -> None:
-    bench = pulling()
-    bench.acceptor.pull = pull(leader_id=P2)
-    with pytest.raises(InvariantViolation, match="WAL is pulled for"):
-        bench.acceptor.check()
 
 
 # The source (6.7).

@@ -2,41 +2,25 @@
 
 import msgspec
 
-from safekeeper.acceptor.acceptor import Acceptor
-from safekeeper.acceptor.effects import Effects, FindRecordEnd, FindRecords, FindTimedRecord, Persist, Send
+from safekeeper.acceptor.effects import Effect, Effects, FindRecordEnd, Send
 from safekeeper.consensus.control_state import ControlState, LeaderId
-from safekeeper.consensus.membership import Member, Membership
-from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
-    AppendRequest,
-    AppendResponse,
-    ArchiveReport,
-    Elected,
-    FolderStates,
-    ProposerGreeting,
-    ProposerMessage,
-    Standby,
-    StandbyFeedback,
-)
+from safekeeper.consensus.messages import AppendResponse, ArchiveReport, Standby, StandbyFeedback
 from safekeeper.consensus.term_history import HistoryEntry
-from tests.simulation.node_effects import flushed_effects
+from tests.unit.acceptor import test_acceptor
+from tests.unit.acceptor.test_acceptor import BASE, CLUSTER, MEMBERS, OWN, SEGMENT, elected
 
-SEGMENT = 1 << 20
-BASE = 4 * SEGMENT
 FORK = BASE + 100
-OWN = "1" * 32
-MEMBERS = Membership(1, (Member(1, OWN), Member(2, "2" * 32), Member(3, "3" * 32)))
-CLUSTER = "c" * 32
 ONE, TWO, THREE = HistoryEntry(1, BASE, 1), HistoryEntry(2, FORK, 2), HistoryEntry(3, FORK, 3)
 
 
-class Bench:
+class Bench(test_acceptor.Bench):
     """Runs an acceptor.
 
     Attributes:
         record_end_lsn: where the first record behind the fork ends, once it is on the disk.
         first_record_end_lsn: the same of the first record of all.
         looked_for: how often the record behind the fork was looked for.
+        said: the messages of the last event.
     """
 
     def __init__(self, control: ControlState | None = None, flush_lsn: int = 0, record_end_lsn: int = 0) -> None:
@@ -44,48 +28,30 @@ class Bench:
         self.first_record_end_lsn = BASE + 20
         self.looked_for = 0
         self.said: list[object] = []
-        self.control = control or ControlState(safekeeper_id=1, incarnation=OWN, cluster_id=CLUSTER, membership=MEMBERS)
-        self.acceptor = Acceptor(self.control, flush_lsn)
-        self.run(self.acceptor.start())
+        control = control or ControlState(safekeeper_id=1, incarnation=OWN, cluster_id=CLUSTER, membership=MEMBERS)
+        super().__init__(control, flush_lsn, self._record_end)
 
-    def run(self, effects: Effects) -> None:
-        self.said = []
-        result: object = None
-        try:
-            while True:
-                effect = effects.send(result)
-                result = None
-                if isinstance(effect, Send) and not isinstance(effect.message, FolderStates):
-                    self.said.append(effect.message)
-                elif isinstance(effect, Persist):
-                    self.control = effect.control
-                elif isinstance(effect, FindTimedRecord):
-                    result = 0
-                elif isinstance(effect, FindRecordEnd | FindRecords):
-                    end_lsn = {BASE: self.first_record_end_lsn, FORK: self.record_end_lsn}[effect.lsn]
-                    end_lsn = end_lsn if end_lsn <= self.acceptor.flush_lsn else 0
-                    result = end_lsn if isinstance(effect, FindRecordEnd) else (end_lsn, 0, None)
-                    self.looked_for += isinstance(effect, FindRecordEnd) and effect.lsn == FORK
-        except StopIteration:
-            return
+    def _record_end(self, lsn: int) -> int:
+        end_lsn = {BASE: self.first_record_end_lsn, FORK: self.record_end_lsn}[lsn]
+        return end_lsn if end_lsn <= self.acceptor.flush_lsn else 0
 
-    def tell(self, message: ProposerMessage) -> None:
-        self.run(self.acceptor.receive(1, message, 0.0))
+    def run(self, effects: Effects) -> list[Effect]:
+        found = super().run(effects)
+        self.said = [effect.message for effect in found if isinstance(effect, Send)]
+        self.looked_for += sum(isinstance(effect, FindRecordEnd) and effect.lsn == FORK for effect in found)
+        return found
 
     def adopts(self, *history: HistoryEntry, commit_lsn: int = 0) -> None:
-        self.tell(ProposerGreeting(PROTOCOL_VERSION, "run1", 1))
-        leader_id = LeaderId(history[-1].term, "run1")
-        self.tell(Elected(leader_id, CLUSTER, 7, SEGMENT, 150000, MEMBERS, history, (), BASE, commit_lsn))
+        self.greet()
+        self.tell(elected(LeaderId(history[-1].term, "run1"), history=history, commit_lsn=commit_lsn))
 
     def gets(self, size: int, commit_lsn: int) -> None:
         """Take so many bytes, flush them, and hear of a commit."""
         leader = self.acceptor.leader
-        assert leader is not None
         if size:
-            request = AppendRequest(leader, 1, self.acceptor.write_lsn, 0, 0, 0, True, b"w" * size)
-            self.tell(request)
-            self.run(flushed_effects(self.acceptor, self.acceptor.write_lsn))
-        self.tell(AppendRequest(leader, 1, self.acceptor.write_lsn, commit_lsn, 0, 0, True, b""))
+            self.append(self.acceptor.write_lsn, b"w" * size, leader_id=leader)
+            self.flush()
+        self.append(self.acceptor.write_lsn, leader_id=leader, commit_lsn=commit_lsn)
 
     @property
     def readable(self) -> tuple[int, int]:

@@ -4,12 +4,12 @@ import pytest
 
 from safekeeper.acceptor.readable import (
     Gone,
+    NothingToSend,
     ReadableLog,
     Removed,
-    Send,
+    SendRange,
     Step,
     TimelineEnd,
-    Wait,
     lineage_of,
     next_step,
     refusal_of_start,
@@ -26,17 +26,17 @@ LOG = ReadableLog(begin_lsn=100, end_lsn=700, tli=4, lineage=((1, 300), (2, 500)
 @pytest.mark.parametrize(
     ("tli", "position_lsn", "step"),
     [
-        (4, 600, Send(600, 700)),
-        (4, 100, Send(100, 700)),  # Below its fork the bytes are its ancestors'.
-        (4, 699, Send(699, 700)),
-        (4, 700, Wait()),
-        (4, 900, Wait()),  # It began beyond what is readable yet.
+        (4, 600, SendRange(600, 700)),
+        (4, 100, SendRange(100, 700)),  # Below its fork the bytes are its ancestors'.
+        (4, 699, SendRange(699, 700)),
+        (4, 700, NothingToSend()),
+        (4, 900, NothingToSend()),  # It began beyond what is readable yet.
         (4, 99, Removed(99, 100)),
-        (2, 100, Send(100, 500)),
-        (2, 499, Send(499, 500)),
+        (2, 100, SendRange(100, 500)),
+        (2, 499, SendRange(499, 500)),
         (2, 500, TimelineEnd(4, 500)),
         (2, 501, TimelineEnd(4, 500)),  # It was sent more before the fork was known.
-        (1, 299, Send(299, 300)),
+        (1, 299, SendRange(299, 300)),
         (1, 300, TimelineEnd(2, 300)),
         (1, 99, Removed(99, 100)),
         (3, 600, Gone()),
@@ -50,7 +50,7 @@ def test_a_learner_gets_its_timelines_readable_bytes_and_no_others(tli: int, pos
 @pytest.mark.parametrize(
     ("end_lsn", "tli", "step"),
     [
-        (700, 4, Wait()),  # The new timeline is not committed yet.
+        (700, 4, NothingToSend()),  # The new timeline is not committed yet.
         (701, 4, Gone()),  # The old one went on after all, with bytes that may be others.
         (700, 2, TimelineEnd(4, 500)),
     ],
@@ -63,14 +63,14 @@ def test_a_learner_that_was_sent_more_than_there_is_goes_on_with_a_new_timeline_
 
 def test_nothing_is_sent_of_a_log_in_which_nothing_is_committed() -> None:
     log = ReadableLog(begin_lsn=100, end_lsn=0, tli=1, lineage=())
-    assert next_step(log, 1, 100) == Wait()
+    assert next_step(log, 1, 100) == NothingToSend()
 
 
 @pytest.mark.parametrize(("tli", "limit_lsn"), [(1, 300), (2, 500), (4, 700)])
 def test_no_byte_beyond_the_readable_end_or_the_fork_is_ever_sent(tli: int, limit_lsn: int) -> None:
     for position_lsn in range(90, 800):
         step = next_step(LOG, tli, position_lsn)
-        assert not isinstance(step, Send) or step == Send(position_lsn, limit_lsn)
+        assert not isinstance(step, SendRange) or step == SendRange(position_lsn, limit_lsn)
 
 
 @pytest.mark.parametrize(

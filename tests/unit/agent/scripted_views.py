@@ -12,7 +12,7 @@ from safekeeper.net.safekeeper_connection import Credentials
 from tests.unit.agent.states import CLUSTER, COMMIT_LSN
 from walproxy.agent.report import AgentReport, AgentSettings, Order, encode
 from walproxy.agent.safekeeper_views import SafekeeperViews
-from walproxy.agent.sight import Sight, TimedView
+from walproxy.agent.sight import AgentSight, TimedView
 from walproxy.proposer.roster import Cluster
 
 MEMBERS = tuple(Member(i, f"{i:032x}") for i in (1, 2, 3))
@@ -51,8 +51,8 @@ class ScriptedViews(SafekeeperViews):
         """Change the report of an agent."""
         self.agents[name] = msgspec.structs.replace(self.agents[name], **values)
 
-    async def exchange(self, report: bytes, settings: AgentSettingsVersion | None = None, *, timeout_s: float) -> Sight:
-        assert report == b"" and settings is None, "a command reports nothing"
+    async def exchange(self, report: bytes, *, timeout_s: float) -> AgentSight:
+        assert report == b"", "a command reports nothing"
         self.exchanges += 1
         if self.steps:
             self.steps.pop(0)(self)
@@ -61,10 +61,10 @@ class ScriptedViews(SafekeeperViews):
             for name, each in self.agents.items()
         )
         version = AgentSettingsVersion(1, "", encode(self.settings)) if self.settings is not None else None
-        return Sight(
-            1.0,
-            Cluster(CLUSTER, Membership(1, MEMBERS)) if self.replying else None,
-            {
+        return AgentSight(
+            began_at=1.0,
+            cluster=Cluster(CLUSTER, Membership(1, MEMBERS)) if self.replying else None,
+            views={
                 member.id: TimedView(
                     AgentView(
                         CLUSTER,
@@ -84,7 +84,7 @@ class ScriptedViews(SafekeeperViews):
                 for member in MEMBERS
                 if member.id in self.replying
             },
-            {i: f"safekeeper {i} does not reply" for i in (1, 2, 3) if i not in self.replying},
+            problems={i: f"safekeeper {i} does not reply" for i in (1, 2, 3) if i not in self.replying},
         )
 
     async def change_settings(

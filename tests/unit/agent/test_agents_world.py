@@ -20,7 +20,6 @@ from walproxy.agent import decision
 from walproxy.agent.control_data import ControlData
 from walproxy.agent.decision import (
     AllowWrites,
-    ClusterView,
     Decider,
     EndWrites,
     FailOver,
@@ -35,10 +34,11 @@ from walproxy.agent.decision import (
     StepDown,
     Stop,
     Wait,
-    without_order,
 )
 from walproxy.agent.report import AgentReport, AgentSettings, Order
 from walproxy.agent.server_look import ServerLook, ServerState
+from walproxy.agent.sight import SeenReport
+from walproxy.agent.state import ClusterView, LogPositions
 
 STEP_S = 0.05
 FAULTS_END_S = 60.0
@@ -118,8 +118,6 @@ class World:
         self.changes = 0
         self.last_commit_at = self.now
 
-    # ------------------------------------------------------------------ what is true
-
     def clock(self, node: Node) -> float:
         return self.now * node.drift
 
@@ -153,8 +151,6 @@ class World:
             f"{self.now - 100:.2f}: two servers accept writes: "
             f"{[(node.name, node.tli, node.steps[-4:]) for node in accepting]}, floor {self.floor}, log {self.log_tli}"
         )
-
-    # ------------------------------------------------------------------ the agents' loops
 
     def run_agent(self, node: Node) -> None:
         clock = self.clock(node)
@@ -227,9 +223,8 @@ class World:
             sent_at=clock - self.random.uniform(0.0, 0.2),
             has_quorum=has_quorum,
             leader_heard_age_s=ages[1] if has_quorum else None,
-            log_tli=self.log_tli,
-            floor=self.floor,
-            reports=reports,
+            log=LogPositions(tli=self.log_tli, floor=self.floor),
+            agents=tuple(SeenReport(*reports[name]) for name in sorted(reports)),
             settings=max((each.settings for each in reached), key=lambda each: each[0], default=(0, AgentSettings()))[
                 1
             ],
@@ -239,9 +234,7 @@ class World:
     def change_settings(self, node: Node, order: Order) -> None:
         self.changes += 1
         for safekeeper in self.reached(node):
-            safekeeper.settings = self.changes, without_order(safekeeper.settings[1], order)
-
-    # ------------------------------------------------------------------ the steps
+            safekeeper.settings = self.changes, safekeeper.settings[1].without(order)
 
     def finish(self, node: Node, step: Step) -> None:
         decider, node.step = node.decider, None
@@ -300,8 +293,6 @@ class World:
         if step.order is not None:
             decider.orders_done.add(step.order.id)
             self.change_settings(node, step.order)
-
-    # ------------------------------------------------------------------ faults
 
     def fault(self) -> None:
         node = self.random.choice(self.nodes)

@@ -67,8 +67,8 @@ def test_a_name_that_is_unknown_is_listed_with_those_that_are() -> None:
 @pytest.mark.parametrize(
     ("cluster", "wanted", "line"),
     [
-        (view(LOST, STANDBY), "two", "no agent leads: walproxy cluster failover promotes a standby"),
-        (view(LEADER, NO_FAILOVER), "three", "three must not lead: its agent runs with --no-failover"),
+        (view(LOST, STANDBY), "two", "no agent leads: walproxy failover promotes a standby"),
+        (view(LEADER, NO_FAILOVER), "three", "three must not lead: its agent runs with no_failover"),
         (view(LEADER, report(STANDBY, state="stopped")), "two", "two is not a running standby: its server is stopped"),
         (silent(view(LEADER, STANDBY), "two"), "two", "two has not reported for 12 s: its agent is stopped or cut off"),
         (view(LEADER), "", "no standby can be promoted: no other agent reports"),
@@ -79,13 +79,13 @@ def test_a_name_that_is_unknown_is_listed_with_those_that_are() -> None:
 def test_a_switchover_that_cannot_be_made_is_one_line(cluster: ClusterView, wanted: str, line: str) -> None:
     with pytest.raises(WalproxyError, match=line) as raised:
         check_switchover(cluster, wanted)
-    assert isinstance(raised.value, ConfigurationError) == ("no-failover" in line and wanted != "")
+    assert isinstance(raised.value, ConfigurationError) == ("no_failover" in line and wanted != "")
 
 
 def test_a_failover_needs_the_loss_of_the_leader() -> None:
     check_failover(view(LOST, STANDBY), "")
     check_failover(silent(view(LEADER, STANDBY), "one"), "two")
-    with pytest.raises(WalproxyError, match="one leads, and commits succeed: walproxy cluster switchover moves"):
+    with pytest.raises(WalproxyError, match="one leads, and commits succeed: walproxy switchover moves"):
         check_failover(view(LEADER, STANDBY), "two")
     with pytest.raises(
         WalproxyError, match=r"no standby can be promoted: one is not a running standby.*; two must not"

@@ -14,7 +14,7 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from tests.unit.event_loop import on_the_loop, until
-from walproxy.agent.proxy_process import _AWAITED_MAX, Progress, ProxyProcess
+from walproxy.agent.proxy_process import _AWAITED_MAX, ProxyProcess, ProxyProgress
 from walproxy.postgres.local_server import end_with_parent
 from walproxy.proxy.progress_socket import PROGRESS_SOCKET, ProgressSocket, inherited_socket
 
@@ -70,13 +70,18 @@ def test_the_progress_of_a_proxy_is_requested_on_a_socket_of_its_own(tmp_path: P
     @on_the_loop
     async def run() -> None:
         process = scripted(tmp_path, replies)
-        assert await process.progress() == Progress()
+        assert await process.progress() == ProxyProgress()
         async with running(process):
             reached = [await process.progress() for _ in replies]
-            assert reached == [Progress(True, 0x10), Progress(), Progress(), Progress(False, 1 << 32)]
+            assert reached == [
+                ProxyProgress(True, 0x10),
+                ProxyProgress(),
+                ProxyProgress(),
+                ProxyProgress(False, 1 << 32),
+            ]
             # It ends instead of a reply.
-            assert await process.progress() == Progress()
-        assert await process.progress() == Progress()
+            assert await process.progress() == ProxyProgress()
+        assert await process.progress() == ProxyProgress()
 
     run()
 
@@ -93,13 +98,13 @@ def test_a_reply_that_comes_too_late_is_not_that_to_a_later_request(
             os.kill(process._process.pid, signal.SIGSTOP)
             with monkeypatch.context() as patch:
                 patch.setattr("walproxy.agent.proxy_process._REPLY_TIMEOUT_S", 0.01)
-                assert await process.progress() == await process.progress() == Progress()
+                assert await process.progress() == await process.progress() == ProxyProgress()
                 for _ in range(_AWAITED_MAX):
-                    assert await process.progress() == Progress()
+                    assert await process.progress() == ProxyProgress()
             assert len(process._reports._awaited) == _AWAITED_MAX
             os.kill(process._process.pid, signal.SIGCONT)
             await until(lambda: process._reports is not None and not process._reports._awaited)
-            assert await process.progress() == Progress(True, _AWAITED_MAX + 1)
+            assert await process.progress() == ProxyProgress(True, _AWAITED_MAX + 1)
 
     run()
 

@@ -8,7 +8,7 @@ import pytest
 
 from walproxy.agent.errors import RejoinFailed
 from walproxy.agent.owner_commands import Owner
-from walproxy.agent.rejoin_folder import Overwrite, RejoinFolder, Step, is_users_file
+from walproxy.agent.rejoin_folder import Overwrite, OverwriteStep, RejoinFolder, is_users_file
 
 OURSELVES = Owner(os.geteuid(), os.getegid(), "we", "/")
 
@@ -21,7 +21,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_the_record_outlives_its_writer(data: Path) -> None:
-    begun = Overwrite(Step.REWIND, 2**63 + 7, 3)
+    begun = Overwrite(OverwriteStep.REWIND, 2**63 + 7, 3)
     folder = RejoinFolder(data)
     assert folder.read() is None
     with folder.locked(1.0):

@@ -7,10 +7,10 @@ import pytest
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.timelines import Lineage
 from walproxy.agent.control_data import ControlData
-from walproxy.agent.rejoin_plan import ComparedWal, Fork, History, Way, check_source, find_fork, plan_rejoin
+from walproxy.agent.rejoin_plan import ComparedWal, Fork, TimelineLineage, Way, check_source, find_fork, plan_rejoin
 
 CRASHED = ControlData(7, "in production", 0x1000, 1, 0, 0, 16 << 20, True)
-ONE, TWO = History(1, ()), History(2, ((1, 0x5000),))
+ONE, TWO = TimelineLineage(1, ()), TimelineLineage(2, ((1, 0x5000),))
 
 
 @pytest.mark.parametrize(
@@ -20,21 +20,28 @@ ONE, TWO = History(1, ()), History(2, ((1, 0x5000),))
         (ONE, TWO, Fork(1, 0x5000)),
         (TWO, ONE, Fork(1, 0x5000)),
         (TWO, TWO, Fork(2, None)),
-        (TWO, History(2, ((1, 0x4000),)), Fork(1, 0x4000)),
-        (TWO, History(3, ((1, 0x5000), (2, 0x6000))), Fork(2, 0x6000)),
-        (TWO, History(3, ((1, 0x6000),)), Fork(1, 0x5000)),
-        (History(3, ((1, 0x5000), (2, 0x7000))), History(4, ((1, 0x5000), (2, 0x6000))), Fork(2, 0x6000)),
-        (History(3, ((2, 0x5000),)), ONE, None),
+        (TWO, TimelineLineage(2, ((1, 0x4000),)), Fork(1, 0x4000)),
+        (TWO, TimelineLineage(3, ((1, 0x5000), (2, 0x6000))), Fork(2, 0x6000)),
+        (TWO, TimelineLineage(3, ((1, 0x6000),)), Fork(1, 0x5000)),
+        (
+            TimelineLineage(3, ((1, 0x5000), (2, 0x7000))),
+            TimelineLineage(4, ((1, 0x5000), (2, 0x6000))),
+            Fork(2, 0x6000),
+        ),
+        (TimelineLineage(3, ((2, 0x5000),)), ONE, None),
     ],
 )
 def test_the_fork_is_where_the_first_of_the_two_left_their_last_timeline(
-    local: History, source: History, fork: Fork | None
+    local: TimelineLineage, source: TimelineLineage, fork: Fork | None
 ) -> None:
     assert find_fork(local, source) == fork
 
 
 def way(
-    local: History | None = ONE, source: History = TWO, compared: ComparedWal = ComparedWal.EQUAL, **control: object
+    local: TimelineLineage | None = ONE,
+    source: TimelineLineage = TWO,
+    compared: ComparedWal = ComparedWal.EQUAL,
+    **control: object,
 ) -> Way:
     changed = dataclasses.replace(CRASHED, **control)  # type: ignore[arg-type]
     return plan_rejoin(changed, local, source, compared, True).way
@@ -67,7 +74,7 @@ def test_a_standby_of_the_timeline_continues() -> None:
 @pytest.mark.parametrize("lineage", [((1, 0x5000),), ((1, 0x4000),), ((1, 0x6000),)])
 @pytest.mark.parametrize("state", ["in production", "shut down"])
 def test_a_number_taken_twice_is_not_rewound(lineage: Lineage, state: str) -> None:
-    assert way(local=TWO, source=History(2, lineage), tli=2, state=state) is Way.BASE_BACKUP
+    assert way(local=TWO, source=TimelineLineage(2, lineage), tli=2, state=state) is Way.BASE_BACKUP
 
 
 @pytest.mark.parametrize("compared", [ComparedWal.DIFFERENT, ComparedWal.UNREADABLE])
@@ -78,7 +85,7 @@ def test_wal_that_is_not_proved_equal_is_not_rewound(compared: ComparedWal, stat
 
 def test_an_unknown_or_foreign_history_is_not_rewound() -> None:
     assert way(local=None) is Way.BASE_BACKUP
-    assert way(local=History(3, ((2, 0x5000),)), source=ONE) is Way.BASE_BACKUP
+    assert way(local=TimelineLineage(3, ((2, 0x5000),)), source=ONE) is Way.BASE_BACKUP
 
 
 def test_another_system_and_a_standby_are_no_source() -> None:

@@ -10,7 +10,7 @@ from safekeeper.net.listener import Listener
 from tests.unit.agent.states import COMMIT_LSN, LEADER, NOW, STANDBY, THIRD, report, state
 from tests.unit.event_loop import on_the_loop
 from walproxy.agent.metrics import AgentCollector
-from walproxy.agent.report import AgentSettings, Change
+from walproxy.agent.report import AgentSettings, PrimaryChange
 from walproxy.agent.rest import agent_routes
 from walproxy.agent.state import AgentState
 
@@ -81,7 +81,7 @@ def test_metrics_are_a_page() -> None:
 
 
 def test_the_metrics_of_a_leader() -> None:
-    change = Change("failover", "one", tli=2, term=5, at=123.5)
+    change = PrimaryChange("failover", "one", tli=2, term=5, at=123.5)
     found = numbers(state(LEADER, STANDBY, settings=AgentSettings(is_paused=True, changes=(change,))), NOW + 1)
     expected = {"leader": 1, "cluster_has_leader": 1, "quorum": 1, "paused": 1, "tli": 2, "log_tli": 2, "log_term": 7}
     assert {name: found[name] for name in expected} == expected

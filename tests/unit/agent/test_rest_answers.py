@@ -7,7 +7,7 @@ import pytest
 
 from safekeeper.net.http_server import Text
 from tests.unit.agent.states import CLUSTER, COMMIT_LSN, LEADER, NOW, STANDBY, THIRD, report, state
-from walproxy.agent.report import AgentReport, AgentSettings, Change
+from walproxy.agent.report import AgentReport, AgentSettings, PrimaryChange
 from walproxy.agent.rest_answers import PAGES, BadQuery, answer, parse_size
 from walproxy.agent.state import AgentState, LogPositions
 
@@ -100,12 +100,7 @@ def test_an_agent_that_is_blocked_is_not_live_sooner_on_a_primary_and_never_whil
     [
         ("lag=1024", 200),
         ("lag=1023", 503),
-        ("lag=1kB", 200),
         ("lag=0", 503),
-        ("lag=16MB", 200),
-        ("lag=16 MB", 200),
-        ("lag=0x400", 200),
-        ("lag=0.9kB", 503),
         ("replication_state=streaming", 200),
         ("replication_state=in archive recovery", 503),
         ("lag=16MB&replication_state=streaming", 200),
@@ -116,11 +111,6 @@ def test_an_agent_that_is_blocked_is_not_live_sooner_on_a_primary_and_never_whil
         ("tag_zone=a", 503),
         ("unknown=1", 200),
         ("lag=16mb", 400),
-        ("lag=", 400),
-        ("lag=-1", 400),
-        ("lag=010", 400),
-        ("lag=" + "9" * 5000, 400),
-        ("lag=١", 400),
     ],
 )
 def test_a_replica_may_be_asked_for_its_lag_state_and_tags(query: str, expected: int) -> None:
@@ -162,13 +152,18 @@ def test_a_standby_is_ready_when_it_streams_and_has_nearly_everything() -> None:
 
 @pytest.mark.parametrize(
     ("written", "size"),
-    [("0", 0), (" 7 ", 7), ("7B", 7), ("1.5kB", 1536), ("1.MB", 1 << 20), ("2TB", 2 << 40), ("0x10 GB", 16 << 30)],
+    [
+        *(("0", 0), (" 7 ", 7), ("7B", 7), ("1.5kB", 1536), ("1.MB", 1 << 20), ("16 MB", 16 << 20), ("2TB", 2 << 40)),
+        *(("0x400", 1024), ("0x10 GB", 16 << 30)),
+    ],
 )
 def test_a_size_is_written_as_in_postgresql(written: str, size: int) -> None:
     assert parse_size(written) == size
 
 
-@pytest.mark.parametrize("written", ["", "kB", "1 k B", "1KB", "1gb", "08", "1e3", "0x", "nan", "1\n2", "+1"])
+@pytest.mark.parametrize(
+    "written", ["", "kB", "1 k B", "1KB", "1gb", "08", "010", "1e3", "0x", "nan", "1\n2", "+1", "-1", "9" * 5000, "١"]
+)
 def test_what_is_no_size_is_refused(written: str) -> None:
     with pytest.raises(BadQuery, match="is not a size"):
         parse_size(written)
@@ -266,16 +261,18 @@ def test_an_agent_may_report_nonsense() -> None:
 
 def test_history_has_the_timeline_that_ended() -> None:
     changes = (
-        Change("failover", "two", tli=3, term=5, fork_lsn=COMMIT_LSN, seconds=4.5, at=1_700_000_000.7, old_tli=1),
-        Change("switchover", "one", tli=7, term=9, fork_lsn=COMMIT_LSN + 8),
-        Change("failover", "two", tli=8, term=11, old_tli=6),
+        PrimaryChange(
+            "failover", "two", tli=3, term=5, fork_lsn=COMMIT_LSN, seconds=4.5, at=1_700_000_000.7, old_tli=1
+        ),
+        PrimaryChange("switchover", "one", tli=7, term=9, fork_lsn=COMMIT_LSN + 8),
+        PrimaryChange("failover", "two", tli=8, term=11, old_tli=6),
     )
     assert get("/history", state(LEADER, settings=AgentSettings(changes=changes)))[1] == [
         [1, COMMIT_LSN, "failover", "2023-11-14T22:13:20+00:00", "two"],
         [3, COMMIT_LSN + 8, "switchover", "1970-01-01T00:00:00+00:00", "one"],
         [6, 0, "failover", "1970-01-01T00:00:00+00:00", "two"],
     ]
-    only = AgentSettings(changes=(Change("failover", "two", tli=2, term=5),))
+    only = AgentSettings(changes=(PrimaryChange("failover", "two", tli=2, term=5),))
     assert get("/history", state(LEADER, settings=only))[1][0][0] == 1
 
 

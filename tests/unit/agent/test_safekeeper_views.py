@@ -15,8 +15,6 @@ from safekeeper.base.settings import Address
 from safekeeper.consensus.control_state import NOBODY
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
-    AcceptorGreeting,
     AcceptorMessage,
     AgentExchange,
     AgentSettingsVersion,
@@ -30,10 +28,12 @@ from safekeeper.consensus.messages import (
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.codec import PROPOSER_DIALECT, FrameDecoder, encode
 from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
+from tests.unit.greetings import empty
 from walproxy.agent import safekeeper_views
 from walproxy.agent.report import AgentReport, AgentSettings
 from walproxy.agent.report import encode as as_json
 from walproxy.agent.safekeeper_views import SafekeeperViews
+from walproxy.agent.sight import AgentSight
 
 CLUSTER, OTHER_CLUSTER = "c" * 32, "d" * 32
 REPORT = as_json(AgentReport("db1"))
@@ -110,8 +110,7 @@ class FakeSafekeeper:
             return Refusal(code, "because", NOBODY)
         if isinstance(message, ProposerGreeting):
             assert message.safekeeper_id == self.id
-            known = self.cluster_id, 0, 0, 0, self.membership, NOBODY, *[0] * 5
-            return AcceptorGreeting(PROTOCOL_VERSION, self.id, self.incarnation, *known, None)
+            return empty(self.id, incarnation=self.incarnation, cluster_id=self.cluster_id, membership=self.membership)
         assert isinstance(message, AgentExchange), message
         assert message.cluster_id == self.cluster_id
         self.received.append(message)
@@ -171,6 +170,11 @@ async def world(count: int = 3) -> AsyncIterator[World]:
 
 def version(counter: int, author: str = "a", **fields: Any) -> AgentSettingsVersion:
     return AgentSettingsVersion(counter, author * 32, as_json(AgentSettings(**fields)))
+
+
+async def offer(views: SafekeeperViews, report: bytes, settings: AgentSettingsVersion) -> AgentSight:
+    """Exchange once, with a newer version of the settings."""
+    return await views._exchange(report, settings, LONG_S, lambda sight: False)
 
 
 def pause(settings: AgentSettings) -> AgentSettings:
@@ -449,7 +453,7 @@ async def test_what_is_too_long_is_not_sent() -> None:
         ):
             await views.exchange(bytes(4097), timeout_s=LONG_S)
         with pytest.raises(LocalProtocolError, match="16385 bytes are too many for the settings of an agent"):
-            await views.exchange(b"", AgentSettingsVersion(1, "a" * 32, bytes(16385)), timeout_s=LONG_S)
+            await offer(views, b"", AgentSettingsVersion(1, "a" * 32, bytes(16385)))
 
 
 # Settings.
@@ -522,7 +526,7 @@ async def test_a_change_that_a_quorum_does_not_confirm_may_come_later_and_says_s
             )
         with pytest.raises(WalproxyError, match="has confirmed the settings of the agents within 1 s; they may"):
             await safekeepers.views().change_settings(pause, timeout_s=1)
-        sight = await safekeepers.views().exchange(REPORT, version(9), timeout_s=LONG_S)
+        sight = await offer(safekeepers.views(), REPORT, version(9))
         # A full disk makes no member miss: what it has of the log is needed.
         assert sorted(sight.views) == [1, 2, 3]
         assert sorted(sight.problems) == [2, 3] and sight.problems[2].endswith(" refuses: because")

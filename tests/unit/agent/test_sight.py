@@ -12,15 +12,16 @@ from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.consensus.control_state import NOBODY
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
     AcceptorGreeting,
     AgentSettingsVersion,
     AgentView,
     KeptReport,
 )
+from tests.unit.greetings import empty
 from walproxy.agent.report import AgentReport, AgentSettings, encode
-from walproxy.agent.sight import Sight, TimedView, latest_cluster
+from walproxy.agent.sight import AgentSight, TimedView
 from walproxy.proposer.roster import Cluster
+from walproxy.proxy.sight import latest_cluster
 
 CLUSTER = "c" * 32
 
@@ -38,12 +39,13 @@ def view(safekeeper_id: int, **changes: Any) -> AgentView:
 
 def sight(
     views: Mapping[int, AgentView], membership: Membership | None = THREE, problems: Mapping[int, str] | None = None
-) -> Sight:
+) -> AgentSight:
     cluster = Cluster(CLUSTER, membership) if membership is not None else None
-    return Sight(10.0, cluster, {i: TimedView(each, 10.0) for i, each in views.items()}, problems or {})
+    timed = {i: TimedView(each, 10.0) for i, each in views.items()}
+    return AgentSight(problems=problems or {}, began_at=10.0, cluster=cluster, views=timed)
 
 
-def aged(ages_ms: Mapping[int, int], membership: Membership = THREE) -> Sight:
+def aged(ages_ms: Mapping[int, int], membership: Membership = THREE) -> AgentSight:
     return sight({i: view(i, leader_age_ms=age_ms) for i, age_ms in ages_ms.items()}, membership)
 
 
@@ -191,10 +193,7 @@ def test_what_is_missing_is_one_line() -> None:
 
 
 def greeting(safekeeper_id: int, cluster_id: str, membership: Membership | None) -> AcceptorGreeting:
-    incarnation = f"{safekeeper_id}" * 32
-    return AcceptorGreeting(
-        PROTOCOL_VERSION, safekeeper_id, incarnation, cluster_id, 0, 0, 0, membership, NOBODY, 0, 0, 0, 0, 0, None
-    )
+    return empty(safekeeper_id, cluster_id=cluster_id, membership=membership)
 
 
 def test_the_latest_membership_with_a_quorum_of_its_members_is_the_present_one() -> None:

@@ -30,23 +30,6 @@ def partial(tli: int, number: int, size: int) -> ArchivedFile:
     return partial_file(tli, number * SEGMENT, number * SEGMENT + size, SEGMENT)
 
 
-def test_whole_segment_is_preferred_and_then_the_longest_partial() -> None:
-    short, long = partial(1, 3, 5), partial(1, 3, 7)
-    found = catalog_of(short, long).find(1, 3 * SEGMENT + 6)
-    assert found is not None and found.file == long
-    found = catalog_of(short, long, whole(1, 3)).find(1, 3 * SEGMENT)
-    assert found is not None and found.file == whole(1, 3)
-    assert catalog_of(whole(1, 3)).find(1, 4 * SEGMENT) is None
-    assert catalog_of(whole(1, 3)).find(2, 3 * SEGMENT) is None
-
-
-def test_plain_object_is_preferred_to_the_compressed_one() -> None:
-    file = whole(1, 3)
-    objects = [ArchivedObject(file, file.key(packed), 0, SEGMENT, packed) for packed in (True, False)]
-    catalog = Catalog(Listing(objects, [], [], [], []), SEGMENT, {})
-    assert [archived.compressed for archived in catalog.candidates(1, 3 * SEGMENT)] == [False, True]
-
-
 def test_chain_ends_at_the_first_missing_byte() -> None:
     catalog = catalog_of(whole(1, 3), whole(1, 4), partial(1, 5, 100), whole(1, 7))
     assert catalog.chain(1, 3 * SEGMENT) == 5 * SEGMENT + 100

@@ -128,7 +128,9 @@ def test_find_prefers_the_whole_segment_and_then_the_longest_partial(store: Obje
     long = put(store, partial_file(1, 0, 7, SEGMENT), b"1234567", compressed=True)
     assert reader.find(1, 3) == long
     whole = put(store, segment_file(1, 0, SEGMENT), DATA)
-    assert [archived.file.end_lsn for archived in reader.candidates(1, SEGMENT - 1)] == [SEGMENT, 7, 5]
+    put(store, segment_file(1, 0, SEGMENT), DATA, compressed=True)
+    found = [(archived.file.end_lsn, archived.compressed) for archived in reader.candidates(1, SEGMENT - 1)]
+    assert found == [(SEGMENT, False), (SEGMENT, True), (7, True), (5, False)]
     assert reader.find(1, 0) == whole
     assert reader.find(1, SEGMENT) is None
     assert reader.find(2, 0) is None

@@ -24,7 +24,7 @@ from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import ArchiveReport, Bootstrap, Bootstrapped
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.storage.filesystem import RealFileSystem
-from safekeeper.storage.wal_reading import SegmentSource
+from safekeeper.storage.wal_reading import SegmentBytes
 from tests.unit.event_loop import DEADLINE_S
 from tests.unit.replication_house import Leader, ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE, SERVER_VERSION, SYSTEM_ID
@@ -102,7 +102,7 @@ def test_what_is_committed_is_archived_and_nothing_else(tmp_path: Path, url: str
         leader.commit()
         wait_archived(leader, BASE_LSN + 4 * SEGMENT_SIZE)
         assert archived(url) == expected(4 * SEGMENT_SIZE)
-        assert house.call(lambda: house.archiver.statistics.uploads) == 5
+        assert house.call(lambda: house.archiver.statistics.times.count) == 5
 
 
 def test_the_open_segment_follows_at_the_interval(tmp_path: Path, url: str) -> None:
@@ -199,7 +199,7 @@ def test_a_restarted_archiver_uploads_nothing_twice(tmp_path: Path, url: str, to
         leader.order_archive(1, end_lsn if told else 0)
         house.call(house.archiver.start)
         wait_archived(leader, end_lsn)
-        assert house.call(lambda: house.archiver.statistics.uploads) == 0
+        assert house.call(lambda: house.archiver.statistics.times.count) == 0
         assert archived(url) == expected(2_500_000)
 
 
@@ -278,7 +278,7 @@ def test_an_archive_that_is_gone_holds_up_nothing_and_is_caught_up_with(
         folder.unlink()
         away.rename(folder)
         wait_archived(leader, end_lsn)
-        assert house.call(lambda: house.archiver.describe())["problem"] == ""
+        assert house.call(lambda: house.archiver.describe()).problem == ""
     assert archived(url) == expected(4 * SEGMENT_SIZE + 7)
     said = [record.message for record in caplog.records if record.name == "safekeeper.archiving.archiver"]
     assert said[0].startswith("cannot archive: ") and said[-1].startswith("archiving resumed from ")
@@ -396,7 +396,7 @@ def test_a_source_whose_log_has_changed_gives_no_bytes(tmp_path: Path) -> None:
     path = tmp_path / "segment"
     path.write_bytes(WAL[:SEGMENT_SIZE] * 2)
     states = iter([True, False])
-    source = SegmentSource(RealFileSystem(), path, 2 * SEGMENT_SIZE, lambda: next(states))
+    source = SegmentBytes(RealFileSystem(), path, 2 * SEGMENT_SIZE, lambda: next(states))
     pieces = source.pieces()
     assert next(pieces) == WAL[:SEGMENT_SIZE]
     with pytest.raises(LogChanged):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 _KIND = re.compile(r"[a-z]+(?:-[a-z]+)+")
 _CATALOGUE = ROOT / "safekeeper" / "base" / "event_catalogue.py"
 # The position of the kind among the arguments of what records an event.
-_RECORDERS = {"log_event": 1, "record_event": 1, "Change": 0}
+_RECORDERS = {"log_event": 1, "record_event": 1, "StateEvent": 0}
 
 
 def modules() -> Iterator[ast.AST]:

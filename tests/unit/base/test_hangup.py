@@ -64,8 +64,8 @@ def test_a_sighup_during_the_start_of_a_safekeeper_is_taken_when_it_has_started(
 
 PROXY = ("run", "--primary", "host=127.0.0.1 port=1", "--safekeepers", "1=127.0.0.1:1", "--http", "127.0.0.1:0")
 AGENT = (
-    *("agent", "--name", "pg1", "--pgdata", "data", "--bin-dir", "/", "--conninfo", "host=127.0.0.1 port=1"),
-    *("--address", "127.0.0.1:1", "--safekeepers", "1=127.0.0.1:1", "--standby-conninfo", "host=127.0.0.1 port=1"),
+    *("agent", "--name", "pg1", "--pgdata", "data", "-c", "bin_dir=/", "-c", "conninfo=host=127.0.0.1 port=1"),
+    *("-c", "address=127.0.0.1:1", "--safekeepers", "1=127.0.0.1:1", "-c", "standby_conninfo=host=127.0.0.1 port=1"),
     *("--http-listen", "127.0.0.1:0"),
 )
 

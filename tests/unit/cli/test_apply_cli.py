@@ -10,7 +10,7 @@ from rich.console import Console
 from safekeeper.base.errors import ConfigurationError
 from walproxy.cli.pipeline_commands.apply import apply
 from walproxy.cli.pipeline_work.apply import copy_bar
-from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
+from walproxy.pipeline.cdc.apply.parallel_copy import CopyProgress
 from walproxy.pipeline.cdc.publication import TableName
 
 WORDS = ("--primary", "host=nowhere", "--slot", "s", "--publication", "p", "--to")
@@ -19,10 +19,10 @@ WORDS = ("--primary", "host=nowhere", "--slot", "s", "--publication", "p", "--to
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--copy-range-size", "64kB"), "--copy-range-size: the minimum is 1 MB"),
-        (("--copy-sessions", "0"), "Invalid value for '--copy-sessions': 0 is not in the range 1<=x<=64"),
-        (("--copy-sessions", "65"), "Invalid value for '--copy-sessions': 65 is not in the range 1<=x<=64"),
-        (("--copy-sessions", "many"), "Invalid value for '--copy-sessions': 'many' is not a valid integer range"),
+        (("-c", "copy_range_size=64kB"), "copy_range_size: the minimum is 1 MB"),
+        (("-c", "copy_sessions=0"), "-c copy_sessions: 0 is not in the range 1<=x<=64"),
+        (("-c", "copy_sessions=65"), "-c copy_sessions: 65 is not in the range 1<=x<=64"),
+        (("-c", "copy_sessions=many"), "-c copy_sessions: 'many' is not a valid integer range"),
     ],
 )
 def test_bad_values_are_one_line(tmp_path: Path, words: tuple[str, str], says: str) -> None:

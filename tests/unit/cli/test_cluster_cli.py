@@ -1,4 +1,4 @@
-"""`walproxy cluster` with safekeepers in memory and agents that a test plays."""
+"""`walproxy cluster`, and `failover` and `switchover` where agents report: safekeepers in memory, agents of a test."""
 
 import asyncio
 import json
@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 import walproxy.agent.operator_client
-import walproxy.cli.cluster
+import walproxy.cli.orders
 from safekeeper.base.errors import EXIT_CONFIGURATION, EXIT_FINE, EXIT_UNEXPECTED, EXIT_USAGE
 from tests.unit.agent.scripted_views import ScriptedViews
 from tests.unit.agent.states import COMMIT_LSN, LEADER, STANDBY, THIRD, report
 from tests.unit.cli.test_walproxy_cli import MEMBERS, Result, one_line
 from tests.unit.cli.test_walproxy_cli import Here as Here
 from tests.unit.cli.test_walproxy_cli import here as here  # a fixture
-from walproxy.agent.report import AgentSettings, Change, Order
+from walproxy.agent.report import AgentSettings, Order, PrimaryChange
 
 ONE = report(LEADER)
 TWO = report(STANDBY)
@@ -30,13 +30,14 @@ class Cluster:
     def __init__(self, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
         self.views = ScriptedViews(ONE, TWO, report(THIRD, may_lead=False))
         self._here = here
-        monkeypatch.setattr(walproxy.cli.cluster, "SafekeeperViews", lambda *_: self.views)
+        monkeypatch.setattr(walproxy.cli.orders, "SafekeeperViews", lambda *_: self.views)
         monkeypatch.setattr(walproxy.agent.operator_client, "_POLL_S", 0.001)
-        for name in ("WALPROXY_SAFEKEEPERS", "COLUMNS"):
-            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("WALPROXY_SAFEKEEPERS", MEMBERS)
+        monkeypatch.delenv("COLUMNS", raising=False)
 
     def __call__(self, *arguments: str) -> Result:
-        result = self._here("cluster", *arguments, "--safekeepers", MEMBERS)
+        group = () if arguments[0] in ("failover", "switchover") else ("cluster",)
+        result = self._here(*group, *arguments)
         assert self.views.is_closed or self.views.exchanges == 0
         return result
 
@@ -73,7 +74,7 @@ def promotes(views: ScriptedViews) -> None:
     order = present_order(views)
     views.change("one", has_resigned=False, state="stopped", doing="rejoin")
     views.change("two", state="primary", is_leader=True, tli=3, order_done=order.id)
-    change = Change(order.kind, "two", tli=3, term=9, seconds=1.234, old_tli=2)
+    change = PrimaryChange(order.kind, "two", tli=3, term=9, seconds=1.234, old_tli=2)
     assert views.settings is not None
     views.settings = msgspec.structs.replace(views.settings, changes=(change,), order=None)
 
@@ -119,7 +120,7 @@ def test_show_without_agents_is_what_to_start(cluster: Cluster) -> None:
 
 def test_without_any_safekeeper_a_command_ends_with_one_line(cluster: Cluster) -> None:
     cluster.views.replying = ()
-    for words in (("show",), ("history",), ("pause",), ("switchover", "--yes")):
+    for words in (("show",), ("history",), ("pause",), ("reinit", "two", "--yes")):
         result = cluster(*words)
         assert result.returncode == EXIT_UNEXPECTED
         assert "no safekeeper has replied: no safekeeper has a cluster: start walproxy run first (" in one_line(result)
@@ -148,8 +149,8 @@ def test_a_switchover_as_json(cluster: Cluster) -> None:
     content = cluster.json("switchover", "--yes")
     (order,) = cluster.views.orders
     assert order.agent == ""
-    assert content.pop("seconds") >= 0
-    assert content == {"order": order.id, "leader": "two", "tli": 3, "term": 7}
+    assert content.pop("seconds")["all"] >= 0
+    assert content == {"order": order.id, "primary": "two", "tli": 3, "term": 7}
 
 
 def test_a_switchover_to_the_leader_changes_nothing(cluster: Cluster) -> None:
@@ -167,8 +168,8 @@ def test_a_switchover_to_the_leader_changes_nothing(cluster: Cluster) -> None:
             EXIT_CONFIGURATION,
             "no agent is called 'four': the agents are one, three, two",
         ),
-        (("switchover", "--to", "three"), EXIT_CONFIGURATION, "three must not lead: its agent runs with --no-failover"),
-        (("failover", "--to", "two"), EXIT_UNEXPECTED, "one leads, and commits succeed: walproxy cluster switchover"),
+        (("switchover", "--to", "three"), EXIT_CONFIGURATION, "three must not lead: its agent runs with no_failover"),
+        (("failover", "--to", "two"), EXIT_UNEXPECTED, "one leads, and commits succeed: walproxy switchover"),
         (("reinit", "one"), EXIT_CONFIGURATION, "one leads: its data folder is what the others are copied from"),
     ],
 )
@@ -185,8 +186,36 @@ def test_without_agents_or_a_quorum_nothing_is_ordered(cluster: Cluster) -> None
         assert "no quorum of safekeepers has replied: safekeeper 1 does not reply" in one_line(cluster(*words))
     cluster.views.replying = (1, 2, 3)
     cluster.views.agents = {}
-    for words in (("switchover", "--yes"), ("failover", "--yes"), ("reinit", "two", "--yes"), ("pause",)):
+    for words in (("reinit", "two", "--yes"), ("pause",)):
         assert "no agent reports to the safekeepers: start walproxy agent" in one_line(cluster(*words))
+
+
+@pytest.mark.parametrize("yes", [("--yes",), ()])
+def test_where_no_agent_reports_a_failover_acts_by_itself(cluster: Cluster, yes: tuple[str, ...]) -> None:
+    def check() -> None:
+        for words in (("switchover", "--to", "two"), ("failover",)):
+            result = cluster(*words, *yes)
+            assert result.returncode == EXIT_CONFIGURATION
+            assert "--primary is missing" in one_line(result)
+        assert cluster.views.settings is None, "nothing was ordered"
+
+    for name in cluster.views.agents:
+        cluster.views.ages_s[name] = 60
+    check()
+    cluster.views.agents = {}
+    check()
+    assert cluster("switchover", *yes).returncode == EXIT_USAGE
+    cluster.views.replying = ()
+    check()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("failover", "--old-is-dead"), ("failover", "--dry-run"), ("switchover", "--to", "x", "--stop-command", "x")],
+)
+def test_what_only_the_command_itself_can_do_is_not_ordered(cluster: Cluster, words: tuple[str, ...]) -> None:
+    assert "--primary is missing" in one_line(cluster(*words, "--yes"))
+    assert cluster.views.exchanges == 0
 
 
 def test_a_refusal_by_an_agent_is_its_reason(cluster: Cluster) -> None:
@@ -295,7 +324,7 @@ def test_safekeepers_that_do_not_reply_for_a_while_do_not_end_it(cluster: Cluste
 
 def test_a_failover_is_ordered_without_a_leader(cluster: Cluster) -> None:
     cluster.views.change("one", is_leader=False, state="stopped")
-    cluster.views.settings = AgentSettings(changes=(Change("failover", "two", tli=2, term=6, seconds=1.5),))
+    cluster.views.settings = AgentSettings(changes=(PrimaryChange("failover", "two", tli=2, term=6, seconds=1.5),))
     cluster.views.steps = [nothing, lambda views: views.change("two", state="primary", is_leader=True, tli=3)]
     # The new agent has not recorded the change yet.
     assert cluster("failover", "--yes").stdout == "two is the primary on timeline 3 in term 7: commits go on\n"
@@ -324,7 +353,7 @@ def test_without_a_terminal_orders_need_yes(cluster: Cluster) -> None:
         result = cluster(*words)
         assert result.returncode == EXIT_CONFIGURATION
         assert one_line(result) == "walproxy: without a terminal this needs --yes"
-    assert cluster.views.exchanges == 0
+    assert cluster.views.settings is None, "nothing was ordered"
 
 
 @pytest.mark.parametrize("reply", ["y\n", "n\n", "\n"])
@@ -381,7 +410,9 @@ def test_pause_waits_for_the_agents_that_report(cluster: Cluster, monkeypatch: p
 def test_history_is_the_changes_of_the_primary(cluster: Cluster) -> None:
     assert cluster("history").stdout == "no agent has changed the primary yet\n"
     assert cluster.json("history") == []
-    change = Change("failover", "two", tli=3, term=9, fork_lsn=COMMIT_LSN, seconds=4.5, at=1_700_000_000, old_tli=1)
+    change = PrimaryChange(
+        "failover", "two", tli=3, term=9, fork_lsn=COMMIT_LSN, seconds=4.5, at=1_700_000_000, old_tli=1
+    )
     cluster.views.settings = AgentSettings(changes=(change,))
     line = cluster("history").stdout.splitlines()[1]
     assert line.split() == ["2023-11-14T22:13:20+00:00", "failover", "two", "3", "9", "0/5000000", "4.50", "s"]

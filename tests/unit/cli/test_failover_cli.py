@@ -16,7 +16,7 @@ from walproxy.cli.failover import print_report, run_to_end
 from walproxy.cli.failover_progress import FailoverProgress
 from walproxy.cli.failover_survey import print_survey
 from walproxy.failover.candidates import HostLook
-from walproxy.failover.failover import Failover, Report
+from walproxy.failover.failover import Failover, FailoverReport
 from walproxy.failover.survey import Survey
 
 
@@ -128,8 +128,8 @@ def test_json_has_all_of_it(printed: Printed) -> None:
     assert refused["would_promote"] is None and "walproxy switchover" in str(refused["problem"])
 
 
-def report(fork_lsn: int = 900, tli: int = 2) -> Report:
-    return Report("pg2:5432", 1, tli, fork_lsn, 4, 6, {"seal": 0.2, "promote": 0.111, "all": 0.5})
+def report(fork_lsn: int = 900, tli: int = 2) -> FailoverReport:
+    return FailoverReport("pg2:5432", 1, tli, fork_lsn, 4, 6, {"seal": 0.2, "promote": 0.111, "all": 0.5})
 
 
 def test_the_end_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from walproxy.cli import restore as restore_module
-from walproxy.recovery.base_backup import BackupFacts, Entry
+from walproxy.recovery.base_backup import BackupEntry, BackupFacts
 from walproxy.recovery.plan import Plan
 from walproxy.wal_sources.source import LogPath
 
@@ -25,8 +25,8 @@ class OwnWal:
     def __init__(self, path: Path, *, ignore_manifest: bool) -> None:
         self.path = path
 
-    def wal_entries(self) -> list[Entry]:
-        return [Entry(PurePosixPath("pg_wal/000000010000000000000001"), False, MIB, lambda: iter([bytes(MIB)]))]
+    def wal_entries(self) -> list[BackupEntry]:
+        return [BackupEntry(PurePosixPath("pg_wal/000000010000000000000001"), False, MIB, lambda: iter([bytes(MIB)]))]
 
 
 def full_disk(*arguments: object) -> NoReturn:

@@ -12,10 +12,9 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -33,6 +32,7 @@ from tests.unit.certificates import Authority
 from tests.unit.net.test_tls import converse
 from tests.unit.safekeeper_process import SafekeeperProcess, safekeeper
 from tests.unit.test_docs import DOCS, section
+from tests.waiting import wait_for
 from walproxy.lab.cluster.local_cluster import LocalProcess
 from walproxy.postgres.local_server import free_port
 from walproxy.proxy.config import ProxyConfig
@@ -43,20 +43,13 @@ PASSWORD = "f19c04-password-of-the-primary"
 DEADLINE_S = 20.0
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.01)
-
-
 @contextmanager
 def proxy(directory: Path, *options: str, secret: str = "", members: str) -> Iterator[LocalProcess]:
     """A `walproxy run` whose primary is not there."""
     port = free_port()
     primary = f"host=127.0.0.1 port=1 user=walproxy password={PASSWORD}"
     arguments = ["-m", "walproxy", "run", "--primary", primary, "--safekeepers", members]
-    arguments += ["--http", f"127.0.0.1:{port}", "--log-level", "debug", *options]
+    arguments += ["--http", f"127.0.0.1:{port}", "-c", "log_level=debug", *options]
     process = LocalProcess("walproxy", arguments, port, directory / f"walproxy-{port}.log")
     process.environment = {"WALPROXY_SECRET": secret} if secret else {}
     process.start()
@@ -96,12 +89,12 @@ def test_no_option_has_a_secret_as_its_value() -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("--tls-cert", "CERT"), "--tls-cert has no effect without --tls-key"),
-        (("--tls-cert", "EXPIRED", "--tls-key", "KEY"), "expired at 2020-02-29 12:00:00 UTC: renew it"),
-        (("--tls-cert", "missing", "--tls-key", "KEY"), "--tls-cert: missing does not exist or is not a file"),
-        (("--allow", "10.0.0.1/8"), "--allow: '10.0.0.1/8' is not a network: write 10.0.0.0/8"),
+        (("-c", "tls_cert=CERT"), "tls_cert has no effect without tls_key"),
+        (("-c", "tls_cert=EXPIRED", "-c", "tls_key=KEY"), "expired at 2020-02-29 12:00:00 UTC: renew it"),
+        (("-c", "tls_cert=missing", "-c", "tls_key=KEY"), "-c tls_cert: missing does not exist or is not a file"),
+        (("-c", "allow=10.0.0.1/8"), "allow: '10.0.0.1/8' is not a network: write 10.0.0.0/8"),
         (("--secret-file", "SHORT"), "is not a text of at least 16 bytes"),
-        (("--pg-users", "SHORT"), "line 1: not a SCRAM verifier"),
+        (("-c", "pg_users=SHORT"), "line 1: not a SCRAM verifier"),
     ],
 )
 def test_what_cannot_protect_is_one_line_and_exit_code_3(
@@ -111,7 +104,7 @@ def test_what_cannot_protect_is_one_line_and_exit_code_3(
     (tmp_path / "short").touch(mode=0o600)
     (tmp_path / "short").write_text("name:hunter2")
     places = {"CERT": server.cert, "KEY": server.key, "EXPIRED": expired.cert, "SHORT": tmp_path / "short"}
-    arguments = [str(places.get(option, option)) for option in options]
+    arguments = [re.sub("[A-Z]+$", lambda match: str(places[match[0]]), option) for option in options]
     result = safekeeper("run", "--id", "1", "--data-dir", str(tmp_path / "sk"), *arguments)
     assert result.returncode == 3
     (line,) = result.stderr.splitlines()
@@ -154,7 +147,7 @@ def test_sighup_renews_a_certificate_and_a_bad_one_changes_nothing(tmp_path: Pat
 
     first = install("first")
     with SafekeeperProcess(
-        tmp_path / "sk", "--tls-cert", str(cert), "--tls-key", str(key), "--http-tls", "true"
+        tmp_path / "sk", "-c", f"tls_cert={cert}", "-c", f"tls_key={key}", "-c", "http_tls=true"
     ) as process:
         assert shown(process.port) == shown(process.http_port) == first
         second = install("second")
@@ -189,7 +182,7 @@ def test_http_requires_the_password_in_the_file_and_a_sighup_reads_another_one(t
     file = tmp_path / "password"
     file.touch(mode=0o600)
     file.write_text("the first password\n")
-    with SafekeeperProcess(tmp_path / "sk", "--http-password-file", str(file)) as process:
+    with SafekeeperProcess(tmp_path / "sk", "-c", f"http_password_file={file}") as process:
 
         def fetched(path: str, password: str = "") -> tuple[int, bytes]:
             connection = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=DEADLINE_S)
@@ -202,10 +195,10 @@ def test_http_requires_the_password_in_the_file_and_a_sighup_reads_another_one(t
 
         for path in ("/", "/status", "/metrics", "/events", "/live", "/nothing"):
             assert fetched(path) == (401, b"401: Unauthorized")
-        process.wait_for_line("its request has no password (--http-password-file)")
+        process.wait_for_line("its request has no password (http_password_file)")
         assert (fetched("/healthz"), fetched("/readyz")) == ((200, b""), (503, b""))
         assert fetched("/healthz", "another password")[0] == 401
-        process.wait_for_line("its password is wrong (--http-password-file)")
+        process.wait_for_line("its password is wrong (http_password_file)")
         assert fetched("/metrics", "the first password")[0] == fetched("/status", "the first password")[0] == 200
         file.write_text("the second password")
         process.signal(signal.SIGHUP)
@@ -219,18 +212,22 @@ def test_walproxy_commands_send_the_password_of_a_file_or_of_the_url_and_show_it
     file.write_text("a password @ with /all?")
     quoted = quote("a password @ with /all?", safe="")
 
+    environment = dict(os.environ)
+
     def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         line = [sys.executable, "-m", "walproxy", command, "--json", *arguments]
-        return subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        return subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
 
-    with proxy(tmp_path, "--http-password-file", str(file), members="1=127.0.0.1:1") as process:
-        until(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
+    with proxy(tmp_path, "-c", f"http_password_file={file}", members="1=127.0.0.1:1") as process:
+        wait_for(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
         place = f"127.0.0.1:{process.http_port}"
         for command in ("status", "limbo"):
-            assert run(command, "--url", f"http://{place}", "--http-password-file", str(file)).returncode == 0
+            environment["WALPROXY_HTTP_PASSWORD_FILE"] = str(file)
+            assert run(command, "--url", f"http://{place}").returncode == 0
+            del environment["WALPROXY_HTTP_PASSWORD_FILE"]
             assert run(command, "--url", f"http://any:{quoted}@{place}/").returncode == 0
             refused = run(command, "--url", f"http://{place}")
-            assert refused.returncode == 1 and "give --http-password-file" in refused.stderr
+            assert refused.returncode == 1 and "set http_password_file" in refused.stderr
             wrong = run(command, "--url", f"http://any:hunter2hunter2hunter2@{place}")
             assert wrong.returncode == 1 and f"walproxy: http://{place}/{command} returned 401" in wrong.stderr
             assert "hunter2" not in wrong.stderr
@@ -249,7 +246,7 @@ def test_a_password_that_cannot_be_used_is_one_line(tmp_path: Path, content: str
         file.touch(mode=0o600)
         file.write_text(content)
     command = [sys.executable, "-m", "safekeeper", "run", "--id", "1", "--data-dir", str(tmp_path / "sk")]
-    command += ["--http-password-file", str(file)]
+    command += ["-c", f"http_password_file={file}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == EXIT_CONFIGURATION
     assert part.replace("FILE", str(file)) in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
@@ -257,27 +254,25 @@ def test_a_password_that_cannot_be_used_is_one_line(tmp_path: Path, content: str
 
 def test_walproxy_status_over_tls_trusts_the_named_ca_only(tmp_path: Path, authority: Authority) -> None:
     pair, other = authority.sign("proxy"), Authority(tmp_path, "other")
-    options = ("--http-tls", "true", "--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
+    options = ("-c", "http_tls=true", "-c", f"tls_cert={pair.cert}", "-c", f"tls_key={pair.key}")
 
-    def status(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "walproxy", "status", "--json", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    def status(url: str, ca: Path | None) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "walproxy", "status", "--json", "--url", url]
+        environment = os.environ | ({"WALPROXY_TLS_CA": str(ca)} if ca is not None else {})
+        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
 
     with proxy(tmp_path, *options, members="1=127.0.0.1:1") as process:
-        until(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
-        url = ("--url", f"https://127.0.0.1:{process.http_port}")
-        good = status(*url, "--tls-ca", str(authority.ca))
+        wait_for(lambda: "starts as run" in process.log_path.read_text(), "the proxy listens")
+        url = f"https://127.0.0.1:{process.http_port}"
+        good = status(url, authority.ca)
         assert good.returncode == 0 and json.loads(good.stdout)["safekeepers"][0]["id"] == 1
-        for arguments, part in (
-            (
-                (*url, "--tls-ca", str(other.ca)),
-                "it is not signed by a CA of the configured file; name its CA with --tls-ca",
-            ),
-            (url, "name its CA with --tls-ca"),
-            ((*url, "--tls-ca", str(tmp_path / "none")), "could not read the certificates of CAs"),
-            (("--url", f"http://127.0.0.1:{process.http_port}"), "127.0.0.1"),
+        for place, ca, part in (
+            (url, other.ca, "it is not signed by a CA of the configured file; name its CA with tls_ca"),
+            (url, None, "name its CA with tls_ca"),
+            (url, tmp_path / "none", "could not read the certificates of CAs"),
+            (url.replace("https", "http"), None, "127.0.0.1"),
         ):
-            bad = status(*arguments)
+            bad = status(place, ca)
             assert bad.returncode in (1, 3)
             (line,) = bad.stderr.splitlines()
             assert part in line and line.startswith("walproxy: ")
@@ -304,27 +299,27 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
     (tmp_path / "users").touch(mode=0o600)
     (tmp_path / "users").write_text(users)
     listeners = [
-        *("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)),
-        *("--secret-file", str(tmp_path / "secret"), "--pg-users", str(tmp_path / "users")),
-        *("--pg-listen", "127.0.0.1:0", "--log-level", "debug"),
+        *("-c", f"tls_cert={server.cert}", "-c", f"tls_key={server.key}", "-c", f"tls_client_ca={authority.ca}"),
+        *("--secret-file", str(tmp_path / "secret"), "-c", f"pg_users={tmp_path / 'users'}"),
+        *("--pg-listen", "127.0.0.1:0", "-c", "log_level=debug"),
     ]
-    credentials = ("--tls-ca", str(authority.ca), "--tls-cert", str(client.cert), "--tls-key", str(client.key))
+    credentials = ("-c", f"tls_ca={authority.ca}", "-c", f"tls_cert={client.cert}", "-c", f"tls_key={client.key}")
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(SafekeeperProcess(tmp_path / "sk", *listeners, forked=False))
         good, bad = (
             stack.enter_context(proxy(tmp_path, *credentials, secret=secret, members=f"1=127.0.0.1:{process.port}"))
             for secret in (SECRET, OTHER_SECRET)
         )
-        until(lambda: "connected to safekeeper 1" in good.log_path.read_text(), "the proxy is let in")
-        until(lambda: "refuses the proof" in bad.log_path.read_text(), "the other one is not")
+        wait_for(lambda: "connected to safekeeper 1" in good.log_path.read_text(), "the proxy is let in")
+        wait_for(lambda: "refuses the proof" in bad.log_path.read_text(), "the other one is not")
         process.wait_for_line("its proof of the shared secret is wrong")
-        until(lambda: good.status() and bad.status(), "both answer")
+        wait_for(lambda: good.status() and bad.status(), "both answer")
         process.signal(signal.SIGHUP)
         process.wait_for_line("reloaded certificates, users and secrets")
         for each in (good, bad):
             assert each.pid is not None
             os.kill(each.pid, signal.SIGHUP)
-            until(
+            wait_for(
                 lambda log=each.log_path: "reloaded certificates, users and secrets" in log.read_text(),
                 "it reads its files again",
             )  # type: ignore[misc]
@@ -357,7 +352,7 @@ def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, aut
     (tmp_path / "secret").touch(mode=0o600)
     (tmp_path / "secret").write_text(SECRET)
     listeners = [
-        *("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)),
+        *("-c", f"tls_cert={server.cert}", "-c", f"tls_key={server.key}", "-c", f"tls_client_ca={authority.ca}"),
         *("--secret-file", str(tmp_path / "secret")),
     ]
     with SafekeeperProcess(tmp_path / "sk", *listeners) as process:
@@ -377,7 +372,7 @@ def test_a_rebootstrap_needs_the_same_credentials_as_a_proxy(tmp_path: Path, aut
         with pytest.raises(ConfigurationError, match=r"safekeeper 1 at .* refuses the proof of the shared secret"):
             greet({"WALPROXY_SECRET": OTHER_SECRET})
         with pytest.raises(
-            WalproxyError, match="the safekeeper requires a shared secret: give the proxy --secret-file"
+            WalproxyError, match="the safekeeper requires a shared secret: set secret_file or WALPROXY_SECRET"
         ):
             greet({})
         with pytest.raises(ConfigurationError, match="it is not signed by a CA of the configured file"):
@@ -410,9 +405,9 @@ def test_on_loopback_only_processes_of_the_same_user_are_served(
         ):
             greet()
         assert str(file) in process.wait_for_line("its proof of the shared secret is wrong")
-        monkeypatch.setattr(walproxy.proxy.rebootstrap, "read_credentials", lambda config: Credentials())
+        monkeypatch.setattr(walproxy.proxy.rebootstrap, "read_peer_credentials", lambda config: Credentials())
         with pytest.raises(
-            WalproxyError, match="the safekeeper requires a shared secret: give the proxy --secret-file"
+            WalproxyError, match="the safekeeper requires a shared secret: set secret_file or WALPROXY_SECRET"
         ):
             greet()
 
@@ -423,7 +418,7 @@ def test_a_given_secret_or_a_client_certificate_takes_the_place_of_the_users_own
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     server = authority.sign("server")
     (tmp_path / "secret").write_text(SECRET)
-    tls = ["--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)]
+    tls = ["-c", f"tls_cert={server.cert}", "-c", f"tls_key={server.key}", "-c", f"tls_client_ca={authority.ca}"]
     for options in (tls, ["--secret-file", str(tmp_path / "secret")]):
         with SafekeeperProcess(tmp_path / "sk", *options) as process:
             assert not any("must authenticate with" in line for line in process.lines)
@@ -453,16 +448,17 @@ def test_the_commands_of_the_documentation_make_certificates_that_work(tmp_path:
 
 def test_every_protection_is_in_the_page_about_security() -> None:
     text = (DOCS / "guide" / "security.md").read_text()
-    for option in (
-        "secret-file",
-        "tls-cert",
-        "tls-key",
-        "tls-ca",
-        "tls-client-ca",
+    assert "`--secret-file`" in text
+    keys = (
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+        "tls_client_ca",
         "allow",
-        "pg-users",
-        "pg-client-ca",
-    ):
-        assert f"`--{option}`" in text
-    for option in ("pg-allow", "http-allow", "http-tls"):
-        assert f"`--{option}" in text
+        "pg_users",
+        "pg_client_ca",
+        "pg_allow",
+        "http_allow",
+    )
+    assert not [key for key in keys if f"`{key}`" not in text]
+    assert "`http_tls" in text

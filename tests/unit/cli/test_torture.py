@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.cli.torture import torture
-from walproxy.cli.torture_report import check_report
+from walproxy.cli.torture import check_report, torture
 from walproxy.installation import pip_install
 
 

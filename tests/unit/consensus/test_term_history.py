@@ -16,6 +16,7 @@ from safekeeper.consensus.term_history import (
     divergence_at_forgotten_term,
     forget_front,
     last_term,
+    listed_terms,
     next_tli_switch,
     term_end,
     tli_at,
@@ -216,3 +217,11 @@ def test_a_log_that_goes_on_behind_a_forgotten_term_may_give_wal_up() -> None:
     assert divergence_at_forgotten_term(own, 0, given_up, 3) == Divergence(250, gives_up=True)
     # What the own log has given up since is no entry of the other one.
     assert divergence_at_forgotten_term(given_up, 3, own, 0) == Divergence(250, gives_up=False)
+
+
+def test_a_history_is_listed_with_each_field_of_its_entries() -> None:
+    entry = HistoryEntry(3, 0x200000028, 2, True, 1)
+    assert all(value not in (0, False) for value in msgspec.structs.astuple(entry))
+    assert [msgspec.structs.asdict(each) for each in listed_terms((*ONE_TO_FIVE, entry))[3:]] == [
+        msgspec.structs.asdict(entry) | {"start_lsn": "2/28"}
+    ]

@@ -3,7 +3,8 @@
 from typing import Any
 
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorGreeting
+from safekeeper.consensus.messages import AcceptorGreeting
+from tests.unit.greetings import empty
 from walproxy.failover.candidates import HostLook
 from walproxy.failover.log_end import LogEnd
 from walproxy.failover.survey import Survey
@@ -29,26 +30,21 @@ def dead(name: str) -> HostLook:
 
 def greeting(safekeeper_id: int = 1, **changes: Any) -> AcceptorGreeting:
     """Return that of a member whose log is on timeline 1."""
-    fields: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "safekeeper_id": safekeeper_id,
-        "incarnation": str(safekeeper_id) * 32,
+    positions = {
+        "last_term": 4,
+        "flush_lsn": END_LSN,
+        "commit_lsn": END_LSN,
+        "log_tli": 1,
+        "promised": LeaderId(4, "run"),
+    }
+    of_log = {
         "cluster_id": "c" * 32,
         "system_id": SYSTEM,
         "segment_size": 1 << 20,
         "server_version": 180000,
-        "membership": None,
-        "promised": LeaderId(4, "run"),
-        "last_term": 4,
-        "wal_begin_lsn": 0,
-        "flush_lsn": END_LSN,
-        "commit_lsn": END_LSN,
-        "truncate_lsn": 0,
-        "replaced": None,
-        "log_tli": 1,
-        "floor": 0,
+        **positions,
     }
-    return AcceptorGreeting(**{**fields, **changes})
+    return empty(safekeeper_id, **{**of_log, **changes})
 
 
 def survey(*looks: HostLook, is_led: bool = False, **of_log: Any) -> Survey:

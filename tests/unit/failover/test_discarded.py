@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import format_lsn, segment_name
 from safekeeper.waldecode.format import PAGE_SIZE, WalFormatError
-from safekeeper.waldecode.record_body import Relation
+from safekeeper.waldecode.record_body import RelationLocator
 from tests.unit.record_bodies import body
 from tests.unit.transactions_wal import CATALOG, OTHER, TABLE, TIME, TransactionsWal, new_log
 from tests.unit.wal_builder import MIB
 from tests.unit.wal_places import extend, write_history, write_segments
 from walproxy.failover import discarded
-from walproxy.failover.discarded import DiscardedTransaction, Kind, Rows, precedes, relations_of
+from walproxy.failover.discarded import DiscardedTransaction, Kind, RowCounts, precedes, relations_of
 from walproxy.failover.discarded_report import DiscardedReport, commit_time, discarded_report, write_report
 from walproxy.wal_sources.source import SourceCorrupt, WalMissing
 
 MAJORS = [13, 14, 15, 16, 17, 18]
-RELATION, OTHER_RELATION = Relation(*TABLE), Relation(*OTHER)
+RELATION, OTHER_RELATION = RelationLocator(*TABLE), RelationLocator(*OTHER)
 
 
 def report_of(folder: Path, wal: TransactionsWal, from_lsn: int, **options: int) -> DiscardedReport:
@@ -71,7 +71,11 @@ def test_rows_are_counted_by_transaction_and_relation(tmp_path: Path, major: int
     (found,) = report.tail.transactions
     assert (found.xid, found.kind, found.time_us, found.subtransactions) == (100, Kind.COMMIT, TIME + 100, 2)
     assert (found.lsn, found.end_lsn, found.first_lsn) == (last.start_lsn, last.end_lsn, first.start_lsn)
-    assert found.rows == {Relation(*CATALOG): Rows(1, 0, 0), RELATION: Rows(13, 2, 1), OTHER_RELATION: Rows(1, 0, 0)}
+    assert found.rows == {
+        RelationLocator(*CATALOG): RowCounts(1, 0, 0),
+        RELATION: RowCounts(13, 2, 1),
+        OTHER_RELATION: RowCounts(1, 0, 0),
+    }
     written = [each.total_length for each in wal.records if each.xid in (100, 101, 102)]
     assert (found.wal_bytes, found.messages, found.sequences) == (sum(written), 1, (OTHER_RELATION,))
     assert (found.changes_catalogs, len(found.dropped), found.is_complete) == (True, 1, True)
@@ -107,7 +111,7 @@ def test_row_of_a_conflict_that_was_taken_back_is_none(tmp_path: Path) -> None:
     wal.delete(101, flags=0x08)
     wal.commit(101)
     found = by_xid(report_of(tmp_path, wal, from_lsn))
-    assert (found[100].rows, found[101].rows) == ({RELATION: Rows(0, 1, 0)}, {})
+    assert (found[100].rows, found[101].rows) == ({RELATION: RowCounts(0, 1, 0)}, {})
 
 
 def test_transaction_that_began_before_the_fork_has_all_its_rows(tmp_path: Path) -> None:
@@ -126,9 +130,9 @@ def test_transaction_that_began_before_the_fork_has_all_its_rows(tmp_path: Path)
     wal.commit(102)
     report = report_of(tmp_path, wal, from_lsn)
     found = by_xid(report)
-    assert found[100].rows == {RELATION: Rows(3, 0, 0)}
+    assert found[100].rows == {RELATION: RowCounts(3, 0, 0)}
     assert (found[100].first_lsn, found[100].is_complete) == (first.start_lsn, True)
-    assert (found[99].rows, found[99].is_complete) == ({RELATION: Rows(1, 0, 0)}, False)
+    assert (found[99].rows, found[99].is_complete) == ({RELATION: RowCounts(1, 0, 0)}, False)
     assert report.notes == (
         "transactions: 1 may have begun before 0/100000, where the read WAL begins: their rows and relations may be "
         "incomplete",
@@ -145,7 +149,7 @@ def test_transaction_that_began_before_the_fork_has_all_its_rows(tmp_path: Path)
     assert (report.read_from_lsn, by_xid(report)[100].is_complete) == (3 * MIB, False)
     segment.unlink()
     report = discarded_report(tmp_path, from_lsn)
-    assert (report.read_from_lsn, by_xid(report)[100].rows) == (3 * MIB, {RELATION: Rows(1, 0, 0)})
+    assert (report.read_from_lsn, by_xid(report)[100].rows) == (3 * MIB, {RELATION: RowCounts(1, 0, 0)})
 
 
 def test_first_proof_of_what_was_running_counts(tmp_path: Path) -> None:
@@ -168,7 +172,7 @@ def test_look_back_passes_the_zeros_after_a_switch(tmp_path: Path) -> None:
     wal.insert(100)
     wal.commit(100)
     report = report_of(tmp_path, wal, from_lsn)
-    assert (report.read_from_lsn, by_xid(report)[100].rows) == (16 * MIB, {RELATION: Rows(2, 0, 0)})
+    assert (report.read_from_lsn, by_xid(report)[100].rows) == (16 * MIB, {RELATION: RowCounts(2, 0, 0)})
 
 
 def test_prepared_transactions_by_where_their_parts_are(tmp_path: Path) -> None:
@@ -204,7 +208,7 @@ def test_prepared_transactions_by_where_their_parts_are(tmp_path: Path) -> None:
     assert 0 < found[100].prepare_lsn < from_lsn
     assert found[100].wal_bytes == committed.total_length + sum(r.total_length for r in wal.records if r.xid == 100)
     assert found[110].prepare_lsn == found[112].lsn - (prepared[112].start_lsn - prepared[110].start_lsn)
-    assert all(each.rows == {RELATION: Rows(1, 0, 0)} for each in found.values())
+    assert all(each.rows == {RELATION: RowCounts(1, 0, 0)} for each in found.values())
     assert [each.xid for each in report.tail.aborted] == [111]
     assert (report.transactions, report.commits, report.tail.open) == (4, 2, 0)
 
@@ -418,7 +422,7 @@ def test_tail_of_a_server_that_was_itself_promoted(tmp_path: Path, has_history: 
         write_history(tmp_path, 2, ((1, promoted_lsn),))
     report = discarded_report(tmp_path, from_lsn)
     (found,) = report.tail.transactions
-    assert (report.tli, found.rows, found.is_complete) == (2, {RELATION: Rows(2, 0, 0)}, True)
+    assert (report.tli, found.rows, found.is_complete) == (2, {RELATION: RowCounts(2, 0, 0)}, True)
     # The tail may even begin on the older timeline, which has nothing after its end.
     assert discarded_report(tmp_path, 2 * MIB).tli == 2
     parent.pad(4 * MIB)

@@ -16,13 +16,12 @@ from walproxy.failover.survey import (
     Resume,
     check_cancellable,
     log_is_on,
-    member_greetings,
     next_step,
     overtaken_reason,
     survey_of,
 )
 from walproxy.proposer.roster import Cluster
-from walproxy.proxy.members_plan import Seen
+from walproxy.proxy.sight import Sight
 
 CLUSTER = Cluster("c" * 32, Membership(1, tuple(Member(i, str(i) * 32) for i in (1, 2, 3))))
 STANDBY = standby("pg2")
@@ -148,16 +147,13 @@ def test_only_a_seal_without_a_promotion_is_cancelled() -> None:
 # What the safekeepers have.
 
 
-def seen(*greetings: AcceptorGreeting) -> dict[int, Seen]:
-    return {each.safekeeper_id: Seen("sk:1", each) for each in greetings}
+def seen(*greetings: AcceptorGreeting, **problems: str) -> Sight:
+    return Sight({each.safekeeper_id: each for each in greetings}, {int(i[1:]): each for i, each in problems.items()})
 
 
 def test_the_newest_log_of_a_member_decides() -> None:
-    sight = {
-        **seen(greeting(1, last_term=4, flush_lsn=2000), greeting(2, last_term=5, log_tli=2, floor=1)),
-        3: Seen("sk:3", None, "safekeeper 3 is down"),
-    }
-    found = survey_of(CLUSTER, sight, {1: "", 2: ""}, (STANDBY,), "safekeeper 3 is down")
+    older, newer = greeting(1, last_term=4, flush_lsn=2000), greeting(2, last_term=5, log_tli=2, floor=1)
+    found = survey_of(CLUSTER, seen(older, newer, s3="safekeeper 3 is down"), {1: "", 2: ""}, (STANDBY,))
     assert (found.log.last_term, found.log.log_tli, found.replying, found.members) == (5, 2, 2, 3)
     assert found.has_quorum and not found.is_led
 
@@ -165,7 +161,7 @@ def test_the_newest_log_of_a_member_decides() -> None:
 def test_a_quorum_must_follow_the_same_proxy() -> None:
     def is_led(*runs: str) -> bool:
         proposers = dict(enumerate(runs, 1))
-        return survey_of(CLUSTER, seen(*map(greeting, (1, 2, 3))), proposers, (), "").is_led
+        return survey_of(CLUSTER, seen(*map(greeting, (1, 2, 3))), proposers, ()).is_led
 
     assert is_led("a", "a", "b") and is_led("", "b", "b")
     assert not is_led("a", "b", "") and not is_led("", "", "")
@@ -173,15 +169,15 @@ def test_a_quorum_must_follow_the_same_proxy() -> None:
 
 def test_other_safekeepers_than_the_members_do_not_count() -> None:
     others = [greeting(4), greeting(2, incarnation="f" * 32), greeting(3, cluster_id="d" * 32)]
-    assert member_greetings(CLUSTER, seen(greeting(1), *others)) == {1: greeting(1)}
+    assert seen(greeting(1), *others).member_greetings(CLUSTER) == {1: greeting(1)}
     with pytest.raises(FailoverRefused, match="no member of the cluster replies: safekeeper 1 is down"):
-        survey_of(CLUSTER, seen(*others), {}, (), "safekeeper 1 is down")
-    assert not survey_of(CLUSTER, seen(greeting(1)), {}, (), "").has_quorum
+        survey_of(CLUSTER, seen(*others, s1="safekeeper 1 is down"), {}, ())
+    assert not survey_of(CLUSTER, seen(greeting(1)), {}, ()).has_quorum
 
 
 def test_an_empty_log_needs_no_failover() -> None:
     with pytest.raises(FailoverRefused, match="no commit was ever acknowledged"):
-        survey_of(CLUSTER, seen(greeting(1, log_tli=0)), {}, (), "")
+        survey_of(CLUSTER, seen(greeting(1, log_tli=0)), {}, ())
 
 
 def test_the_log_is_on_when_wal_above_the_fork_is_committed() -> None:

@@ -1,6 +1,9 @@
 """A planned switchover: when it is begun, and how the old primary is stopped."""
 
 import asyncio
+import errno
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,15 +15,15 @@ import walproxy.failover.rest
 import walproxy.failover.switchover
 from safekeeper.base.errors import WalproxyError
 from safekeeper.net.safekeeper_connection import Credentials
-from tests.unit.event_loop import on_the_loop, until
+from tests.unit.event_loop import DEADLINE_S, on_the_loop, until
 from tests.unit.failover.fake_world import FakeWorld, Screen
 from tests.unit.failover.looks import END_LSN, dead, primary, standby, survey
-from walproxy.failover.candidates import HostLook, NoCandidate
+from walproxy.failover.candidates import LAG_BYTES_MAX, HostLook, NoCandidate
 from walproxy.failover.failover import Failover, FailoverFailed
 from walproxy.failover.rest import NothingChanged
 from walproxy.failover.sealer import NotSealed
 from walproxy.failover.survey import FailoverRefused
-from walproxy.failover.switchover import LAG_BYTES_MAX, Move, plan_switchover, run_command, switch_over
+from walproxy.failover.switchover import Move, plan_switchover, run_command, switch_over
 from walproxy.postgres.hosts import PrimaryHost
 
 OLD, NEW = primary("pg1"), standby("pg2")
@@ -73,6 +76,10 @@ async def test_a_command_that_fails_is_one_line_with_its_output() -> None:
     )
     with pytest.raises(WalproxyError, match="failed with exit code 1: no output"):
         await run_command("false")
+    with pytest.raises(WalproxyError) as failed:
+        await run_command("seq -s ' ' 1000; echo the reason; false")
+    shown = str(failed.value).partition("exit code 1: ")[2]
+    assert shown.endswith(" 999 1000 the reason") and len(shown) == 300, "the end of the output has the reason"
 
 
 def is_running(pid_file: Path) -> bool:
@@ -104,6 +111,39 @@ async def test_an_interruption_ends_it_too(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await until(lambda: not is_running(pid_file))
+
+
+@on_the_loop
+async def test_a_command_that_may_not_be_killed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with sudo: its processes are those of another user."""
+    killpg, groups = os.killpg, []
+
+    def refuse(group: int, _: int) -> None:
+        groups.append(group)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    pid_file = tmp_path / "pid"
+    command = f"echo $$ > {pid_file}; exec sleep 60"
+    try:
+        with pytest.raises(WalproxyError, match=r"has not ended within 0\.5 s, and runs still: .* process \d+$"):
+            await run_command(command, 0.5)
+        assert is_running(pid_file)
+        pid_file.unlink()
+        task = asyncio.create_task(run_command(command))
+        await until(lambda: pid_file.exists() and pid_file.read_text().strip() != "")
+        task.cancel()
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert is_running(pid_file)
+    finally:
+        for group in groups:
+            killpg(group, signal.SIGKILL)
+        # The loop waits for its children, and must have done that before it is closed.
+        await until(lambda: not any(Path("/proc", str(group)).exists() for group in groups))
 
 
 # The old primary is brought to rest over SQL.

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from walproxy.html_page.bars import HEIGHT, BarChart, Layer, top_of
+from walproxy.html_page.charts import HEIGHT, BarChart, Layer, top_of
 
 
 def test_layers_stand_on_each_other() -> None:

@@ -3,11 +3,11 @@
 import pytest
 
 from walproxy.limbo.commit_policy import ACTIONS, CommitPolicy, is_unconfirmed
-from walproxy.limbo.waits import Session, Wait
+from walproxy.limbo.facts import WaitingCommit, WaitingSession
 
 
-def wait(xid: int, waits_s: float, *, end_lsn: int | None = 100, known: bool = True) -> Wait:
-    return Wait(xid, end_lsn, waits_s, Session(xid, xid, "u", "a", "", "COMMIT") if known else None)
+def wait(xid: int, waits_s: float, *, end_lsn: int | None = 100, known: bool = True) -> WaitingCommit:
+    return WaitingCommit(xid, end_lsn, waits_s, WaitingSession(xid, xid, "u", "a", "", "COMMIT") if known else None)
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -13,10 +13,9 @@ from tests.unit.transactions_wal import TransactionsWal, new_log
 from tests.unit.wal_builder import MIB
 from walproxy.limbo import limbo as shell
 from walproxy.limbo.commit_policy import CommitPolicy
-from walproxy.limbo.facts import Facts, Positions
+from walproxy.limbo.facts import Facts, Positions, WaitingSession
 from walproxy.limbo.limbo import REQUEST_DECODE_S, SAMPLE_AGE_S_MAX, Limbo
 from walproxy.limbo.page import LISTED_MAX, QUERY_CHARACTERS_MAX, limbo_as_last_read, limbo_page
-from walproxy.limbo.waits import Session
 from walproxy.postgres.problems import PrimaryProblem, ProblemKind
 from walproxy.proxy.status_pages import proxy_routes
 from walproxy.proxy.window import Window
@@ -53,7 +52,7 @@ class Story:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout_s: float = 0, action: str = "warn") -> None:
         self.proxy, self.now = FakeProxy(), 100.0
-        self.sessions: list[Session] = []
+        self.sessions: list[WaitingSession] = []
         self.problem = ""
         self.fenced = False
         self.samples = 0
@@ -64,7 +63,7 @@ class Story:
         for name in ("read_waiting_sessions", "end_waits", "set_fence", "is_fenced"):
             monkeypatch.setattr(shell, name, getattr(self, f"_{name}"))
 
-    async def _read_waiting_sessions(self, conninfo: str, pool: object, *, timeout_s: float) -> list[Session]:
+    async def _read_waiting_sessions(self, conninfo: str, pool: object, *, timeout_s: float) -> list[WaitingSession]:
         self.samples += 1
         if self.problem:
             raise PrimaryProblem(ProblemKind.OTHER, self.problem)
@@ -74,12 +73,12 @@ class Story:
     async def _end_waits(
         self,
         conninfo: str,
-        sessions: Iterable[Session],
-        still_waits: Callable[[Session], bool],
+        sessions: Iterable[WaitingSession],
+        still_waits: Callable[[WaitingSession], bool],
         *,
         terminate: bool,
         timeout_s: float,
-    ) -> tuple[list[Session], str]:
+    ) -> tuple[list[WaitingSession], str]:
         self.while_connecting()
         ended = [each for each in sessions if each in self.sessions and still_waits(each)]
         self.ended += [(each.pid, terminate) for each in ended]
@@ -101,7 +100,7 @@ class Story:
         self.limbo.arrivals.note((end_lsn, self.now))
 
     def wait(self, *xids: int, query: str = "COMMIT") -> None:
-        self.sessions += [Session(1000 + xid, xid, "u", "app", "10.0.0.1", query) for xid in xids]
+        self.sessions += [WaitingSession(1000 + xid, xid, "u", "app", "10.0.0.1", query) for xid in xids]
 
     def look(self, at: float) -> None:
         self.now = at
@@ -239,7 +238,7 @@ def test_malformed_wal_is_a_problem_of_the_page(story: Story) -> None:
 def test_sessions_without_a_record_are_listed_also_without_a_term(story: Story) -> None:
     story.proxy.positions = Positions(False, 0, 0, 0)
     story.wait(10, 11)
-    story.sessions.append(Session(5, 0, "u", "a", "", "COMMIT PREPARED 'x'"))
+    story.sessions.append(WaitingSession(5, 0, "u", "a", "", "COMMIT PREPARED 'x'"))
     first = story.page()
     story.now += 3
     content = story.page()
@@ -503,13 +502,13 @@ def test_an_action_that_fails_is_logged_and_tried_again(
 ) -> None:
     story, _ = overdue(monkeypatch, "detach")
 
-    async def fails(*_: object, **__: object) -> tuple[list[Session], str]:
+    async def fails(*_: object, **__: object) -> tuple[list[WaitingSession], str]:
         raise PrimaryProblem(ProblemKind.OTHER, "no answer within 2 s")
 
     end_waits = shell.end_waits
     monkeypatch.setattr(shell, "end_waits", fails)
     story.look(106.0)
-    assert "cannot execute --on-commit-timeout: no answer within 2 s" in caplog.text
+    assert "cannot execute on_commit_timeout: no answer within 2 s" in caplog.text
     assert story.limbo.policy.counts["detach"] == 0
     monkeypatch.setattr(shell, "end_waits", end_waits)
     story.look(108.0)

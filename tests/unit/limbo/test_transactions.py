@@ -1,7 +1,6 @@
-"""The queue of the limbo, read from WAL that PostgreSQL could have written."""
+"""The queue of the limbo, read from WAL that PostgreSQL could have written; and since when WAL waits."""
 
 import random
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from safekeeper.waldecode.format import PAGE_SIZE
 from tests.unit.transactions_wal import TIME, TransactionsWal, new_log
 from tests.unit.wal_builder import MIB
-from walproxy.limbo.transactions import Entry, TransactionQueue, first_page_to_read
+from walproxy.limbo.transactions import Arrivals, Entry, TransactionQueue, first_page_to_read
 
 MAJOR = 18
 
@@ -119,23 +118,6 @@ def test_reading_begins_after_the_zeros_of_a_switched_segment() -> None:
         assert [each.xid for each in read_all(log, page_lsn, lsn)] == [11]
 
 
-WEAKER: dict[str, Callable[[TransactionsWal, int], int]] = {
-    "the page of the position": lambda log, lsn: lsn - lsn % PAGE_SIZE,
-    "the page before": lambda log, lsn: max(MIB, lsn - lsn % PAGE_SIZE - PAGE_SIZE),
-}
-
-
-@pytest.mark.parametrize("weaker", WEAKER.values(), ids=WEAKER)
-def test_a_simpler_choice_of_the_first_page_misses_entries(weaker: Callable[[TransactionsWal, int], int]) -> None:
-    missed = 0
-    for seed in range(4):
-        log = random_log(seed)
-        entries = entries_of(log)
-        for lsn in positions(log):
-            missed += found_from(weaker(log, lsn), log, lsn) != [each for each in entries if each.end_lsn > lsn]
-    assert missed
-
-
 def test_a_record_whose_beginning_is_gone_is_known_to_be_missed() -> None:
     log = new_log()
     record = log.commit(10, range(50_000, 60_000))
@@ -214,24 +196,6 @@ def test_a_timeline_that_forks_below_acknowledged_wal_has_its_own_entries() -> N
     queue.begin(MIB, log.segment_size, MAJOR, 2)
     queue.feed(child.read(MIB, child.position))
     assert [each.xid for each in queue] == [30]
-
-
-def test_a_confirm_that_precedes_the_decoder_is_not_lost() -> None:
-    log = new_log()
-    ends = [log.commit(xid).end_lsn for xid in range(10, 20)]
-    assert [each.xid for each in read_all(log, reported_lsn=ends[7])] == [18, 19]
-
-
-def test_interleaved_transactions_are_entries_in_the_order_of_their_ends() -> None:
-    """NoisePage's interleaved batch."""
-    log = new_log()
-    for xid in (1001, 1002, 1003, 1003, 1002, 1003):
-        log.insert(xid)
-    log.commit(1002)
-    log.insert(1003)
-    log.commit(1003)
-    log.commit(1001)
-    assert [each.xid for each in read_all(log)] == [1002, 1003, 1001]
 
 
 def test_what_does_not_end_a_transaction_is_no_entry() -> None:
@@ -328,3 +292,56 @@ def test_the_same_timeline_discards_nothing() -> None:
     queue.stop()
     assert queue.discard(MIB, 1) == []
     assert len(queue) == 4
+
+
+# Arrivals.
+
+
+def test_a_position_waits_since_the_batch_that_has_its_last_byte() -> None:
+    arrivals = Arrivals()
+    for end_lsn, at in ((100, 1.0), (200, 2.0), (300, 3.0)):
+        arrivals.note((end_lsn, at))
+    assert arrivals.since([50, 100, 101, 200, 300, 301]) == [1.0, 1.0, 2.0, 2.0, 3.0, None]
+    assert [arrivals.oldest(lsn) for lsn in (0, 99, 100, 299, 300)] == [1.0, 1.0, 2.0, 3.0, None]
+
+
+def test_confirmed_batches_are_forgotten() -> None:
+    arrivals = Arrivals()
+    for end_lsn in range(100, 1000, 100):
+        arrivals.note((end_lsn, float(end_lsn)))
+    arrivals.trim(450)
+    assert arrivals.oldest(0) == 500.0
+    arrivals.trim(900)
+    assert arrivals.oldest(0) is None
+
+
+def test_memory_is_bounded_and_no_wait_becomes_shorter() -> None:
+    chance = random.Random(1)
+    arrivals, exact = Arrivals(64), Arrivals()
+    for number in range(1, 2001):
+        for each in (arrivals, exact):
+            each.note((number * 10, number / 10))
+        if chance.random() < 0.1:
+            arrivals.trim(0)
+    arrivals.trim(0)
+    lsns = range(1, 20_001, 7)
+    pairs = list(zip(arrivals.since(lsns), exact.since(lsns), strict=True))
+    assert all(kept is not None and true is not None and kept <= true for kept, true in pairs)
+    assert len(set(arrivals.since(lsns))) <= 65
+
+
+def test_wal_that_is_received_a_second_time_waits_since_the_first() -> None:
+    arrivals = Arrivals()
+    for end_lsn in (100, 200, 300):
+        arrivals.note((end_lsn, end_lsn / 100))
+    arrivals.repeat()
+    for end_lsn, at in ((150, 10.0), (350, 11.0), (400, 12.0)):
+        arrivals.note((end_lsn, at))
+    assert arrivals.since([100, 150, 250, 300, 301, 400]) == [1.0, 2.0, 3.0, 3.0, 11.0, 12.0]
+    arrivals.repeat()
+    arrivals.note((400, 20.0))
+    assert arrivals.since([300, 400]) == [3.0, 12.0]
+    arrivals.trim(300)
+    assert arrivals.oldest(300) == 11.0
+    arrivals.clear()
+    assert arrivals.oldest(0) is None

@@ -53,53 +53,47 @@ def test_between_a_few_connections_that_are_refused_the_loop_does_everything_els
     assert max(refused_in.count(turn) for turn in set(refused_in)) <= ACCEPTS_AT_ONCE
 
 
-def test_while_the_share_of_time_is_short_one_connection_is_accepted_in_a_turn() -> None:
-    @on_the_loop
-    async def run() -> None:
-        turns = HeldTurns()
-        refuse = Refuse()
-        listening = await ListeningSockets.open(Address(HOST, 0), refuse, turns)
-        try:
-            flood = [socket.create_connection((HOST, listening.port)) for _ in range(ACCEPTS_AT_ONCE + 2)]
-            for accepted in (ACCEPTS_AT_ONCE, ACCEPTS_AT_ONCE + 1):
-                await until(lambda: bool(turns.held))
-                turns.release()
-                assert len(refuse.arrived) == accepted
-                turns.charge(HOST, 0.1)
-            for connection in flood:
-                connection.close()
-        finally:
-            listening.close()
-
-    run()
-
-
-def test_of_many_sockets_each_is_accepted_from_and_none_before_all_others_again() -> None:
-    @on_the_loop
-    async def run() -> None:
-        turns = HeldTurns()
-        refuse = Refuse()
-        sockets = [socket.create_server((HOST, 0)) for _ in range(ACCEPTS_AT_ONCE + 3)]
-        for each in sockets:
-            each.setblocking(False)
-        # Two wait at each socket.
-        clients = [[socket.create_connection(each.getsockname()) for each in sockets] for _ in range(2)]
-        listening = ListeningSockets(sockets, refuse, turns)
-        try:
-            while len(refuse.arrived) < 2 * len(sockets):
-                await until(lambda: bool(turns.held))
-                before = len(refuse.arrived)
-                turns.release()
-                assert 1 <= len(refuse.arrived) - before <= ACCEPTS_AT_ONCE
-            firsts = {each.getsockname()[1] for each in clients[0]}
-            assert set(refuse.arrived[: len(sockets)]) == firsts
-            for each in (*clients[0], *clients[1]):
-                each.close()
-            socket.create_connection(sockets[0].getsockname()).close()
+@on_the_loop
+async def test_while_the_share_of_time_is_short_one_connection_is_accepted_in_a_turn() -> None:
+    turns = HeldTurns()
+    refuse = Refuse()
+    listening = await ListeningSockets.open(Address(HOST, 0), refuse, turns)
+    try:
+        flood = [socket.create_connection((HOST, listening.port)) for _ in range(ACCEPTS_AT_ONCE + 2)]
+        for accepted in (ACCEPTS_AT_ONCE, ACCEPTS_AT_ONCE + 1):
             await until(lambda: bool(turns.held))
-        finally:
-            listening.close()
-        turns.release()
-        assert len(refuse.arrived) == 2 * len(sockets)
+            turns.release()
+            assert len(refuse.arrived) == accepted
+            turns.charge(HOST, 0.1)
+        for connection in flood:
+            connection.close()
+    finally:
+        listening.close()
 
-    run()
+
+@on_the_loop
+async def test_of_many_sockets_each_is_accepted_from_and_none_before_all_others_again() -> None:
+    turns = HeldTurns()
+    refuse = Refuse()
+    sockets = [socket.create_server((HOST, 0)) for _ in range(ACCEPTS_AT_ONCE + 3)]
+    for each in sockets:
+        each.setblocking(False)
+    # Two wait at each socket.
+    clients = [[socket.create_connection(each.getsockname()) for each in sockets] for _ in range(2)]
+    listening = ListeningSockets(sockets, refuse, turns)
+    try:
+        while len(refuse.arrived) < 2 * len(sockets):
+            await until(lambda: bool(turns.held))
+            before = len(refuse.arrived)
+            turns.release()
+            assert 1 <= len(refuse.arrived) - before <= ACCEPTS_AT_ONCE
+        firsts = {each.getsockname()[1] for each in clients[0]}
+        assert set(refuse.arrived[: len(sockets)]) == firsts
+        for each in (*clients[0], *clients[1]):
+            each.close()
+        socket.create_connection(sockets[0].getsockname()).close()
+        await until(lambda: bool(turns.held))
+    finally:
+        listening.close()
+    turns.release()
+    assert len(refuse.arrived) == 2 * len(sockets)

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from safekeeper.base.settings import Secret
-from safekeeper.net.http_access import HttpAccess, Verdict
+from safekeeper.net.http_access import AccessVerdict, HttpAccess
 from safekeeper.peers.shared_secret import SharedSecret
 
 PASSWORD = "correct horse battery staple"
@@ -37,41 +37,41 @@ def basic(credentials: str) -> bytes:
     ],
 )
 def test_a_request_is_answered_for_addresses_localhost_and_known_names(host: str, is_accepted: bool) -> None:
-    expected = Verdict.FULL if is_accepted else Verdict.MISDIRECTED
+    expected = AccessVerdict.FULL if is_accepted else AccessVerdict.MISDIRECTED
     assert OWN.judge("Db1", "", [(b"host", host.encode("latin-1"))], "/") is expected
 
 
 def test_the_host_of_the_target_counts_before_that_of_the_header() -> None:
-    assert OWN.judge("", "evil.example:80", [(b"host", b"127.0.0.1")], "/") is Verdict.MISDIRECTED
-    assert OWN.judge("", "127.0.0.1:80", [(b"host", b"evil.example")], "/") is Verdict.FULL
+    assert OWN.judge("", "evil.example:80", [(b"host", b"127.0.0.1")], "/") is AccessVerdict.MISDIRECTED
+    assert OWN.judge("", "127.0.0.1:80", [(b"host", b"evil.example")], "/") is AccessVerdict.FULL
 
 
 def test_a_request_without_host_is_answered_because_no_browser_sends_it() -> None:
-    assert OWN.judge("", "", [], "/") is Verdict.FULL
+    assert OWN.judge("", "", [], "/") is AccessVerdict.FULL
 
 
 @pytest.mark.parametrize(
     ("authorization", "verdict"),
     [
-        (basic(f"prometheus:{PASSWORD}"), Verdict.FULL),
-        (basic(f":{PASSWORD}"), Verdict.FULL),
-        (basic(f"prometheus:{PASSWORD}").replace(b"Basic", b"bAsIc"), Verdict.FULL),
-        (b"", Verdict.NO_PASSWORD),
-        (basic(f"prometheus:{PASSWORD} "), Verdict.WRONG_PASSWORD),
-        (basic("prometheus:"), Verdict.WRONG_PASSWORD),
-        (basic(PASSWORD), Verdict.WRONG_PASSWORD),
-        (b"Bearer " + PASSWORD.encode(), Verdict.WRONG_PASSWORD),
-        (b"Basic", Verdict.WRONG_PASSWORD),
-        (b"Basic \xff\xfe", Verdict.WRONG_PASSWORD),
-        (b"Basic " + PASSWORD.encode(), Verdict.WRONG_PASSWORD),
+        (basic(f"prometheus:{PASSWORD}"), AccessVerdict.FULL),
+        (basic(f":{PASSWORD}"), AccessVerdict.FULL),
+        (basic(f"prometheus:{PASSWORD}").replace(b"Basic", b"bAsIc"), AccessVerdict.FULL),
+        (b"", AccessVerdict.NO_PASSWORD),
+        (basic(f"prometheus:{PASSWORD} "), AccessVerdict.WRONG_PASSWORD),
+        (basic("prometheus:"), AccessVerdict.WRONG_PASSWORD),
+        (basic(PASSWORD), AccessVerdict.WRONG_PASSWORD),
+        (b"Bearer " + PASSWORD.encode(), AccessVerdict.WRONG_PASSWORD),
+        (b"Basic", AccessVerdict.WRONG_PASSWORD),
+        (b"Basic \xff\xfe", AccessVerdict.WRONG_PASSWORD),
+        (b"Basic " + PASSWORD.encode(), AccessVerdict.WRONG_PASSWORD),
     ],
 )
-def test_a_page_needs_the_password(authorization: bytes, verdict: Verdict) -> None:
+def test_a_page_needs_the_password(authorization: bytes, verdict: AccessVerdict) -> None:
     headers = [(b"host", b"127.0.0.1"), *([(b"authorization", authorization)] if authorization else [])]
     assert LOCKED.judge("", "", headers, "/status") is verdict
 
 
 def test_a_probe_has_its_status_code_without_the_password_and_nothing_with_a_wrong_one() -> None:
-    assert LOCKED.judge("", "", [], "/healthz") is Verdict.STATUS_ONLY
-    assert LOCKED.judge("", "", [(b"authorization", basic("x:y"))], "/healthz") is Verdict.WRONG_PASSWORD
-    assert LOCKED.judge("", "", [(b"host", b"evil")], "/healthz") is Verdict.MISDIRECTED
+    assert LOCKED.judge("", "", [], "/healthz") is AccessVerdict.STATUS_ONLY
+    assert LOCKED.judge("", "", [(b"authorization", basic("x:y"))], "/healthz") is AccessVerdict.WRONG_PASSWORD
+    assert LOCKED.judge("", "", [(b"host", b"evil")], "/healthz") is AccessVerdict.MISDIRECTED

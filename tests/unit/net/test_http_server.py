@@ -79,7 +79,8 @@ def is_hung_up_on(stranger: socket.socket) -> bool:
             return True
 
 
-def test_many_pages_come_over_one_connection_also_large_ones(authority: Authority) -> None:
+@on_the_loop
+async def test_many_pages_come_over_one_connection_also_large_ones(authority: Authority) -> None:
     def fetch(port: int) -> list[int]:
         connection = http.client.HTTPSConnection(HOST, port, context=ClientTls(authority.ca).context, timeout=20)
         sizes = []
@@ -89,51 +90,37 @@ def test_many_pages_come_over_one_connection_also_large_ones(authority: Authorit
         connection.close()
         return sizes
 
-    @on_the_loop
-    async def run() -> None:
-        async with serving(authority) as listener:
-            assert await asyncio.to_thread(fetch, listener.address.port) == [1, len(LARGE), 1, len(LARGE)]
-            await until(lambda: not listener.connection_count)
-
-    run()
+    async with serving(authority) as listener:
+        assert await asyncio.to_thread(fetch, listener.address.port) == [1, len(LARGE), 1, len(LARGE)]
+        await until(lambda: not listener.connection_count)
 
 
-def test_whoever_comes_from_elsewhere_is_hung_up_on_before_the_handshake(
+@on_the_loop
+async def test_whoever_comes_from_elsewhere_is_hung_up_on_before_the_handshake(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @on_the_loop
-    async def run() -> None:
-        async with serving(authority) as listener:
-            assert await asyncio.to_thread(is_hung_up_on, connect(listener, "127.0.0.2"))
-
-    run()
-    assert "its address is in none of the networks of --http-allow" in caplog.text
+    async with serving(authority) as listener:
+        assert await asyncio.to_thread(is_hung_up_on, connect(listener, "127.0.0.2"))
+    assert "its address is in none of the networks of http_allow" in caplog.text
 
 
-def test_whoever_does_not_come_to_the_end_of_the_handshake_is_hung_up_on(
+@on_the_loop
+async def test_whoever_does_not_come_to_the_end_of_the_handshake_is_hung_up_on(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(safekeeper.net.http_server, "FIRST_REQUEST_TIMEOUT_S", 0.2)
-
-    @on_the_loop
-    async def run() -> None:
-        async with serving(authority) as listener:
-            assert await asyncio.to_thread(is_hung_up_on, connect(listener))
-            await until(lambda: not listener.connection_count)
-
-    run()
+    async with serving(authority) as listener:
+        assert await asyncio.to_thread(is_hung_up_on, connect(listener))
+        await until(lambda: not listener.connection_count)
 
 
-def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
-    @on_the_loop
-    async def run() -> None:
-        async with serving(authority) as listener:
-            with connect(listener) as stranger:
-                stranger.sendall(b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                assert (await asyncio.to_thread(stranger.recv, 100))[:1] == b"\x15", "an alert"
-            await until(lambda: bool(caplog.records))
-
-    run()
+@on_the_loop
+async def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(authority) as listener:
+        with connect(listener) as stranger:
+            stranger.sendall(b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await asyncio.to_thread(stranger.recv, 100))[:1] == b"\x15", "an alert"
+        await until(lambda: bool(caplog.records))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "refused HTTP to 127.0.0.1:" in record.getMessage() and "the peer does not use TLS" in record.getMessage()
@@ -144,7 +131,8 @@ def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest
     [b"GET / HTTP/1.1\r\nHost:\0\r\n\r\n", b"GET /" + b"a" * 20_000, b"GET / HTTP/9\r\n\r\n"],
     ids=["zero byte", "endless", "other version"],
 )
-def test_what_is_no_request_is_one_line_and_no_error(
+@on_the_loop
+async def test_what_is_no_request_is_one_line_and_no_error(
     authority: Authority, request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     def ask(listener: HttpListener) -> bytes:
@@ -153,13 +141,9 @@ def test_what_is_no_request_is_one_line_and_no_error(
             secured.sendall(request_bytes)
             return secured.recv(100)
 
-    @on_the_loop
-    async def run() -> None:
-        async with serving(authority) as listener:
-            assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.1 400")
-
     caplog.set_level(logging.INFO)
-    run()
+    async with serving(authority) as listener:
+        assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.1 400")
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and record.exc_info is None
     message = record.getMessage()
@@ -167,7 +151,8 @@ def test_what_is_no_request_is_one_line_and_no_error(
     assert ": its request is invalid: " in message and len(message) < 170
 
 
-def test_connections_leave_nothing_behind(authority: Authority) -> None:
+@on_the_loop
+async def test_connections_leave_nothing_behind(authority: Authority) -> None:
     def come_and_go(listener: HttpListener) -> None:
         for _ in range(20):
             with (
@@ -181,33 +166,27 @@ def test_connections_leave_nothing_behind(authority: Authority) -> None:
     def alive() -> int:
         return sum(isinstance(each, TlsTransport) for each in gc.get_objects())
 
-    @on_the_loop
-    async def run() -> None:
-        async with serving(authority) as listener:
-            gc.collect()
-            gc.disable()
-            try:
-                before = alive()
-                await asyncio.to_thread(come_and_go, listener)
-                await until(lambda: alive() == before)
-            finally:
-                gc.enable()
-
-    run()
+    async with serving(authority) as listener:
+        gc.collect()
+        gc.disable()
+        try:
+            before = alive()
+            await asyncio.to_thread(come_and_go, listener)
+            await until(lambda: alive() == before)
+        finally:
+            gc.enable()
 
 
-def test_the_listener_closes_in_the_middle_of_a_handshake(authority: Authority) -> None:
-    @on_the_loop
-    async def run() -> None:
-        async with serving(authority) as listener:
-            stranger = connect(listener)
-            await until(lambda: listener.connection_count == 1)
-        assert await asyncio.to_thread(is_hung_up_on, stranger)
-
-    run()
+@on_the_loop
+async def test_the_listener_closes_in_the_middle_of_a_handshake(authority: Authority) -> None:
+    async with serving(authority) as listener:
+        stranger = connect(listener)
+        await until(lambda: listener.connection_count == 1)
+    assert await asyncio.to_thread(is_hung_up_on, stranger)
 
 
-def test_a_request_that_is_not_finished_in_time_is_hung_up_on_also_if_bytes_keep_coming(
+@on_the_loop
+async def test_a_request_that_is_not_finished_in_time_is_hung_up_on_also_if_bytes_keep_coming(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     def drip(listener: HttpListener) -> int:
@@ -228,25 +207,22 @@ def test_a_request_that_is_not_finished_in_time_is_hung_up_on_also_if_bytes_keep
                     return sent
         return 1000
 
-    @on_the_loop
-    async def run() -> None:
-        async with serving(authority) as listener:
-            listener.stop_watching()
-            dripping = asyncio.create_task(asyncio.to_thread(drip, listener))
-            await until(lambda: any(each.unanswered_bytes for each in listener._connections.values()))
-            (connection,) = listener._connections.values()
-            connection.deadline = connection._first_deadline = connection.deadline - 11
-            before = connection.unanswered_bytes
-            await until(lambda: connection.unanswered_bytes > before)
-            listener.watch()
-            assert await dripping < 1000
-            await until(lambda: not listener.connection_count)
-
-    run()
+    async with serving(authority) as listener:
+        listener.stop_watching()
+        dripping = asyncio.create_task(asyncio.to_thread(drip, listener))
+        await until(lambda: any(each.unanswered_bytes for each in listener._connections.values()))
+        (connection,) = listener._connections.values()
+        connection.deadline = connection._first_deadline = connection.deadline - 11
+        before = connection.unanswered_bytes
+        await until(lambda: connection.unanswered_bytes > before)
+        listener.watch()
+        assert await dripping < 1000
+        await until(lambda: not listener.connection_count)
     assert "no request within 10 s" in caplog.text
 
 
-def test_more_bytes_than_a_request_may_have_end_the_connection(
+@on_the_loop
+async def test_more_bytes_than_a_request_may_have_end_the_connection(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(safekeeper.net.http_server, "REQUEST_BYTES_MAX", 1000)
@@ -262,16 +238,13 @@ def test_more_bytes_than_a_request_may_have_end_the_connection(
             except OSError:
                 return b""
 
-    @on_the_loop
-    async def run() -> None:
-        async with serving(authority) as listener:
-            assert await asyncio.to_thread(pour, listener) == b""
-
-    run()
+    async with serving(authority) as listener:
+        assert await asyncio.to_thread(pour, listener) == b""
     assert "more than 1000 bytes for one request" in caplog.text
 
 
-def test_of_a_client_that_does_not_read_its_answers_no_more_is_read_and_answered() -> None:
+@on_the_loop
+async def test_of_a_client_that_does_not_read_its_answers_no_more_is_read_and_answered() -> None:
     requests = 1000
     page = b"x" * 100_000
     pages = 0
@@ -288,23 +261,19 @@ def test_of_a_client_that_does_not_read_its_answers_no_more_is_read_and_answered
                 answers += line.endswith(b"HTTP/1.1 200 OK\r\n")
         return answers
 
-    @on_the_loop
-    async def run() -> None:
-        listener = await serve_http({"/page": answer}, Address(HOST, 0))
-        try:
-            client = connect(listener)
-            client.sendall(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
-            await until(lambda: listener.connection_count == 1)
-            (connection,) = listener._connections.values()
-            await until(lambda: connection._writing_paused)
-            assert not connection._transport.is_reading()
-            assert 0 < pages < requests / 2
-            assert connection._transport.get_write_buffer_size() < 2 * len(page)
-            assert await asyncio.to_thread(read_all, client) == requests
-        finally:
-            await listener.close()
-
-    run()
+    listener = await serve_http({"/page": answer}, Address(HOST, 0))
+    try:
+        client = connect(listener)
+        client.sendall(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
+        await until(lambda: listener.connection_count == 1)
+        (connection,) = listener._connections.values()
+        await until(lambda: connection._writing_paused)
+        assert not connection._transport.is_reading()
+        assert 0 < pages < requests / 2
+        assert connection._transport.get_write_buffer_size() < 2 * len(page)
+        assert await asyncio.to_thread(read_all, client) == requests
+    finally:
+        await listener.close()
 
 
 GET = b"GET /small HTTP/1.1\r\nHost: localhost\r\n"
@@ -385,7 +354,7 @@ def test_a_request_for_another_host_gets_no_page_and_is_the_last_of_its_connecti
     (line,) = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(
         r"refused HTTP to 127\.0\.0\.1:\d+: its request is for the host 'evil\.example:80': "
-        "to serve it give --http-hosts",
+        "to serve it set http_hosts",
         line,
     )
     assert [status for status, _, _ in answers_to(foreign, access=HttpAccess(frozenset({"evil.example"})))] == [200]
@@ -401,10 +370,10 @@ def test_a_request_without_the_password_gets_no_page(caplog: pytest.LogCaptureFi
         (401, b"401: Unauthorized"),
     ]
     assert answers[2][1]["WWW-Authenticate"].startswith("Basic ") and answers[2][1]["Connection"] == "close"
-    assert "its request has no password (--http-password-file)" in caplog.text
+    assert "its request has no password (http_password_file)" in caplog.text
     wrong = GET + b"Authorization: Basic eDp5\r\n\r\n"
     assert [status for status, _, _ in answers_to(wrong, access=access)] == [401]
-    assert "its password is wrong (--http-password-file)" in caplog.text
+    assert "its password is wrong (http_password_file)" in caplog.text
 
 
 def test_a_slow_page_whose_status_is_public_has_no_content_without_the_password() -> None:
@@ -413,7 +382,8 @@ def test_a_slow_page_whose_status_is_public_has_no_content_without_the_password(
     assert [(status, content) for status, _, content in answers] == [(200, b"")]
 
 
-def test_refused_requests_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+@on_the_loop
+async def test_refused_requests_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     foreign = b"GET /small HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
 
     def flood(listener: HttpListener) -> None:
@@ -422,15 +392,11 @@ def test_refused_requests_are_few_lines(caplog: pytest.LogCaptureFixture) -> Non
                 client.sendall(foreign)
                 assert client.recv(100).startswith(b"HTTP/1.1 421 ")
 
-    @on_the_loop
-    async def run() -> None:
-        listener = await serve_http({}, Address(HOST, 0))
-        try:
-            await asyncio.to_thread(flood, listener)
-        finally:
-            await listener.close()
-
-    run()
+    listener = await serve_http({}, Address(HOST, 0))
+    try:
+        await asyncio.to_thread(flood, listener)
+    finally:
+        await listener.close()
     assert len(caplog.records) == 10
 
 
@@ -510,22 +476,19 @@ def test_a_page_receives_the_query_of_its_request(query: bytes, received: dict[s
     assert (status, json.loads(content)) == (200, received)
 
 
-def test_a_client_that_waits_for_100_continue_has_the_answer_and_the_end_of_the_connection() -> None:
+@on_the_loop
+async def test_a_client_that_waits_for_100_continue_has_the_answer_and_the_end_of_the_connection() -> None:
     def ask(listener: HttpListener) -> bytes:
         with connect(listener) as client, client.makefile("rb") as stream:
             client.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n")
             return stream.read()
 
-    @on_the_loop
-    async def run() -> None:
-        listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0))
-        try:
-            answer = await asyncio.to_thread(ask, listener)
-        finally:
-            await listener.close()
-        assert answer.startswith(b"HTTP/1.1 405 ") and b"\r\nConnection: close\r\n" in answer
-
-    run()
+    listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0))
+    try:
+        answer = await asyncio.to_thread(ask, listener)
+    finally:
+        await listener.close()
+    assert answer.startswith(b"HTTP/1.1 405 ") and b"\r\nConnection: close\r\n" in answer
 
 
 class Wire:
@@ -576,26 +539,23 @@ def statuses_of(pieces: list[bytes]) -> tuple[list[bytes], list[str]]:
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
-def test_a_closed_connection_does_not_wait_for_its_turn_any_longer(authority: Authority, with_tls: bool) -> None:
-    @on_the_loop
-    async def run() -> None:
-        tls = ServerTls(*authority.sign("server")) if with_tls else None
-        listener = HttpListener({}, budget=HTTP_BUDGET, tls=tls, networks=None)
-        connection: Any = listener.new_protocol()
-        connection.connection_made(Wire())
-        if with_tls:
-            hello = ClientTls(authority.ca).channel(HOST)
-            hello.begin()
-            data = hello.take_outgoing()
-            connection.get_buffer(-1)[: len(data)] = data
-            connection.buffer_updated(len(data))
-        else:
-            connection.data_received(GET)
-        assert listener.turns._queues
-        connection.connection_lost(None)
-        assert not listener.turns._queues
-
-    run()
+@on_the_loop
+async def test_a_closed_connection_does_not_wait_for_its_turn_any_longer(authority: Authority, with_tls: bool) -> None:
+    tls = ServerTls(*authority.sign("server")) if with_tls else None
+    listener = HttpListener({}, budget=HTTP_BUDGET, tls=tls, networks=None)
+    connection: Any = listener.new_protocol()
+    connection.connection_made(Wire())
+    if with_tls:
+        hello = ClientTls(authority.ca).channel(HOST)
+        hello.begin()
+        data = hello.take_outgoing()
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
+    else:
+        connection.data_received(GET)
+    assert listener.turns._queues
+    connection.connection_lost(None)
+    assert not listener.turns._queues
 
 
 REQUESTS = st.sampled_from(
@@ -631,7 +591,8 @@ LINES = st.sampled_from(
 PIECES = st.sampled_from([b"\r\n", b"\n", b"\r", b"\0", b"\x80", b" ", b":", b"9" * 30]) | st.binary(max_size=3)
 
 
-def test_any_bytes_are_answered_or_refused_and_the_pieces_do_not_matter() -> None:
+@on_the_loop
+async def test_any_bytes_are_answered_or_refused_and_the_pieces_do_not_matter() -> None:
     answered = set()
 
     @settings(max_examples=400, deadline=None)
@@ -642,43 +603,32 @@ def test_any_bytes_are_answered_or_refused_and_the_pieces_do_not_matter() -> Non
         assert statuses_of([bytes([byte]) for byte in data])[0] == statuses
         answered.update(statuses)
 
-    @on_the_loop
-    async def run() -> None:
-        check()
-
-    run()
+    check()
     assert answered == {b"200", b"400", b"404", b"405"}
 
 
-def test_an_error_that_h11_does_not_document_ends_the_connection_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_the_loop
+async def test_an_error_that_h11_does_not_document_ends_the_connection_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(http: h11.Connection) -> None:
         raise AssertionError("a bug")
 
     monkeypatch.setattr(h11.Connection, "next_event", broken)
-
-    @on_the_loop
-    async def run() -> None:
-        statuses, refused = statuses_of([GET])
-        assert not statuses and "unexpected AssertionError: a bug" in refused[0]
-
-    run()
+    statuses, refused = statuses_of([GET])
+    assert not statuses and "unexpected AssertionError: a bug" in refused[0]
 
 
-def test_of_a_body_no_more_is_read_than_a_request_may_have(caplog: pytest.LogCaptureFixture) -> None:
+@on_the_loop
+async def test_of_a_body_no_more_is_read_than_a_request_may_have(caplog: pytest.LogCaptureFixture) -> None:
     def pour(client: socket.socket) -> None:
         with client, pytest.raises(OSError):
             client.sendall(POST + b"Content-Length: 100000000\r\n\r\n" + bytes(100_000_000))
 
-    @on_the_loop
-    async def run() -> None:
-        listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0))
-        try:
-            await asyncio.to_thread(pour, connect(listener))
-            await until(lambda: not listener.connection_count)
-        finally:
-            await listener.close()
-
-    run()
+    listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0))
+    try:
+        await asyncio.to_thread(pour, connect(listener))
+        await until(lambda: not listener.connection_count)
+    finally:
+        await listener.close()
     assert "more than 65536 bytes for one request" in caplog.text
 
 
@@ -695,17 +645,14 @@ def test_a_page_that_fails_is_a_line_of_a_few_and_the_next_request_is_answered(
     assert "unexpected ZeroDivisionError" in record.getMessage()
 
 
-def test_the_listener_closes_also_if_an_answer_is_not_read() -> None:
-    @on_the_loop
-    async def run() -> None:
-        listener = await serve_http({"/large": lambda: (200, LARGE)}, Address(HOST, 0))
-        with connect(listener) as client:
-            client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
-            await until(lambda: any(each._writing_paused for each in listener._connections.values()))
-            await listener.close()
-            await until(lambda: not listener.connection_count)
-
-    run()
+@on_the_loop
+async def test_the_listener_closes_also_if_an_answer_is_not_read() -> None:
+    listener = await serve_http({"/large": lambda: (200, LARGE)}, Address(HOST, 0))
+    with connect(listener) as client:
+        client.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
+        await until(lambda: any(each._writing_paused for each in listener._connections.values()))
+        await listener.close()
+        await until(lambda: not listener.connection_count)
 
 
 def test_a_page_that_waits_is_answered_in_the_order_of_the_requests(caplog: pytest.LogCaptureFixture) -> None:
@@ -723,40 +670,37 @@ def test_a_page_that_waits_is_answered_in_the_order_of_the_requests(caplog: pyte
     assert (status, headers["Content-Length"], content) == (200, "7", b"")
 
 
-def test_a_page_that_waits_delays_no_other_connection_and_ends_with_its_own() -> None:
-    @on_the_loop
-    async def run() -> None:
-        ends: list[str] = []
-        begun = asyncio.Event()
+@on_the_loop
+async def test_a_page_that_waits_delays_no_other_connection_and_ends_with_its_own() -> None:
+    ends: list[str] = []
+    begun = asyncio.Event()
 
-        async def hang() -> Answer:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                ends.append("cancelled")
-                raise
-            return 200, ""
-
-        def ask() -> bytes:
-            with connect(listener) as client:
-                client.sendall(b"GET /small HTTP/1.0\r\n\r\n")
-                return client.makefile("rb").read()
-
-        listener = await serve_http({"/hang": SlowRoute(hang), "/small": lambda: (200, "x")}, Address(HOST, 0))
+    async def hang() -> Answer:
+        begun.set()
         try:
-            with connect(listener) as waiting:
-                waiting.sendall(b"GET /hang HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                await asyncio.wait_for(begun.wait(), DEADLINE_S)
-                assert (await asyncio.to_thread(ask)).endswith(b'"x"\n')
-                assert ends == []
-            async with asyncio.timeout(DEADLINE_S):
-                while not ends:
-                    await asyncio.sleep(0.01)
-        finally:
-            await listener.close()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        return 200, ""
 
-    run()
+    def ask() -> bytes:
+        with connect(listener) as client:
+            client.sendall(b"GET /small HTTP/1.0\r\n\r\n")
+            return client.makefile("rb").read()
+
+    listener = await serve_http({"/hang": SlowRoute(hang), "/small": lambda: (200, "x")}, Address(HOST, 0))
+    try:
+        with connect(listener) as waiting:
+            waiting.sendall(b"GET /hang HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await asyncio.wait_for(begun.wait(), DEADLINE_S)
+            assert (await asyncio.to_thread(ask)).endswith(b'"x"\n')
+            assert ends == []
+        async with asyncio.timeout(DEADLINE_S):
+            while not ends:
+                await asyncio.sleep(0.01)
+    finally:
+        await listener.close()
 
 
 def test_a_page_of_made_at_first_request_is_made_once() -> None:
@@ -771,7 +715,8 @@ def test_a_page_of_made_at_first_request_is_made_once() -> None:
     assert route() == route() == (200, 1)
 
 
-def test_a_newer_connection_displaces_the_oldest_and_is_answered(
+@on_the_loop
+async def test_a_newer_connection_displaces_the_oldest_and_is_answered(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     def ask(listener: HttpListener) -> bytes:
@@ -779,20 +724,16 @@ def test_a_newer_connection_displaces_the_oldest_and_is_answered(
             client.sendall(b"GET /small HTTP/1.0\r\n\r\n")
             return client.recv(100)
 
-    @on_the_loop
-    async def run() -> None:
-        listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0), budget=Budget(0, 8))
-        try:
-            strangers = [await asyncio.to_thread(connect, listener) for _ in range(20)]
-            assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.1 200")
-            await until(lambda: listener.connection_count <= 4)
-            assert await asyncio.to_thread(is_hung_up_on, strangers[0])
-            for stranger in strangers:
-                stranger.close()
-        finally:
-            await listener.close()
-
-    run()
+    listener = await serve_http({"/small": lambda: (200, "x")}, Address(HOST, 0), budget=Budget(0, 8))
+    try:
+        strangers = [await asyncio.to_thread(connect, listener) for _ in range(20)]
+        assert (await asyncio.to_thread(ask, listener)).startswith(b"HTTP/1.1 200")
+        await until(lambda: listener.connection_count <= 4)
+        assert await asyncio.to_thread(is_hung_up_on, strangers[0])
+        for stranger in strangers:
+            stranger.close()
+    finally:
+        await listener.close()
     assert (
         "closed the HTTP connection from 127.0.0.1:" in caplog.text
         and "the oldest of 4, for a newer one" in caplog.text
@@ -853,7 +794,8 @@ WITH_PASSWORD = b"Authorization: Basic " + base64.b64encode(b"x:" + b"x" * 16) +
         (("GET /page", "get /page", "GET /page", "get /page?x"), 2, "1010"),
     ],
 )
-def test_while_the_share_of_time_is_short_a_page_is_rendered_again_for_the_query_on_which_it_depends_alone(
+@on_the_loop
+async def test_while_the_share_of_time_is_short_a_page_is_rendered_again_for_the_query_on_which_it_depends_alone(
     requests: tuple[str, ...], rendered: int, contents: str
 ) -> None:
     calls = 0
@@ -863,65 +805,58 @@ def test_while_the_share_of_time_is_short_a_page_is_rendered_again_for_the_query
         calls += 1
         return 200, "content"
 
-    @on_the_loop
-    async def run() -> None:
-        wire = Wire()
-        routes: dict[str, Route | QueryRoute | SlowRoute] = {"/page": page, "/query": QueryRoute(page)}
-        access = HttpAccess(password=SharedSecret(None, Secret(b"x" * 16)), probes=("/page",))
-        listener = HttpListener(routes, budget=HTTP_BUDGET, tls=None, networks=None, access=access)
-        connection: Any = listener.new_protocol()
-        connection.connection_made(wire)
-        listener.turns.charge(HOST, 1.0)
-        for request in requests:
-            password = b"" if request.islower() else WITH_PASSWORD
-            line = f"{request.replace('get', 'GET')} HTTP/1.1\r\nHost: localhost\r\n"
-            connection.data_received(line.encode() + password + b"\r\n")
-            while listener.turns._queues:
-                listener.turns._take()
-        answers = wire.written.split(b"HTTP/1.1 200 ")[1:]
-        assert "".join(str(int(answer.endswith(b'"content"\n'))) for answer in answers) == contents
-
-    run()
+    wire = Wire()
+    routes: dict[str, Route | QueryRoute | SlowRoute] = {"/page": page, "/query": QueryRoute(page)}
+    access = HttpAccess(password=SharedSecret(None, Secret(b"x" * 16)), probes=("/page",))
+    listener = HttpListener(routes, budget=HTTP_BUDGET, tls=None, networks=None, access=access)
+    connection: Any = listener.new_protocol()
+    connection.connection_made(wire)
+    listener.turns.charge(HOST, 1.0)
+    for request in requests:
+        password = b"" if request.islower() else WITH_PASSWORD
+        line = f"{request.replace('get', 'GET')} HTTP/1.1\r\nHost: localhost\r\n"
+        connection.data_received(line.encode() + password + b"\r\n")
+        while listener.turns._queues:
+            listener.turns._take()
+    answers = wire.written.split(b"HTTP/1.1 200 ")[1:]
+    assert "".join(str(int(answer.endswith(b'"content"\n'))) for answer in answers) == contents
     assert calls == rendered
 
 
-def test_a_page_that_is_being_cancelled_is_not_awaited_by_another_request() -> None:
-    @on_the_loop
-    async def run() -> None:
-        began, cancelled, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+@on_the_loop
+async def test_a_page_that_is_being_cancelled_is_not_awaited_by_another_request() -> None:
+    began, cancelled, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def page() -> Answer:
-            if began.is_set():
-                return 200, "second"
-            began.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
-                await release.wait()
-            raise AssertionError
+    async def page() -> Answer:
+        if began.is_set():
+            return 200, "second"
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+            await release.wait()
+        raise AssertionError
 
-        listener = HttpListener({"/page": SlowRoute(page)}, budget=HTTP_BUDGET, tls=None, networks=None)
+    listener = HttpListener({"/page": SlowRoute(page)}, budget=HTTP_BUDGET, tls=None, networks=None)
 
-        def ask() -> tuple[Any, Wire]:
-            connection: Any = listener.new_protocol()
-            wire = Wire()
-            connection.connection_made(wire)
-            connection.data_received(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            listener.turns._take()
-            return connection, wire
+    def ask() -> tuple[Any, Wire]:
+        connection: Any = listener.new_protocol()
+        wire = Wire()
+        connection.connection_made(wire)
+        connection.data_received(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        listener.turns._take()
+        return connection, wire
 
-        listener.turns.charge(HOST, 1000.0)
-        first, _ = ask()
-        await began.wait()
-        first.connection_lost(None)
-        await cancelled.wait()
-        _, wire = ask()
-        await until(lambda: wire.written.endswith(b'"second"\n'))
-        release.set()
-        await until(lambda: len(asyncio.all_tasks()) == 1)
-
-    run()
+    listener.turns.charge(HOST, 1000.0)
+    first, _ = ask()
+    await began.wait()
+    first.connection_lost(None)
+    await cancelled.wait()
+    _, wire = ask()
+    await until(lambda: wire.written.endswith(b'"second"\n'))
+    release.set()
+    await until(lambda: len(asyncio.all_tasks()) == 1)
 
 
 def test_a_request_behind_others_on_its_connection_waits_until_the_loop_has_done_everything_else() -> None:

@@ -127,179 +127,148 @@ def test_frames_come_over_tls(tmp_path_factory: pytest.TempPathFactory) -> None:
     ],
     ids=["head", "options", "post", "100-continue"],
 )
-def test_only_a_get_begins_a_stream(request_bytes: bytes, status: bytes, chunks: bytes) -> None:
-    @on_the_loop
-    async def run() -> None:
-        channel = Channel()
-        async with serving(channel) as listener:
-            received = await asyncio.to_thread(exchange, listener, request_bytes)
-            header, _, content = received.partition(b"\r\n\r\n")
-            assert header.startswith(b"HTTP/1.1 " + status) and content == chunks
-            assert not channel.readers and not listener.stream_count
-
-    run()
+@on_the_loop
+async def test_only_a_get_begins_a_stream(request_bytes: bytes, status: bytes, chunks: bytes) -> None:
+    channel = Channel()
+    async with serving(channel) as listener:
+        received = await asyncio.to_thread(exchange, listener, request_bytes)
+        header, _, content = received.partition(b"\r\n\r\n")
+        assert header.startswith(b"HTTP/1.1 " + status) and content == chunks
+        assert not channel.readers and not listener.stream_count
 
 
-def test_an_old_client_gets_the_frames_without_chunks() -> None:
-    @on_the_loop
-    async def run() -> None:
-        channel = Channel()
-        async with serving(channel) as listener:
-            with connect(listener) as client:
-                client.sendall(b"GET /stream HTTP/1.0\r\n\r\n")
-                await until(lambda: bool(channel.readers))
-                channel.readers[0].send_frame(b"next\n\n")
-                channel.readers[0].close()
-                with client.makefile("rb") as received:
-                    content = await asyncio.to_thread(received.read)
-            assert content.partition(b"\r\n\r\n")[2] == b"first\n\nnext\n\n"
-
-    run()
+@on_the_loop
+async def test_an_old_client_gets_the_frames_without_chunks() -> None:
+    channel = Channel()
+    async with serving(channel) as listener:
+        with connect(listener) as client:
+            client.sendall(b"GET /stream HTTP/1.0\r\n\r\n")
+            await until(lambda: bool(channel.readers))
+            channel.readers[0].send_frame(b"next\n\n")
+            channel.readers[0].close()
+            with client.makefile("rb") as received:
+                content = await asyncio.to_thread(received.read)
+        assert content.partition(b"\r\n\r\n")[2] == b"first\n\nnext\n\n"
 
 
-def test_a_stream_outlives_the_limit_between_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_the_loop
+async def test_a_stream_outlives_the_limit_between_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safekeeper.net.http_server, "NEXT_REQUEST_TIMEOUT_S", 0.05)
-
-    @on_the_loop
-    async def run() -> None:
-        channel = Channel()
-        async with serving(channel) as listener:
-            with connect(listener) as client, connect(listener) as other:
-                client.sendall(GET)
-                other.sendall(b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                # The other client is disconnected by the same limit, so that its time has passed.
-                await until(lambda: listener.connection_count == 1 and listener.stream_count == 1)
-                listener.watch()
-                assert channel.readers[0].deadline == math.inf
-                assert channel.readers[0].send_frame(b"next\n\n")
-
-    run()
+    channel = Channel()
+    async with serving(channel) as listener:
+        with connect(listener) as client, connect(listener) as other:
+            client.sendall(GET)
+            other.sendall(b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            # The other client is disconnected by the same limit, so that its time has passed.
+            await until(lambda: listener.connection_count == 1 and listener.stream_count == 1)
+            listener.watch()
+            assert channel.readers[0].deadline == math.inf
+            assert channel.readers[0].send_frame(b"next\n\n")
 
 
-def test_a_reader_that_stops_reading_is_dropped_and_costs_no_memory(
+@on_the_loop
+async def test_a_reader_that_stops_reading_is_dropped_and_costs_no_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(safekeeper.net.http_server, "STREAM_STALLED_S", 0.3)
     frame = b"x" * 20_000
-
-    @on_the_loop
-    async def run() -> None:
-        channel = Channel()
-        async with serving(channel) as listener:
-            with connect(listener) as client:
-                client.sendall(GET)
-                await until(lambda: bool(channel.readers))
-                (reader,) = channel.readers
-                sent = 0
-                while reader.send_frame(frame):
-                    sent += 1
-                    assert sent < 10_000
-                    await asyncio.sleep(0)
-                assert not any(reader.send_frame(frame) for _ in range(1000))
-                assert reader._transport.get_write_buffer_size() < (64 << 10) + 2 * len(frame)
-                listener.watch()
-                assert channel.readers, "it has its time"
-                await until(lambda: listener.watch() > 0 and not channel.readers)
-            assert (listener.stream_count, listener.connection_count) == (0, 0)
-
-    run()
+    channel = Channel()
+    async with serving(channel) as listener:
+        with connect(listener) as client:
+            client.sendall(GET)
+            await until(lambda: bool(channel.readers))
+            (reader,) = channel.readers
+            sent = 0
+            while reader.send_frame(frame):
+                sent += 1
+                assert sent < 10_000
+                await asyncio.sleep(0)
+            assert not any(reader.send_frame(frame) for _ in range(1000))
+            assert reader._transport.get_write_buffer_size() < (64 << 10) + 2 * len(frame)
+            listener.watch()
+            assert channel.readers, "it has its time"
+            await until(lambda: listener.watch() > 0 and not channel.readers)
+        assert (listener.stream_count, listener.connection_count) == (0, 0)
     assert "it has not read what was sent within 0.3 s" in caplog.text
 
 
-def test_a_reader_that_reads_again_in_time_gets_the_next_frame() -> None:
+@on_the_loop
+async def test_a_reader_that_reads_again_in_time_gets_the_next_frame() -> None:
     frame = b"x" * 20_000
-
-    @on_the_loop
-    async def run() -> None:
-        channel = Channel()
-        async with serving(channel) as listener:
-            with connect(listener) as client:
-                client.sendall(GET)
-                await until(lambda: bool(channel.readers))
-                (reader,) = channel.readers
-                while reader.send_frame(frame):
-                    await asyncio.sleep(0)
-                assert reader.deadline < math.inf
-                client.setblocking(False)
-                while not reader.send_frame(b"last\n\n"):
-                    with contextlib.suppress(BlockingIOError):
-                        client.recv(1 << 20)
-                    await asyncio.sleep(0)
-                assert reader.deadline == math.inf
-
-    run()
+    channel = Channel()
+    async with serving(channel) as listener:
+        with connect(listener) as client:
+            client.sendall(GET)
+            await until(lambda: bool(channel.readers))
+            (reader,) = channel.readers
+            while reader.send_frame(frame):
+                await asyncio.sleep(0)
+            assert reader.deadline < math.inf
+            client.setblocking(False)
+            while not reader.send_frame(b"last\n\n"):
+                with contextlib.suppress(BlockingIOError):
+                    client.recv(1 << 20)
+                await asyncio.sleep(0)
+            assert reader.deadline == math.inf
 
 
-def test_streams_displace_each_other_and_leave_room_for_other_clients(
+@on_the_loop
+async def test_streams_displace_each_other_and_leave_room_for_other_clients(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(safekeeper.net.http_server, "STREAMS_MAX", 8)
-
-    @on_the_loop
-    async def run() -> None:
-        channel = Channel()
-        async with serving(channel, Budget(0, 32)) as listener:
-            clients = []
-            for number in range(1, 21):
-                clients.append(connect(listener))
-                clients[-1].sendall(GET)
-                # One host has half of the streams; the newest are those that stay.
-                await until(lambda number=number: listener.stream_count == min(number, 4))  # type: ignore[misc]
-            newest = {str(client.getsockname()[1]) for client in clients[-4:]}
-            await until(lambda: {reader.peer.rpartition(":")[2] for reader in channel.readers} == newest)
-            elsewhere = connect(listener, "127.0.0.2")
-            elsewhere.sendall(GET)
-            await until(lambda: listener.stream_count == 5)
-            assert (await asyncio.to_thread(small, listener)).startswith(b"HTTP/1.1 200")
-            assert listener.stream_count == 5, "another client did not cost a stream"
-            for client in [*clients, elsewhere]:
-                client.close()
-            await until(lambda: not listener.stream_count and not channel.readers)
-
-    run()
+    channel = Channel()
+    async with serving(channel, Budget(0, 32)) as listener:
+        clients = []
+        for number in range(1, 21):
+            clients.append(connect(listener))
+            clients[-1].sendall(GET)
+            # One host has half of the streams; the newest are those that stay.
+            await until(lambda number=number: listener.stream_count == min(number, 4))  # type: ignore[misc]
+        newest = {str(client.getsockname()[1]) for client in clients[-4:]}
+        await until(lambda: {reader.peer.rpartition(":")[2] for reader in channel.readers} == newest)
+        elsewhere = connect(listener, "127.0.0.2")
+        elsewhere.sendall(GET)
+        await until(lambda: listener.stream_count == 5)
+        assert (await asyncio.to_thread(small, listener)).startswith(b"HTTP/1.1 200")
+        assert listener.stream_count == 5, "another client did not cost a stream"
+        for client in [*clients, elsewhere]:
+            client.close()
+        await until(lambda: not listener.stream_count and not channel.readers)
     assert all(record.levelno == logging.WARNING for record in caplog.records)
 
 
-def test_a_flood_of_connections_displaces_streams_like_any_other_connection() -> None:
-    @on_the_loop
-    async def run() -> None:
-        channel = Channel()
-        async with serving(channel, Budget(0, 8)) as listener:
-            with connect(listener) as client:
-                client.sendall(GET)
-                await until(lambda: listener.stream_count == 1)
-                others = [connect(listener) for _ in range(8)]
-                await until(lambda: not listener.stream_count and not channel.readers)
-                for other in others:
-                    other.close()
-
-    run()
+@on_the_loop
+async def test_a_flood_of_connections_displaces_streams_like_any_other_connection() -> None:
+    channel = Channel()
+    async with serving(channel, Budget(0, 8)) as listener:
+        with connect(listener) as client:
+            client.sendall(GET)
+            await until(lambda: listener.stream_count == 1)
+            others = [connect(listener) for _ in range(8)]
+            await until(lambda: not listener.stream_count and not channel.readers)
+            for other in others:
+                other.close()
 
 
-def test_a_client_that_sends_much_during_a_stream_is_disconnected() -> None:
-    @on_the_loop
-    async def run() -> None:
-        channel = Channel()
-        async with serving(channel) as listener:
-            with connect(listener) as client:
-                client.sendall(GET + GET * 3)
-                await until(lambda: len(channel.readers) == 1)
-                assert channel.readers[0].send_frame(b"next\n\n")
-                await asyncio.to_thread(client.sendall, b"x" * 70_000)
-                await until(lambda: not channel.readers)
-
-    run()
+@on_the_loop
+async def test_a_client_that_sends_much_during_a_stream_is_disconnected() -> None:
+    channel = Channel()
+    async with serving(channel) as listener:
+        with connect(listener) as client:
+            client.sendall(GET + GET * 3)
+            await until(lambda: len(channel.readers) == 1)
+            assert channel.readers[0].send_frame(b"next\n\n")
+            await asyncio.to_thread(client.sendall, b"x" * 70_000)
+            await until(lambda: not channel.readers)
 
 
-def test_the_listener_closes_with_open_streams() -> None:
-    @on_the_loop
-    async def run() -> None:
-        channel = Channel()
-        async with serving(channel) as listener:
-            with connect(listener) as client:
-                client.sendall(GET)
-                await until(lambda: bool(channel.readers))
-                await listener.close()
-                assert not channel.readers
-
-    run()
+@on_the_loop
+async def test_the_listener_closes_with_open_streams() -> None:
+    channel = Channel()
+    async with serving(channel) as listener:
+        with connect(listener) as client:
+            client.sendall(GET)
+            await until(lambda: bool(channel.readers))
+            await listener.close()
+            assert not channel.readers

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from safekeeper.base.histogram import Histogram
 from safekeeper.net.http_server import Text
-from safekeeper.net.metrics_page import build_info, certificate_metrics, histogram_metric, metrics_route
+from safekeeper.net.metrics_page import Metrics, metrics_route
 from safekeeper.net.tls import ClientTls, ServerTls
 from tests.unit.certificates import Authority
 
@@ -29,7 +29,7 @@ def test_the_page_has_the_figures_of_its_collector_and_of_the_process() -> None:
 
 
 def test_the_versions_are_labels() -> None:
-    (sample,) = build_info("walproxy").samples
+    (sample,) = Metrics("walproxy").build_info().samples
     assert (sample.name, sample.value) == ("walproxy_build_info", 1)
     assert sample.labels["python"] == platform.python_version() and sample.labels["version"]
 
@@ -38,9 +38,8 @@ def test_the_remaining_time_of_each_certificate_in_use_is_told_and_of_no_other(t
     authority = Authority(tmp_path)
     expires_at = datetime.now(UTC) + timedelta(days=3)
     server = ServerTls(*authority.sign("server", valid_until=expires_at))
-    metric = certificate_metrics(
-        "walproxy", {"http": server, "safekeepers": ClientTls(authority.ca), "replication": None}
-    )
+    certificates = {"http": server, "safekeepers": ClientTls(authority.ca), "replication": None}
+    metric = Metrics("walproxy").certificates(certificates)
     assert [sample.labels for sample in metric.samples] == [{"certificate": "http"}]
     assert metric.samples[0].value == pytest.approx(3 * 86400, abs=60)
 
@@ -48,7 +47,7 @@ def test_the_remaining_time_of_each_certificate_in_use_is_told_and_of_no_other(t
 def test_histograms_with_a_label_are_one_family_and_their_buckets_are_powers_of_two() -> None:
     histograms = {"1": Histogram(), "2": Histogram()}
     histograms["2"].observe(0.75)
-    metric = histogram_metric("x_seconds", "X", histograms.items(), "safekeeper")
+    metric = Metrics("x").histograms("seconds", "X", "safekeeper", histograms.items())
     at = {(sample.name, *sample.labels.values()): sample.value for sample in metric.samples}
     assert (at["x_seconds_bucket", "2", "0.5"], at["x_seconds_bucket", "2", "1.0"]) == (0, 1)
     assert (at["x_seconds_count", "1"], at["x_seconds_count", "2"], at["x_seconds_sum", "2"]) == (0, 1, 0.75)

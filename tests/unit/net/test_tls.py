@@ -173,7 +173,7 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_demanded(
     server = ServerTls(*server_pair, authority.ca).channel()
     of_server, of_client = converse(server, ClientTls(authority.ca).channel(HOST))
     assert of_server == "the peer sent no client certificate, and one is required"
-    assert of_client == "the peer requires a client certificate: give --tls-cert and --tls-key"
+    assert of_client == "the peer requires a client certificate: set tls_cert and tls_key"
     assert not server.established
 
 
@@ -209,7 +209,7 @@ def test_no_session_is_resumed(authority: Authority, server_pair: Pair, client_p
 def test_plaintext_is_noticed_at_its_first_byte_and_told_so(server_pair: Pair, data: bytes) -> None:
     channel = ServerTls(*server_pair).channel()
     with pytest.raises(
-        RemoteProtocolError, match="does not use TLS, and this listener requires it: give the peer --tls-ca"
+        RemoteProtocolError, match="does not use TLS, and this listener requires it: set the peer's tls_ca"
     ):
         channel.receive(data)
     # Two alerts, long enough to be taken for a frame's header.
@@ -220,7 +220,7 @@ def test_plaintext_is_noticed_at_its_first_byte_and_told_so(server_pair: Pair, d
 def test_a_server_that_answers_in_plaintext_is_noticed(authority: Authority) -> None:
     channel = ClientTls(authority.ca).channel(HOST)
     channel.begin()
-    with pytest.raises(RemoteProtocolError, match="the server does not use TLS: give it --tls-cert and --tls-key"):
+    with pytest.raises(RemoteProtocolError, match="the server does not use TLS: set its tls_cert and tls_key"):
         channel.receive(b"PW\x01\x01")
 
 

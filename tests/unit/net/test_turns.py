@@ -31,19 +31,16 @@ def make(work: Work, rate: float = 0.1) -> Turns:
     return Turns("HTTP", Share(asyncio.get_running_loop().time(), rate=rate), work)
 
 
-def test_an_address_with_many_connections_delays_another_one_by_one_piece() -> None:
-    @on_the_loop
-    async def run() -> None:
-        work = Work()
-        turns = make(work)
-        for _ in range(100):
-            turns.ask(HOSTILE, lambda: work.piece(HOSTILE, 0.0))
-        for _ in range(3):
-            turns.ask(OTHER, lambda: work.piece(OTHER, 0.0))
-        await until(lambda: len(work.done) == 103)
-        assert work.done[:6] == [HOSTILE, OTHER] * 3
-
-    run()
+@on_the_loop
+async def test_an_address_with_many_connections_delays_another_one_by_one_piece() -> None:
+    work = Work()
+    turns = make(work)
+    for _ in range(100):
+        turns.ask(HOSTILE, lambda: work.piece(HOSTILE, 0.0))
+    for _ in range(3):
+        turns.ask(OTHER, lambda: work.piece(OTHER, 0.0))
+    await until(lambda: len(work.done) == 103)
+    assert work.done[:6] == [HOSTILE, OTHER] * 3
 
 
 def test_between_turns_the_loop_does_everything_else() -> None:
@@ -147,35 +144,29 @@ def test_a_page_that_waits_is_charged_and_can_be_cancelled() -> None:
     run()
 
 
-def test_after_a_stop_no_work_is_done() -> None:
-    @on_the_loop
-    async def run() -> None:
-        work = Work()
-        turns = make(work)
-        turns.ask(HOSTILE, lambda: work.piece(HOSTILE, 0.0))
-        turns.stop()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not work.done
-
-    run()
+@on_the_loop
+async def test_after_a_stop_no_work_is_done() -> None:
+    work = Work()
+    turns = make(work)
+    turns.ask(HOSTILE, lambda: work.piece(HOSTILE, 0.0))
+    turns.stop()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not work.done
 
 
-def test_withdrawn_work_is_not_done_and_not_kept() -> None:
-    @on_the_loop
-    async def run() -> None:
-        work = Work()
-        turns = make(work)
-        first, second = (lambda: work.piece("first", 0.0)), (lambda: work.piece("second", 0.0))
-        turns.withdraw(HOSTILE, first)  # It does not wait.
-        turns.ask(HOSTILE, first)
-        turns.ask(HOSTILE, second)
-        turns.ask(OTHER, first)
-        turns.withdraw(HOSTILE, first)
-        turns.withdraw(HOSTILE, first)
-        turns.withdraw(OTHER, first)
-        assert {group: len(queue) for group, queue in turns._queues.items()} == {HOSTILE: 1}
-        await until(lambda: bool(work.done))
-        assert work.done == ["second"]
-
-    run()
+@on_the_loop
+async def test_withdrawn_work_is_not_done_and_not_kept() -> None:
+    work = Work()
+    turns = make(work)
+    first, second = (lambda: work.piece("first", 0.0)), (lambda: work.piece("second", 0.0))
+    turns.withdraw(HOSTILE, first)  # It does not wait.
+    turns.ask(HOSTILE, first)
+    turns.ask(HOSTILE, second)
+    turns.ask(OTHER, first)
+    turns.withdraw(HOSTILE, first)
+    turns.withdraw(HOSTILE, first)
+    turns.withdraw(OTHER, first)
+    assert {group: len(queue) for group, queue in turns._queues.items()} == {HOSTILE: 1}
+    await until(lambda: bool(work.done))
+    assert work.done == ["second"]

@@ -22,7 +22,7 @@ from safekeeper.consensus.messages import (
     RefusalCode,
 )
 from safekeeper.node.agent_registry import REPORT_FORGOTTEN_AFTER_S
-from safekeeper.peers.codec import AGENTS_MAX
+from safekeeper.peers.message_checks import AGENTS_MAX
 from safekeeper.storage.inspection import as_json, inspect_folder, settings_rows
 from tests.unit.event_loop import on_the_loop, until
 from tests.unit.faulty_filesystem import FaultyFileSystem
@@ -41,8 +41,8 @@ class AgentsBench:
     def __init__(self, node: Bench) -> None:
         self.node = node
         self.now = 1000.0
-        node.node.agents._clock = lambda: self.now
-        node.node.agents._started_at = self.now
+        node.node.services.agents._clock = lambda: self.now
+        node.node.services.agents._started_at = self.now
 
     async def connect(self, *connections: int) -> None:
         for connection in connections:
@@ -257,7 +257,7 @@ async def test_what_was_read_at_the_start_is_written_again_because_a_sync_may_ha
     fs = FaultyFileSystem()
     async with bench(tmp_path / "sk", fs) as node:
         assert file.stat().st_ino != before
-        assert node.node.agents._kept == version(1)
+        assert node.node.services.agents._kept == version(1)
 
 
 @pytest.mark.parametrize(("error", "kept"), [(StorageFull, version(1)), (StorageFailed, None)])
@@ -276,7 +276,7 @@ def test_a_start_without_room_keeps_what_it_has_read_and_one_on_a_broken_disk_do
                 return super().create(path)
 
         async with bench(tmp_path / "sk", Broken()) as node:
-            assert node.node.agents._kept == kept
+            assert node.node.services.agents._kept == kept
 
     story()
 
@@ -306,7 +306,7 @@ def test_settings_on_their_way_to_the_disk_are_refused_when_a_rebootstrap_replac
     async def story() -> None:
         async with bench(tmp_path / "sk") as node:
             agents = await leading(node)
-            registry = node.node.agents
+            registry = node.node.services.agents
             disk, held = registry._disk, HeldJobs()
             registry._disk = held  # type: ignore[assignment]
             agents.sends(version(5), 12)

@@ -58,12 +58,12 @@ async def test_events_of_proxies_are_kept_once_and_over_a_restart(tmp_path: Path
 async def test_its_own_events_are_among_them(tmp_path: Path) -> None:
     root = logging.getLogger()
     async with bench(tmp_path / "sk") as node:
-        root.addHandler(node.node.events.recorder)
+        root.addHandler(node.node.services.events.recorder)
         try:
             await node.lead()
             log_event(logger, "disk-low", {}, "the disk is nearly full")
         finally:
-            root.removeHandler(node.node.events.recorder)
+            root.removeHandler(node.node.services.events.recorder)
         await node.greet(PROXY)
         listed = [each.event for each in (await send(node, since=0)).events]
         assert [each.kind for each in listed] == ["membership-stored", "leader-followed", "disk-low"]
@@ -84,14 +84,14 @@ async def test_without_disk_space_events_stay_in_memory_and_wal_goes_on(tmp_path
         space.lacking[WAL] = "No space left on device"
         await send(node, 2)
         # The keeper's thread has had its turn.
-        await node.node.events.close()
+        await node.node.services.events.close()
         assert await kept(node) == ["p-1", "p-2"] and on_disk(folder) == 0
     async with bench(folder) as node:
         await node.greet(PROXY)
         assert await kept(node) == []
         node.node.disk_space.lacking[WAL] = "No space left on device"
         await send(node, 1)
-        await until(lambda: not node.node.events._is_writing)
+        await until(lambda: not node.node.services.events._is_writing)
         del node.node.disk_space.lacking[WAL]
         await send(node, 2)
         await until(lambda: on_disk(folder) == 2)
@@ -114,7 +114,7 @@ async def test_events_that_could_not_be_written_are_written_with_the_next_ones(
             return [each for each in said if "events" in each]
 
         await until(lambda: bool(complaints()))
-        await until(lambda: not node.node.events._is_writing)
+        await until(lambda: not node.node.services.events._is_writing)
         assert complaints() == ["could not write events, they are in memory only"]
         fs.full = False
         end_lsn = await node.append_durably(b"w" * 100)
@@ -133,7 +133,7 @@ async def test_events_of_another_cluster_are_refused(tmp_path: Path) -> None:
         await node.lead()
         refusal = await node.ask(EventExchange("d" * 32, (event(1),)), Refusal, PROXY)
         assert refusal.code is RefusalCode.OTHER_CLUSTER
-        assert refusal.reason == "safekeeper 1 belongs to another cluster: correct --safekeepers"
+        assert refusal.reason == "safekeeper 1 belongs to another cluster: correct the list of safekeepers"
         assert await kept(node) == [] and node.closed == []
 
 
@@ -155,7 +155,7 @@ async def test_the_page_of_events_begins_at_the_requested_number(tmp_path: Path)
         await node.lead()
         await node.greet(PROXY)
         await send(node, 1, 2)
-        route = events_route(node.node.events.recorder)
+        route = events_route(node.node.services.events.recorder)
         code, content = route.answer({"since": "2"})
         assert code == 200 and content == {
             "events": [
@@ -174,5 +174,5 @@ async def test_the_page_of_events_begins_at_the_requested_number(tmp_path: Path)
         assert [each["seq"] for each in route.answer({})[1]["events"]] == [1, 2]
         for wrong in ("", "-1", "x", "9" * 19, "²"):
             assert route.answer({"since": wrong})[0] == 400
-        node.node.events.recorder.add(Event("q-1", 1 << 62, "later-kind", "walproxy", "a clock that is wrong"))
+        node.node.services.events.recorder.add(Event("q-1", 1 << 62, "later-kind", "walproxy", "a clock that is wrong"))
         assert route.answer({"since": "3"})[1]["events"][0]["at"] == "?"

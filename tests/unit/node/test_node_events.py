@@ -30,6 +30,7 @@ from safekeeper.consensus.messages import (
     VoteResponse,
 )
 from safekeeper.node import node as node_module
+from safekeeper.node import segment_files, wal_writer
 from safekeeper.node.node import Node
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.disk_space import CONTROL_FILE, WAL
@@ -71,7 +72,7 @@ def append(sk: Bench, payload: bytes, *, is_last: bool, connection: int = CONNEC
 async def flushing(sk: Bench) -> int:
     """Let the disk's thread flush 10 bytes until the test releases it; return where they begin."""
     begin_lsn = await usual(sk)
-    sk.node._average_flush_s = 1.0
+    sk.node.wal.average_flush_s = 1.0
     sk.fs.hold()
     assert append(sk, b"a" * 10, is_last=True)
     return begin_lsn
@@ -85,7 +86,7 @@ async def flushing(sk: Bench) -> int:
 async def test_appends_that_are_available_together_are_flushed_together(tmp_path: Path, is_quick: bool) -> None:
     async with bench(tmp_path / "sk") as sk:
         begin_lsn = await usual(sk)
-        sk.node._average_flush_s = ALWAYS_QUICK_S if is_quick else 1.0
+        sk.node.wal.average_flush_s = ALWAYS_QUICK_S if is_quick else 1.0
         before = len(sk.fs.synced_by)
         for is_last in (False, False, True):
             assert len(sk.fs.synced_by) == before
@@ -101,7 +102,7 @@ async def test_appends_that_are_available_together_are_flushed_together(tmp_path
 async def test_while_a_flush_runs_in_the_thread_none_is_made_on_the_loop(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         begin_lsn = await flushing(sk)
-        sk.node._average_flush_s = ALWAYS_QUICK_S
+        sk.node.wal.average_flush_s = ALWAYS_QUICK_S
         before = len(sk.fs.synced_by)
         assert append(sk, b"b" * 10, is_last=True)
         assert threading.current_thread() not in sk.fs.synced_by[before:]
@@ -115,20 +116,20 @@ async def test_a_flush_that_an_effect_has_included_is_not_counted_again(tmp_path
     async with bench(tmp_path / "sk") as sk:
         begin_lsn = await flushing(sk)
         sk.says(asks(LeaderId(2, "other")))
-        counted = sk.node.flush_times.count
+        counted = sk.node.wal.flush_times.count
         sk.fs.release()
         await until(lambda: sk.node.ready)
         vote = sk.said[-1][1]
         assert isinstance(vote, VoteResponse) and vote.flush_lsn == begin_lsn + 10
         await sk.node.disk.run(lambda: None)
-        assert sk.node.flush_times.count == counted and not sk.node.failed.done()
+        assert sk.node.wal.flush_times.count == counted and not sk.node.failed.done()
 
 
 @on_the_loop
 async def test_a_quick_flush_is_answered_at_once_and_one_without_a_leader_to_nobody(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         begin_lsn = await usual(sk)
-        sk.node._average_flush_s = ALWAYS_QUICK_S
+        sk.node.wal.average_flush_s = ALWAYS_QUICK_S
         said = len(sk.said)
         assert append(sk, b"a" * 10, is_last=True)
         assert len(sk.said) == said + 1 and sk.told_flush_lsn() == begin_lsn + 10
@@ -154,15 +155,15 @@ async def test_the_average_of_flushes_moves_by_an_eighth_and_decides_where_the_n
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
         sk.fs.delay_s = 0.05
-        for start_s, is_on_loop in ((node_module.QUICK_FLUSH_S * 0.99, True), (node_module.QUICK_FLUSH_S, False)):
-            sk.node._average_flush_s = start_s
-            before = sk.node.flush_times.total
+        for start_s, is_on_loop in ((wal_writer.QUICK_FLUSH_S * 0.99, True), (wal_writer.QUICK_FLUSH_S, False)):
+            sk.node.wal.average_flush_s = start_s
+            before = sk.node.wal.flush_times.total
             await sk.append_durably(b"a" * 10)
             assert (sk.fs.synced_by[-1] is threading.current_thread()) is is_on_loop
-            took_s = sk.node.flush_times.total - before
+            took_s = sk.node.wal.flush_times.total - before
             assert took_s >= 0.05
-            expected_s = start_s + (took_s - start_s) / node_module.FLUSHES_AVERAGED
-            assert sk.node._average_flush_s == pytest.approx(expected_s)
+            expected_s = start_s + (took_s - start_s) / wal_writer.FLUSHES_AVERAGED
+            assert sk.node.wal.average_flush_s == pytest.approx(expected_s)
 
 
 @on_the_loop
@@ -179,16 +180,6 @@ async def test_a_heartbeat_is_answered_at_once_with_its_number_and_a_bare_commit
             (CONNECTION, AppendResponse(LEADER, end_lsn, end_lsn, sequence)) for sequence in (7, 8)
         ]
         assert sk.node.acceptor.commit_lsn == end_lsn and len(sk.fs.synced_by) == syncs
-
-
-@on_the_loop
-async def test_a_leader_is_informed_of_received_wal_whose_flush_takes_long(tmp_path: Path) -> None:
-    async with bench(tmp_path / "sk") as sk:
-        begin_lsn = await flushing(sk)
-        await until(lambda: sk.answers()[-1].write_lsn == begin_lsn + 10)
-        assert sk.told_flush_lsn() == begin_lsn
-        sk.fs.release()
-        await until(lambda: sk.told_flush_lsn() == begin_lsn + 10)
 
 
 # Messages that must wait, or are not accepted any more.
@@ -221,7 +212,7 @@ async def test_no_segment_is_prepared_while_an_effect_waits_for_the_disk(tmp_pat
     async with bench(tmp_path / "sk") as sk:
         await with_a_checkpoint_under_way(sk)
         with failing(sk.node.folder.opened_storage(), "prepare_ahead", StorageFailed("not at this moment")):
-            sk.node._prepare_ahead()
+            sk.node.wal.segments.prepare_ahead()
         assert not sk.node.failed.done()
 
 
@@ -231,9 +222,9 @@ async def test_after_half_a_segment_it_is_time_for_the_next_one(tmp_path: Path, 
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
         await sk.append_durably(bytes(size))
-        sk.node._prepare_ahead()
+        sk.node.wal.segments.prepare_ahead()
         first_half_ends_lsn = BASE_LSN + SEGMENT_SIZE // 2 + (SEGMENT_SIZE if size > SEGMENT_SIZE // 2 else 0)
-        assert sk.node._prepare_at_lsn == first_half_ends_lsn + 1
+        assert sk.node.wal.segments._prepare_at_lsn == first_half_ends_lsn + 1
 
 
 @on_the_loop
@@ -242,10 +233,10 @@ async def test_a_node_that_has_failed_prepares_no_segment(tmp_path: Path, monkey
         await usual(sk)
         prepared: list[int] = []
         monkeypatch.setattr(sk.node.folder.opened_storage(), "prepare_ahead", lambda: prepared.append(1))
-        sk.node._prepare_ahead()
+        sk.node.wal.segments.prepare_ahead()
         assert prepared == [1]
-        sk.node._prepared(Preparation(lambda: None), None, StorageFailed("gone"))
-        sk.node._prepare_ahead()
+        sk.node.wal.segments._prepared(Preparation(lambda: None), None, StorageFailed("gone"))
+        sk.node.wal.segments.prepare_ahead()
         assert prepared == [1]
 
 
@@ -254,14 +245,14 @@ async def test_received_wal_is_not_reported_while_an_effect_waits_for_the_disk(t
     async with bench(tmp_path / "sk") as sk:
         end_lsn = await usual(sk)
         sk.append(b"", commit_lsn=end_lsn)
-        sk.node._average_flush_s = 1.0
+        sk.node.wal.average_flush_s = 1.0
         sk.fs.hold()
         assert append(sk, b"a" * 10, is_last=True)
         sk.node.checkpoint()
-        assert sk.node._flush is not None and not sk.node.ready
-        sk.node._flush_began_at -= 1
-        sk.node._report_timer()
-        assert not sk.node._events
+        assert sk.node.wal._flush is not None and not sk.node.ready
+        sk.node.wal._flush_began_at -= 1
+        sk.node.wal._report_timer()
+        assert not sk.node._queue
 
 
 @on_the_loop
@@ -289,19 +280,6 @@ async def test_a_drain_that_is_cancelled_harms_nothing_and_can_be_repeated(tmp_p
         sk.fs.release()
         await asyncio.wait_for(sk.node.drain(), DEADLINE_S)
         assert sk.told_flush_lsn() == begin_lsn + 10 and not sk.node.failed.done()
-
-
-@on_the_loop
-async def test_a_drain_waits_for_a_flush_in_the_thread(tmp_path: Path) -> None:
-    async with bench(tmp_path / "sk") as sk:
-        begin_lsn = await flushing(sk)
-        draining = asyncio.ensure_future(sk.node.drain())
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not draining.done()
-        sk.fs.release()
-        await asyncio.wait_for(draining, DEADLINE_S)
-        assert sk.told_flush_lsn() == begin_lsn + 10
 
 
 @on_the_loop
@@ -366,7 +344,7 @@ async def test_an_error_in_an_event_ends_the_node_and_nothing_more_is_executed(
 ) -> None:
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
-        sk.node._average_flush_s = ALWAYS_QUICK_S
+        sk.node.wal.average_flush_s = ALWAYS_QUICK_S
         said, resumed = len(sk.said), sk.resumed
         with failing(sk.node.acceptor, method, error):
             if method == "check":
@@ -387,7 +365,7 @@ async def test_an_error_in_an_event_ends_the_node_and_nothing_more_is_executed(
 async def test_what_was_written_before_a_node_has_failed_is_not_flushed_afterwards(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
-        sk.node._average_flush_s = ALWAYS_QUICK_S
+        sk.node.wal.average_flush_s = ALWAYS_QUICK_S
         assert append(sk, b"y", is_last=False)
         before, said = len(sk.fs.synced_by), len(sk.said)
         with failing(sk.node.acceptor, "check", InvariantViolation("cannot be")):
@@ -497,7 +475,7 @@ async def test_the_first_error_is_the_one_that_is_reported(tmp_path: Path) -> No
         for error in (first, second):
             with failing(sk.node.acceptor, "disconnected", error):
                 sk.node.disconnected(CONNECTION)
-            sk.node._prepared(Preparation(lambda: None), None, error)  # type: ignore[arg-type, return-value]
+            sk.node.wal.segments._prepared(Preparation(lambda: None), None, error)  # type: ignore[arg-type, return-value]
         assert await failure(sk.node) is first
 
 
@@ -508,7 +486,7 @@ async def test_an_effect_that_ends_after_the_node_has_failed_leads_to_no_answer(
         sk.fs.hold()
         sk.says(asks(LeaderId(2, "other")))
         said = len(sk.said)
-        sk.node._prepared(Preparation(lambda: None), None, StorageFailed("gone"))
+        sk.node.wal.segments._prepared(Preparation(lambda: None), None, StorageFailed("gone"))
         assert sk.node.failed.done()
         sk.fs.release()
         await sk.node.disk.run(lambda: None)
@@ -644,12 +622,12 @@ async def test_an_effect_without_a_free_descriptor_is_refused_after_some_attempt
 async def test_space_for_wal_counts_as_back_only_once_a_flush_ends_in_a_new_segment(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
-        sk.node._average_flush_s = ALWAYS_QUICK_S
+        sk.node.wal.average_flush_s = ALWAYS_QUICK_S
         sk.fs.full = True
         sk.append(bytes(SEGMENT_SIZE))
         assert WAL in sk.node.disk_space.lacking
         assert sk.node.disk_space.wal_ends_at_lsn == BASE_LSN + SEGMENT_SIZE
-        sk.node._prepare_not_before = float("inf")
+        sk.node.wal.segments._prepare_not_before = float("inf")
         sk.fs.full = False  # The control file has space.
         await sk.lead(term=2)
         sk.fs.full = True
@@ -667,7 +645,7 @@ async def test_without_a_log_any_flush_shows_that_there_is_space_for_wal_again(t
     async with bench(tmp_path / "sk") as sk:
         sk.node.folder.control = msgspec.structs.replace(sk.node.folder.control, segment_size=SEGMENT_SIZE)
         sk.node.disk_space.wal_ends_at_lsn = BASE_LSN
-        sk.node._no_room_for_wal(StorageFull("No space left on device"))
+        sk.node.wal.segments.no_room(StorageFull("No space left on device"))
         assert WAL in sk.node.disk_space.lacking and sk.node.disk_space.wal_ends_at_lsn == 0
 
 
@@ -681,10 +659,10 @@ async def test_a_segment_is_prepared_again_after_longer_and_longer_pauses_withou
         preparation, short = Preparation(lambda: None), ResourceShortage("too many open files")
         with monkeypatch.context() as patch:
             patch.setattr(sk.node._loop, "call_later", lambda pause_s, _: pauses_s.append(pause_s))
-            for error in (*[short] * (len(node_module.SHORTAGE_PAUSES_S) + 2), None, short):
-                sk.node._count_prepared(preparation, error)
-        longest_s, first_s = node_module.SHORTAGE_PAUSES_S[-1], node_module.SHORTAGE_PAUSES_S[0]
-        assert pauses_s == [*node_module.SHORTAGE_PAUSES_S, longest_s, longest_s, first_s]
+            for error in (*[short] * (len(segment_files.SHORTAGE_PAUSES_S) + 2), None, short):
+                sk.node.wal.segments._count_prepared(preparation, error)
+        longest_s, first_s = segment_files.SHORTAGE_PAUSES_S[-1], segment_files.SHORTAGE_PAUSES_S[0]
+        assert pauses_s == [*segment_files.SHORTAGE_PAUSES_S, longest_s, longest_s, first_s]
 
 
 @on_the_loop
@@ -694,12 +672,13 @@ async def test_a_segment_without_space_is_prepared_again_after_a_pause(
     async with bench(tmp_path / "sk") as sk:
         await usual(sk)
         began_at = now = 1000.0
-        monkeypatch.setattr(node_module, "monotonic", lambda: now)
-        sk.node._count_prepared(Preparation(lambda: None), StorageFull("No space left on device"))
+        for module in (wal_writer, segment_files):
+            monkeypatch.setattr(module, "monotonic", lambda: now)
+        sk.node.wal.segments._count_prepared(Preparation(lambda: None), StorageFull("No space left on device"))
         prepared_at: list[float] = []
-        monkeypatch.setattr(sk.node, "_prepare_ahead", lambda: prepared_at.append(now))
+        monkeypatch.setattr(sk.node.wal.segments, "prepare_ahead", lambda: prepared_at.append(now))
         for passed in (0.0, 0.99, 1.0):
-            now = began_at + passed * node_module.PREPARE_AGAIN_AFTER_S
+            now = began_at + passed * segment_files.PREPARE_AGAIN_AFTER_S
             await sk.append_durably(b"y")
         assert prepared_at == [now]
 
@@ -711,7 +690,7 @@ async def test_space_for_wal_is_lacked_behind_the_segment_that_is_written(tmp_pa
         await usual(sk)
         border_lsn = BASE_LSN + SEGMENT_SIZE
         await sk.append_durably(bytes(border_lsn + more - sk.node.acceptor.write_lsn))
-        sk.node._no_room_for_wal(StorageFull("No space left on device"))
+        sk.node.wal.segments.no_room(StorageFull("No space left on device"))
         assert sk.node.disk_space.wal_ends_at_lsn == border_lsn + more * SEGMENT_SIZE
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from safekeeper.acceptor.acceptor import Acceptor
+from safekeeper.acceptor.following import Following
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import LSN_MAX
 from safekeeper.base.networks import Networks
@@ -390,7 +391,7 @@ async def test_what_arrives_after_a_refused_message_is_ignored(tmp_path: Path) -
         deliver(connection, append(BASE_LSN + 101, b"gap"))
         await until(lambda: not connection._open)
         # The acceptor has forgotten the closed connection, which alone would suffice.
-        acceptor.leader, acceptor.leader_connection = LEADER, connection.number
+        acceptor.following = Following(LEADER, connection.number, 0, seen_at=0.0)
         deliver(connection, append(BASE_LSN + 100, b"y" * 10))
         assert acceptor.write_lsn == BASE_LSN + 100
 
@@ -562,7 +563,7 @@ async def test_an_append_that_is_not_a_usual_one_is_handled_as_every_other_messa
 async def test_usual_appends_that_are_received_together_are_flushed_together(tmp_path: Path) -> None:
     async with house(tmp_path) as there:
         connection, acceptor = await there.before_a_usual_append()
-        there.node._average_flush_s = ALWAYS_QUICK_S
+        there.node.wal.average_flush_s = ALWAYS_QUICK_S
         before = len(there.fs.synced_by)
         messages = (append(BASE_LSN + 100, b"y" * 10), append(BASE_LSN + 110, b"z" * 10))
         data = b"".join(b"".join(encode(message)) for message in messages)
@@ -750,7 +751,7 @@ async def test_who_comes_from_another_network_is_hung_up_on_and_takes_nobodys_pl
         for _ in range(20):
             assert await (await there.client()).receive() is None
         assert there.listener.connection_count == 0
-        assert len(caplog.records) == 10 and "none of the networks of --allow" in caplog.text
+        assert len(caplog.records) == 10 and "none of the networks of allow" in caplog.text
         there.listener.networks = Networks.parse("127.0.0.0/8")
         await (await there.client()).greet()
 

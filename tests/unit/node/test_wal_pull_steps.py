@@ -12,101 +12,19 @@ from safekeeper.acceptor import pull_sources
 from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.base.lsn import LSN_MAX, format_lsn
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.messages import (
-    AcceptorMessage,
     AppendResponse,
-    FolderStates,
-    PeerRead,
     PreVoteResponse,
-    ProposerGreeting,
-    ProposerMessage,
     PullEnded,
-    PullSource,
     PullWal,
-    ReadResponse,
 )
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.node import wal_pull
 from safekeeper.node.wal_pull import BLOCK_BYTES, BLOCKS_IN_FLIGHT, Answers, WalPuller
-from safekeeper.peers.codec import PROBLEM_BYTES_MAX, PROPOSER_DIALECT, FrameDecoder, encode
+from safekeeper.peers.message_checks import PROBLEM_BYTES_MAX
 from tests.unit.event_loop import on_the_loop, until
 from tests.unit.node.test_proposer_listener import BASE_LSN, LEADER, MIB, SEGMENT_SIZE, Client, House, append, house
-from tests.unit.node.test_wal_pull import END_LSN, GREETING, pull_ended
-
-# A safekeeper sends it before its greeting.
-FOLDERS = FolderStates("c" * 32, (FolderState(2, "b" * 32),))
-
-
-class Source:
-    """A safekeeper that answers reads when the test lets it.
-
-    Attributes:
-        as_source: its id and address, as a leader names them.
-        answers_at_once: it waits for no test.
-        closes_at_once: it closes the connection in place of an answer.
-        greetings, requests: what it has received, on all connections.
-        open_count: how many connections to it are open.
-    """
-
-    def __init__(self, safekeeper_id: int) -> None:
-        self.as_source = PullSource(safekeeper_id, "")
-        self.answers_at_once = False
-        self.closes_at_once = False
-        self.greetings: list[ProposerGreeting] = []
-        self.requests: list[PeerRead] = []
-        self.open_count = 0
-        self.tasks: list[asyncio.Task[None]] = []
-        self._writer: asyncio.StreamWriter
-
-    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.tasks.append(asyncio.ensure_future(self._serve(reader, writer)))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        decoder: FrameDecoder[ProposerMessage] = FrameDecoder(PROPOSER_DIALECT)
-        self._writer = writer
-        self.open_count += 1
-        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
-            while data := await reader.read(1 << 16):
-                for message in decoder.feed(data):
-                    if isinstance(message, ProposerGreeting):
-                        self.greetings.append(message)
-                        self.send(FOLDERS)
-                        self.send(GREETING)
-                    elif isinstance(message, PeerRead):
-                        self.requests.append(message)
-                        if self.closes_at_once:
-                            self.close()
-                        elif self.answers_at_once:
-                            self.answer(message)
-        self.open_count -= 1
-
-    def send(self, message: AcceptorMessage) -> None:
-        self._writer.writelines(encode(message))
-
-    def answer(self, request: PeerRead) -> None:
-        """Send the requested bytes."""
-        self.send(ReadResponse(request.request_id, request.begin_lsn, bytes(request.end_lsn - request.begin_lsn)))
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """Return what was requested, in blocks above BASE_LSN."""
-        return [((r.begin_lsn - BASE_LSN) // BLOCK_BYTES, (r.end_lsn - BASE_LSN) // BLOCK_BYTES) for r in self.requests]
-
-
-@contextlib.asynccontextmanager
-async def source(safekeeper_id: int = 2) -> AsyncIterator[Source]:
-    there = Source(safekeeper_id)
-    server = await asyncio.start_server(there.connected, "127.0.0.1", 0)
-    there.as_source = PullSource(safekeeper_id, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    try:
-        yield there
-    finally:
-        server.close()
-        for task in there.tasks:
-            task.cancel()
+from tests.unit.node.test_wal_pull import END_LSN, FOLDERS, Source, pull_ended, source, whole
 
 
 class Bench:
@@ -189,7 +107,7 @@ async def test_a_source_is_greeted_as_by_a_member_of_the_same_postgresql(tmp_pat
 @on_the_loop
 async def test_a_pull_keeps_to_its_rate(tmp_path: Path) -> None:
     async with bench(tmp_path) as here, source() as other:
-        other.answers_at_once = True
+        other.answers = whole
         began_at = asyncio.get_running_loop().time()
         here.pulls(other, bytes_per_s=6 * MIB)
         await here.ended()
@@ -201,7 +119,7 @@ async def test_a_pull_keeps_to_its_rate(tmp_path: Path) -> None:
 async def test_no_more_is_requested_while_much_is_not_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wal_pull, "UNFLUSHED_BYTES_MAX", BLOCK_BYTES)
     async with bench(tmp_path) as here, source() as other:
-        other.answers_at_once = True
+        other.answers = whole
         here.fs.hold()
         here.pulls(other)
         await until(lambda: here.node.acceptor.write_lsn == BASE_LSN + 2 * BLOCK_BYTES)
@@ -217,7 +135,7 @@ async def test_no_more_is_requested_while_much_is_not_on_disk(tmp_path: Path, mo
 @on_the_loop
 async def test_another_source_continues_where_one_that_has_failed_ended(tmp_path: Path) -> None:
     async with bench(tmp_path) as here, source(2) as first, source(3) as second:
-        second.answers_at_once = True
+        second.answers = whole
         here.pulls(first, second)
         await until(lambda: len(first.requests) == 2)
         first.answer(first.requests[0])
@@ -236,12 +154,12 @@ async def test_a_slow_source_is_left_and_returned_to_if_the_others_fail(
     monkeypatch.setattr(pull_sources, "SLOW_AFTER_S", 0.05)
     monkeypatch.setattr(pull_sources, "SLOW_BYTES_PER_S", 1 << 40)
     async with bench(tmp_path) as here, source(2) as slow, source(3) as broken:
-        broken.closes_at_once = True
+        broken.answers = lambda _: None
         here.pulls(slow, broken)
         await until(lambda: len(slow.requests) == 2)
         answer_at = asyncio.get_running_loop().time() + 0.1
         await until(lambda: asyncio.get_running_loop().time() >= answer_at)
-        slow.answers_at_once = True
+        slow.answers = whole
         slow.answer(slow.requests[0])
         assert (await here.ended()).write_lsn == END_LSN
         assert broken.ranges()[:1] == [(1, 2)] and slow.ranges()[2:4] in ([(1, 2), (2, 3)], [(2, 3), (1, 2)])
@@ -267,7 +185,7 @@ async def test_wal_that_does_not_continue_the_log_is_not_written_and_its_source_
         here.pulls(other)
         await until(lambda: len(other.requests) == 2)
         await here.leader.append(BASE_LSN, b"of the leader")
-        other.answers_at_once = True
+        other.answers = whole
         for request in other.requests[:2]:
             other.answer(request)
         ended = await here.ended()
@@ -281,7 +199,7 @@ async def test_an_error_of_the_program_ends_the_pull_and_no_other_source_is_trie
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench(tmp_path) as here, source(2) as first, source(3) as second:
-        second.answers_at_once = True
+        second.answers = whole
 
         def broken(*_: object, **__: object) -> None:
             raise ValueError("a bug")
@@ -317,8 +235,8 @@ async def test_a_newer_request_replaces_the_pull_and_continues_where_it_was(tmp_
         assert second.ranges() == [(1, 2), (2, 3)]
         description = here.puller.describe()
         assert description is not None
-        assert (description["source"], description["bytes"], description["end_lsn"]) == (3, 0, format_lsn(END_LSN))
-        second.answers_at_once = True
+        assert (description.source, description.bytes, description.end_lsn) == (3, 0, format_lsn(END_LSN))
+        second.answers = whole
         for request in second.requests[:2]:
             second.answer(request)
         assert await here.ended() == PullEnded(LEADER, 2, END_LSN)
@@ -366,16 +284,16 @@ async def test_a_puller_that_is_closed_ends_its_pull_and_begins_no_other(tmp_pat
 @on_the_loop
 async def test_what_was_pulled_is_counted_for_each_pull_and_for_each_source(tmp_path: Path) -> None:
     async with bench(tmp_path) as here, source() as other:
-        other.answers_at_once = True
+        other.answers = whole
         here.pulls(other, end_lsn=BASE_LSN + 2 * BLOCK_BYTES)
         await here.ended()
-        other.answers_at_once = False
+        other.answers = None
         here.pulls(other, end_lsn=END_LSN)
         await until(lambda: len(other.requests) == 4)
         other.answer(other.requests[2])
         await until(lambda: here.node.acceptor.write_lsn == BASE_LSN + 3 * BLOCK_BYTES)
         description = here.puller.describe()
-        assert description is not None and description["bytes"] == BLOCK_BYTES
+        assert description is not None and description.bytes == BLOCK_BYTES
         assert here.puller.pulled_bytes == {2: 3 * BLOCK_BYTES}
 
 

@@ -56,20 +56,22 @@ from safekeeper.consensus.messages import (
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import (
     ACCEPTOR_DIALECT,
-    AGENT_NAME_BYTES_MAX,
-    AGENT_REPORT_BYTES_MAX,
-    AGENT_SETTINGS_BYTES_MAX,
-    AGENTS_MAX,
     CONTROL_BYTES_MAX,
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
-    PROBLEM_BYTES_MAX,
     PROPOSER_AUTHENTICATION,
     PROPOSER_DIALECT,
     AppendEncoder,
     DeliveringDecoder,
     FrameDecoder,
     encode,
+)
+from safekeeper.peers.message_checks import (
+    AGENT_NAME_BYTES_MAX,
+    AGENT_REPORT_BYTES_MAX,
+    AGENT_SETTINGS_BYTES_MAX,
+    AGENTS_MAX,
+    PROBLEM_BYTES_MAX,
 )
 
 words = st.text("0123456789abcdefXYZ_-", min_size=1, max_size=32)
@@ -633,8 +635,11 @@ def test_an_append_with_a_field_out_of_range_is_refused(changes: dict[str, int])
 @pytest.mark.parametrize(
     "standby",
     [Standby("a" * 64), Standby("é" * 32), Standby("a\nb")]
-    + [Standby("a", *(LSN_MAX + 1 if field == wrong else 5 for field in range(5))) for wrong in range(5)]
-    + [Standby("a", *(-1 if field == wrong else 5 for field in range(5))) for wrong in range(5)],
+    + [
+        msgspec.structs.replace(Standby("a", 5, 5, 5, 5, 5), **{field: wrong})
+        for field in Standby.__struct_fields__[1:]
+        for wrong in (-1, LSN_MAX + 1)
+    ],
 )
 def test_a_standby_that_cannot_be_is_refused_by_both_sides(standby: Standby) -> None:
     feedback = StandbyFeedback((Standby("good", 1, 2, 3, 4, 5), standby))

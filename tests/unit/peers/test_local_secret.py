@@ -126,7 +126,7 @@ def a_linked_password(secret: LocalSecret) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (open_folder, "is not private to that user: remove it, or give --pg-users$"),
+        (open_folder, "is not private to that user: remove it, or give pg_users$"),
         (
             known_password,
             "the password of replication clients in .*/pgpass may be known to others: .* chmod 600, or remove it and "
@@ -138,11 +138,11 @@ def a_linked_password(secret: LocalSecret) -> None:
 def test_a_replication_listener_gives_the_advice_that_is_for_it(
     tmp_path: Path, harm: Callable[[LocalSecret], None], words: str
 ) -> None:
-    secret = LocalSecret({"XDG_STATE_HOME": str(tmp_path)}, instead_of_it="--pg-users")
+    secret = LocalSecret({"XDG_STATE_HOME": str(tmp_path)}, instead_of_it="pg_users")
     secret.reader_password()
     harm(secret)
     with pytest.raises(ConfigurationError, match=words):
-        LocalSecret({"XDG_STATE_HOME": str(tmp_path)}, instead_of_it="--pg-users").reader_password()
+        LocalSecret({"XDG_STATE_HOME": str(tmp_path)}, instead_of_it="pg_users").reader_password()
 
 
 @pytest.mark.parametrize(

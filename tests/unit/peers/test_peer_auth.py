@@ -173,7 +173,7 @@ def test_nobody_gets_a_second_try_on_one_connection() -> None:
 def test_a_refusal_is_one_line_that_says_what_to_do(reason: Reason) -> None:
     one = proposer()
     one.begin()
-    with pytest.raises(AuthenticationFailed, match=r"--secret-file|use the same one") as refused:
+    with pytest.raises(AuthenticationFailed, match=r"set its secret_file|set secret_file|use the same one") as refused:
         one.receive(Refused(reason))
     assert refused.value.tell is None
 
@@ -259,8 +259,8 @@ def test_any_body_is_a_message_or_a_protocol_error(body: bytes) -> None:
 
 def test_an_authentication_that_one_side_does_not_expect_says_who_lacks_what() -> None:
     frame = encode_authentication(Hello(bytes(32)))
-    with pytest.raises(AuthenticationFailed, match="this safekeeper has none: give it --secret-file") as refused:
+    with pytest.raises(AuthenticationFailed, match="this safekeeper has none: set its secret_file") as refused:
         FrameDecoder(PROPOSER_DIALECT).feed(frame)
     assert refused.value.tell is Reason.NO_SECRET_HERE
-    with pytest.raises(AuthenticationFailed, match="the safekeeper requires a shared secret: give the proxy"):
+    with pytest.raises(AuthenticationFailed, match="the safekeeper requires a shared secret: set secret_file"):
         FrameDecoder(ACCEPTOR_DIALECT).feed(frame)

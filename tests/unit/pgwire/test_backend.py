@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safekeeper.base.errors import LocalProtocolError
 from safekeeper.base.lsn import LSN_MAX
 from safekeeper.pgwire import backend
-from safekeeper.pgwire.backend import INT8, POSTGRES_EPOCH_US, TEXT, Column, keepalive, xlog_data_header
+from safekeeper.pgwire.backend import INT8, POSTGRES_EPOCH_US, TEXT, ResultColumn, keepalive, xlog_data_header
 from tests.unit.pgwire_client import error_of, kinds_of, messages_of, row_of
 from walproxy.postgres.replication import Keepalive, XLogData, parse_copy_message
 
@@ -38,12 +38,11 @@ times = st.integers(-2_208_988_800_000_000, 4_102_444_800_000_000)
             b"D\0\0\0\x1a\0\x04\0\0\0\x02\xc3\xa9\0\0\0\x02\xff\0\0\0\0\0\xff\xff\xff\xff",
         ),
         (
-            backend.row_description([Column("a", *TEXT), Column("bc", *INT8)]),
+            backend.row_description([ResultColumn("a", *TEXT), ResultColumn("bc", *INT8)]),
             b"T\0\0\0\x2f\0\x02"
             b"a\0" + struct.pack(">IhIhih", 0, 0, 25, -1, -1, 0) + b"bc\0" + struct.pack(">IhIhih", 0, 0, 20, 8, -1, 0),
         ),
         (backend.error_response("ERROR", "42601", "m"), b"E\0\0\0\x1dSERROR\0VERROR\0C42601\0Mm\0\0"),
-        (backend.notice_response("NOTICE", "00000", "m"), b"N\0\0\0\x1fSNOTICE\0VNOTICE\0C00000\0Mm\0\0"),
     ],
 )
 def test_message_is_as_the_protocol_has_it(message: bytes, expected: bytes) -> None:

@@ -36,7 +36,7 @@ from safekeeper.pgwire.events import (
 )
 from safekeeper.pgwire.refusal import ClientRefused
 from safekeeper.pgwire.scram import make_verifier
-from safekeeper.pgwire.session import Session, State
+from safekeeper.pgwire.session import Session, SessionState
 from tests.unit.pgwire_client import (
     CANCEL_REQUEST,
     COPY_DONE,
@@ -75,7 +75,7 @@ def refusal(session: Session, data: bytes) -> tuple[str, dict[str, str]]:
     """What `data` makes of the session that it ends: our words and the client's."""
     with pytest.raises(RemoteProtocolError) as caught:
         session.receive(data)
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
     error = error_of(session.take_output())
     assert error["S"] == "FATAL"
     return str(caught.value), error
@@ -219,7 +219,7 @@ def test_conversation_goes_as_it_does_with_postgresql(name: str) -> None:
         assert events == said.events
         answer(session, events)
         assert kinds_and_encryption(session.take_output()) == said.answered
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
 
 
 @given(st.sampled_from(sorted(CONVERSATIONS)), st.lists(st.integers(0, 100), max_size=40))
@@ -249,10 +249,10 @@ def converse(session: Session, pieces: list[bytes]) -> bytes:
             events = session.receive(piece)
         except RemoteProtocolError as error:
             assert str(error).isprintable()
-            assert session.state is State.CLOSED
+            assert session.state is SessionState.CLOSED
             assert session.receive(b"more") == []
             return output + session.take_output()
-        if session.state is State.TLS_HANDSHAKE:
+        if session.state is SessionState.TLS_HANDSHAKE:
             output += session.take_output()
             session.tls_started(None)
         answer(session, events)
@@ -282,7 +282,7 @@ def test_any_messages_end_cleanly_and_are_answered_by_messages(
 def test_any_answer_to_the_request_for_a_password_ends_cleanly(pieces: list[bytes]) -> None:
     session = new_session(users=USERS)
     messages_of(converse(session, [startup(), sasl_initial_response("SCRAM-SHA-256", b"n,,n=,r=abc"), *pieces]))
-    assert session.state in (State.AUTHENTICATING, State.CLOSED)
+    assert session.state in (SessionState.AUTHENTICATING, SessionState.CLOSED)
 
 
 @given(
@@ -305,7 +305,7 @@ def test_what_is_no_client_gets_no_answer(data: bytes) -> None:
     session = new_session()
     with pytest.raises(RemoteProtocolError):
         session.receive(data)
-    assert (session.state, session.take_output()) == (State.CLOSED, b"")
+    assert (session.state, session.take_output()) == (SessionState.CLOSED, b"")
 
 
 # The beginning.
@@ -314,14 +314,14 @@ def test_what_is_no_client_gets_no_answer(data: bytes) -> None:
 def test_a_request_to_cancel_is_a_good_bye() -> None:
     session = new_session()
     assert session.receive(CANCEL_REQUEST) == [Terminated()]
-    assert (session.state, session.take_output()) == (State.CLOSED, b"")
+    assert (session.state, session.take_output()) == (SessionState.CLOSED, b"")
 
 
 def test_encryption_by_gssapi_is_declined_and_tls_may_follow() -> None:
     session = new_session(tls=True)
     assert session.receive(GSSENC_REQUEST) == []
     assert session.take_output() == b"N"
-    assert session.receive(SSL_REQUEST) == [StartTls(direct=False)]
+    assert session.receive(SSL_REQUEST) == [StartTls(b"")]
     assert session.take_output() == b"S"
 
 
@@ -343,7 +343,7 @@ def test_encryption_within_tls_is_refused() -> None:
 def test_a_session_goes_on_behind_tls() -> None:
     session = new_session(tls=True)
     session.receive(SSL_REQUEST)
-    assert session.state is State.TLS_HANDSHAKE
+    assert session.state is SessionState.TLS_HANDSHAKE
     assert session.take_output() == b"S"
     with pytest.raises(LocalProtocolError):
         session.receive(b"\x16\x03")
@@ -359,8 +359,8 @@ def test_unencrypted_bytes_behind_the_request_for_tls_are_refused() -> None:
 
 def test_a_client_that_begins_with_tls_gets_its_bytes_to_the_handshake() -> None:
     session = new_session(tls=True)
-    assert session.receive(b"\x16\x03\x01rest") == [StartTls(direct=True, data=b"\x16\x03\x01rest")]
-    assert (session.state, session.take_output()) == (State.TLS_HANDSHAKE, b"")
+    assert session.receive(b"\x16\x03\x01rest") == [StartTls(b"\x16\x03\x01rest")]
+    assert (session.state, session.take_output()) == (SessionState.TLS_HANDSHAKE, b"")
 
 
 def test_tls_within_tls_is_refused() -> None:
@@ -447,7 +447,7 @@ def log_in(session: Session, password: str, user: str = "me", binding: bytes | N
 def test_a_client_with_the_password_is_let_in() -> None:
     session = new_session(users=USERS)
     assert log_in(session, "pencil") == [Authenticated("me", "", {})]
-    assert session.state is State.READY
+    assert session.state is SessionState.READY
 
 
 def test_a_client_with_the_password_and_the_certificate_is_let_in() -> None:
@@ -464,7 +464,7 @@ def test_a_wrong_password_and_an_unknown_user_are_told_the_same(user: str, passw
     session = new_session(users=USERS)
     with pytest.raises(ClientRefused) as caught:
         log_in(session, password, user)
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
     assert error_of(session.take_output()) == {
         "S": "FATAL",
         "V": "FATAL",
@@ -472,7 +472,7 @@ def test_a_wrong_password_and_an_unknown_user_are_told_the_same(user: str, passw
         "M": f'password authentication failed for user "{user}"',
     }
     assert str(caught.value) == (
-        'password authentication failed for user "me"' if user == "me" else 'user "you" does not exist in --pg-users'
+        'password authentication failed for user "me"' if user == "me" else 'user "you" does not exist in pg_users'
     )
 
 
@@ -561,7 +561,7 @@ def test_a_refused_command_leaves_the_client_ready() -> None:
     output = session.take_output()
     assert kinds_of(output) == "EZ"
     assert error_of(output) == {"S": "ERROR", "V": "ERROR", "C": "58P01", "M": "there is no TLI 9", "D": "d", "H": "h"}
-    assert session.state is State.READY
+    assert session.state is SessionState.READY
 
 
 def test_a_command_waits_for_the_answer_to_the_last_one() -> None:
@@ -576,13 +576,6 @@ def test_what_is_no_command_ends_the_conversation(data: bytes) -> None:
     assert theirs["C"] == "08P01"
 
 
-def test_a_notice_can_be_told_at_any_time() -> None:
-    session = ready_session()
-    session.notice("the WAL is old")
-    assert kinds_of(session.take_output()) == "N"
-    assert session.state is State.READY
-
-
 # COPY.
 
 
@@ -594,7 +587,7 @@ def test_wal_and_keepalives_follow_the_response_that_begins_the_copy() -> None:
         session.take_output() + xlog_data_header(0x3000000, 0x3000002, 0, 2) + b"ab" + keepalive(0x3000002, 0, True)
     )
     assert kinds_of(output) == "Wdd"
-    assert session.state is State.COPY
+    assert session.state is SessionState.COPY
 
 
 def test_only_start_replication_begins_a_copy() -> None:
@@ -608,20 +601,19 @@ def test_the_end_of_a_timeline_is_told_once_both_sides_have_ended_the_copy() -> 
     session = streaming_session()
     session.end_copy()
     assert kinds_of(session.take_output()) == "c"
-    assert session.state is State.COPY_ENDING
+    assert session.state is SessionState.COPY_ENDING
     # What was under way counts.
     assert session.receive(status_update(1, 2, 3)) == [StatusUpdate(1, 2, 3, False)]
-    assert not session.client_copy_done
     with pytest.raises(LocalProtocolError, match="before the client"):
         session.finish_copy((2, 0x3000100))
     assert session.receive(COPY_DONE) == [CopyEnded()]
-    assert session.client_copy_done
+    assert session.state is SessionState.COPY_ENDING
     session.finish_copy((2, 0x3000100))
     output = session.take_output()
     assert kinds_of(output) == "TDCCZ"
     assert row_of(output) == [b"2", b"0/3000100"]
     assert [body for kind, body in messages_of(output) if kind == "C"] == [b"START_STREAMING\0", b"START_REPLICATION\0"]
-    assert session.state is State.READY
+    assert session.state is SessionState.READY
 
 
 def test_a_start_at_the_end_of_a_timeline_is_answered_without_a_copy() -> None:
@@ -638,7 +630,6 @@ def test_the_next_copy_begins_anew() -> None:
         assert kinds_of(session.take_output()) == "cCCZ"
         answer(session, session.receive(query("START_REPLICATION 0/0")))
         assert kinds_of(session.take_output()) == "W"
-        assert not session.client_copy_done
         assert session.receive(status_update(1, 1, 1)) == [StatusUpdate(1, 1, 1, False)]
 
 
@@ -676,7 +667,7 @@ def test_what_cannot_come_within_a_copy_ends_the_conversation(data: bytes) -> No
 def test_a_good_bye_within_a_copy_is_taken() -> None:
     session = streaming_session()
     assert session.receive(status_update(1, 2, 3) + TERMINATE + b"junk") == [StatusUpdate(1, 2, 3, False), Terminated()]
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
 
 
 # From the owner.
@@ -691,9 +682,8 @@ def test_answers_to_a_client_that_has_left_are_dropped() -> None:
     session.begin_copy()
     session.end_copy()
     session.finish_copy(None)
-    session.notice("x")
     session.refuse("XX000", "x", fatal=True)
-    assert (session.state, session.take_output()) == (State.CLOSED, b"")
+    assert (session.state, session.take_output()) == (SessionState.CLOSED, b"")
 
 
 @pytest.mark.parametrize(
@@ -726,7 +716,7 @@ def test_a_client_can_be_sent_away_at_any_time(begin: Callable[[], Session]) -> 
         "M": "the safekeeper stops",
         "H": "connect again",
     }
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
 
 
 def test_nothing_is_said_in_plaintext_during_a_handshake() -> None:
@@ -734,7 +724,7 @@ def test_nothing_is_said_in_plaintext_during_a_handshake() -> None:
     session.receive(SSL_REQUEST)
     session.take_output()
     session.refuse("57P01", "the safekeeper stops", fatal=True)
-    assert (session.state, session.take_output()) == (State.CLOSED, b"")
+    assert (session.state, session.take_output()) == (SessionState.CLOSED, b"")
 
 
 def test_the_end_of_a_connection_is_explained_by_where_it_stood() -> None:

@@ -29,12 +29,12 @@ from tests.unit.pipeline.test_net_columns import (
     sent,
     text_of,
 )
-from walproxy.pipeline.cdc.apply.fingerprint import Column, Fingerprint
+from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, SentColumn
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import KnownTable
 from walproxy.pipeline.cdc.apply.modes import own_columns
 from walproxy.pipeline.cdc.apply.present_rows import present_rows
-from walproxy.pipeline.cdc.apply.target import Target
+from walproxy.pipeline.cdc.apply.target import TargetTable
 from walproxy.pipeline.cdc.changes import Change, Changes, RowsByRelation
 from walproxy.pipeline.cdc.column_types import arrow_type
 from walproxy.pipeline.cdc.messages import UNCHANGED
@@ -70,20 +70,20 @@ class ModeTable(Table):
         return pa.Table.from_batches(batches, self._schema).to_pylist()
 
 
-def target_in(source: Source, mode: FollowingMode) -> tuple[Target, ModeTable]:
+def target_in(source: Source, mode: FollowingMode) -> tuple[TargetTable, ModeTable]:
     table = ModeTable(source, mode)
-    columns = {name: Column(number, oid, -1) for number, (name, oid) in enumerate(source.columns, 1)}
+    columns = {name: SentColumn(number, oid, -1) for number, (name, oid) in enumerate(source.columns, 1)}
     fingerprint = Fingerprint(source.oid, [], 0, {}, {}, columns, {})
     known = KnownTable(source.key, fingerprint, is_full=source.identity == "f" and not source.key)
     following = cast(FollowingTable, table)
-    return Target(following, known, arrow_type, Position(0, 0), mode), table
+    return TargetTable(following, known, arrow_type, Position(0, 0), mode), table
 
 
-def softly(source: Source) -> tuple[Target, Table]:
+def softly(source: Source) -> tuple[TargetTable, Table]:
     return target_in(source, "soft-delete")
 
 
-def as_history(source: Source) -> tuple[Target, Table]:
+def as_history(source: Source) -> tuple[TargetTable, Table]:
     return target_in(source, "append")
 
 

@@ -1,14 +1,12 @@
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from safekeeper.base.errors import ConfigurationError
 from tests.unit.record_bodies import Block, Image, body
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.pipeline.decoder.arrow import blocks_batch, records_batch
 from walproxy.pipeline.decoder.decode import Decoded, Workspace, decode
-from walproxy.pipeline.schemas import COLUMNS, arrow_schema
+from walproxy.pipeline.schemas import arrow_schema
 
 BATCHES = {"records": records_batch, "blocks": blocks_batch}
 
@@ -110,36 +108,6 @@ def test_blocks_have_a_row_for_each_reference() -> None:
     ]
     expected = [*({**inserted, **each} for each in INSERTED), {**updated, **UPDATED[0]}]
     assert batch.to_pylist() == [row | more for row, more in zip(expected, counted, strict=True)]
-
-
-@pytest.mark.parametrize("view", sorted(BATCHES))
-def test_only_the_columns_asked_for_are_made_and_they_are_the_same(view: str) -> None:
-    decoded = decoded_all(some_wal())
-    whole = BATCHES[view](decoded)
-    for column in COLUMNS[view]:
-        batch = BATCHES[view](decoded, [column.name])
-        assert batch.schema == arrow_schema(view, [column.name])
-        assert batch.column(0).equals(whole.column(column.name))
-    with pytest.raises(ConfigurationError, match="there is no column 'nothing'"):
-        BATCHES[view](decoded, ["lsn", "nothing"])
-
-
-@pytest.mark.parametrize("view", sorted(BATCHES))
-def test_a_batch_stays_as_it_is_when_the_workspace_is_used_again(view: str) -> None:
-    workspace = Workspace()
-    batch = BATCHES[view](decoded_all(some_wal(), workspace))
-    before = batch.to_pylist()
-    decoded_all(some_wal(xid=99), workspace)
-    for array in (*workspace.records, *workspace.blocks):
-        array.fill(1)
-    assert batch.to_pylist() == before
-
-
-@pytest.mark.parametrize("view", sorted(BATCHES))
-def test_wal_without_records_is_an_empty_batch(view: str) -> None:
-    batch = BATCHES[view](decode(b"", MIB, MIB, MIB))
-    assert (batch.num_rows, batch.schema) == (0, arrow_schema(view))
-    pa.Table.from_batches([batch]).validate(full=True)
 
 
 @pytest.mark.parametrize("view", ["records", "blocks"])

@@ -15,7 +15,7 @@ import pytest
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, StorageFull, WalproxyError
 from walproxy.pipeline.cdc.apply import following
-from walproxy.pipeline.cdc.apply.fingerprint import Column, Fingerprint, Heap
+from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, Heap, SentColumn
 from walproxy.pipeline.cdc.apply.following import (
     FollowingTable,
     Merge,
@@ -365,7 +365,7 @@ def test_different_tables_have_different_folders() -> None:
 def test_a_job_comes_back_as_it_was_noted_and_runs_once(tmp_path: Path) -> None:
     location = LakeLocation.parse(tmp_path).below("new")
     assert read_job(job_state(location)) is None
-    heaps, columns = {16384: Heap(16385, 0)}, {"id": Column(1, 23, -1), "ü": Column(3, 1043, 9)}
+    heaps, columns = {16384: Heap(16385, 0)}, {"id": SentColumn(1, 23, -1), "ü": SentColumn(3, 1043, 9)}
     fingerprint = Fingerprint(16384, ["publication 1:2"], 5, heaps, {16390: 7}, columns, {"label 3": 8})
     known = KnownTable(["id"], fingerprint, ["ü"])
     quarantined = {"public.bad": Quarantined("it is bad", 1.5)}

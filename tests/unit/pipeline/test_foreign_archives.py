@@ -25,10 +25,9 @@ from tests.unit.pipeline.foreign_archives import (
 from tests.unit.wal_builder import MIB, WalBuilder
 from tests.unit.wal_places import fork, make_log, write_segments
 from walproxy.cli.pipeline import pipeline
-from walproxy.pipeline.input.foreign.archive import ForeignArchive
+from walproxy.pipeline.input.foreign.archive import ForeignArchive, Segments
 from walproxy.pipeline.input.foreign.codecs import SUFFIXES, read_plain
-from walproxy.pipeline.input.foreign.names import segment_of
-from walproxy.pipeline.input.foreign.segments import Segments
+from walproxy.pipeline.input.foreign.roots import segment_of
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.input.pieces import decode_piece, plan_pieces
 from walproxy.pipeline.input.wal_input import WalInput

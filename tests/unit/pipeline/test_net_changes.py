@@ -1,17 +1,13 @@
-"""Many changes, at most one for each row: against changes that are applied one by one."""
-
-from collections.abc import Sequence
+"""Many changes, at most one for each row; test_net_columns.py compares them with the rows of a server."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from safekeeper.base.errors import RemoteProtocolError
 from tests.unit import pgoutput_bytes as built
 from tests.unit.pgoutput_bytes import UNSENT
 from walproxy.pipeline.cdc.apply.net_changes import NetChanges
 from walproxy.pipeline.cdc.changes import Changes
-from walproxy.pipeline.cdc.messages import UNCHANGED, Value
+from walproxy.pipeline.cdc.messages import UNCHANGED
 from walproxy.pipeline.cdc.spool import Spool
 from walproxy.pipeline.cdc.transactions import committed
 
@@ -101,53 +97,3 @@ def test_rows_without_a_key_are_added() -> None:
 def test_changes_that_cannot_be_are_refused(messages: list[bytes]) -> None:
     with pytest.raises(RemoteProtocolError, match=r"public\.t at 0/50"):
         net(*messages)
-
-
-Rows = dict[bytes, list[Value]]
-ACTIONS = st.tuples(st.sampled_from("iuukdt"), st.integers(0, 4), st.integers(0, 4), st.booleans())
-
-
-def play(rows: Rows, actions: Sequence[tuple[str, int, int, bool]]) -> list[bytes]:
-    """Change `rows` as a server would, and return what it sends."""
-    sent = []
-    for number, (action, one, other, out_of_line) in enumerate(actions):
-        key, new = str(one), str(other)
-        if action == "t" and number % 5 == 0:
-            rows.clear()
-            sent.append(built.truncate([1]))
-        elif action == "i" and key.encode() not in rows:
-            rows[key.encode()] = [key.encode(), b"%d" % number, b"big%d" % number]
-            sent.append(built.insert(1, key, str(number), f"big{number}"))
-        elif action == "u" and key.encode() in rows:
-            row = rows[key.encode()]
-            row[1] = b"%d" % number
-            if not out_of_line:
-                row[2] = b"big%d" % number
-            sent.append(built.update(1, [key, str(number), UNSENT if out_of_line else f"big{number}"]))
-        elif action == "k" and key.encode() in rows and new.encode() not in rows:
-            row = rows.pop(key.encode())
-            rows[new.encode()] = row = [new.encode(), b"%d" % number, row[2]]
-            big = UNSENT if out_of_line else str(row[2].decode()) if isinstance(row[2], bytes) else None
-            sent.append(built.update(1, [new, str(number), big], key=[key, None, None]))
-        elif action == "d" and key.encode() in rows:
-            del rows[key.encode()]
-            sent.append(built.delete(1, key=[key, None, None]))
-    return sent
-
-
-@given(st.lists(ACTIONS, max_size=30), st.lists(ACTIONS, max_size=40))
-def test_a_merge_of_what_is_left_gives_the_rows_that_the_changes_give(
-    before: list[tuple[str, int, int, bool]], during: list[tuple[str, int, int, bool]]
-) -> None:
-    rows: Rows = {}
-    play(rows, before)
-    table = {key: list(row) for key, row in rows.items()}
-    left = net(*play(rows, during))
-
-    merged = {} if left.truncated else {key: row for key, row in table.items() if (key,) not in left.rows}
-    for key, row in left.rows.items():
-        if row is not None:
-            home = table[left.homes[key][0]] if key in left.homes else row  # type: ignore[index]
-            new = [old if value is UNCHANGED else value for old, value in zip(home, row, strict=True)]
-            merged[key[0]] = new  # type: ignore[index]
-    assert merged == rows

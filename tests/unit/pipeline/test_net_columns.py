@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from safekeeper.base.errors import RemoteProtocolError
 from tests.unit import pgoutput_bytes as built
 from tests.unit.pgoutput_bytes import UNSENT
-from walproxy.pipeline.cdc.apply.fingerprint import Column, Fingerprint
+from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint, SentColumn
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Merge, Position
 from walproxy.pipeline.cdc.apply.job_file import KnownTable
 from walproxy.pipeline.cdc.apply.net_columns import combine
 from walproxy.pipeline.cdc.apply.tables import Tables
-from walproxy.pipeline.cdc.apply.target import Target
+from walproxy.pipeline.cdc.apply.target import TargetTable
 from walproxy.pipeline.cdc.changes import Change, Changes, RowsByRelation
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type
 from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
@@ -97,15 +97,15 @@ class Table:
         return tuple(row[name] for name in self._key)
 
 
-def target_of(source: Source, **known: Any) -> tuple[Target, Table]:
+def target_of(source: Source, **known: Any) -> tuple[TargetTable, Table]:
     table = Table(source)
-    columns = {name: Column(number, oid, -1) for number, (name, oid) in enumerate(source.columns, 1)}
+    columns = {name: SentColumn(number, oid, -1) for number, (name, oid) in enumerate(source.columns, 1)}
     fingerprint = Fingerprint(source.oid, [], 0, {}, {}, columns, {})
     following = cast(FollowingTable, table)
-    return Target(following, KnownTable(source.key, fingerprint, **known), arrow_type, Position(0, 0)), table
+    return TargetTable(following, KnownTable(source.key, fingerprint, **known), arrow_type, Position(0, 0)), table
 
 
-MadeOf = Callable[[Source], tuple[Target, Table]]
+MadeOf = Callable[[Source], tuple[TargetTable, Table]]
 
 
 class Feed:

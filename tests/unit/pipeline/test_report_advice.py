@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from walproxy.pipeline.jobs.report_advice import advice_on
 from walproxy.pipeline.jobs.report_data import Causes, Headline, IndexRow, RelationRow, Report
+from walproxy.pipeline.jobs.report_findings import advice_on
 
 MIB = 1 << 20
 

@@ -1,5 +1,6 @@
 """Threads with sessions that are lost, cannot be opened, or are of no use any longer."""
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import cast
@@ -7,11 +8,10 @@ from typing import cast
 import psycopg
 import pytest
 
-from safekeeper.base.errors import StorageFull
 from tests.waiting import wait_for
-from walproxy.pipeline.cdc.apply.session_workers import SessionWorkers, Turn
+from walproxy.pipeline.cdc.apply import session_workers
+from walproxy.pipeline.cdc.apply.session_workers import SessionWorkers
 from walproxy.pipeline.cdc.server import Connection, SourceRefused, SourceUnavailable
-from walproxy.pipeline.cdc.slot_stream import Stopped
 
 TIMEOUT_S = 30.0
 
@@ -21,10 +21,12 @@ class Session:
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
+        self.cancels = 0
         self.closed = False
 
     def cancel_safe(self, *, timeout: float) -> None:
         self.cancelled.set()
+        self.cancels += 1
         raise psycopg.OperationalError("the session has ended meanwhile")
 
     def close(self) -> None:
@@ -65,14 +67,17 @@ def all_of(workers: SessionWorkers[int, str], count: int) -> set[int]:
     return found
 
 
-def run(house: House, work: Callable[[Connection, int, Turn], str], count: int = 6, sessions: int = 3) -> set[int]:
-    with SessionWorkers(house.open, work, range(count), sessions, "task") as workers:
+def run(
+    house: House, work: Callable[[Connection, int, Callable[[], bool]], str], count: int = 6, sessions: int = 3
+) -> set[int]:
+    with SessionWorkers(house.open, work, sessions) as workers:
+        workers.add(range(count))
         return all_of(workers, count)
 
 
 def test_each_task_is_done_once_by_no_more_sessions_than_there_are_tasks() -> None:
     house = House()
-    assert run(house, lambda _, task, turn: done(task), 2, 9) == {0, 1}
+    assert run(house, lambda _, task, is_over: done(task), 2, 9) == {0, 1}
     assert len(house.sessions) <= 2 and all(session.closed for session in house.sessions)
 
 
@@ -81,8 +86,8 @@ def test_a_task_whose_session_is_lost_is_done_by_another_one_that_waits() -> Non
     begun = threading.Barrier(3)
     lost: list[int] = []
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        if turn.attempt == 0:
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        if not lost:
             begun.wait(TIMEOUT_S)  # No task is left when this one is lost.
         if task == 1 and not lost:
             lost.append(1)
@@ -97,97 +102,51 @@ def test_a_task_that_loses_each_session_ends_the_work() -> None:
     house = House()
     attempts: list[int] = []
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
         if task == 0:
-            attempts.append(turn.attempt)
+            attempts.append(task)
             raise SourceUnavailable("terminating connection")
         return done(task)
 
     with pytest.raises(SourceUnavailable, match="terminating"):
         run(house, work)
-    assert attempts == [0, 1, 2]
+    assert attempts == [0, 0, 0]
 
 
 def test_sessions_that_cannot_be_opened_are_done_without(caplog: pytest.LogCaptureFixture) -> None:
     house = House(1, 3)
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
         assert house.has_refused_all.wait(TIMEOUT_S)
         return done(task)
 
     assert run(house, work) == set(range(6))
     assert [number in caplog.text for number in ("continue the copy: 2", "continue the copy: 1")] == [True, True]
     with pytest.raises(SourceUnavailable, match="too many clients"):
-        run(House(1, 2, 3), lambda _, task, turn: done(task))
+        run(House(1, 2, 3), lambda _, task, is_over: done(task))
 
 
-def test_a_session_that_a_task_has_closed_is_replaced() -> None:
-    house = House()
+def test_a_session_that_could_not_be_opened_is_opened_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session_workers, "_REOPEN_S", 0.01)
+    caplog.set_level(logging.INFO)
+    both = threading.Barrier(2)
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        assert not connection.closed
-        if task == 1:
-            connection.close()
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        both.wait(TIMEOUT_S)
         return done(task)
 
-    assert run(house, work, 4, 1) == {0, 1, 2, 3}
-    assert len(house.sessions) == 2
-
-
-def test_requests_that_wait_are_dealt_with_at_once_in_the_thread_that_collects_results() -> None:
-    house = House()
-    dealt_with: list[list[int]] = []
-    first = threading.Event()
-
-    def deal(tasks: list[int]) -> None:
-        assert threading.current_thread() is threading.main_thread()
-        if not dealt_with:
-            first.set()
-            wait_for(lambda: len(workers._requests) == 2, "the other two ask", TIMEOUT_S)
-        dealt_with.append(sorted(tasks))
-
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        if task:
-            assert first.wait(TIMEOUT_S)
-        turn.request()
-        assert any(task in tasks for tasks in dealt_with)
-        return done(task)
-
-    workers = SessionWorkers(house.open, work, range(3), 3, "task", deal)
-    with workers:
-        assert workers.results(TIMEOUT_S) == []
-        assert all_of(workers, 3) == {0, 1, 2}
-    assert dealt_with == [[0], [1, 2]]
-
-
-def test_a_request_that_fails_ends_the_work_of_all() -> None:
-    house = House()
-    stopped: list[int] = []
-
-    def deal(tasks: list[int]) -> None:
-        raise StorageFull("no space")
-
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        try:
-            turn.request()
-        except Stopped:
-            stopped.append(task)
-            raise
-        return done(task)
-
-    workers = SessionWorkers(house.open, work, range(3), 3, "task", deal)
-    with pytest.raises(StorageFull), workers:
-        while True:
-            assert not workers.results(TIMEOUT_S)
-    assert stopped, "a task that waits does not go on"
-    assert all(session.closed for session in house.sessions)
+    assert run(House(1), work, 4, 2) == set(range(4))
+    assert caplog.text.count("too many clients already; sessions that continue the copy: 1") == 1
+    assert caplog.text.count("sessions that continue the copy: 2") == 1
 
 
 def test_any_other_error_ends_the_work_and_cancels_what_the_other_sessions_do() -> None:
     house = House()
     begun = threading.Barrier(2)
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
         begun.wait(TIMEOUT_S)
         if task == 0:
             raise SourceRefused("permission denied")
@@ -205,8 +164,8 @@ def test_what_is_over_is_not_begun() -> None:
     begun: list[tuple[int, bool]] = []
     over = threading.Event()
 
-    def work(connection: Connection, task: int, turn: Turn) -> str:
-        begun.append((task, turn.is_over()))
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        begun.append((task, is_over()))
         over.wait(TIMEOUT_S)
         return done(task)
 
@@ -214,9 +173,45 @@ def test_what_is_over_is_not_begun() -> None:
         wait_for(lambda: workers._is_over, "it is over", TIMEOUT_S)
         over.set()
 
-    workers = SessionWorkers(house.open, work, range(5), 1, "task")
+    workers = SessionWorkers(house.open, work, 1)
+    workers.add(range(5))
     with workers:
         while not begun:
             assert workers.results(0.01) == []
         threading.Thread(target=end_the_first, daemon=True).start()
     assert begun == [(0, False)]
+
+
+def test_a_session_that_is_opened_when_the_work_is_over_does_nothing() -> None:
+    house, opening = House(), threading.Event()
+    begun: list[int] = []
+
+    def open_late() -> Connection:
+        opening.set()
+        wait_for(lambda: workers._is_over, "it is over", TIMEOUT_S)
+        return house.open()
+
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        begun.append(task)
+        return done(task)
+
+    workers = SessionWorkers(open_late, work, 1)
+    with workers:
+        workers.add([0])
+        assert opening.wait(TIMEOUT_S)
+    assert not begun and all(session.closed for session in house.sessions)
+
+
+def test_a_query_that_was_sent_after_the_first_cancel_is_cancelled() -> None:
+    house, begun = House(), threading.Event()
+
+    def work(connection: Connection, task: int, is_over: Callable[[], bool]) -> str:
+        begun.set()
+        assert cast(Session, connection).cancelled.wait(TIMEOUT_S)
+        wait_for(lambda: cast(Session, connection).cancels > 1, "the query is cancelled", TIMEOUT_S)
+        raise SourceUnavailable("canceling statement due to user request")
+
+    with SessionWorkers(house.open, work, 1) as workers:
+        workers.add([0])
+        assert begun.wait(TIMEOUT_S)
+    assert house.sessions[0].cancels > 1 and house.sessions[0].closed

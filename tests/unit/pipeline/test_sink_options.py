@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from safekeeper.base.errors import ConfigurationError
-from walproxy.pipeline.sink.options import SinkOptions
+from walproxy.pipeline.sink.writers import SinkOptions
 
 PLACE = {"path": "/tables", "table": "records"}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walproxy.html_page.units import bin_width_us, duration_text, size_text
+from walproxy.html_page.charts import bin_width_us, duration_text, size_text
 from walproxy.pipeline.jobs.time_axis import Knot, lsn_axis, time_axis
 
 MINUTE_US = 60_000_000

@@ -335,7 +335,6 @@ def test_a_gap_is_named_and_passed_over_only_if_that_is_wanted(tmp_path: Path) -
         ("-t", "0"),
         ("--stats=all",),
         ("-f", "-z"),
-        ("--archive-options", "region"),
     ],
 )
 def test_wrong_usage_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:

@@ -10,7 +10,6 @@ ANSWERS = {
     "SHOW wal_segment_size": ("16MB",),
     "SHOW wal_level": ("replica",),
     "SHOW fsync": ("on",),
-    "SHOW full_page_writes": ("on",),
 }
 
 

@@ -11,7 +11,7 @@ from psycopg import pq
 from safekeeper.base.errors import RemoteProtocolError
 from tests.unit.postgres.test_replication_protocol import COPY_BOTH, DONE, ArrivingLibpq, ScriptedLibpq, have, refused
 from walproxy.postgres.logical_replication import LogicalStream, end_logical, start_logical
-from walproxy.postgres.replication_protocol import Conversation, ServerRefused, Wait
+from walproxy.postgres.replication_protocol import Conversation, ServerRefused, SocketEvent
 
 
 def message(lsn: int, payload: bytes) -> bytes:
@@ -98,4 +98,4 @@ def test_an_end_discards_what_still_comes_and_waits_for_the_answer() -> None:
     libpq = EndingLibpq(30, 0, 30, -1)
     _, waits = have(end_logical, libpq)
     assert libpq.log == ["CopyDone"]
-    assert waits == [Wait.READ] * 3
+    assert waits == [SocketEvent.READ] * 3

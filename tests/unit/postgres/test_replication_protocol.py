@@ -12,8 +12,8 @@ from safekeeper.base.errors import RemoteProtocolError
 from walproxy.postgres.replication_protocol import (
     Conversation,
     ServerRefused,
+    SocketEvent,
     TimelineEnd,
-    Wait,
     WalStream,
     end_copy,
     identify_system,
@@ -104,7 +104,9 @@ class ScriptedLibpq:
         return answer
 
 
-def have(conversation: Callable[[pq.abc.PGconn], Conversation[Any]], libpq: ScriptedLibpq) -> tuple[Any, list[Wait]]:
+def have(
+    conversation: Callable[[pq.abc.PGconn], Conversation[Any]], libpq: ScriptedLibpq
+) -> tuple[Any, list[SocketEvent]]:
     """Have a conversation with a socket that is always ready; return its answer, and what it waited for."""
     running, waits = conversation(cast(pq.abc.PGconn, libpq)), []
     while True:
@@ -118,7 +120,7 @@ def test_a_command_waits_until_it_is_sent_and_for_each_answer() -> None:
     libpq = ScriptedLibpq(row(b"16MB"), None, blocked=2)
     answer, waits = have(lambda pgconn: show(pgconn, "wal_segment_size"), libpq)
     assert (answer, libpq.log) == ("16MB", ["SHOW wal_segment_size"])
-    assert waits == [Wait.WRITE, Wait.WRITE, Wait.READ, Wait.READ]
+    assert waits == [SocketEvent.WRITE, SocketEvent.WRITE, SocketEvent.READ, SocketEvent.READ]
 
 
 def test_a_system_and_a_history_are_read() -> None:
@@ -173,7 +175,7 @@ def test_the_end_of_a_timeline_is_answered_and_returned() -> None:
     libpq = ScriptedLibpq(COPY_IN, row(b"3", b"0/1000000"), DONE, None, blocked=1)
     answer, waits = have(end_copy, libpq)
     assert (answer, libpq.log) == (TimelineEnd(3, BEGIN_LSN), ["CopyDone"])
-    assert waits == [Wait.READ, Wait.WRITE, *[Wait.READ] * 3]
+    assert waits == [SocketEvent.READ, SocketEvent.WRITE, *[SocketEvent.READ] * 3]
 
 
 @pytest.mark.parametrize("behind", [None, BREAK, refused(None, None)], ids=["nothing", "an error", "libpq's result"])

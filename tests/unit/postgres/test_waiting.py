@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from walproxy.postgres.replication_protocol import Conversation, Wait
+from walproxy.postgres.replication_protocol import Conversation, SocketEvent
 from walproxy.postgres.waiting import wait_blocking, wait_on_loop
 
 TIMEOUT_S = 5.0
@@ -28,7 +28,7 @@ class Ends:
         self.ours, self.theirs = socket.socketpair()
         self.ours.setblocking(False)
         self.theirs.settimeout(TIMEOUT_S)
-        self.waits: list[Wait] = []
+        self.waits: list[SocketEvent] = []
         self._has_waited = threading.Event()
         self.filled = 0
         while (sent := self._send(bytes(1 << 16))) > 0:
@@ -42,12 +42,12 @@ class Ends:
 
     def conversation(self) -> Conversation[bytes]:
         while not self._send(b"?"):
-            self.waits.append(Wait.WRITE)
+            self.waits.append(SocketEvent.WRITE)
             self._has_waited.set()
-            yield Wait.WRITE
+            yield SocketEvent.WRITE
         while True:
-            self.waits.append(Wait.READ)
-            yield Wait.READ
+            self.waits.append(SocketEvent.READ)
+            yield SocketEvent.READ
             try:
                 return self.ours.recv(100)
             except BlockingIOError:
@@ -88,12 +88,12 @@ def test_both_wait_until_the_socket_is_writable_and_then_readable(wait: Callable
     ends = Ends()
     with ends.ours, ends.theirs:
         assert wait(ends) == b"!"
-        assert Wait.WRITE in ends.waits
-        assert ends.waits[-1] is Wait.READ
+        assert SocketEvent.WRITE in ends.waits
+        assert ends.waits[-1] is SocketEvent.READ
 
 
 def fails() -> Conversation[None]:
-    yield Wait.WRITE
+    yield SocketEvent.WRITE
     raise ValueError("it is so")
 
 
@@ -108,7 +108,7 @@ def test_what_a_conversation_raises_passes_through_both() -> None:
 
 def silent() -> Conversation[None]:
     while True:
-        yield Wait.READ
+        yield SocketEvent.READ
 
 
 def test_a_blocking_wait_ends_at_its_time_and_one_on_the_loop_leaves_the_socket_alone_when_it_is_cancelled() -> None:
@@ -133,7 +133,7 @@ def test_a_socket_that_breaks_counts_as_ready_so_that_libpq_finds_out() -> None:
     theirs.close()
 
     def one_wait() -> Conversation[str]:
-        yield Wait.READ
+        yield SocketEvent.READ
         return "woken"
 
     with ours:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
-from safekeeper.base.settings import Address, address, changed_options, load, options_of, size_bytes
-from safekeeper.process.config import ENVIRONMENT_PREFIX, SafekeeperConfig
+from safekeeper.base.settings import Address, address, changed_options, options_of, size_bytes
+from safekeeper.process.config import SafekeeperConfig, load_config
 
 
 def read(file: Path | None = None, environment: dict[str, str] | None = None, **written: Any) -> SafekeeperConfig:
     given = {"id": "1", "data_dir": "sk"} | written
-    return load(SafekeeperConfig, ENVIRONMENT_PREFIX, command_line=given, environment=environment or {}, file=file)
+    return load_config(given, environment or {}, file)
 
 
 def test_defaults_are_filled_in() -> None:
@@ -29,60 +29,50 @@ def test_defaults_are_filled_in() -> None:
 def test_the_command_line_goes_before_the_environment_before_the_file_before_the_default(tmp_path: Path) -> None:
     file = tmp_path / "sk.toml"
     file.write_text(
-        'proposer_listen = "1.1.1.1:1"\nhttp_listen = "1.1.1.1:1"\nlog_level = "debug"\nconnections_max = 3\n'
+        'log_level = "debug"\n'
+        '[safekeeper]\nproposer_listen = "1.1.1.1:1"\nhttp_listen = "1.1.1.1:1"\nconnections_max = 3\nslots_max = 4\n'
     )
     environment = {
         "SAFEKEEPER_PROPOSER_LISTEN": "2.2.2.2:2",
         "SAFEKEEPER_HTTP_LISTEN": "2.2.2.2:2",
         "OTHER_LOG_LEVEL": "error",
     }
-    config = read(file, environment, proposer_listen="3.3.3.3:3", http_listen=None)
+    config = read(file, environment, proposer_listen="3.3.3.3:3", http_listen=None, assignments=("slots_max=5",))
     assert str(config.proposer_listen) == "3.3.3.3:3"
     assert str(config.http_listen) == "2.2.2.2:2"
-    assert (config.log_level, config.connections_max) == ("debug", 3)
+    assert (config.log_level, config.connections_max, config.slots_max) == ("debug", 3, 5)
     assert config.idle_timeout == 60
 
 
-def test_an_option_is_accepted_under_its_old_name_in_every_place(tmp_path: Path) -> None:
-    file = tmp_path / "sk.toml"
-    file.write_text('listen = "1.1.1.1:1"\n')
-    assert str(read(file).proposer_listen) == "1.1.1.1:1"
+def test_a_shorter_name_is_accepted_on_the_command_line_and_in_the_environment() -> None:
     assert str(read(environment={"SAFEKEEPER_LISTEN": "2.2.2.2:2"}).proposer_listen) == "2.2.2.2:2"
     assert str(read(listen="3.3.3.3:3").proposer_listen) == "3.3.3.3:3"
 
 
-def test_the_place_decides_and_not_the_name(tmp_path: Path) -> None:
-    file = tmp_path / "sk.toml"
-    file.write_text('proposer_listen = "1.1.1.1:1"\nhttp = "1.1.1.1:1"\n')
-    environment = {"SAFEKEEPER_LISTEN": "2.2.2.2:2", "SAFEKEEPER_HTTP_LISTEN": "2.2.2.2:2"}
-    config = read(file, environment, http="3.3.3.3:3")
+def test_the_place_decides_and_not_the_name() -> None:
+    environment = {"SAFEKEEPER_PROPOSER_LISTEN": "2.2.2.2:2", "SAFEKEEPER_HTTP_LISTEN": "2.2.2.2:2"}
+    config = read(None, environment, http="3.3.3.3:3")
     assert str(config.proposer_listen) == "2.2.2.2:2"
     assert str(config.http_listen) == "3.3.3.3:3"
 
 
 @pytest.mark.parametrize(
-    ("content", "environment", "written", "places"),
+    ("environment", "written", "places"),
     [
-        ("", {}, {"http": "h:1", "http_listen": "h:2"}, "--http-listen and --http"),
+        ({}, {"http": "h:1", "http_listen": "h:2"}, "--http-listen and --http"),
         (
-            "",
             {"SAFEKEEPER_HTTP": "h:1", "SAFEKEEPER_HTTP_LISTEN": "h:2"},
             {},
             "SAFEKEEPER_HTTP_LISTEN and SAFEKEEPER_HTTP",
         ),
-        ("http = 'h:1'\nhttp_listen = 'h:2'", {}, {}, "{file}: http_listen and {file}: http"),
     ],
 )
 def test_two_values_under_the_two_names_are_refused(
-    tmp_path: Path, content: str, environment: dict[str, str], written: dict[str, str], places: str
+    environment: dict[str, str], written: dict[str, str], places: str
 ) -> None:
-    file = tmp_path / "sk.toml"
-    file.write_text(content)
     with pytest.raises(ConfigurationError) as caught:
-        read(file, environment, **written)
-    assert str(caught.value) == (
-        f"{places.format(file=file)} are two names of one option and have different values: keep the first only"
-    )
+        read(None, environment, **written)
+    assert str(caught.value) == (f"{places} are two names of one option and have different values: keep the first only")
 
 
 def test_one_value_under_both_names_is_accepted() -> None:
@@ -92,15 +82,16 @@ def test_one_value_under_both_names_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("lisen = 'x'", "unknown option lisen"),
-        ("listen = 'nowhere'", "sk.toml: listen: 'nowhere' is not an address"),
-        ("listen = 5", "is not a string"),
+        ("lisen = 'x'", "the top has the unknown key lisen"),
+        ("[safekeeper]\nlisen = 'x'", "[safekeeper] has the unknown key lisen"),
+        ("[safekeeper]\npg_listen = 'nowhere'", "sk.toml: safekeeper.pg_listen: 'nowhere' is not an address"),
+        ("[safekeeper]\npg_listen = 5", "is not a string"),
         ("id = = 1", "is not TOML"),
         ("\xff", "is not TOML"),
-        ("connections_max = true", "is not a number"),
-        ("connections_max = 1.5", "is not a number"),
-        ("idle_timeout = -1", "is not a number of seconds above 0"),
-        ("idle_timeout = nan", "is not a number of seconds above 0"),
+        ("[safekeeper]\nconnections_max = true", "is not a number"),
+        ("[safekeeper]\nconnections_max = 1.5", "is not a number"),
+        ("[safekeeper]\nidle_timeout = -1", "is not a number of seconds above 0"),
+        ("[safekeeper]\nidle_timeout = nan", "is not a number of seconds above 0"),
         ("log_level = 'loud'", "is not one of debug, info, warning, error"),
     ],
 )
@@ -191,10 +182,10 @@ def test_what_is_no_address_is_refused(written: str) -> None:
 
 def test_networks_are_a_text_or_a_list(tmp_path: Path) -> None:
     file = tmp_path / "sk.toml"
-    file.write_text('allow = ["10.0.0.0/8", "::1"]\n')
+    file.write_text('[safekeeper]\nallow = ["10.0.0.0/8", "::1"]\n')
     assert read(file).allow == read(allow="10.0.0.0/8, ::1/128").allow == Networks.parse("10.0.0.0/8,::1")
     for wrong in ("[]", "[1]", "7"):
-        file.write_text(f"allow = {wrong}\n")
+        file.write_text(f"[safekeeper]\nallow = {wrong}\n")
         with pytest.raises(ConfigurationError, match="allow: "):
             read(file)
 
@@ -212,7 +203,7 @@ def test_settings_of_a_store_are_pairs_on_the_command_line_and_a_table_in_the_fi
         "region": "eu=1",
     }
     file = tmp_path / "sk.toml"
-    file.write_text('archive = "s3://wal/one"\nwal_limit = "500MiB"\n[archive_options]\nregion = "eu"\n')
+    file.write_text('archive = "s3://wal/one"\n[archive_options]\nregion = "eu"\n[safekeeper]\nwal_limit = "500MiB"\n')
     config = read(file)
     assert (config.archive, config.archive_options) == ("s3://wal/one", {"region": "eu"})
     assert (config.wal_limit, read().wal_limit, read().archive) == (500 << 20, 16 << 30, None)

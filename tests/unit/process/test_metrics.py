@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from safekeeper.archiving.statistics import UPLOAD_BUCKETS_S, UploadStatistics
 from safekeeper.base.logs import CHANGES_A_MINUTE, ProblemLog
 from safekeeper.base.lsn import format_lsn
 from safekeeper.base.settings import Address
@@ -18,7 +17,7 @@ from safekeeper.net.http_server import serve_http
 from safekeeper.net.metrics_page import metrics_route
 from safekeeper.process.metrics import SafekeeperCollector
 from safekeeper.process.retention import Retention
-from safekeeper.process.status_pages import safekeeper_routes
+from safekeeper.process.status_pages import safekeeper_routes, safekeeper_status
 from tests.unit.replication_house import ReplicationHouse
 from tests.unit.scripted_proposer import BASE_LSN, SEGMENT_SIZE
 
@@ -34,7 +33,9 @@ def pages(house: ReplicationHouse) -> tuple[dict[str, float], dict[str, Any]]:
     collector = SafekeeperCollector(
         house.node, retention, hub=house.hub, archiver=house.archiver, read_through=house.read_through
     )
-    routes = safekeeper_routes(house.node, dict, house.listener, house.archiver, retention)
+    routes = safekeeper_routes(
+        house.node, lambda: safekeeper_status(house.node, {}, house.listener, house.archiver, retention)
+    )
     listener = house.run(serve_http(routes | {"/metrics": metrics_route(collector)}, Address("127.0.0.1", 0)))
     url = f"http://{listener.address}"
     try:
@@ -127,14 +128,6 @@ def test_slots_are_told_in_numbers_and_one_that_holds_nothing_has_no_position(tm
         ("holds", format_lsn(BASE_LSN)),
         ("nothing", None),
     ]
-
-
-def test_uploads_are_counted_by_how_long_they_took() -> None:
-    statistics = UploadStatistics()
-    for took_s in (0.01, UPLOAD_BUCKETS_S[0], 0.06, 1000.0):
-        statistics.count(5, took_s)
-    assert statistics.by_seconds == [2, 1, *[0] * (len(UPLOAD_BUCKETS_S) - 2), 1]
-    assert (statistics.uploads, statistics.bytes) == (4, 20)
 
 
 def test_a_problem_is_logged_when_it_begins_changes_lasts_and_ends(caplog: pytest.LogCaptureFixture) -> None:

@@ -107,14 +107,14 @@ def test_wal_beyond_the_limit_that_is_not_archived_is_warned_about_once_and_name
         assert warning.levelname == "WARNING"
         assert warning.message == (
             f"6 MiB of WAL are retained, from {format_lsn(BASE_LSN)} to {format_lsn(END_LSN)}, archived up to 0/0, "
-            "more than the 4 MiB of --wal-limit: it is not archived yet: it is on fire"
+            "more than the 4 MiB of wal_limit: it is not archived yet: it is on fire"
         )
         assert house.call(lambda: retention.is_over_limit)
         leader.order_archive(1, END_LSN)
         house.call(retention.look)
         assert begin_lsn(house) == BASE_LSN + 5 * SEGMENT_SIZE
         house.call(retention.look)
-        assert of_retention(caplog)[-1].message == "the retained WAL is within --wal-limit again"
+        assert of_retention(caplog)[-1].message == "the retained WAL is within wal_limit again"
         assert not house.call(lambda: retention.is_over_limit)
 
 

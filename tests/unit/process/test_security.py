@@ -13,7 +13,7 @@ from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address, load
 from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.peers.shared_secret import SharedSecret
-from safekeeper.process.config import ENVIRONMENT_PREFIX, SafekeeperConfig
+from safekeeper.process.config import ENVIRONMENT_PREFIX, SafekeeperConfig, load_config
 from safekeeper.process.security import Protection
 from safekeeper.serving.users import user_line
 from tests.unit.certificates import Authority
@@ -89,7 +89,7 @@ def test_the_proposers_listener_is_open_to_others_only_if_it_is_protected(
         if opens
         else [
             "--proposer-listen 10.0.0.1:5454: listening on 127.0.0.1:5454 only, because no authentication is "
-            "configured: to accept other machines give --secret-file, --tls-client-ca or --allow"
+            "configured: to accept other machines give --secret-file, tls_client_ca or allow"
         ]
     )
 
@@ -111,7 +111,7 @@ def test_the_replication_listener_is_open_to_others_only_if_it_is_protected(
 ) -> None:
     address = Protection(config(files, **options)).replication_address(Address("::", 5433))
     assert address == (Address("::", 5433) if opens else Address("::1", 5433))
-    assert ("to accept other machines give --pg-users, --pg-client-ca or --pg-allow" in caplog.text) is not opens
+    assert ("to accept other machines give pg_users, pg_client_ca or pg_allow" in caplog.text) is not opens
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_safekeeper_proves_to_the_others_what_they_require(
     files: Path, options: dict[str, str], obstacle: bool, secrets: tuple[bool, bool]
 ) -> None:
     protection = Protection(config(files, **options))
-    assert ("give it --tls-ca" in protection.obstacle_to_peers) is obstacle
+    assert ("set its tls_ca" in protection.obstacle_to_peers) is obstacle
     peers = protection.peers
     assert (peers.secret is not None, peers.local_secret is not None) == secrets
     assert (peers.tls is not None) == ("tls_ca" in options)
@@ -141,8 +141,7 @@ def test_a_listener_on_loopback_says_why_it_stays_there(files: Path, caplog: pyt
     assert Protection(config(files)).proposers_address() == Address("127.0.0.1", 5454)
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 2
     assert [record.getMessage() for record in caplog.records] == [
-        "--proposer-listen listens on loopback, 127.0.0.1:5454: none of --secret-file, --tls-client-ca or --allow is "
-        "given",
+        "--proposer-listen listens on loopback, 127.0.0.1:5454: none of --secret-file, tls_client_ca or allow is given",
         f"proxies on this machine must authenticate with the shared secret: {LocalSecret().origin}",
     ]
 
@@ -162,11 +161,11 @@ def test_a_certificate_that_expires_soon_is_a_warning(tmp_path: Path, caplog: py
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tls_cert": "FILE"}, "--tls-cert has no effect without --tls-key: give both"),
-        ({"tls_key": "FILE"}, "--tls-key has no effect without --tls-cert: give both"),
-        ({"tls_client_ca": "FILE"}, "--tls-client-ca has no effect without --tls-cert and --tls-key"),
-        ({"pg_client_ca": "FILE"}, "--pg-client-ca has no effect without --tls-cert and --tls-key"),
-        ({"http_tls": "true"}, "--http-tls has no effect without --tls-cert and --tls-key"),
+        ({"tls_cert": "FILE"}, "tls_cert has no effect without tls_key: give both"),
+        ({"tls_key": "FILE"}, "tls_key has no effect without tls_cert: give both"),
+        ({"tls_client_ca": "FILE"}, "tls_client_ca has no effect without tls_cert and tls_key"),
+        ({"pg_client_ca": "FILE"}, "pg_client_ca has no effect without tls_cert and tls_key"),
+        ({"http_tls": "true"}, "http_tls has no effect without tls_cert and tls_key"),
     ],
 )
 def test_half_a_protection_is_none(files: Path, options: dict[str, str], reason: str) -> None:
@@ -177,9 +176,9 @@ def test_half_a_protection_is_none(files: Path, options: dict[str, str], reason:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tls_cert": "cert"}, "--tls-cert has no effect without --tls-key: give both"),
-        ({"tls_cert": "cert", "tls_key": "key"}, "--tls-cert has no effect without --tls-ca or --http-tls"),
-        ({"http_tls": "true"}, "--http-tls has no effect without --tls-cert and --tls-key"),
+        ({"tls_cert": "cert"}, "tls_cert has no effect without tls_key: give both"),
+        ({"tls_cert": "cert", "tls_key": "key"}, "tls_cert has no effect without tls_ca or http_tls"),
+        ({"http_tls": "true"}, "http_tls has no effect without tls_cert and tls_key"),
     ],
 )
 def test_half_of_a_proxys_credentials_is_none(files: Path, options: dict[str, str], reason: str) -> None:
@@ -194,8 +193,26 @@ def proxy_config(files: Path, **options: str) -> ProxyConfig:
 
 
 def test_a_secret_in_two_places_is_refused(files: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--secret-file and SAFEKEEPER_SECRET are both given: remove one"):
+    with pytest.raises(
+        ConfigurationError, match=r"SAFEKEEPER_SECRET_FILE \(--secret-file\) and SAFEKEEPER_SECRET are both given"
+    ):
         Protection(config(files, {"SAFEKEEPER_SECRET": SECRET}, secret_file="FILE"))
+    both = {"SAFEKEEPER_SECRET": SECRET, "SAFEKEEPER_SECRET_FILE": str(files / "secret")}
+    with pytest.raises(ConfigurationError, match="are both given"):
+        Protection(config(files, both))
+
+
+@pytest.mark.parametrize("place", ["", "[safekeeper]\n"])
+def test_the_variable_of_the_secret_overrides_the_secret_of_the_clusters_file(tmp_path: Path, place: str) -> None:
+    file = tmp_path / "walproxy.toml"
+    file.write_text(f'{place}secret_file = "{tmp_path / "none"}"\n')
+    given = {"id": "1", "data_dir": str(tmp_path / "sk1")}
+    loaded = load_config(given, {"SAFEKEEPER_SECRET": SECRET}, file)
+    assert loaded.secret_file is None
+    secret = Protection(loaded).secret
+    assert secret is not None and secret.value == SECRET.encode()
+    with pytest.raises(ConfigurationError, match=r"secret_file: .*none does not exist"):
+        load_config(given, {}, file)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"hunter2 hunter2", b"hunter2 hunter2 \xff\xfe"])
@@ -231,8 +248,8 @@ def test_a_secret_stands_neither_in_a_command_line_nor_in_a_configuration_file(f
     assert config(files, secret=SECRET).secret is None
     file = tmp_path / "sk.toml"
     file.write_text(f'secret = "{SECRET}"\n')
-    with pytest.raises(ConfigurationError, match="unknown option secret; the options are") as refused:
-        load(SafekeeperConfig, ENVIRONMENT_PREFIX, command_line={}, environment={}, file=file)
+    with pytest.raises(ConfigurationError, match="the top has the unknown key secret; the keys are") as refused:
+        load_config({}, {}, file)
     assert SECRET not in str(refused.value)
 
 
@@ -276,7 +293,7 @@ def test_a_reload_takes_what_has_changed_and_says_so(
     )
     # What may be all that protects the listener is not taken away while it is open.
     assert protection.allow.proposers == Networks.parse("192.0.2.0/24")
-    assert caplog.messages[-2] == "--allow is unchanged: its removal requires a restart"
+    assert caplog.messages[-2] == "allow is unchanged: its removal requires a restart"
 
 
 def test_a_proxy_reads_its_files_again(files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 import safekeeper.process.status_pages as http
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import Bootstrap, Bootstrapped
-from safekeeper.process.status_pages import health_problem, readiness_problem, safekeeper_routes, status
+from safekeeper.process.status_pages import health_problem, readiness_problem, safekeeper_routes, safekeeper_status
 from safekeeper.storage.disk_space import WAL
 from safekeeper.storage.filesystem import Space
 from tests.unit.event_loop import on_the_loop, until
@@ -25,7 +25,7 @@ async def test_an_empty_folder_is_healthy_but_not_ready_and_a_member_is_ready_wi
         await sk.greet()
         await sk.ask(Bootstrap(CLUSTER, 5, SEGMENT_SIZE, 150018, MEMBERSHIP), Bootstrapped)
         assert readiness_problem(sk.node) is None
-        assert status(sk.node)["state"] == "idle"
+        assert safekeeper_status(sk.node, {}).state == "idle"
 
 
 @on_the_loop
@@ -35,7 +35,7 @@ async def test_a_learner_is_not_ready(tmp_path: Path) -> None:
         others = Membership(2, (Member(1, "b" * 32),))
         sk.node.acceptor.control = msgspec.structs.replace(sk.node.acceptor.control, membership=others)
         assert "learner" in str(readiness_problem(sk.node))
-        assert (status(sk.node)["votes"], status(sk.node)["state"]) == (False, "learner")
+        assert (safekeeper_status(sk.node, {}).votes, safekeeper_status(sk.node, {}).state) == (False, "learner")
 
 
 @on_the_loop
@@ -44,7 +44,7 @@ async def test_lack_of_room_is_not_ready_and_shown(tmp_path: Path) -> None:
         await sk.lead()
         sk.node.disk_space.note(WAL, OSError("No space left"))
         assert readiness_problem(sk.node) == "No space left"
-        assert status(sk.node)["disk"]["no_room_for"] == {"WAL": "No space left"}
+        assert safekeeper_status(sk.node, {}).disk.no_room_for == {"WAL": "No space left"}
 
 
 @on_the_loop
@@ -55,7 +55,7 @@ async def test_a_disk_that_does_not_answer_is_unhealthy(tmp_path: Path, monkeypa
         sk.fs.hold()
         sk.append(b"x")
         await until(lambda: "not answered" in str(health_problem(sk.node)))
-        assert safekeeper_routes(sk.node, dict)["/healthz"]()[0] == 503
+        assert safekeeper_routes(sk.node, lambda: safekeeper_status(sk.node, {}))["/healthz"]()[0] == 503
         sk.fs.release()
         await until(lambda: health_problem(sk.node) is None)
 
@@ -77,11 +77,11 @@ async def test_free_space_is_measured_and_a_low_one_warned_about_once(
     async with bench(tmp_path / "sk") as sk:
         sk.node.measure_room()
         await until(lambda: sk.node.disk_space.space is not None)
-        assert status(sk.node)["disk"]["free_bytes"] > 0
+        assert (safekeeper_status(sk.node, {}).disk.free_bytes or 0) > 0
         sk.node.disk_space.free_warning_bytes = 100 << 20
         for _ in range(3):
             sk.node.disk_space.measured(Space(50 << 20, 1 << 40))
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert status(sk.node)["disk"]["low"]
+        assert safekeeper_status(sk.node, {}).disk.low
         sk.node.disk_space.measured(Space(500 << 20, 1 << 40))
-        assert not status(sk.node)["disk"]["low"]
+        assert not safekeeper_status(sk.node, {}).disk.low

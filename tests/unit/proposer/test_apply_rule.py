@@ -68,7 +68,7 @@ def test_a_rule_that_nobody_understands_or_nothing_can_meet_is_refused_in_one_li
 
 def test_the_option_names_the_place_in_which_a_rule_is_wrong() -> None:
     given = {"primary": "host=db1", "safekeepers": "1=sk1:1", "remote_apply_standbys": "ANY 3 (a, b)"}
-    with pytest.raises(ConfigurationError, match=r"^--remote-apply-standbys: 'ANY 3 \(a, b\)' can never be met"):
+    with pytest.raises(ConfigurationError, match=r"^remote_apply_standbys: 'ANY 3 \(a, b\)' can never be met"):
         load(ProxyConfig, ENVIRONMENT_PREFIX, command_line=given, environment={}, file=None)
 
 

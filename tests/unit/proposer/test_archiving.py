@@ -294,16 +294,6 @@ def test_how_far_one_archive_is_says_nothing_of_the_next() -> None:
     assert table.archiving.archive_id == "b" * 32, "who has not looked says nothing of the archive"
 
 
-def test_one_that_lacks_what_is_to_be_archived_next_is_not_named_if_another_has_it() -> None:
-    table = Table()
-    table.hears(1, is_archiver=True, archived_lsn=BEGIN + SEGMENT)
-    table.hears(2, wal_begin_lsn=BEGIN + 2 * SEGMENT)
-    table.hears(3)
-    assert table.looks() == 1
-    table.archiving.disconnected(1, table.now)
-    assert table.looks(GONE_GRACE_S) == 3
-
-
 def test_one_whose_wal_begins_exactly_where_the_archive_ends_can_go_on() -> None:
     for begin_lsn, named in ((BEGIN + SEGMENT, 2), (BEGIN + SEGMENT + 1, 3)):
         table = Table()

@@ -4,22 +4,12 @@ import msgspec
 import pytest
 
 from safekeeper.base.errors import InvariantViolation
-from safekeeper.consensus.messages import AppendResponse
-from tests.unit.proposer.leader_table import ELECTED, NODE_ID, START, TIMING, Table, at, in_state
+from tests.unit.proposer.leader_table import ELECTED, START, TIMING, Table, at, in_state
 from walproxy.proposer.actions import Note, ReportStatus, SendAppend
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.replication import APPEND_BYTES_MAX
 from walproxy.proposer.standbys import Standbys
-
-
-def test_an_answer_that_was_sent_before_the_member_skipped_wal_is_no_everyday_one() -> None:
-    table = Table()
-    progress = table.leadership.members[2]
-    answer = AppendResponse(NODE_ID, START, START, 0)
-    assert table.leadership.on_steady_answer(2, progress, answer, table.now)
-    progress.become_skipping(START + 100)
-    assert not table.leadership.on_steady_answer(2, progress, answer, table.now)
 
 
 def test_what_every_member_has_is_counted_anew_in_each_term_once_all_have_adopted_it() -> None:
@@ -95,19 +85,6 @@ def test_a_primary_that_streams_again_is_not_told_the_received_wal_of_a_data_fol
     assert table.reports() == [ReportStatus(START + 50, START + 50, START + 50)]
 
 
-def test_a_commit_that_no_wal_follows_is_told_at_once_to_those_with_readers_and_to_nobody_else() -> None:
-    table = Table()
-    table.acks(3, START, readers=True)
-    table.receives(START + 50)
-    table.acks(1, START + 50)
-    assert table.heartbeats() == []
-    table.acks(2, START + 50)
-    assert table.leadership.commit_lsn == START + 50
-    assert table.heartbeats() == [3]
-    table.acks(3, START + 50, readers=True)
-    assert table.heartbeats() == []
-
-
 def test_a_commit_is_told_while_the_members_own_flush_is_under_way() -> None:
     table = Table()
     table.receives(START + 50)
@@ -166,18 +143,6 @@ def test_wal_that_is_sent_with_an_answer_carries_the_commit_that_the_answer_has_
     sent = [a for a in table.said if isinstance(a, SendAppend) and 2 in a.safekeeper_ids]
     assert table.leadership.commit_lsn == START + 50
     assert all(append.header.commit_lsn == START + 50 for append in sent)
-
-
-def test_members_that_are_equally_far_are_sent_one_append() -> None:
-    table = Table()
-    table.receives(START + 50)
-    (append,) = (action for action in table.said if isinstance(action, SendAppend))
-    assert append.safekeeper_ids == [1, 2, 3]
-    table.acks(1, START + 50)
-    table.acks(2, START + 50)
-    table.receives(START + 70)
-    (later, *_) = (action for action in table.said if isinstance(action, SendAppend))
-    assert (later.header.commit_lsn, later.header.begin_lsn) == (START + 50, START + 50)
 
 
 # The apply position (S1).

@@ -1,8 +1,5 @@
-"""What a leader does with the answer of a member: everyday ones, which move positions forward, and all others."""
+"""What a leader does with the answer of a member."""
 
-from typing import Any
-
-import msgspec
 import pytest
 
 from safekeeper.base.errors import InvariantViolation, RemoteProtocolError
@@ -11,7 +8,6 @@ from safekeeper.consensus.messages import (
     AppendResponse,
 )
 from tests.unit.proposer.leader_table import NODE_ID, START, Table, in_state
-from walproxy.proposer.progress import State
 
 
 @pytest.mark.parametrize(
@@ -61,83 +57,12 @@ def test_a_member_that_skips_wal_follows_with_the_first_answer_from_there(write_
     assert progress.write_lsn == (write_lsn if follows else START)
 
 
-EVERYDAY = AppendResponse(NODE_ID, START + 80, START + 60, 3, has_readers=False)
-
-
-@pytest.mark.parametrize(
-    ("changes", "of_progress"),
-    [
-        ({"flush_lsn": START + 39}, {}),
-        ({"flush_lsn": START + 81}, {}),
-        ({"write_lsn": START + 101}, {}),
-        ({"write_lsn": START + 69, "flush_lsn": START + 40}, {}),
-        ({"leader_id": LeaderId(4, "other")}, {}),
-        ({"leader_id": LeaderId(5, "run1")}, {}),
-        ({"has_readers": True}, {}),
-        ({}, {"has_readers": True}),
-        ({}, {"follows": False}),
-    ],
-)
-def test_an_answer_that_is_no_everyday_one_changes_nothing(
-    changes: dict[str, Any], of_progress: dict[str, Any]
-) -> None:
-    table = Table()
-    table.receives(START + 100)
-    progress = in_state(table, 2, sent_lsn=START + 100, write_lsn=START + 70, flush_lsn=START + 40)
-    assert table.leadership.on_steady_answer(2, progress, EVERYDAY, table.now)
-    assert (progress.write_lsn, progress.flush_lsn, progress.acked_sequence) == (START + 80, START + 60, 3)
-    in_state(table, 2, write_lsn=START + 70, flush_lsn=START + 40, acked_sequence=0, **of_progress)
-    answer = msgspec.structs.replace(EVERYDAY, **changes)
-    assert not table.leadership.on_steady_answer(2, progress, answer, table.now + 1)
-    assert (progress.write_lsn, progress.flush_lsn, progress.acked_sequence) == (START + 70, START + 40, 0)
-    assert progress.last_response_at == table.now
-
-
-def test_an_everyday_answer_is_checked_if_it_has_moved_a_position() -> None:
-    table = Table()
-    table.receives(START + 100)
-    progress = in_state(table, 2, sent_lsn=START + 100)
-    table.leadership._checked = (START + 100, 0)
-    answer = AppendResponse(NODE_ID, START + 80, START + 60, 0, has_readers=False)
-    with pytest.raises(InvariantViolation, match="has gone back"):
-        table.leadership.on_steady_answer(2, progress, answer, table.now)
-
-
-def test_a_member_whose_state_cannot_be_is_noticed_at_its_answer_and_after_each_event() -> None:
-    table = Table()
-    table.receives(START + 100)
-    progress = in_state(table, 2, state=State.FETCHING)
-    answer = AppendResponse(NODE_ID, START + 80, START + 60, 0, has_readers=False)
-    with pytest.raises(InvariantViolation, match="a member cannot be fetching"):
-        table.leadership.on_steady_answer(2, progress, answer, table.now)
-    with pytest.raises(InvariantViolation, match="a member cannot be fetching"):
-        table.leadership.check()
-
-
-def test_what_an_everyday_answer_has_moved_must_not_go_back() -> None:
-    table = Table()
-    table.receives(START + 50)
-    for safekeeper_id in (1, 2, 3):
-        table.acks(safekeeper_id, START + 50)
-    table.tick()
-    table.receives(START + 100)
-    for safekeeper_id in (1, 2):
-        progress = table.leadership.members[safekeeper_id]
-        answer = AppendResponse(NODE_ID, START + 80, START + 80, 0, has_readers=False)
-        assert table.leadership.on_steady_answer(safekeeper_id, progress, answer, table.now)
-    assert (table.leadership.commit_lsn, table.leadership.truncate_lsn) == (START + 80, START + 50)
-    table.leadership.commit_lsn = START + 60
-    with pytest.raises(InvariantViolation, match="has gone back"):
-        table.leadership.check()
-
-
-def test_an_answer_that_repeats_a_position_is_an_everyday_one() -> None:
+def test_an_answer_that_repeats_a_position_confirms_a_later_message() -> None:
     table = Table()
     table.receives(START + 100)
     progress = in_state(table, 2, sent_lsn=START + 80, write_lsn=START + 80, flush_lsn=START + 60)
     for sequence in (3, 4):
-        answer = AppendResponse(NODE_ID, START + 80, START + 60, sequence, has_readers=False)
-        assert table.leadership.on_steady_answer(2, progress, answer, table.now)
+        table.leadership.on_append_response(2, AppendResponse(NODE_ID, START + 80, START + 60, sequence), table.now)
         assert progress.acked_sequence == sequence
 
 
@@ -151,7 +76,7 @@ def test_an_answer_that_repeats_a_position_is_an_everyday_one() -> None:
     ],
     ids=["flush", "write", "send", "nothing"],
 )
-def test_an_everyday_answer_moves_what_it_can_move(
+def test_an_answer_moves_what_it_can_move(
     write_lsn: int, flush_lsn: int, sent_lsn: int, commit_lsn: int, quorum_write_lsn: int, end_lsn: int
 ) -> None:
     table = Table()
@@ -160,9 +85,7 @@ def test_an_everyday_answer_moves_what_it_can_move(
     table.acks(2, START + 80, flush_lsn=START + 50)
     assert (table.leadership.commit_lsn, table.leadership.write_lsn) == (START + 50, START + 80)
     progress = in_state(table, 3, sent_lsn=START + sent_lsn)
-    answer = AppendResponse(NODE_ID, START + write_lsn, START + flush_lsn, 0, has_readers=False)
-    assert table.leadership.on_steady_answer(3, progress, answer, table.now)
-    table.take()
+    table.acks(3, START + write_lsn, flush_lsn=START + flush_lsn)
     found = (table.leadership.commit_lsn, table.leadership.write_lsn, progress.sent_lsn)
     assert found == (START + commit_lsn, START + quorum_write_lsn, START + end_lsn)
     assert [(report.flush_lsn, report.write_lsn) for report in table.reports()] == (
@@ -183,7 +106,7 @@ def test_what_a_primary_was_told_when_it_began_to_stream_is_not_reported_again()
     assert [(report.write_lsn, report.flush_lsn) for report in table.reports()] == [(START + 100, START + 60)]
 
 
-def test_a_write_position_that_a_lost_member_has_lowered_is_reported_at_the_next_everyday_answer() -> None:
+def test_a_write_position_that_a_lost_member_has_lowered_is_reported_at_the_next_answer() -> None:
     table = Table()
     table.receives(START + 100)
     for safekeeper_id in (1, 2):
@@ -192,19 +115,40 @@ def test_a_write_position_that_a_lost_member_has_lowered_is_reported_at_the_next
     table.leadership.disconnected(2, table.now)
     table.take()
     assert table.leadership.write_lsn == START + 50 and table.reports() == []
-    answer = AppendResponse(NODE_ID, START + 100, START + 50, 0, has_readers=False)
-    assert table.leadership.on_steady_answer(1, table.leadership.members[1], answer, table.now)
-    table.take()
+    table.acks(1, START + 100, flush_lsn=START + 50)
     assert [report.write_lsn for report in table.reports()] == [START + 50]
 
 
-def test_an_everyday_answer_ends_the_wait_for_one_only_if_it_is_about_all_that_was_sent() -> None:
+def test_an_answer_ends_the_wait_for_one_only_if_it_is_about_all_that_was_sent() -> None:
     table = Table()
     table.receives(START + 100)
     progress = table.leadership.members[2]
     assert progress.waiting_since == table.now
     for lsn, waiting_since in ((START + 50, 11.0), (START + 100, None)):
         table.now += 1.0
-        answer = AppendResponse(NODE_ID, lsn, START + 40, 0, has_readers=False)
-        assert table.leadership.on_steady_answer(2, progress, answer, table.now)
+        table.acks(2, lsn, flush_lsn=START + 40)
         assert (progress.waiting_since, progress.last_response_at) == (waiting_since, table.now)
+
+
+def test_a_write_position_that_goes_back_in_an_answer_is_reported_with_the_next_advance() -> None:
+    table = Table()
+    table.receives(START + 100)
+    for safekeeper_id in (1, 2):
+        table.acks(safekeeper_id, START + 100, flush_lsn=START + 50)
+    table.acks(2, START + 60, flush_lsn=START + 50)
+    table.acks(1, START + 100, flush_lsn=START + 55)
+    assert [(report.write_lsn, report.flush_lsn) for report in table.reports()] == [(START + 60, START + 50)]
+
+
+def test_after_an_answer_the_positions_of_its_member_are_checked_and_those_of_the_quorum() -> None:
+    table = Table()
+    table.receives(START + 100)
+    table.acks(2, START + 100)
+    leadership = table.leadership
+    leadership.check_answer(leadership.members[2])
+    progress = in_state(table, 2, sent_lsn=START + 99)
+    with pytest.raises(InvariantViolation, match="a member cannot be streaming with"):
+        leadership.check_answer(progress)
+    leadership.truncate_lsn = leadership.commit_lsn + 1
+    with pytest.raises(InvariantViolation, match="are not in order"):
+        leadership.check_answer(leadership.members[1])

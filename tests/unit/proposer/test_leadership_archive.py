@@ -125,15 +125,6 @@ def test_what_was_settled_before_the_term_stays_so() -> None:
 # Setting forward (S6).
 
 
-def test_wal_is_read_only_from_who_keeps_it() -> None:
-    table = Table()
-    table.joins(1, START, BEGIN + 6 * SEGMENT)
-    table.joins(2, START - 1, BEGIN)
-    table.welcomes(3)
-    table.acks(3, BEGIN + SEGMENT)
-    assert table.reads() == [(2, BEGIN + SEGMENT)] and not table.elected(3)
-
-
 def test_a_member_whose_next_wal_nobody_keeps_is_told_where_to_go_on() -> None:
     table = Table(settled_lsn=BEGIN)
     table.joins(2, START, BEGIN + 6 * SEGMENT)
@@ -157,19 +148,6 @@ def test_two_members_that_are_behind_do_not_wait_for_each_other() -> None:
     table.ticks(0.1)
     told = [message.base_lsn for safekeeper_id in (2, 3) for message in table.elected(safekeeper_id)]
     assert told == [BEGIN + 6 * SEGMENT] * 2
-
-
-def test_a_member_does_not_skip_wal_while_words_to_it_are_unanswered() -> None:
-    table = Table()
-    table.joins(2, START, BEGIN)
-    table.joins(3, BEGIN + SEGMENT)
-    table.leadership.members[3].end_fetch()
-    table.leadership.members[3].waiting_since = table.now
-    table.hears(2, BEGIN + 6 * SEGMENT)
-    table.ticks(0.2)
-    assert not table.elected(3)
-    table.acks(3, BEGIN + SEGMENT)
-    assert table.elected(3)
 
 
 def test_a_member_that_others_have_no_newer_wal_than_waits() -> None:
@@ -244,12 +222,3 @@ def test_one_that_is_gone_is_replaced_and_all_that_are_there_are_told() -> None:
     assert table.orders() == {}
     table.ticks(1.0)
     assert table.orders() == {2: (2, 0), 3: (2, 0)}
-
-
-def test_a_report_of_who_has_not_adopted_the_term_is_not_heard() -> None:
-    table = Table()
-    table.welcomes(1)
-    table.hears(1, archived_lsn=START, is_archiver=True)
-    table.hears(9, archived_lsn=START, is_archiver=True)
-    table.ticks(INCUMBENT_GRACE_S)
-    assert (table.leadership.archiving.archiver, table.leadership.archiving.archived_lsn) == (0, 0)

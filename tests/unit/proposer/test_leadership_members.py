@@ -8,7 +8,6 @@ from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Member, QuorumSizes
 from safekeeper.consensus.messages import (
-    AppendResponse,
     ArchiveReport,
     FolderStates,
     Reconfigured,
@@ -327,10 +326,8 @@ def test_an_everyday_answer_of_a_member_with_readers_is_followed_by_a_commit_tha
     table.receives(START + 50)
     for safekeeper_id in (1, 2, 3):
         table.acks(safekeeper_id, START + 50, readers=readers and safekeeper_id == 3)
-    progress = in_state(table, 3, sent_commit_lsn=START + 50 - lacks)
-    answer = AppendResponse(NODE_ID, START + 50, START + 50, 0, has_readers=readers)
-    assert table.leadership.on_steady_answer(3, progress, answer, table.now)
-    table.take()
+    in_state(table, 3, sent_commit_lsn=START + 50 - lacks)
+    table.acks(3, START + 50, readers=readers)
     assert table.heartbeats() == [3] * is_sent
 
 
@@ -363,7 +360,8 @@ def test_members_that_follow_are_told_of_data_folders_once_and_of_news() -> None
 
 def test_a_report_of_the_archive_before_the_answer_to_elected_is_of_another_log() -> None:
     table = Table(answers=False)
-    table.leadership.on_archive_report(1, ArchiveReport(START - 50, True, True, START - 10), table.now)
+    for safekeeper_id in (1, 9):
+        table.leadership.on_archive_report(safekeeper_id, ArchiveReport(START - 50, True, True, START - 10), table.now)
     table.take()
     assert table.leadership.members[1].wal_begin_lsn == 0 and not table.leadership.archiving.is_configured
     table.acks(1, START)

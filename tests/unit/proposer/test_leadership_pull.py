@@ -185,6 +185,8 @@ def test_sources_are_those_with_the_next_byte_the_least_busy_ones_first() -> Non
     plan = plan_pull(BEGIN, commit_lsn, candidates[4:])
     assert plan is not None and (plan[0], [source.safekeeper_id for source in plan[1]]) == (START - 4, [6, 5])
     assert plan_pull(BEGIN, BEGIN + PULL_BYTES_MIN - 1, candidates) is None
+    plan = plan_pull(BEGIN, BEGIN + PULL_BYTES_MIN, candidates)
+    assert plan is not None and plan[0] == BEGIN + PULL_BYTES_MIN
     assert plan_pull(BEGIN, commit_lsn, []) is None
 
 

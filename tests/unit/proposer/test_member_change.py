@@ -13,6 +13,7 @@ from walproxy.proposer.member_change import (
 )
 
 ONE, TWO, THREE, FOUR, NEW = (Member(i, letter * 32) for i, letter in zip((1, 2, 3, 4, 3), "abcde", strict=True))
+FIVE = Member(5, "f" * 32)
 OLD = (ONE, TWO, THREE)
 REPLACED = (ONE, TWO, NEW)
 PRESENT = Membership(5, OLD, author=7)
@@ -110,6 +111,10 @@ def test_members_are_not_removed_while_those_that_stay_have_no_quorum() -> None:
         (PRESENT, (), "a cluster needs a member"),
         (PRESENT, (ONE,), "one member is changed at a time, not 2"),
         (PRESENT, (ONE, NEW, FOUR), "one member is changed at a time, not 2"),
+        (PRESENT, (*OLD, FOUR, FIVE), "one member is changed at a time, not 2"),
+        # A joint membership goes on to either half, whatever their difference.
+        (Membership(6, OLD, (*OLD, FOUR, FIVE), author=7), OLD, ""),
+        (Membership(6, OLD, (*OLD, FOUR, FIVE), author=7), (*OLD, FOUR, FIVE), ""),
         (JOINT, OLD, ""),
         (JOINT, REPLACED, ""),
         (JOINT, (ONE, TWO), "another change is under way (generation 6 of term 7): wait for its end, or cancel it"),
@@ -117,13 +122,6 @@ def test_members_are_not_removed_while_those_that_stay_have_no_quorum() -> None:
 )
 def test_one_member_is_changed_at_a_time(membership: Membership, wanted: tuple[Member, ...], refusal: str) -> None:
     assert refusal_of(membership, wanted) == refusal
-
-
-def test_the_line_of_a_change_names_the_members() -> None:
-    joint = msgspec.structs.replace(JOINT, new_members=(ONE, TWO, THREE, FOUR))
-    line = "the members change from 1, 2, 3 to 1, 2, 3, 4 (generation 6 of term 7): both need a quorum until then"
-    assert describe_change(joint) == line
-    assert describe_change(PRESENT) == "the members are 1, 2, 3 (generation 5 of term 7)"
 
 
 def test_a_change_that_waits_for_its_newcomer_is_not_replaced_but_cancelled() -> None:
@@ -218,7 +216,7 @@ def test_members_change_under_the_present_sizes_unless_others_are_named() -> Non
 
 
 def test_a_commit_quorum_of_each_half_has_a_membership_on_disk_before_the_next_one() -> None:
-    five = (ONE, TWO, THREE, FOUR, Member(5, "f" * 32))
+    five = (*OLD, FOUR, FIVE)
     joint = Membership(6, five, five, author=7, quorum_sizes=QUICK, new_quorum_sizes=QuorumSizes("N-N/4", "N/2+1"))
     assert next_membership(joint, five, facts(persisted=folders(*five[:3])), joint.new_quorum_sizes) is None
     assert next_membership(joint, five, facts(persisted=folders(*five[:4])), joint.new_quorum_sizes) is not None
@@ -263,6 +261,11 @@ def test_sizes_that_cannot_be_are_refused(membership: Membership, sizes: QuorumS
             "need a quorum until then",
         ),
         (OF_QUICK, "the members are 1, 2, 3, their quorums commit 1, elect N (generation 7 of term 7)"),
+        (PRESENT, "the members are 1, 2, 3 (generation 5 of term 7)"),
+        (
+            Membership(6, OLD, (*OLD, FOUR), author=7),
+            "the members change from 1, 2, 3 to 1, 2, 3, 4 (generation 6 of term 7): both need a quorum until then",
+        ),
         (
             Membership(6, OLD, (ONE, TWO), author=7, quorum_sizes=QUICK),
             "the members change from 1, 2, 3 to 1, 2, their quorums from commit 1, elect N to commit N/2+1, elect "
@@ -270,7 +273,7 @@ def test_sizes_that_cannot_be_are_refused(membership: Membership, sizes: QuorumS
         ),
     ],
 )
-def test_the_line_of_a_change_names_the_sizes(membership: Membership, line: str) -> None:
+def test_the_line_of_a_change_names_the_members_and_the_sizes(membership: Membership, line: str) -> None:
     assert describe_change(membership) == line
 
 
@@ -284,15 +287,6 @@ def test_a_lost_member_is_replaced_under_the_present_sizes() -> None:
     stored = msgspec.structs.replace(PRESENT, members=(ONE, TWO, msgspec.structs.replace(THREE, address="three:3")))
     target = replacement_of_lost(stored, [NEW.identity])
     assert target is not None and target.members[2] == msgspec.structs.replace(NEW, address="three:3")
-
-
-def test_two_members_are_neither_added_nor_removed_at_once() -> None:
-    five = Member(5, "f" * 32)
-    assert refusal_of(PRESENT, (*OLD, FOUR, five)) == "one member is changed at a time, not 2"
-    assert refusal_of(PRESENT, (ONE,)) == "one member is changed at a time, not 2"
-    # A joint membership goes on to either half, whatever their difference.
-    joint = Membership(6, OLD, (*OLD, FOUR, five), author=7)
-    assert refusal_of(joint, OLD) == refusal_of(joint, (*OLD, FOUR, five)) == ""
 
 
 def test_the_members_that_stay_are_counted_in_both_halves_before_a_change() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from safekeeper.base.errors import (
     ConfigurationError,
-    Fenced,
     InvariantViolation,
     PrimaryRefused,
     RemoteProtocolError,
@@ -19,7 +18,6 @@ from safekeeper.consensus.control_state import NOBODY, TERM_MAX, LeaderId, TliHi
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes, bootstrap_cluster_id
 from safekeeper.consensus.messages import (
     DIGEST_PAGE_SIZE,
-    PROTOCOL_VERSION,
     AcceptorGreeting,
     AppendResponse,
     ArchiveAssignment,
@@ -41,6 +39,7 @@ from safekeeper.consensus.messages import (
 )
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.peers.codec import encode
+from tests.unit.greetings import empty
 from walproxy.proposer.actions import (
     Action,
     Disconnect,
@@ -107,14 +106,37 @@ class Table:
             self.hears(safekeeper_id, greeting(safekeeper_id, **changes))
 
     def votes(self, **changes: Any) -> LeaderId:
-        """Bring it from greetings to the vote of all; return who it wants to be."""
-        for safekeeper_id in (1, 2, 3):
-            self.hears(safekeeper_id, PreVoteResponse(True))
-            if self.sent(VoteRequest):
-                leader_id: LeaderId = self.sent(VoteRequest)[1].leader_id
-        for safekeeper_id in (1, 2, 3):
-            self.hears(safekeeper_id, vote(leader_id, **changes))
+        """Bring it from greetings to the vote of all; return the candidate."""
+        leader_id = self.collect_pre_votes(1, 2, 3)
+        self.collect_votes(leader_id, 1, 2, 3, **changes)
         return leader_id
+
+    def connect(self, *safekeeper_ids: int) -> None:
+        """Open connections, on which nothing is received yet."""
+        for safekeeper_id in safekeeper_ids:
+            self.event(self.proposer.connected(safekeeper_id, self.now))
+
+    def collect_pre_votes(self, *safekeeper_ids: int) -> Any:
+        """Let these grant their pre-votes; return the candidate for which votes are requested, None if they are not."""
+        leader_id = None
+        for safekeeper_id in safekeeper_ids:
+            self.hears(safekeeper_id, PreVoteResponse(True))
+            leader_id = next((request.leader_id for request in self.sent(VoteRequest).values()), leader_id)
+        return leader_id
+
+    def collect_votes(self, leader_id: LeaderId, *safekeeper_ids: int, **changes: Any) -> None:
+        for safekeeper_id in safekeeper_ids:
+            self.hears(safekeeper_id, vote(leader_id, **changes))
+
+    def pass_check(self) -> None:
+        """Let the donor and the primary report the same checksums of the WAL below END."""
+        self.hears(1, DigestResponse(self.proposer.term, BASE, END, CRCS))
+        self.event(self.proposer.primary_checked(BASE, END, CRCS, self.now))
+
+    def acknowledge(self, leader_id: LeaderId, lsn: int, *safekeeper_ids: int) -> None:
+        """Let these have the log up to a position."""
+        for safekeeper_id in safekeeper_ids:
+            self.hears(safekeeper_id, AppendResponse(leader_id, lsn, lsn, 0))
 
     def leads(self) -> LeaderId:
         """Bring it from nothing to leading a term that begins at END."""
@@ -122,37 +144,34 @@ class Table:
         self.sees()
         leader_id = self.votes()
         self.sees()
-        self.hears(1, DigestResponse(self.proposer.term, BASE, END, CRCS))
-        self.event(self.proposer.primary_checked(BASE, END, CRCS, self.now))
+        self.pass_check()
         assert self.proposer.phase is Phase.LEADING
         return leader_id
 
 
+def campaigning(**config: Any) -> Table:
+    """Return a proposer that has requested the pre-votes of three members."""
+    table = Table(**config)
+    table.connects(1, 2, 3)
+    table.sees()
+    return table
+
+
 def greeting(safekeeper_id: int, **changes: Any) -> AcceptorGreeting:
-    message = AcceptorGreeting(
-        protocol_version=PROTOCOL_VERSION,
-        safekeeper_id=safekeeper_id,
-        incarnation=str(safekeeper_id) * 32,
-        cluster_id=CLUSTER,
-        system_id=7,
-        segment_size=SEGMENT,
-        server_version=150000,
-        membership=MEMBERS,
-        promised=LeaderId(5, "before"),
-        last_term=3,
-        wal_begin_lsn=BASE,
-        flush_lsn=END,
-        commit_lsn=BASE,
-        truncate_lsn=BASE,
-        replaced=None,
-    )
-    return msgspec.structs.replace(message, **changes)
-
-
-def empty(safekeeper_id: int) -> AcceptorGreeting:
-    return AcceptorGreeting(
-        PROTOCOL_VERSION, safekeeper_id, str(safekeeper_id) * 32, "", 0, 0, 0, None, NOBODY, 0, 0, 0, 0, 0, None
-    )
+    of_log = {
+        "cluster_id": CLUSTER,
+        "system_id": 7,
+        "segment_size": SEGMENT,
+        "server_version": 150000,
+        "membership": MEMBERS,
+        "promised": LeaderId(5, "before"),
+        "last_term": 3,
+        "wal_begin_lsn": BASE,
+        "flush_lsn": END,
+        "commit_lsn": BASE,
+        "truncate_lsn": BASE,
+    }
+    return empty(safekeeper_id, **{**of_log, **changes})
 
 
 def greet_empty(table: "Table") -> None:
@@ -185,12 +204,6 @@ def test_a_second_greeting_on_a_connection_on_which_the_term_was_announced_chang
 # Gathering and bootstrap.
 
 
-def test_a_connection_begins_with_a_greeting_that_names_the_safekeeper() -> None:
-    table = Table()
-    table.event(table.proposer.connected(2, table.now))
-    assert table.sent(ProposerGreeting)[2].safekeeper_id == 2
-
-
 def test_nothing_is_asked_before_there_is_a_primary() -> None:
     table = Table()
     table.connects(1, 2, 3)
@@ -201,11 +214,8 @@ def test_nothing_is_asked_before_there_is_a_primary() -> None:
 
 
 def test_a_later_attempt_waits_for_its_time_also_if_the_primary_comes_back_before() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, PreVoteResponse(True))
+    table = campaigning()
+    table.collect_pre_votes(1, 2, 3)
     table.ticks(table.proposer.timing.vote_timeout_s + 1)
     assert table.proposer.phase is Phase.GATHERING
     table.event(table.proposer.primary_lost(table.now))
@@ -228,8 +238,7 @@ def greets_again(table: Table, **of: AcceptorGreeting) -> None:
 def test_empty_safekeepers_of_a_primary_that_has_our_slot_are_no_first_start() -> None:
     table = Table()
     table.sees(SLOTTED)
-    for safekeeper_id in (1, 2, 3):
-        table.event(table.proposer.connected(safekeeper_id, table.now))
+    table.connect(1, 2, 3)
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, empty(safekeeper_id))
     # Another proxy may have begun the cluster, and made the slot, a moment ago.
@@ -253,8 +262,7 @@ def test_empty_safekeepers_of_a_primary_that_has_our_slot_are_no_first_start() -
 def test_a_first_start_is_told_to_be_one_by_the_operator() -> None:
     table = Table(bootstrap=True)
     table.sees(SLOTTED)
-    for safekeeper_id in (1, 2, 3):
-        table.event(table.proposer.connected(safekeeper_id, table.now))
+    table.connect(1, 2, 3)
     greet_empty(table)
     assert table.sent(Bootstrap).keys() == {1, 2, 3}
 
@@ -262,27 +270,22 @@ def test_a_first_start_is_told_to_be_one_by_the_operator() -> None:
 def test_a_bootstrap_that_was_begun_with_these_folders_is_finished_whoever_made_the_slot() -> None:
     begun = Table()
     begun.sees()
-    for safekeeper_id in (1, 2, 3):
-        begun.event(begun.proposer.connected(safekeeper_id, begun.now))
+    begun.connect(1, 2, 3)
     greet_empty(begun)
     message = begun.sent(Bootstrap)[1]
     half_done = msgspec.structs.replace(empty(1), cluster_id=message.cluster_id, membership=message.membership)
     table = Table()
     table.sees(SLOTTED)
-    for safekeeper_id in (1, 2, 3):
-        table.event(table.proposer.connected(safekeeper_id, table.now))
+    table.connect(1, 2, 3)
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, half_done if safekeeper_id == 1 else empty(safekeeper_id))
     assert table.proposer.phase is Phase.PRE_VOTING and not table.proposer.stuck
 
 
 def test_takeover_counts_once_in_a_run() -> None:
-    table = Table(takeover=True)
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning(takeover=True)
     assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {True}
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, PreVoteResponse(True))
+    table.collect_pre_votes(1, 2, 3)
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, VoteResponse(LeaderId(6, "run1"), False, LeaderId(7, "other")))
     # Another one was quicker: that was no takeover.
@@ -293,14 +296,6 @@ def test_takeover_counts_once_in_a_run() -> None:
     table.connects(1)
     table.ticks()
     assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {False}
-
-
-def test_a_minority_is_asked_nothing() -> None:
-    table = Table()
-    table.sees()
-    table.connects(1)
-    table.ticks()
-    assert table.proposer.phase is Phase.GATHERING
 
 
 def test_greetings_of_different_times_are_not_combined_for_a_bootstrap() -> None:
@@ -324,8 +319,7 @@ def test_a_greeting_that_was_requested_before_the_last_connection_does_not_count
     table = Table()
     table.sees()
     table.event(table.proposer.connected(3, table.now))
-    for safekeeper_id in (1, 2):
-        table.event(table.proposer.connected(safekeeper_id, table.now))
+    table.connect(1, 2)
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, empty(safekeeper_id))  # That of 3 was on its way.
     assert table.sent(Bootstrap) == {}
@@ -357,8 +351,7 @@ def test_a_bootstrap_needs_every_member() -> None:
 def test_after_a_bootstrap_that_was_interrupted_nobody_counts_as_empty_that_has_not_greeted_again() -> None:
     table = Table()
     table.sees()
-    for safekeeper_id in (1, 2, 3):
-        table.event(table.proposer.connected(safekeeper_id, table.now))
+    table.connect(1, 2, 3)
     greet_empty(table)
     for safekeeper_id in (2, 3):
         table.hears(safekeeper_id, Bootstrapped(CLUSTER, 1))
@@ -392,15 +385,6 @@ def test_a_safekeeper_that_does_not_greet_is_connected_anew() -> None:
     assert [action.safekeeper_id for action in table.did(Disconnect)] == [1]
 
 
-def test_a_member_that_is_silent_in_an_election_is_connected_anew() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
-    table.hears(1, PreVoteResponse(False, "other"))
-    table.ticks(table.proposer.timing.response_timeout_s + 1)
-    assert {2, 3} <= {action.safekeeper_id for action in table.did(Disconnect)}
-
-
 # Elections.
 
 
@@ -413,9 +397,7 @@ def test_the_term_is_above_every_promise_that_was_seen() -> None:
 
 
 def test_a_run_never_asks_for_a_term_twice() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     terms = []
     for _ in range(2):
         table.hears(1, PreVoteResponse(True))
@@ -424,18 +406,6 @@ def test_a_run_never_asks_for_a_term_twice() -> None:
         table.ticks(table.proposer.timing.vote_timeout_s + 1)
         table.ticks(60.0)
     assert terms == [6, 7]
-
-
-def test_a_spare_waits_while_another_proxy_lives() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
-    table.hears(1, PreVoteResponse(False, "other"))
-    table.hears(2, PreVoteResponse(False, "other"))
-    assert table.proposer.phase is Phase.GATHERING
-    assert table.proposer.is_spare
-    table.ticks()
-    assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
 
 
 def test_whoever_greets_during_the_pre_vote_is_asked_for_its_vote_too() -> None:
@@ -450,34 +420,13 @@ def test_whoever_greets_during_the_pre_vote_is_asked_for_its_vote_too() -> None:
 
 
 def test_votes_of_another_term_do_not_count() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.hears(1, PreVoteResponse(True))
     table.hears(2, PreVoteResponse(True))
     table.hears(1, vote(LeaderId(4, "run1")))
     table.hears(2, vote(LeaderId(4, "run1")))
     table.ticks(0.5)
     assert table.proposer.phase is Phase.VOTING
-
-
-def test_candidates_that_lose_get_out_of_each_others_way() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
-    waits = []
-    for _ in range(4):
-        table.hears(1, PreVoteResponse(True))
-        table.hears(2, PreVoteResponse(True))
-        leader_id = table.sent(VoteRequest)[1].leader_id
-        for safekeeper_id in (1, 2):
-            table.hears(safekeeper_id, VoteResponse(leader_id, False, LeaderId(leader_id.term, "other")))
-        lost_at = table.now
-        while table.proposer.phase is Phase.GATHERING:
-            table.ticks(0.01)
-        waits.append(table.now - lost_at)
-    assert waits == sorted(waits)
-    assert waits[-1] > 3 * waits[0]
 
 
 @pytest.mark.parametrize("waits_s", [0.5, 30.0])
@@ -494,18 +443,8 @@ def test_a_proxy_that_has_waited_for_its_primary_greets_again_before_its_first_e
     assert table.proposer.phase is Phase.PRE_VOTING
 
 
-def test_the_primary_is_identified_anew_after_the_votes() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
-    table.votes()
-    assert table.did(IdentifyPrimary)
-
-
 def test_of_several_identities_that_are_due_the_last_one_counts() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.votes()
     table.event(table.proposer.disconnected(1, table.now))
     table.ticks()
@@ -526,9 +465,7 @@ def test_of_several_identities_that_are_due_the_last_one_counts() -> None:
 
 
 def test_nobody_is_told_before_the_primary_was_compared() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.votes()
     table.sees()
     request = table.sent(DigestRequest)[1]
@@ -551,9 +488,7 @@ TIMED_LSN = BASE - 2 * SEGMENT + 5000
 
 def verifying(**config: Any) -> Table:
     """Return one that has asked the donor for its checksums, of a log that OLD is the beginning of."""
-    table = Table(**config)
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning(**config)
     table.votes(**TRIMMED)
     table.sees()
     return table
@@ -620,9 +555,7 @@ def test_a_log_without_a_record_that_bears_a_time_is_enough_from_its_very_beginn
     reason = str(table.did(Finish)[0].error)
     assert f"begins at {format_lsn(OLD)} and has no record with a time" in reason
     assert "--allow-unverified-primary" in reason
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.votes()
     table.sees()
     answers(table, BASE, 0)
@@ -676,9 +609,7 @@ def test_within_a_segment_a_log_cannot_be_continued_by_a_link() -> None:
 
 
 def test_a_primary_with_other_bytes_is_refused() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.votes()
     table.sees()
     table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
@@ -690,9 +621,7 @@ def test_a_primary_with_other_bytes_is_refused() -> None:
 
 @pytest.mark.parametrize(("record_end_lsn", "refused"), [(END, True), (END + 1, False), (0, False)])
 def test_a_fork_may_only_cut_a_record_that_nobody_was_promised(record_end_lsn: int, refused: bool) -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.votes()
     fork_lsn = END - 100
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
@@ -703,9 +632,7 @@ def test_a_fork_may_only_cut_a_record_that_nobody_was_promised(record_end_lsn: i
 
 
 def test_data_loss_may_be_allowed_explicitly() -> None:
-    table = Table(allow_data_loss=True)
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning(allow_data_loss=True)
     table.votes()
     fork_lsn = END - 100
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
@@ -720,11 +647,8 @@ def test_nothing_is_given_up_as_long_as_too_few_for_a_commit_quorum_have_voted()
     table = Table(allow_data_loss=True)
     table.connects(1, 2, membership=msgspec.structs.replace(MEMBERS, quorum_sizes=QuorumSizes(commit="N")))
     table.sees()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(leader_id))
+    leader_id = table.collect_pre_votes(1, 2)
+    table.collect_votes(leader_id, 1, 2)
     fork_lsn = END - 100
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
     table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
@@ -733,56 +657,19 @@ def test_nothing_is_given_up_as_long_as_too_few_for_a_commit_quorum_have_voted()
 
 
 def test_votes_are_not_awaited_longer_because_there_was_a_quorum_of_them() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(leader_id))
+    table = campaigning()
+    leader_id = table.collect_pre_votes(1, 2)
+    table.collect_votes(leader_id, 1, 2)
     table.event(table.proposer.disconnected(2, table.now))
     table.ticks(table.proposer.timing.vote_timeout_s + 0.1)
     assert table.proposer.phase is Phase.GATHERING
 
 
-@pytest.mark.parametrize(("lacking", "refused"), [((2,), False), ((2, 3), True)])
-def test_what_no_quorum_could_cut_is_not_given_up(lacking: tuple[int, ...], refused: bool) -> None:
-    table = Table(allow_data_loss=True)
-    table.connects(1, 2, 3)
-    table.sees()
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-        if table.sent(VoteRequest):
-            leader_id = table.sent(VoteRequest)[1].leader_id
-    fork_lsn = END - 100
-    for safekeeper_id in (1, 2, 3):
-        begin_lsn = END - 50 if safekeeper_id in lacking else BASE
-        table.hears(safekeeper_id, vote(leader_id, wal_begin_lsn=begin_lsn))
-    table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
-    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
-    assert bool(table.sent(DigestRequest)) != refused
-    if refused:
-        (finish,) = table.did(Finish)
-        assert isinstance(finish.error, PrimaryRefused)
-        assert "safekeepers 2, 3 retain no WAL from there: no quorum could cut its log there" in str(finish.error)
-
-
-def test_a_fork_that_cuts_nothing_acknowledged_gives_up_nothing_although_it_might() -> None:
-    fork_lsn = END - 100
-    primary = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
-    message = elected_with(Table(allow_data_loss=True), primary, fork_lsn)
-    assert message.history[-1].start_lsn == fork_lsn and not message.history[-1].gives_up
-
-
 def test_a_timeline_may_end_as_soon_as_the_term_is_led() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     leader_id = table.votes()
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END + 50),)))
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
-    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    table.pass_check()
     table.event(table.proposer.wal_received(END + 50, table.now))
     table.event(table.proposer.timeline_ended(2, END + 50, table.now))
     assert table.proposer.phase is Phase.LEADING
@@ -849,8 +736,7 @@ def test_no_answer_is_an_everyday_one_while_something_else_is_due(
     table = Table()
     leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.acknowledge(leader_id, END, 1, 2, 3)
     assert steady(table) == [1, 2, 3]
     event(table.proposer, table.now)
     assert steady(table) == left
@@ -859,8 +745,7 @@ def test_no_answer_is_an_everyday_one_while_something_else_is_due(
 def test_an_answer_that_ends_a_logged_problem_is_no_everyday_one() -> None:
     table = Table()
     leader_id = table.leads()
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.acknowledge(leader_id, END, 1, 2, 3)
     table.proposer.peers[2].log.is_new("some reason")
     table.ticks(0.1)
     assert steady(table) == [1, 3]
@@ -869,41 +754,11 @@ def test_an_answer_that_ends_a_logged_problem_is_no_everyday_one() -> None:
     assert table.proposer.peers[2].log.is_new("some reason")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        AppendResponse(LeaderId(4, "other"), END + 50, END + 50, 0),
-        AppendResponse(LeaderId(0, ""), END + 50, END + 50, 0),
-    ],
-)
-def test_an_answer_of_another_term_moves_nothing(answer: AppendResponse) -> None:
-    table = Table()
-    leader_id = table.leads()
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
-    table.event(table.proposer.wal_received(END + 50, table.now))
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, answer)
-        assert table.said == []
-    assert table.proposer.committed_lsns()[0] == END
-
-
-def test_an_answer_beyond_what_was_sent_is_refused_although_the_member_is_steady() -> None:
-    table = Table()
-    leader_id = table.leads()
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
-    with pytest.raises(RemoteProtocolError, match="cannot be: the log ends at"):
-        table.hears(1, AppendResponse(leader_id, END + 1, END + 1, 0))
-    assert table.proposer.committed_lsns()[0] == END
-
-
 def test_a_primary_that_comes_back_hears_nothing_before_it_was_compared() -> None:
     table = Table()
     leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END + 50, END + 50, 0))
+    table.acknowledge(leader_id, END + 50, 1, 2)
     assert table.did(ReportStatus)[-1].flush_lsn == END + 50
     table.event(table.proposer.primary_lost(table.now))
     assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
@@ -934,29 +789,11 @@ def test_a_primary_that_comes_back_with_other_bytes_is_refused() -> None:
 def test_a_higher_term_ends_the_term_and_nothing_is_reported_any_more() -> None:
     table = Table()
     leader_id = table.leads()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.acknowledge(leader_id, END, 1, 2)
     table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
     assert table.proposer.leadership is None
     assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
-
-
-def test_a_majority_that_follows_another_run_fences_it() -> None:
-    table = Table()
-    table.leads()
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, promised=LeaderId(9, "other")))
-    # The first attempt began when two had greeted; the next one asks all.
-    for _ in range(2):
-        table.hears(1, PreVoteResponse(False, "other"))
-        table.hears(2, PreVoteResponse(False, "other"))
-        if table.did(Finish):
-            break
-        table.sees()
-        table.ticks()
-    assert isinstance(table.did(Finish)[0].error, Fenced)
 
 
 def test_without_a_term_the_connection_to_the_primary_is_closed() -> None:
@@ -985,20 +822,6 @@ def test_a_learner_is_fed_and_does_not_count() -> None:
     table.hears(1, AppendResponse(leader_id, END + 50, END + 50, 0))
     table.hears(3, AppendResponse(leader_id, END + 50, END + 50, 0))
     assert table.did(ReportStatus) == []
-
-
-def test_a_fork_before_the_logs_beginning_is_refused_even_with_leave_to_lose_data() -> None:
-    for allow_data_loss in (False, True):
-        table = Table(allow_data_loss=allow_data_loss)
-        table.connects(1, 2, 3)
-        promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, BASE - 100),))
-        table.sees(promoted)
-        table.votes()
-        table.sees(promoted)
-        (finish,) = table.did(Finish)
-        assert isinstance(finish.error, PrimaryRefused)
-        assert "before the beginning of the quorum's log at 0/400000" in str(finish.error)
-        assert not table.sent(Elected)
 
 
 def test_a_copy_whose_segment_was_recycled_is_not_taken_for_one_that_goes_on() -> None:
@@ -1032,8 +855,7 @@ BEGUN = [NOBODY, LeaderId(1, "run1")]
 def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_no_term(promised: LeaderId) -> None:
     table = Table()
     leader_id = table.leads()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.acknowledge(leader_id, END, 1, 2)
     later = Membership(2, MEMBERS.members)
     begun = msgspec.structs.replace(empty(3), cluster_id="d" * 32, membership=later, promised=promised)
     for _ in range(2):
@@ -1061,33 +883,6 @@ def test_a_term_ends_once_a_quorum_belongs_to_a_later_cluster(promised: LeaderId
 
 
 # The archive, and WAL that is not kept any more.
-
-
-def elected_with(table: Table, primary: PrimaryIdentity = PRIMARY, start_lsn: int = END, **changes: Any) -> Elected:
-    """Bring it from nothing to leading a term; return what safekeeper 1 is told of it."""
-    table.connects(1, 2, 3)
-    table.sees(primary)
-    table.votes(**changes)
-    table.sees(primary)
-    table.hears(1, TailResponse(0, start_lsn, 0, 0))
-    table.hears(1, DigestResponse(table.proposer.term, BASE, start_lsn, CRCS))
-    table.event(table.proposer.primary_checked(BASE, start_lsn, CRCS, table.now))
-    message = table.sent(Elected)[1]
-    assert isinstance(message, Elected)
-    return message
-
-
-def test_the_members_are_told_what_the_donor_knew_to_be_committed_and_where_its_log_begins() -> None:
-    message = elected_with(Table(), commit_lsn=BASE + 200)
-    assert (message.base_lsn, message.settled_lsn, message.commit_lsn) == (BASE, BASE + 200, 0)
-
-
-def test_what_a_fork_cuts_is_not_told_to_be_settled() -> None:
-    fork_lsn = BASE + 100
-    primary = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
-    message = elected_with(Table(allow_data_loss=True), primary, fork_lsn, commit_lsn=BASE + 200)
-    assert message.history[-1].start_lsn == fork_lsn
-    assert message.settled_lsn == fork_lsn
 
 
 def test_a_report_of_the_archive_is_heard_in_a_term_only() -> None:
@@ -1131,14 +926,6 @@ def test_a_list_that_lacks_members_is_refused_with_the_difference(listed: tuple[
     assert "(generation 1: 1, 2, 3)" in str(finish.error) and f"it lacks {missing};" in str(finish.error)
 
 
-def test_without_a_quorum_a_list_is_refused_only_once_all_have_greeted() -> None:
-    table = lists(1, 4, 5)
-    table.sees()
-    table.connects(1)
-    table.ticks(60.0)
-    assert table.proposer.refusal is None
-
-
 def test_a_listed_safekeeper_that_is_not_a_member_does_no_harm() -> None:
     table = lists(1, 2, 3, 9)
     table.sees()
@@ -1169,8 +956,7 @@ def test_a_stranger_with_a_greater_membership_does_not_make_a_list_unfit() -> No
 
 def test_a_safekeeper_that_falls_silent_in_a_bootstrap_is_connected_to_again() -> None:
     table = Table()
-    for safekeeper_id in (1, 2, 3):
-        table.event(table.proposer.connected(safekeeper_id, table.now))
+    table.connect(1, 2, 3)
     table.sees()  # Each is greeted once more.
     for safekeeper_id in (1, 2, 3, 1, 2):
         table.hears(safekeeper_id, empty(safekeeper_id))
@@ -1190,24 +976,13 @@ def test_a_state_that_does_not_fit_the_phase_is_noticed() -> None:
     table.proposer.leadership = None
     with pytest.raises(InvariantViolation, match="a proposer that is leading has another phase's state"):
         table.ticks()
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.proposer.campaign = None
     with pytest.raises(InvariantViolation, match="a proposer that is pre_voting has another phase's state"):
         table.ticks()
 
 
 # What no honest peer sends, and what comes late, must not end the process.
-
-
-def test_a_membership_without_a_cluster_is_no_greeting() -> None:
-    table = Table()
-    table.sees()
-    table.event(table.proposer.connected(1, table.now))
-    with pytest.raises(RemoteProtocolError, match="safekeeper 1 has a membership and belongs to no cluster"):
-        table.hears(1, greeting(1, cluster_id=""))
-    assert table.proposer.peers[1].greeting is None
 
 
 def test_there_is_no_term_above_the_last_one() -> None:
@@ -1231,9 +1006,7 @@ def test_there_is_no_term_above_the_last_one() -> None:
     ],
 )
 def test_a_vote_whose_history_cannot_be_does_not_count(changes: dict[str, Any]) -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.hears(1, PreVoteResponse(True))
     table.hears(2, PreVoteResponse(True))
     leader_id = table.sent(VoteRequest)[1].leader_id
@@ -1291,3 +1064,13 @@ def test_what_follows_from_a_state_that_cannot_be_is_not_carried_out_later() -> 
         table.hears(2, AppendResponse(leader_id, END, END, 0))  # END is committed with it, and reported.
     leadership._checked = (0, 0)
     assert leadership.commit_lsn == END and table.event(table.proposer.disconnected(3, table.now)) == []
+
+
+def test_an_everyday_answer_is_checked_as_every_event_is() -> None:
+    table = Table()
+    leader_id = table.leads()
+    table.acknowledge(leader_id, END, 1, 2, 3)
+    assert steady(table) == [1, 2, 3] and table.proposer.leadership is not None
+    table.proposer.leadership._checked = (END + 1, 0)
+    with pytest.raises(InvariantViolation, match="has gone back"):
+        table.hears(1, AppendResponse(leader_id, END, END, 1))

@@ -16,7 +16,6 @@ from safekeeper.consensus.messages import (
     DigestResponse,
     Elected,
     PreVoteRequest,
-    PreVoteResponse,
     ReadRequest,
     Refusal,
     RefusalCode,
@@ -24,11 +23,10 @@ from safekeeper.consensus.messages import (
     StandbyFeedback,
     TailRequest,
     TailResponse,
-    VoteRequest,
     VoteResponse,
 )
 from safekeeper.consensus.term_history import HistoryEntry
-from tests.unit.proposer.test_proposer import BASE, CRCS, END, LOG, PRIMARY, SEGMENT, Table, greeting, vote
+from tests.unit.proposer.test_proposer import BASE, CRCS, END, LOG, PRIMARY, SEGMENT, Table, campaigning, greeting, vote
 from walproxy.proposer.actions import (
     Finish,
     IdentifyPrimary,
@@ -199,9 +197,7 @@ def loses_a_campaign(table: Table) -> float:
     """Lose a campaign after its votes, and return the time until the next one."""
     while table.proposer.phase is Phase.GATHERING:
         table.ticks(0.01)
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
+    leader_id = table.collect_pre_votes(1, 2)
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, VoteResponse(leader_id, False, LeaderId(leader_id.term, "other")))
     lost_at = table.now
@@ -214,8 +210,7 @@ def wins_a_term(table: Table) -> LeaderId:
     """Win the campaign that has begun."""
     table.votes()
     table.sees()
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
-    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    table.pass_check()
     assert table.proposer.leadership is not None
     return table.proposer.leadership.leader_id
 
@@ -234,23 +229,18 @@ def is_deposed(table: Table) -> float:
 
 
 def test_the_pauses_between_campaigns_are_short_again_after_a_term() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     waits = [loses_a_campaign(table) for _ in range(4)]
     assert waits[-1] > 2 * waits[0]
     leader_id = wins_a_term(table)
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.acknowledge(leader_id, END, 1, 2)
     assert is_deposed(table) == 0
     assert loses_a_campaign(table) < 1.5 * waits[0]
 
 
 def test_a_term_that_was_lost_before_a_quorum_had_its_start_makes_the_pauses_longer() -> None:
     """Two candidates that depose each other by turns would otherwise both begin at once, as long as it takes."""
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     waits = [loses_a_campaign(table) for _ in range(3)]
     wins_a_term(table)
     waits.append(is_deposed(table))
@@ -261,8 +251,7 @@ def test_a_term_that_was_lost_before_a_quorum_had_its_start_makes_the_pauses_lon
 
 def test_a_copy_whose_wal_was_not_compared_yet_is_not_continued_by_the_next_term() -> None:
     table, held = leads_with_wal()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, 0))
+    table.acknowledge(held, RECEIVED, 1, 2)
     reconnects(table, held)
     assert len(table.did(StartReplication)) == 1
     # It is open, and its checksums are awaited.
@@ -316,8 +305,7 @@ def test_a_term_that_ends_before_a_reconnected_primary_was_asked_for_wal_leaves_
 
 def test_a_reconnected_primary_streams_only_when_a_quorum_has_confirmed_the_term_since() -> None:
     table, held = leads_with_wal()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, 0))
+    table.acknowledge(held, RECEIVED, 1, 2)
     table.event(table.proposer.primary_lost(table.now))
     assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
     leadership = table.proposer.leadership
@@ -339,8 +327,7 @@ def test_a_reconnected_primary_streams_only_when_a_quorum_has_confirmed_the_term
 
 def test_a_reconnected_primary_with_other_bytes_is_refused_and_nothing_is_reported_to_it() -> None:
     table, held = leads_with_wal()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, 0))
+    table.acknowledge(held, RECEIVED, 1, 2)
     reconnects(table, held)
     table.event(table.proposer.primary_checked(BASE, RECEIVED, (CRCS[0] + 1,), table.now))
     (finish,) = table.did(Finish)
@@ -358,10 +345,7 @@ PROMOTED = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, FORK),
 
 def votes_then_sees_a_fork(table: Table, held: LeaderId, flush_lsn: int, **changes: Any) -> None:
     """Let two of three vote, so that M is not known by their positions; the primary was promoted at FORK."""
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-        if table.sent(VoteRequest):
-            leader_id = table.sent(VoteRequest)[1].leader_id
+    leader_id = table.collect_pre_votes(1, 2)
     for safekeeper_id in (1, 2):
         history = (*LOG, HistoryEntry(held.term, END, 1))
         table.hears(safekeeper_id, vote(leader_id, history=history, flush_lsn=flush_lsn, **changes))
@@ -415,8 +399,7 @@ def test_what_a_held_term_may_have_committed_is_its_start_or_its_commit(
 
 def test_the_commit_of_an_older_held_term_counts_in_a_later_one_that_has_committed_nothing() -> None:
     table, held = leads_with_wal()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, 0))
+    table.acknowledge(held, RECEIVED, 1, 2)
     loses_its_term(table)
     asks_again(table, held, RECEIVED)
     assert table.proposer.phase is Phase.LEADING
@@ -425,12 +408,9 @@ def test_the_commit_of_an_older_held_term_counts_in_a_later_one_that_has_committ
     loses_its_term(table, LeaderId(20, "other"))
     table.sees(PROMOTED)
     table.ticks()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
+    leader_id = table.collect_pre_votes(1, 2)
     history = (*LOG, HistoryEntry(held.term, END, 1), HistoryEntry(later.term, RECEIVED, 1))
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(leader_id, history=history, flush_lsn=RECEIVED))
+    table.collect_votes(leader_id, 1, 2, history=history, flush_lsn=RECEIVED)
     table.ticks(table.proposer.timing.vote_grace_s + 0.05)
     table.sees(PROMOTED)
     table.hears(1, TailResponse(0, FORK, RECEIVED, BASE))
@@ -456,8 +436,7 @@ def test_what_a_standby_has_replayed_above_the_start_of_a_term_is_not_of_its_log
 @pytest.mark.parametrize("ends_by", ["timeline", "term"])
 def test_a_timeline_that_ends_elsewhere_than_its_wal_is_not_followed(ends_by: str) -> None:
     table, held = leads_with_wal()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, 0))
+    table.acknowledge(held, RECEIVED, 1, 2)
     end_lsn = RECEIVED if ends_by == "term" else RECEIVED - 1
     table.event(table.proposer.timeline_ended(2, end_lsn, table.now))
     if ends_by == "term":
@@ -473,9 +452,7 @@ def test_a_timeline_that_ends_elsewhere_than_its_wal_is_not_followed(ends_by: st
 
 
 def test_a_segment_that_is_gone_in_a_campaign_closes_the_copy() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.votes()
     table.sees()
     table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
@@ -487,9 +464,7 @@ def test_a_segment_that_is_gone_in_a_campaign_closes_the_copy() -> None:
 
 
 def test_a_segment_that_is_gone_when_nothing_is_compared_any_more_refuses_nobody() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.event(table.proposer.disconnected(1, table.now))
     table.event(table.proposer.disconnected(2, table.now))
     assert table.proposer.campaign is None and table.proposer.leadership is None
@@ -508,22 +483,10 @@ def test_wal_that_ends_below_what_members_have_received_is_our_own_mistake() -> 
     table = Table()
     leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 100, table.now))
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END + 100, END + 100, 0))
+    table.acknowledge(leader_id, END + 100, 1, 2, 3)
     assert table.proposer.is_steady
     with pytest.raises(InvariantViolation, match="are not in order"):
         table.proposer.wal_received(END + 99, table.now)
-
-
-def test_of_several_identities_that_are_due_the_last_one_counts() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.proposer._stream.identities_due = 3
-    for _ in range(2):
-        table.sees()
-        assert table.proposer.primary is None
-    table.sees()
-    assert table.proposer.primary == PRIMARY
 
 
 def test_what_a_safekeeper_has_sent_before_it_was_disconnected_is_ignored() -> None:

@@ -12,7 +12,6 @@ from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Membership
 from safekeeper.consensus.messages import (
     DIGEST_PAGE_SIZE,
-    AppendResponse,
     Bootstrap,
     Bootstrapped,
     ChangeMembers,
@@ -43,6 +42,7 @@ from tests.unit.proposer.test_proposer import (
     PRIMARY,
     SEGMENT,
     Table,
+    campaigning,
     empty,
     greet_empty,
     greeting,
@@ -64,33 +64,23 @@ from walproxy.proposer.primary import Ancestor
 from walproxy.proposer.progress import Fetch
 
 
-def follows(table: Table, leader_id: LeaderId, *safekeeper_ids: int, lsn: int = END) -> None:
-    for safekeeper_id in safekeeper_ids:
-        table.hears(safekeeper_id, AppendResponse(leader_id, lsn, lsn, 0))
-
-
 def leading(*followers: int, **config: Any) -> tuple[Table, LeaderId]:
     table = Table(**config)
     leader_id = table.leads()
-    follows(table, leader_id, *(followers or (1, 2, 3)))
+    table.acknowledge(leader_id, END, *(followers or (1, 2, 3)))
     return table, leader_id
 
 
 def candidate(**config: Any) -> tuple[Table, LeaderId]:
     """Return a proposer that has asked for votes."""
-    table = Table(**config)
-    table.connects(1, 2, 3)
-    table.sees()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
+    table = campaigning(**config)
+    table.collect_pre_votes(1, 2)
     return table, table.sent(VoteRequest)[1].leader_id
 
 
 def verifying(**of_vote: Any) -> Table:
     """Return a proposer with the votes of all, whose primary was identified again."""
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.votes(**of_vote)
     table.sees()
     return table
@@ -121,7 +111,7 @@ def test_only_a_higher_promise_ends_a_term(term: int, ends: bool) -> None:
     table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(term, "other")))
     assert (table.proposer.leadership is None) is ends
     assert bool(table.sent(ProposerGreeting)) is ends
-    assert bool(table.did(ReportStatus)) is ends
+    assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)] * ends
     assert [(note.text, note.event) for note in table.did(Note)] == [
         (f"term 6 ends: safekeeper 2 has promised ({term}, other)", "term-lost")
     ] * ends
@@ -231,8 +221,7 @@ def test_a_vote_counts_no_more_once_its_connection_has_ended() -> None:
 @pytest.mark.parametrize(("after_s", "is_won"), [(0.09, False), (0.11, True)])
 def test_a_quorum_of_votes_waits_for_the_others_for_a_short_time(after_s: float, is_won: bool) -> None:
     table, leader_id = candidate()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(leader_id))
+    table.collect_votes(leader_id, 1, 2)
     assert not table.did(IdentifyPrimary)
     table.ticks(after_s)
     assert bool(table.did(IdentifyPrimary)) is is_won
@@ -248,8 +237,7 @@ def test_a_promise_that_a_vote_reports_raises_the_next_term_and_never_lowers_it(
     known = [table.proposer.peers[i].greeting for i in (1, 2)]
     assert [each.promised.term for each in known if each is not None] == [20, 5]
     table.ticks(60.0)
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
+    table.collect_pre_votes(1, 2)
     assert table.sent(VoteRequest)[1].leader_id.term == 21
 
 
@@ -338,8 +326,7 @@ def test_a_primary_that_is_identified_during_the_votes_or_the_check_is_not_check
     table, leader_id = candidate()
     table.sees()
     assert table.said == [] and table.proposer.phase is Phase.VOTING
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, vote(leader_id))
+    table.collect_votes(leader_id, 1, 2, 3)
     assert table.did(IdentifyPrimary)
     table.sees()
     assert table.sent(DigestRequest)
@@ -352,8 +339,7 @@ def test_another_postgresql_that_answers_after_the_votes_is_refused_before_anyth
     changes: dict[str, int],
 ) -> None:
     table, leader_id = candidate()
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, vote(leader_id))
+    table.collect_votes(leader_id, 1, 2, 3)
     assert table.did(IdentifyPrimary)
     table.sees(msgspec.structs.replace(PRIMARY, **changes))
     assert not table.sent(DigestRequest) and not table.did(StartReplication)
@@ -410,27 +396,17 @@ def test_the_next_checksums_continue_the_first(begin_lsn: int) -> None:
         table.hears(1, DigestResponse(table.proposer.term, begin_lsn, END, crcs, 0))
 
 
+@pytest.mark.parametrize("allow_data_loss", [False, True])
 @pytest.mark.parametrize(("begin_lsn", "is_refused"), [(END - 100, False), (END - 99, True)])
 def test_a_fork_at_the_very_beginning_of_the_quorum_s_log_can_be_compared_and_one_below_not(
-    begin_lsn: int, is_refused: bool
+    begin_lsn: int, is_refused: bool, allow_data_loss: bool
 ) -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning(allow_data_loss=allow_data_loss)
     table.votes(wal_begin_lsn=begin_lsn)
     table.sees(PROMOTED)
-    assert bool(table.did(Finish)) is is_refused and bool(table.sent(TailRequest)) is not is_refused
-
-
-@pytest.mark.parametrize(("begin_lsn", "is_refused"), [(END - 100, False), (END - 99, True)])
-def test_wal_is_given_up_only_if_a_quorum_can_cut_it(begin_lsn: int, is_refused: bool) -> None:
-    table, leader_id = candidate(allow_data_loss=True)
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, vote(leader_id, wal_begin_lsn=BASE if safekeeper_id == 1 else begin_lsn))
-    table.sees(PROMOTED)
-    table.hears(1, TailResponse(0, FORK, END, BASE))
-    assert bool(table.did(Finish)) is is_refused
-    assert bool(table.sent(DigestRequest)) is not is_refused
+    reasons = [str(finish.error) for finish in table.did(Finish)]
+    assert bool(reasons) is is_refused and bool(table.sent(TailRequest)) is not is_refused
+    assert all(f"before the beginning of the quorum's log at {format_lsn(begin_lsn)}" in each for each in reasons)
 
 
 FORK = END - 100
@@ -439,9 +415,7 @@ PROMOTED = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, FORK),
 
 @pytest.mark.parametrize("lsn", [FORK - 1, FORK + 1])
 def test_a_report_of_records_elsewhere_than_at_the_fork_decides_nothing(lsn: int) -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     table.votes()
     table.sees(PROMOTED)
     assert table.sent(TailRequest)[1].lsn == FORK
@@ -472,9 +446,7 @@ def test_a_fork_may_cut_what_no_quorum_has(
 
 @pytest.mark.parametrize("settled_lsn", [BASE, FORK - 1, FORK, FORK + 1, END])
 def test_what_was_committed_before_a_term_is_settled_up_to_its_fork(settled_lsn: int) -> None:
-    table = Table(allow_data_loss=True)
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning(allow_data_loss=True)
     table.votes(commit_lsn=settled_lsn)
     table.sees(PROMOTED)
     table.hears(1, TailResponse(0, FORK, 0, BASE))
@@ -513,7 +485,7 @@ def test_a_first_log_begins_with_the_segment_of_the_primary_and_nothing_is_compa
 def test_a_primary_that_cannot_be_the_one_of_the_term_is_refused(changes: dict[str, int], reason: str) -> None:
     table, leader_id = leading()
     table.event(table.proposer.wal_received(END + 50, table.now))
-    follows(table, leader_id, 1, 2, 3, lsn=END + 50)
+    table.acknowledge(leader_id, END + 50, 1, 2, 3)
     table.event(table.proposer.primary_lost(table.now))
     table.sees(msgspec.structs.replace(PRIMARY, **changes), own=CRCS)
     finishes = table.did(Finish)
@@ -554,10 +526,10 @@ def test_feedback_of_standbys_is_reported_only_while_a_verified_primary_streams_
     leader_id = table.leads()
     standbys = (Standby("a", END, END, END, 700, 600),)
     assert table.proposer.hot_standby_feedback() is None
-    follows(table, leader_id, 1)
+    table.acknowledge(leader_id, END, 1)
     table.hears(1, StandbyFeedback(standbys))
     assert table.proposer.hot_standby_feedback() is None, "no quorum follows"
-    follows(table, leader_id, 2)
+    table.acknowledge(leader_id, END, 2)
     assert table.proposer.hot_standby_feedback() == (700, 600)
     table.event(table.proposer.primary_lost(table.now))
     assert table.proposer.hot_standby_feedback() is None
@@ -571,7 +543,7 @@ def test_the_positions_of_a_term_are_known_while_it_is_led() -> None:
     assert table.proposer.quorum_end_lsn == END + 7
     table, leader_id = leading(1, 2)
     assert (table.proposer.committed_lsns(), table.proposer.quorum_end_lsn) == ((END, 0), END)
-    follows(table, leader_id, 3)
+    table.acknowledge(leader_id, END, 3)
     assert table.proposer.committed_lsns() == (END, END)
     table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     assert table.proposer.committed_lsns() == (0, 0)
@@ -583,7 +555,7 @@ def test_a_proposer_is_steady_while_all_follow_and_are_fed_from_the_window() -> 
     leader_id = table.leads()
     for safekeeper_id in (1, 2, 3):
         assert not table.proposer.is_steady
-        follows(table, leader_id, safekeeper_id)
+        table.acknowledge(leader_id, END, safekeeper_id)
     assert table.proposer.is_steady
     table.event(table.proposer.wal_received(END + 50, table.now))
     for begin_lsn, is_steady in ((END + 50, True), (END + 51, False), (END + 50, True)):
@@ -614,8 +586,7 @@ def test_whether_a_cluster_is_known() -> None:
 def bootstrapping() -> tuple[Table, Bootstrap]:
     table = Table()
     table.sees()
-    for safekeeper_id in (1, 2, 3):
-        table.event(table.proposer.connected(safekeeper_id, table.now))
+    table.connect(1, 2, 3)
     greet_empty(table)
     return table, table.sent(Bootstrap)[1]
 
@@ -673,9 +644,7 @@ def test_a_change_asked_of_a_proposer_that_leads_no_term_is_answered() -> None:
 
 
 def test_a_message_ends_the_wait_for_an_answer_unless_it_is_only_about_data_folders() -> None:
-    table = Table()
-    table.connects(1, 2, 3)
-    table.sees()
+    table = campaigning()
     asked_at = table.now
     assert table.sent(PreVoteRequest) and table.proposer.peers[1].waiting_since == asked_at
     table.now += 1.0

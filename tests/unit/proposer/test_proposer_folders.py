@@ -2,23 +2,19 @@
 
 import pytest
 
-from safekeeper.base.errors import RemoteProtocolError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.folder_state import FolderState
 from safekeeper.consensus.membership import Member, Membership
 from safekeeper.consensus.messages import (
     AppendResponse,
-    DigestResponse,
     Elected,
     FolderIsOlder,
     FolderStates,
-    PreVoteResponse,
     ProposerGreeting,
     Refusal,
     RefusalCode,
-    VoteRequest,
 )
-from tests.unit.proposer.test_proposer import BASE, CLUSTER, CRCS, END, MEMBERS, Table, greeting, vote
+from tests.unit.proposer.test_proposer import CLUSTER, END, MEMBERS, Table, greeting, vote
 from walproxy.proposer.actions import Dial, Disconnect, Level, Note
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.proposer import FOLDERS_INTERVAL_S
@@ -46,16 +42,11 @@ def notes(table: Table) -> list[str]:
 def leads_without(table: Table, *doubted: int) -> None:
     """Bring it to leading a term with the votes of safekeepers 1 and 2."""
     table.sees()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-        if table.sent(VoteRequest):
-            leader_id = table.sent(VoteRequest)[1].leader_id
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(leader_id))
+    leader_id = table.collect_pre_votes(1, 2)
+    table.collect_votes(leader_id, 1, 2)
     table.ticks(table.proposer.timing.vote_grace_s + 0.1)
     table.sees()
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
-    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    table.pass_check()
     assert table.proposer.phase is Phase.LEADING
 
 
@@ -98,9 +89,7 @@ def test_a_vote_does_not_count_if_another_voter_knows_more_of_the_folder() -> No
     for safekeeper_id in (1, 3):
         connects(table, folder(safekeeper_id))
     table.sees()
-    for safekeeper_id in (1, 3):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
+    leader_id = table.collect_pre_votes(1, 3)
     table.hears(3, states(folder(3)))
     table.hears(3, vote(leader_id))
     table.hears(1, states(folder(1), folder(3, END + 10)))
@@ -211,8 +200,7 @@ def test_the_members_are_told_what_is_known_of_each_other_when_it_is_news() -> N
         connects(table, folder(safekeeper_id))
     leads_without(table)
     leader_id = table.proposer.leadership.leader_id
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.acknowledge(leader_id, END, 1, 2)
     table.ticks(FOLDERS_INTERVAL_S)
     known = FolderStates(CLUSTER, (folder(1, term=leader_id.term), folder(2, term=leader_id.term), folder(3)))
     assert table.sent(FolderStates) == {1: known, 2: known}
@@ -221,16 +209,6 @@ def test_the_members_are_told_what_is_known_of_each_other_when_it_is_news() -> N
     table.hears(3, AppendResponse(leader_id, END, END, 0))
     table.ticks(FOLDERS_INTERVAL_S)
     assert table.sent(FolderStates).keys() == {1, 2, 3}
-
-
-def test_a_report_about_another_safekeeper_s_folder_breaks_the_protocol() -> None:
-    table = Table()
-    table.event(table.proposer.connected(3, table.now))
-    with pytest.raises(RemoteProtocolError, match="safekeeper 2 reports its data folder as 3's"):
-        table.hears(3, states(folder(2)))
-    with pytest.raises(RemoteProtocolError, match="answers none"):
-        table.hears(3, greeting(3))
-        table.hears(3, greeting(3))
 
 
 def test_members_that_a_greeting_names_are_dialled_also_if_it_said_first_which_folder_it_has() -> None:

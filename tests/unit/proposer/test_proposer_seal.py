@@ -17,7 +17,7 @@ from safekeeper.consensus.messages import (
     VoteRequest,
 )
 from safekeeper.consensus.term_history import HistoryEntry, last_tli
-from tests.unit.proposer.test_proposer import BASE, CRCS, END, LOG, PRIMARY, Table, greeting, vote
+from tests.unit.proposer.test_proposer import BASE, CRCS, END, LOG, PRIMARY, Table, greeting
 from walproxy.proposer.actions import Finish, Note, RefusePrimary
 from walproxy.proposer.phase import Phase
 from walproxy.proposer.primary import Ancestor, PrimaryIdentity
@@ -70,11 +70,8 @@ def seals(table: Table, **of_vote: Any) -> dict[int, Any]:
 
 def is_voted_for(table: Table, **of_vote: Any) -> dict[int, Any]:
     assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, vote(leader_id, **of_vote))
+    leader_id = table.collect_pre_votes(1, 2)
+    table.collect_votes(leader_id, 1, 2, 3, **of_vote)
     return table.sent(Elected)
 
 

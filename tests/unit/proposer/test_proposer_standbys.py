@@ -1,10 +1,8 @@
 """What a proposer reports of standbys from one term to the next, and when other standbys are designated."""
 
 from safekeeper.consensus.control_state import LeaderId
-from safekeeper.consensus.messages import Refusal, RefusalCode, Standby, StandbyFeedback
-from safekeeper.consensus.term_history import HistoryEntry
-from tests.unit.proposer.test_proposer import END, LOG, Table, greeting
-from tests.unit.proposer.test_proposer_events import follows
+from safekeeper.consensus.messages import Standby, StandbyFeedback
+from tests.unit.proposer.test_proposer import END, Table
 from walproxy.proposer.actions import ReportStatus
 from walproxy.proposer.apply_rule import parse_apply_rule
 
@@ -18,8 +16,8 @@ def leading(rule: str = "") -> tuple[Table, LeaderId]:
     table = Table(apply_rule=parse_apply_rule(rule))
     leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
-    follows(table, leader_id, 1, 2, 3)
-    follows(table, leader_id, 1, 2, 3, lsn=END + 50)
+    table.acknowledge(leader_id, END, 1, 2, 3)
+    table.acknowledge(leader_id, END + 50, 1, 2, 3)
     table.hears(1, replayed(END + 50))
     return table, leader_id
 
@@ -38,20 +36,6 @@ def test_other_standbys_are_designated_without_a_term() -> None:
     table = Table()
     table.event(table.proposer.set_apply_rule(parse_apply_rule("a")))
     assert table.said == [] and table.proposer.standbys.rule.names == ("a",)
-
-
-def test_wal_that_a_term_cuts_counts_as_replayed_by_no_standby() -> None:
-    table, _ = leading("a")
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, promised=LeaderId(9, "other"), last_term=6))
-    leader_id = table.votes(history=(*LOG, HistoryEntry(6, END, 1)), flush_lsn=END)
-    leadership = table.proposer.leadership
-    assert leadership is not None and leadership.term_start_lsn == END
-    follows(table, leader_id, 1, 2)
-    follows(table, leader_id, 1, 2, lsn=END + 30)
-    assert leadership.commit_lsn == END + 30
-    assert leadership.status() == ReportStatus(END + 30, END + 30, END), "it has replayed other bytes there"
 
 
 def test_a_standby_behind_a_safekeeper_that_is_disconnected_no_longer_holds_vacuum_back() -> None:

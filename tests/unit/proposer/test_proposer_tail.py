@@ -39,11 +39,8 @@ def asks(table: Table) -> None:
 def leads_tail(table: Table, **of_vote: Any) -> Any:
     """Bring it to leading a tail term; return what it sends to the members first."""
     asks(table)
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, vote(leader_id, **of_vote))
+    leader_id = table.collect_pre_votes(1, 2)
+    table.collect_votes(leader_id, 1, 2, 3, **of_vote)
     return table.sent(Elected)
 
 
@@ -118,9 +115,7 @@ def test_a_proposer_that_is_alive_is_left_alone_and_no_spare_is_announced() -> N
 def test_a_campaign_that_was_lost_is_repeated() -> None:
     table = table_of()
     asks(table)
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
+    leader_id = table.collect_pre_votes(1, 2)
     for safekeeper_id in (1, 2):
         table.hears(safekeeper_id, vote(leader_id, granted=False, promised=leader_id._replace(term=leader_id.term + 1)))
     assert table.proposer.campaign is None
@@ -176,8 +171,7 @@ def test_it_never_counts_as_healthy() -> None:
 def test_a_primary_ends_it_at_the_next_tick_and_is_compared() -> None:
     table = table_of()
     leader_id = leads_tail(table)[1].leader_id
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.acknowledge(leader_id, END, 1, 2)
     table.sees()
     assert table.proposer.leadership is not None and table.said == [], "not within the event"
     table.ticks(0.05)
@@ -190,11 +184,8 @@ def test_a_primary_ends_it_at_the_next_tick_and_is_compared() -> None:
 def test_a_term_that_a_tick_wins_lasts_until_the_next_one() -> None:
     table = table_of()
     asks(table)
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(leader_id))
+    leader_id = table.collect_pre_votes(1, 2)
+    table.collect_votes(leader_id, 1, 2)
     table.sees()
     table.ticks(table.proposer.timing.vote_grace_s + 0.1)
     assert table.sent(Elected).keys() == {1, 2, 3} and table.proposer.leadership is not None
@@ -205,13 +196,10 @@ def test_a_term_that_a_tick_wins_lasts_until_the_next_one() -> None:
 def test_a_primary_that_comes_during_the_votes_waits_for_its_end() -> None:
     table = table_of()
     asks(table)
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-    leader_id = table.sent(VoteRequest)[1].leader_id
+    leader_id = table.collect_pre_votes(1, 2)
     table.sees(PRIMARY)
     assert table.proposer.campaign is not None and table.proposer.campaign.primary is None
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, vote(leader_id))
+    table.collect_votes(leader_id, 1, 2, 3)
     assert table.sent(Elected).keys() == {1, 2, 3}
     table.ticks(0.05)
     assert table.proposer.leadership is None

@@ -16,9 +16,7 @@ from safekeeper.consensus.messages import (
     DigestResponse,
     Elected,
     PreVoteRequest,
-    PreVoteResponse,
     TailResponse,
-    VoteRequest,
 )
 from safekeeper.consensus.term_history import HistoryEntry
 from tests.unit.proposer.test_proposer import (
@@ -67,10 +65,8 @@ def leads_switched() -> tuple[Table, LeaderId]:
     table.sees(PROMOTED)
     leader_id = table.votes(history=SWITCHED)
     table.sees(PROMOTED)
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
-    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.pass_check()
+    table.acknowledge(leader_id, END, 1, 2)
     assert table.proposer.leadership is not None and table.proposer.leadership.commit_lsn == END
     return table, leader_id
 
@@ -91,8 +87,7 @@ def test_an_old_primary_that_answers_first_is_put_aside_and_the_next_one_is_led(
     leader_id = table.votes(history=SWITCHED)
     assert table.did(IdentifyPrimary)
     table.sees(PROMOTED)
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
-    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
+    table.pass_check()
     assert table.sent(Elected)[1].history == (*SWITCHED, HistoryEntry(leader_id.term, END, 2))
 
 
@@ -112,26 +107,6 @@ def test_an_old_primary_costs_no_term_that_has_gone_on_without_it() -> None:
         if table.did(StartReplication):
             break
     assert table.did(StartReplication)[0].resumes
-
-
-def test_a_standby_that_was_promoted_behind_the_log_is_judged_by_an_election() -> None:
-    table, _ = leads_switched()
-    table.event(table.proposer.primary_lost(table.now))
-    table.sees(msgspec.structs.replace(PRIMARY, tli=3, ancestors=(*PROMOTED.ancestors, Ancestor(2, END - 100))))
-    assert not table.did(RefusePrimary) and table.proposer.leadership is None
-
-
-def test_a_term_in_which_nothing_is_committed_says_nothing_of_an_old_primary() -> None:
-    table = switched()
-    table.sees(PROMOTED)
-    table.votes(history=SWITCHED)
-    table.sees(PROMOTED)
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
-    table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
-    assert table.proposer.leadership is not None and not table.proposer.leadership.commit_lsn
-    table.event(table.proposer.primary_lost(table.now))
-    table.sees()
-    assert not table.did(RefusePrimary) and table.proposer.leadership is None
 
 
 def test_other_bytes_on_the_same_timeline_cost_no_term_and_are_told_nothing() -> None:
@@ -164,8 +139,7 @@ def test_a_refused_primary_s_wal_is_never_taken() -> None:
 def test_the_old_primary_comes_back_after_a_standby_that_lacks_acknowledged_wal() -> None:
     table = Table(several_primaries=True)
     leader_id = table.leads()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.acknowledge(leader_id, END, 1, 2)
     table.event(table.proposer.primary_lost(table.now))
     fork_lsn = END - 100
     behind = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),))
@@ -191,8 +165,7 @@ def test_the_run_that_held_the_term_cuts_by_what_it_knows_to_be_committed(record
     table = Table(several_primaries=True)
     leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+    table.acknowledge(leader_id, END, 1, 2)
     # Safekeeper 1 has more, which nobody was told of.
     table.hears(1, AppendResponse(leader_id, END + 50, END + 50, 0))
     table.event(table.proposer.primary_lost(table.now))
@@ -201,10 +174,7 @@ def test_the_run_that_held_the_term_cuts_by_what_it_knows_to_be_committed(record
     log = (*LOG, HistoryEntry(leader_id.term, END, 1))
     table.connects(1, 2, last_term=leader_id.term, promised=leader_id)
     table.ticks()
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-        if table.sent(VoteRequest):
-            candidate = table.sent(VoteRequest)[1].leader_id
+    candidate = table.collect_pre_votes(1, 2)
     # Not all vote, so that the votes alone would say END + 50.
     table.hears(1, vote(candidate, history=log, flush_lsn=END + 50))
     table.hears(2, vote(candidate, history=log))
@@ -331,12 +301,6 @@ def test_a_host_that_was_repaired_is_elected_when_it_is_tried_again() -> None:
     assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
 
 
-def test_another_host_of_the_same_identity_is_not_refused_for_it() -> None:
-    table, _ = is_refused_by_its_lineage()
-    comes_back(table, msgspec.structs.replace(OLD, host="other"))
-    assert table.proposer.phase is Phase.PRE_VOTING
-
-
 @pytest.mark.parametrize("changes", [{"last_term": 6}, {"flush_lsn": END + 1}, {"wal_begin_lsn": BASE + SEGMENT}])
 def test_a_log_that_has_changed_since_the_refusal_is_asked_for_its_vote(changes: dict[str, int]) -> None:
     table, _ = is_refused_by_its_lineage()
@@ -344,35 +308,11 @@ def test_a_log_that_has_changed_since_the_refusal_is_asked_for_its_vote(changes:
     assert table.proposer.phase is Phase.PRE_VOTING and not table.did(RefusePrimary)
 
 
-def test_a_member_that_was_away_is_asked_for_its_vote() -> None:
-    table = switched()
-    table.event(table.proposer.disconnected(3, table.now))
-    table.sees(OLD)
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-        if table.sent(VoteRequest):
-            leader_id = table.sent(VoteRequest)[1].leader_id
-    for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(leader_id, history=SWITCHED))
-    table.ticks(0.2)
-    table.sees(OLD)
-    assert table.did(RefusePrimary)
-    # Without it, the two come to the same again.
-    comes_back(table, OLD, 1, 2)
-    assert table.did(RefusePrimary) and not table.sent(PreVoteRequest)
-    table.connects(3)
-    comes_back(table, OLD)
-    assert table.proposer.phase is Phase.PRE_VOTING
-
-
 def test_a_quorum_whose_newest_log_fits_is_asked_for_its_votes() -> None:
     """Member 1 alone has gone on with timeline 2: without it, the others' log fits to the old primary."""
     table = switched()
     table.sees(OLD)
-    for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, PreVoteResponse(True))
-        if table.sent(VoteRequest):
-            leader_id = table.sent(VoteRequest)[1].leader_id
+    leader_id = table.collect_pre_votes(1, 2, 3)
     for safekeeper_id in (1, 2, 3):
         table.hears(safekeeper_id, vote(leader_id, **({"history": SWITCHED} if safekeeper_id == 1 else {})))
     table.sees(OLD)
@@ -415,20 +355,6 @@ def test_other_bytes_are_compared_again_after_waits_that_grow() -> None:
     waits = [after - before for before, after in pairwise(elections)]
     assert elections[0] == 0 and waits == sorted(waits) and len(elections) < 15
     assert max(waits) * RETRY_S <= 300
-
-
-@pytest.mark.parametrize("changes", [{"flush_lsn": END + 50}, {"tli": 2}, {"system_id": 8}])
-def test_a_host_whose_identity_has_changed_is_compared_at_once(changes: dict[str, int]) -> None:
-    table = switched()
-    table.sees(OLD)
-    is_refused_by_its_bytes(table)
-    comes_back(table, OLD, last_term=3)
-    is_refused_by_its_bytes(table)
-    comes_back(table, OLD, last_term=3)
-    assert table.did(RefusePrimary)
-    changed = msgspec.structs.replace(OLD, ancestors=(Ancestor(1, END),) if "tli" in changes else (), **changes)
-    reason = table.proposer.refusals.reason(changed, table.proposer.roster.peers, table.now)
-    assert not reason
 
 
 def test_the_operator_s_signal_has_every_host_judged_anew() -> None:

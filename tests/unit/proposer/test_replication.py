@@ -15,7 +15,6 @@ from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.leadership import Leadership
 from walproxy.proposer.liveness import Timing
 from walproxy.proposer.progress import State
-from walproxy.proposer.pulling import PULL_BYTES_MIN, Candidate, plan_pull
 from walproxy.proposer.replication import APPEND_BYTES_MAX, READ_AHEAD_S, READ_BYTES
 from walproxy.proposer.standbys import Standbys
 
@@ -38,6 +37,7 @@ def test_members_that_have_the_same_wal_are_sent_one_append_which_begins_where_t
     table.receives(START + 20)
     appends = [(a.safekeeper_ids, a.begin_lsn, a.end_lsn) for a in table.said if isinstance(a, SendAppend)]
     assert appends == [([1, 2, 3], START + 10, START + 20)]
+    assert header(table).commit_lsn == START + 10
     for progress in table.leadership.members.values():
         assert (progress.last_begin_lsn, progress.sent_lsn) == (START + 10, START + 20)
         assert progress.last_sent_at == table.now
@@ -303,13 +303,6 @@ def test_wal_that_comes_waits_while_what_was_fetched_is_not_received() -> None:
 
 
 # Pulls.
-
-
-def test_a_pull_is_worth_it_from_its_least_size_on() -> None:
-    candidate = Candidate(1, BEGIN, PULL_END, ("one:1",))
-    assert plan_pull(BEGIN, BEGIN + PULL_BYTES_MIN - 1, [candidate]) is None
-    plan = plan_pull(BEGIN, BEGIN + PULL_BYTES_MIN, [candidate])
-    assert plan is not None and plan[0] == BEGIN + PULL_BYTES_MIN
 
 
 def test_a_pull_begins_again_at_its_time_and_not_before() -> None:

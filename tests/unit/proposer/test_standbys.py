@@ -148,16 +148,6 @@ def test_what_remote_apply_lacks_is_said_by_name(rule: str, lacking: str) -> Non
     assert standbys.lacking() == lacking
 
 
-def test_those_who_are_gone_cost_a_bounded_amount_of_memory_and_the_designated_are_kept() -> None:
-    standbys = table("a")
-    standbys.on_report(1, (at("a", 10),))
-    standbys.on_report(1, ())
-    for number in range(3 * GONE_MAX):
-        standbys.on_report(1, (at(f"backup {number}", 5),))
-    assert len(standbys._gone) <= GONE_MAX + 1
-    assert standbys.apply_lsn(100) == 10
-
-
 @pytest.mark.parametrize(
     ("positions", "cut"),
     [

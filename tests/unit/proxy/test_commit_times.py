@@ -122,6 +122,6 @@ def test_a_safekeeper_that_was_removed_is_forgotten() -> None:
     times = armed(1)
     times.appended(append(100, 200, 1), 1.0)
     times.acknowledged(1, reply(200), 2.0)
-    assert times.describe(2.0)["members"]["1"]["count"] == 1
+    assert times.describe(2.0).members["1"].count == 1
     times.forget(1)
-    assert times.describe(2.0)["members"] == {}
+    assert times.describe(2.0).members == {}

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from safekeeper.base.errors import ConfigurationError
-from safekeeper.base.settings import Address, load, yes_or_no
-from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig, safekeeper_addresses
+from safekeeper.base.settings import Address, yes_or_no
+from walproxy.cli.configuration import load_proxy
+from walproxy.proxy.config import ProxyConfig, safekeeper_addresses
 
 PRIMARY = "host=db1 user=walproxy"
 MEMBERS = "1=sk1:5454,2=sk2:5454,3=[::1]:5455"
@@ -17,9 +18,9 @@ MEMBERS = "1=sk1:5454,2=sk2:5454,3=[::1]:5455"
 def read(
     command_line: dict[str, Any] | None = None, environment: dict[str, str] | None = None, file: Path | None = None
 ) -> ProxyConfig:
-    return load(
-        ProxyConfig, ENVIRONMENT_PREFIX, command_line=command_line or {}, environment=environment or {}, file=file
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("walproxy.cli.configuration.os.environ", environment or {})
+        return load_proxy(command_line or {}, file)
 
 
 def test_the_members_are_read_in_any_order_and_spacing() -> None:
@@ -81,18 +82,19 @@ def test_every_option_but_two_has_a_default_and_the_dangerous_ones_are_off() -> 
 def test_command_line_goes_before_environment_and_environment_before_file(tmp_path: Path) -> None:
     file = tmp_path / "walproxy.toml"
     file.write_text(
-        f'primary = "{PRIMARY}"\nslot = "file"\nwindow = "1MiB"\ntakeover = true\n[safekeepers]\n1 = "a:1"\n'
+        f'slot = "file"\n[proxy]\nprimary = "{PRIMARY}"\nwindow_size = "1MiB"\ntakeover = true\n'
+        '[safekeepers]\n1 = "a:1"\n'
     )
     assert read(file=file).safekeepers == ((1, Address("a", 1)),)
-    config = read({"slot": "line"}, {"WALPROXY_SLOT": "environment", "WALPROXY_WINDOW": "2MiB"}, file)
+    config = read({"slot": "line"}, {"WALPROXY_SLOT": "environment", "WALPROXY_WINDOW_SIZE": "2MiB"}, file)
     assert (config.slot, config.window_size, config.takeover) == ("line", 2 << 20, True)
 
 
 @pytest.mark.parametrize(
     ("option", "written", "place"),
     [
-        ("window", "64 pounds", "WALPROXY_WINDOW"),
-        ("window", "0", "WALPROXY_WINDOW"),
+        ("window_size", "64 pounds", "WALPROXY_WINDOW_SIZE"),
+        ("window_size", "0", "WALPROXY_WINDOW_SIZE"),
         ("catchup_rate", "1000", "WALPROXY_CATCHUP_RATE"),
         ("heartbeat_interval", "0", "WALPROXY_HEARTBEAT_INTERVAL"),
         ("heartbeat_interval", "0.9", "WALPROXY_HEARTBEAT_INTERVAL"),
@@ -110,7 +112,7 @@ def test_a_wrong_value_is_refused_with_the_place_where_it_stands(option: str, wr
 def test_a_key_that_no_option_has_is_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "walproxy.toml"
     file.write_text('slots = "walproxy"\n')
-    with pytest.raises(ConfigurationError, match="unknown option slots; the options are primary, safekeepers"):
+    with pytest.raises(ConfigurationError, match="the top has the unknown key slots; the keys are secret_file, tls_ca"):
         read(file=file)
 
 

@@ -9,10 +9,7 @@ import pytest
 from safekeeper.base.event_log import EventRecorder
 from safekeeper.base.events import Event
 from safekeeper.base.settings import Address
-from safekeeper.consensus.control_state import NOBODY
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
-    AcceptorGreeting,
     EventExchange,
     EventPage,
     ProposerGreeting,
@@ -20,6 +17,7 @@ from safekeeper.consensus.messages import (
 from safekeeper.net.safekeeper_connection import Credentials
 from safekeeper.peers.codec import PROPOSER_DIALECT, FrameDecoder, encode
 from tests.unit.event_loop import on_the_loop, until
+from tests.unit.greetings import empty
 from walproxy.proxy import event_sender
 from walproxy.proxy.event_reader import EventReader
 from walproxy.proxy.event_sender import EventSender
@@ -60,8 +58,7 @@ class Safekeeper:
 
     def _answer(self, writer: asyncio.StreamWriter, message: object) -> bool:
         if isinstance(message, ProposerGreeting):
-            known = ("", 0, 0, 0, None, NOBODY, 0, 0, 0, 0, 0)
-            writer.writelines(encode(AcceptorGreeting(PROTOCOL_VERSION, message.safekeeper_id, "a" * 32, *known, None)))
+            writer.writelines(encode(empty(message.safekeeper_id)))
             return True
         assert isinstance(message, EventExchange) and message.cluster_id == ""
         self.exchanges += 1

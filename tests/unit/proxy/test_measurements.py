@@ -5,6 +5,7 @@ from safekeeper.consensus.messages import PreVoteResponse, Refusal, RefusalCode
 from walproxy.proposer.phase import Phase
 from walproxy.proxy.election_times import ElectionTimes
 from walproxy.proxy.measurements import Measurements
+from walproxy.proxy.status_fields import ElectionCounts
 
 
 def observed(*phases: tuple[Phase, float]) -> ElectionTimes:
@@ -22,7 +23,7 @@ def test_a_won_election_lasts_from_its_first_request_and_its_term_until_another_
         (Phase.LEADING, 3.0),
         (Phase.LEADING, 50.0),
     )
-    assert times.describe(53.0) == {"won": 1, "lost": 0, "declined": 0, "term_s": 50.0}
+    assert times.describe(53.0) == ElectionCounts(won=1, lost=0, declined=0, term_s=50.0)
     assert (times.elections.count, times.elections.total, times.terms.count) == (1, 2.0, 0)
     # One term ends and the next campaign begins in the same event.
     times.observe(Phase.PRE_VOTING, 63.0)
@@ -52,8 +53,7 @@ def test_a_connection_counts_as_made_again_only_after_one_was_lost() -> None:
     for safekeeper_id in (1, 2, 2):
         measured.connected(safekeeper_id)
     measured.forget(1)
-    described = measured.describe(1.0)["reconnects"]
-    assert described == {"primary": 1, "safekeepers": {"2": 1}}
+    assert (measured.primary_reconnects, measured.reconnects) == (1, {2: 1})
 
 
 def test_only_votes_and_refusals_are_counted() -> None:
@@ -61,6 +61,5 @@ def test_only_votes_and_refusals_are_counted() -> None:
     refusal = Refusal(RefusalCode.HISTORY, "it differs", LeaderId(1, "a" * 32))
     for message in (refusal, refusal, PreVoteResponse(True, "")):
         measured.answers.count(message)
-    described = measured.describe(1.0)
-    assert described["refusals"] == {"history": 2}
-    assert described["votes"] == {"granted": 0, "refused": 0}
+    assert {code: count for code, count in measured.answers.refusals.items() if count} == {RefusalCode.HISTORY: 2}
+    assert (measured.answers.granted, measured.answers.refused) == (0, 0)

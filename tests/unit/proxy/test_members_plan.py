@@ -1,5 +1,6 @@
 """What a command wants of the members, from the memberships and greetings that it has found."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
-from safekeeper.consensus.messages import PROTOCOL_VERSION, AcceptorGreeting
+from safekeeper.consensus.messages import AcceptorGreeting
+from tests.unit.greetings import empty
 from walproxy.proposer.member_change import Target
 from walproxy.proposer.roster import Cluster
 from walproxy.proxy.members_plan import (
@@ -16,14 +18,13 @@ from walproxy.proxy.members_plan import (
     Quorum,
     Remove,
     Replace,
-    Seen,
     Wish,
     has_ended,
     headway,
     member_rows,
-    present_cluster,
     target_of_wish,
 )
+from walproxy.proxy.sight import Sight
 
 CLUSTER, OTHER = "c" * 32, "d" * 32
 ONE, TWO, THREE = (Member(i, str(i) * 32, f"sk{i}:5454") for i in (1, 2, 3))
@@ -35,40 +36,31 @@ MAJORITIES = QuorumSizes()
 
 
 def greeting(member: Member, membership: Membership | None = PRESENT, **changes: Any) -> AcceptorGreeting:
-    fields: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "safekeeper_id": member.id,
-        "incarnation": member.incarnation,
-        "cluster_id": CLUSTER if membership is not None else "",
+    of_cluster: dict[str, Any] = {
         "system_id": 7,
         "segment_size": 1 << 20,
         "server_version": 180000,
-        "membership": membership,
-        "promised": LeaderId(7, "run") if membership is not None else LeaderId(0, ""),
-        "last_term": 7 if membership is not None else 0,
         "wal_begin_lsn": 100,
-        "flush_lsn": 900 if membership is not None else 0,
-        "commit_lsn": 900 if membership is not None else 0,
-        "truncate_lsn": 900 if membership is not None else 0,
-        "replaced": None,
     }
-    return AcceptorGreeting(**{**fields, **changes})
+    if membership is not None:
+        of_cluster |= {"cluster_id": CLUSTER, "membership": membership, "promised": LeaderId(7, "run"), "last_term": 7}
+        of_cluster |= dict.fromkeys(("flush_lsn", "commit_lsn", "truncate_lsn"), 900)
+    return empty(member.id, **{"incarnation": member.incarnation, **of_cluster, **changes})
 
 
-def sight(*greetings: AcceptorGreeting, **problems: str) -> dict[int, Seen]:
+def sight(*greetings: AcceptorGreeting, **problems: str) -> Sight:
     """Return what was found: greetings, and problems as s3="..."."""
-    found = {each.safekeeper_id: Seen(f"sk{each.safekeeper_id}:5454", each) for each in greetings}
-    for name, problem in problems.items():
-        found[int(name[1:])] = Seen(f"sk{name[1:]}:5454", None, problem)
-    return found
+    replies = {each.safekeeper_id: each for each in greetings}
+    silent = {int(name[1:]): problem for name, problem in problems.items()}
+    return Sight(replies, silent, {i: f"sk{i}:5454" for i in (*replies, *silent)})
 
 
 WELL = sight(*map(greeting, OLD))
-WITH_EMPTY_FOUR = {**WELL, **sight(greeting(FOUR, None))}
+WITH_EMPTY_FOUR = sight(*map(greeting, OLD), greeting(FOUR, None))
 LOST = sight(greeting(ONE), greeting(TWO), greeting(NEW, None))
 
 
-def members_of(wish: Wish, membership: Membership, found: dict[int, Seen]) -> tuple[Member, ...]:
+def members_of(wish: Wish, membership: Membership, found: Sight) -> tuple[Member, ...]:
     return target_of_wish(wish, Cluster(CLUSTER, membership), found).members
 
 
@@ -82,7 +74,7 @@ STAGES = [
 
 @pytest.mark.parametrize(("wish", "wanted", "found"), STAGES)
 def test_a_wish_is_the_same_before_during_and_after_its_change(
-    wish: Wish, wanted: tuple[Member, ...], found: dict[int, Seen]
+    wish: Wish, wanted: tuple[Member, ...], found: Sight
 ) -> None:
     assert members_of(wish, PRESENT, found) == wanted
     assert members_of(wish, Membership(6, OLD, wanted, author=7), found) == wanted
@@ -91,10 +83,10 @@ def test_a_wish_is_the_same_before_during_and_after_its_change(
 
 @pytest.mark.parametrize(("wish", "wanted", "found"), STAGES)
 def test_a_repeated_wish_keeps_the_addresses_of_the_change_under_way(
-    wish: Wish, wanted: tuple[Member, ...], found: dict[int, Seen]
+    wish: Wish, wanted: tuple[Member, ...], found: Sight
 ) -> None:
     # The command is repeated with another name of the same host.
-    elsewhere = {i: Seen(f"10.0.0.{i}:5454", seen.greeting) for i, seen in found.items()}
+    elsewhere = replace(found, addresses={i: f"10.0.0.{i}:5454" for i in found.greetings})
     assert members_of(wish, Membership(6, OLD, wanted, author=7), elsewhere) == wanted
 
 
@@ -116,7 +108,7 @@ def test_the_sizes_stay_unless_they_are_to_change() -> None:
     ("wish", "membership", "found", "reason"),
     [
         (Add(4), PRESENT, WELL, "the address of safekeeper 4 is unknown: write 4=HOST:PORT"),
-        (Add(4), PRESENT, {**WELL, **sight(s4="it cannot be reached")}, "it cannot be reached"),
+        (Add(4), PRESENT, sight(*map(greeting, OLD), s4="it cannot be reached"), "it cannot be reached"),
         (
             Add(3),
             PRESENT,
@@ -126,13 +118,13 @@ def test_the_sizes_stay_unless_they_are_to_change() -> None:
         (
             Add(4),
             PRESENT,
-            {**WELL, **sight(greeting(FOUR, PRESENT, cluster_id=OTHER))},
+            sight(*map(greeting, OLD), greeting(FOUR, PRESENT, cluster_id=OTHER)),
             "safekeeper 4 at sk4:5454 holds WAL of cluster dddddddd, and this is cluster cccccccc",
         ),
         (
             Add(4),
             PRESENT,
-            {**WELL, **sight(greeting(FOUR, None, incarnation=THREE.incarnation))},
+            sight(*map(greeting, OLD), greeting(FOUR, None, incarnation=THREE.incarnation)),
             "the data folder of safekeeper 4 at sk4:5454 is a copy of safekeeper 3's: wipe it",
         ),
         (Replace(9, 4), PRESENT, WITH_EMPTY_FOUR, r"safekeeper 9 is not a member \(members: 1, 2, 3\)"),
@@ -140,7 +132,7 @@ def test_the_sizes_stay_unless_they_are_to_change() -> None:
         (Remove(1), Membership(5, (ONE,)), WELL, "safekeeper 1 is the only member: a cluster needs one"),
     ],
 )
-def test_what_cannot_be_is_refused(wish: Wish, membership: Membership, found: dict[int, Seen], reason: str) -> None:
+def test_what_cannot_be_is_refused(wish: Wish, membership: Membership, found: Sight, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         members_of(wish, membership, found)
 
@@ -149,11 +141,11 @@ def test_the_newest_membership_that_a_safekeeper_has_is_the_present_one() -> Non
     newer = Membership(6, OLD, (*OLD, FOUR), author=7)
     of_an_older_term = Membership(9, (ONE, TWO), author=6)
     found = sight(greeting(ONE), greeting(TWO, newer), greeting(THREE, of_an_older_term))
-    assert present_cluster(found) == Cluster(CLUSTER, newer)
+    assert found.present_cluster() == Cluster(CLUSTER, newer)
     with pytest.raises(ConfigurationError, match=r"no safekeeper has a membership: .* \(safekeeper 2 is silent\)"):
-        present_cluster(sight(greeting(ONE, None), s2="safekeeper 2 is silent"))
+        sight(greeting(ONE, None), s2="safekeeper 2 is silent").present_cluster()
     with pytest.raises(WalproxyError, match=r"no safekeeper replies: safekeeper 1 is silent; safekeeper 2 is too"):
-        present_cluster(sight(s1="safekeeper 1 is silent", s2="safekeeper 2 is too"))
+        sight(s1="safekeeper 1 is silent", s2="safekeeper 2 is too").present_cluster()
 
 
 def test_a_change_has_ended_when_a_quorum_has_the_last_membership_on_disk() -> None:
@@ -171,9 +163,11 @@ def test_a_change_has_ended_when_a_quorum_has_the_last_membership_on_disk() -> N
 def test_the_headway_says_what_is_waited_for() -> None:
     cluster, wanted = Cluster(CLUSTER, PRESENT), Target((*OLD, FOUR), MAJORITIES)
     assert headway(cluster, wanted, WITH_EMPTY_FOUR).what == "safekeeper 4 has not been reached by the proxy yet"
-    fed = headway(cluster, wanted, {**WELL, **sight(greeting(FOUR, PRESENT, flush_lsn=300))})
+    fed = headway(cluster, wanted, sight(*map(greeting, OLD), greeting(FOUR, PRESENT, flush_lsn=300)))
     assert fed == ("safekeeper 4 receives WAL: 600 bytes left", 300, 900)
-    assert "does not reply: it is silent" in headway(cluster, wanted, {**WELL, **sight(s4="it is silent")}).what
+    assert (
+        "does not reply: it is silent" in headway(cluster, wanted, sight(*map(greeting, OLD), s4="it is silent")).what
+    )
     joint = Cluster(CLUSTER, Membership(6, OLD, (*OLD, FOUR), author=7))
     assert headway(joint, wanted, WELL).what.startswith("both the old and the new members need a quorum now")
     final = Cluster(CLUSTER, Membership(7, (*OLD, FOUR), author=7))
@@ -182,8 +176,8 @@ def test_the_headway_says_what_is_waited_for() -> None:
 
 def test_each_safekeeper_has_its_role_in_the_list() -> None:
     joint = Membership(6, OLD, (ONE, TWO, FOUR), author=7)
-    found = {**sight(greeting(ONE), greeting(FOUR, None), greeting(Member(5, "5" * 32))), **sight(s2="it is silent")}
-    found |= sight(greeting(NEW, None))
+    replies = greeting(ONE), greeting(FOUR, None), greeting(Member(5, "5" * 32)), greeting(NEW, None)
+    found = sight(*replies, s2="it is silent")
     rows = {row.safekeeper_id: row for row in member_rows(Cluster(CLUSTER, joint), found)}
     assert {i: row.role for i, row in rows.items()} == {
         1: "voter",

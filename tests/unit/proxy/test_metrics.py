@@ -3,8 +3,10 @@
 from safekeeper.base.histogram import RecentHistogram
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.messages import Refusal, RefusalCode
+from tests.unit.proxy.statuses import gate, listed_safekeeper, standby, status
 from tests.unit.proxy.test_status import proxy as proxy  # a fixture
 from walproxy.proposer.actions import ReportStatus
+from walproxy.proxy.measurements import Measurements
 from walproxy.proxy.metrics import ProxyCollector
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import proxy_status
@@ -27,11 +29,11 @@ def test_a_proxy_that_does_not_serve_says_so_in_numbers(proxy: Proxy) -> None:
     assert "walproxy_safekeeper_lag_bytes[3]" not in found, "a lag that is unknown is no lag of 0"
 
 
-def test_whether_commits_wait_is_one_of_four_states_and_absent_for_a_spare(proxy: Proxy) -> None:
-    status = proxy_status(proxy, 1.0)
-    collector = ProxyCollector(lambda: status, lambda: "", proxy.measured)
+def test_whether_commits_wait_is_one_of_four_states_and_absent_for_a_spare() -> None:
+    shown = status(gate=None)
+    collector = ProxyCollector(lambda: shown, lambda: "", Measurements())
     assert not [name for name in numbers(collector) if name.startswith("walproxy_gate")]
-    status["gate"] = {"state": "not gated", "hangs": True}
+    shown.gate = gate("not gated", hangs=True)
     found = {name: value for name, value in numbers(collector).items() if name.startswith("walproxy_gate")}
     assert found == {
         "walproxy_gate[gated]": 0,
@@ -42,15 +44,19 @@ def test_whether_commits_wait_is_one_of_four_states_and_absent_for_a_spare(proxy
     }
 
 
-def test_positions_members_and_standbys_are_told_in_bytes(proxy: Proxy) -> None:
-    status = proxy_status(proxy, 1.0)
-    status |= {"received_lsn": "1/10", "commit_lsn": "1/8", "spare": True, "apply_problem": "standby2 is gone"}
-    status["safekeepers"][1] |= {"state": "streaming", "lag_bytes": 8}
-    status["standbys"] = [
-        {"name": "standby1", "connected": True, "apply_lag_bytes": 24, "stalled_s": 12.0},
-        {"name": "standby2", "connected": False, "apply_lag_bytes": None, "stalled_s": None},
-    ]
-    found = numbers(ProxyCollector(lambda: status, lambda: "", proxy.measured))
+def test_positions_members_and_standbys_are_told_in_bytes() -> None:
+    shown = status(
+        received_lsn="1/10",
+        commit_lsn="1/8",
+        spare=True,
+        apply_problem="standby2 is gone",
+        safekeepers=[listed_safekeeper(1, "disconnected"), listed_safekeeper(2, lag_bytes=8)],
+        standbys=[
+            standby("standby1", apply_lag_bytes=24, stalled_s=12.0),
+            standby("standby2", connected=False, apply_lag_bytes=None),
+        ],
+    )
+    found = numbers(ProxyCollector(lambda: shown, lambda: "", Measurements()))
     assert found["walproxy_received_lsn_bytes"] - found["walproxy_commit_lsn_bytes"] == 8
     assert found["walproxy_commit_lsn_bytes"] == (1 << 32) + 8
     assert (found["walproxy_ready"], found["walproxy_spare"], found["walproxy_apply_problem"]) == (1, 1, 1)

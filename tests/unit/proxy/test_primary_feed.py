@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 import walproxy.postgres.slot_holder
+import walproxy.proxy.feed_slot
 import walproxy.proxy.primary_feed
 from safekeeper.base.errors import RemoteProtocolError, WalproxyError
 from tests.unit.event_loop import on_the_loop, until
@@ -37,7 +38,6 @@ FACTS = PrimaryFacts(
     lineage=(),
     wal_level="replica",
     fsync=True,
-    full_page_writes=True,
 )
 
 
@@ -237,7 +237,7 @@ class House:
         monkeypatch.setattr(walproxy.proxy.primary_feed, "PAUSE_MAX_S", 0.002)
         monkeypatch.setattr(walproxy.proxy.primary_feed, "PAUSE_MAX_OF_SEVERAL_S", 0.002)
         monkeypatch.setattr(walproxy.proxy.primary_feed, "IDLE_CHECK_S", 0.01)
-        monkeypatch.setattr(walproxy.proxy.primary_feed, "SLOT_CHECK_INTERVAL_S", 0.01)
+        monkeypatch.setattr(walproxy.proxy.feed_slot, "CHECK_INTERVAL_S", 0.01)
         self.feed = PrimaryFeed(FeedConfig(hosts, "walproxy", "walproxy", silence_timeout_s=50.0), self.owner)
 
     @contextlib.asynccontextmanager
@@ -250,10 +250,14 @@ class House:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def stream(self, check_begin_lsn: int = BEGIN_LSN) -> FakeConnection:
-        """Order the WAL from BEGIN_LSN on, and wait until it flows."""
+    async def request(self, check_begin_lsn: int = BEGIN_LSN, tli: int = 1) -> None:
+        """Request the WAL of a timeline from BEGIN_LSN on, once there is a primary."""
         await until(lambda: bool(self.owner.identities))
-        self.feed.start(StartReplication(check_begin_lsn, 1, BEGIN_LSN, 1))
+        self.feed.start(StartReplication(check_begin_lsn, 1, BEGIN_LSN, tli))
+
+    async def stream(self, check_begin_lsn: int = BEGIN_LSN) -> FakeConnection:
+        """Request WAL, and wait until it is streamed."""
+        await self.request(check_begin_lsn)
         await until(lambda: self.feed.streams)
         return self.primary.connections[-1]
 
@@ -374,8 +378,7 @@ async def test_the_walsender_of_a_later_winner_is_not_ended_if_it_has_the_slot_a
     monkeypatch.setattr(walproxy.postgres.slot_holder, "urgent_sql", sql)
     house.primary.failures["start_replication"] = [REFUSAL]
     async with house.running():
-        await until(lambda: bool(house.owner.identities))
-        house.feed.start(StartReplication(BEGIN_LSN, 1, BEGIN_LSN, 1))
+        await house.request()
         await until(lambda: bool(house.owner.lost))
     assert house.owner.lost == [TAKEN.message]
     assert not any("pg_terminate_backend" in statement for statement in statements)
@@ -395,8 +398,7 @@ async def test_a_slot_that_cannot_be_freed_is_waited_for_on_the_same_connection_
     holder.outcome = obstacle
     house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_IN_USE) for _ in range(3)]
     async with house.running():
-        await until(lambda: bool(house.owner.identities))
-        house.feed.start(StartReplication(BEGIN_LSN, 1, BEGIN_LSN, 1))
+        await house.request()
         await until(lambda: house.feed.problem == expected)
         await until(lambda: house.feed.streams)
         assert house.feed.problem == ""
@@ -442,8 +444,7 @@ async def test_a_slot_that_was_invalidated_is_replaced_once_on_the_same_connecti
 async def test_a_slot_that_is_invalidated_again_at_once_is_not_replaced_again(house: House) -> None:
     house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_INVALIDATED) for _ in range(2)]
     async with house.running():
-        await until(lambda: bool(house.owner.identities))
-        house.feed.start(StartReplication(BEGIN_LSN, 1, BEGIN_LSN, 1))
+        await house.request()
         await until(lambda: bool(house.owner.failures))
 
 
@@ -452,8 +453,7 @@ async def test_a_slot_that_a_later_winner_holds_is_not_waited_for(house: House, 
     holder.outcome = TAKEN
     house.primary.failures["start_replication"] = [problem(ProblemKind.SLOT_IN_USE)]
     async with house.running():
-        await until(lambda: bool(house.owner.identities))
-        house.feed.start(StartReplication(BEGIN_LSN, 1, BEGIN_LSN, 1))
+        await house.request()
         await until(lambda: bool(house.owner.lost))
     assert house.owner.lost == [TAKEN.message]
 
@@ -473,9 +473,8 @@ async def test_bytes_to_check_are_not_handed_on_also_within_a_chunk(house: House
 async def test_bytes_to_check_may_lie_before_a_timeline_that_nothing_was_written_on(house: House) -> None:
     """A server that was promoted, restored once more and promoted again: 2 and 3 begin at the same LSN."""
     async with house.running():
-        await until(lambda: bool(house.owner.identities))
         check_lsn, fork_lsn = BEGIN_LSN - 2 * SEGMENT_SIZE, BEGIN_LSN - SEGMENT_SIZE
-        house.feed.start(StartReplication(check_lsn, 1, BEGIN_LSN, 3))
+        await house.request(check_lsn, tli=3)
         connection = house.primary.connections[-1]
         await until(lambda: len(connection.started) == 1 and house.feed.streams)
         connection.arrive(bytes(SEGMENT_SIZE))
@@ -501,8 +500,7 @@ async def test_nothing_is_reported_between_two_copies(house: House, monkeypatch:
 
     monkeypatch.setattr(FakeConnection, "start_replication", start_late)
     async with house.running():
-        await until(lambda: bool(house.owner.identities))
-        house.feed.start(StartReplication(BEGIN_LSN - SEGMENT_SIZE, 1, BEGIN_LSN, 2))
+        await house.request(BEGIN_LSN - SEGMENT_SIZE, tli=2)
         connection = house.primary.connections[-1]
         await until(lambda: house.feed.streams)
         connection.arrive(bytes(SEGMENT_SIZE))
@@ -583,10 +581,25 @@ async def test_wal_that_is_gone_from_a_stream_that_was_given_up_does_not_keep_it
 
 
 @on_the_loop
+async def test_a_stop_because_of_removed_wal_closes_the_connection_also_before_the_next_one_is_open(
+    house: House,
+) -> None:
+    house.owner.when_removed = lambda: house.feed.stop("no term is held")
+    async with house.running():
+        house.primary.failures["start_replication"] = [problem(ProblemKind.WAL_REMOVED)]
+        await house.request(BEGIN_LSN - SEGMENT_SIZE)
+        await until(lambda: len(house.owner.identities) == 2)
+    assert len(house.owner.removed) == 1 and house.owner.lost == ["no term is held"]
+
+
+@on_the_loop
 async def test_pings_while_nothing_changes_are_answered_at_a_bounded_rate(house: House) -> None:
     async with house.running():
         connection = await house.stream()
-        house.feed._caught_up_at -= 10  # It has caught up long ago, so that nothing is repeated quickly.
+        assert house.feed._connection is not None and house.feed._connection.copy is not None
+        house.feed._connection.copy.caught_up_at -= (
+            10  # It has caught up long ago, so that nothing is repeated quickly.
+        )
         connection.on_keepalive(BEGIN_LSN, True)
         connection.told.clear()
         for _ in range(50):

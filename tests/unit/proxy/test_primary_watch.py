@@ -64,12 +64,9 @@ class Watched:
         self.conninfo: str | None = "host=db1"
         self.checks = 0
         self.answer: PrimaryAnswer | PrimaryProblem = PrimaryAnswer(GATED, NONE, 12)
-        self.watch = PrimaryWatch(self, "walproxy", "walproxy", lambda: self.now)
+        self.watch = PrimaryWatch(lambda: self.conninfo, "walproxy", "walproxy", lambda: self.now)
         self.caplog = caplog
         monkeypatch.setattr("walproxy.proxy.primary_watch.read_primary", self._read)
-
-    def served_conninfo(self) -> str | None:
-        return self.conninfo
 
     async def _read(self, sessions: SqlSessions, slot: str, *, timeout_s: float) -> PrimaryAnswer:
         assert (sessions.conninfo, slot) == (self.conninfo, "walproxy")

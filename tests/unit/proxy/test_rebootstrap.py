@@ -16,7 +16,6 @@ from safekeeper.base.settings import load
 from safekeeper.consensus.control_state import LeaderId
 from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.consensus.messages import (
-    PROTOCOL_VERSION,
     AcceptorGreeting,
     AcceptorMessage,
     Bootstrap,
@@ -44,9 +43,10 @@ from safekeeper.peers.local_secret import LocalSecret
 from safekeeper.peers.peer_auth import NONCE_BYTES, AcceptorSide
 from safekeeper.waldecode.format import PAGE_HEADER
 from tests.unit.event_loop import on_the_loop
+from tests.unit.greetings import empty
 from walproxy.postgres.replication import PrimaryFacts
 from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
-from walproxy.proxy.rebootstrap import Consent, GivenUp, Survey, execute, survey
+from walproxy.proxy.rebootstrap import Consent, GivenUp, RebootstrapSurvey, execute, survey
 from walproxy.proxy.rebootstrap_undo import UndoSurvey, execute_undo, survey_undo
 
 SYSTEM_ID = 7
@@ -61,28 +61,22 @@ PRIMARY = PrimaryFacts(
     lineage=(),
     wal_level="replica",
     fsync=True,
-    full_page_writes=True,
 )
 
 
 def greeting(safekeeper_id: int, *, flush_lsn: int = 5 << 20, generation: int = 1) -> AcceptorGreeting:
-    members = tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3))
-    return AcceptorGreeting(
-        protocol_version=PROTOCOL_VERSION,
-        safekeeper_id=safekeeper_id,
-        incarnation=f"{safekeeper_id}" * 32,
-        cluster_id="c" * 32 if flush_lsn else "",
-        system_id=SYSTEM_ID if flush_lsn else 0,
-        segment_size=1 << 20 if flush_lsn else 0,
-        server_version=180000,
-        membership=Membership(generation, members) if flush_lsn else None,
-        promised=LeaderId(generation, "a" * 32),
-        last_term=3,
-        wal_begin_lsn=1 << 20 if flush_lsn else 0,
+    greeting = empty(safekeeper_id, server_version=180000, promised=LeaderId(generation, "a" * 32), last_term=3)
+    if not flush_lsn:
+        return greeting
+    return msgspec.structs.replace(
+        greeting,
+        cluster_id="c" * 32,
+        system_id=SYSTEM_ID,
+        segment_size=1 << 20,
+        membership=Membership(generation, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3))),
+        wal_begin_lsn=1 << 20,
         flush_lsn=flush_lsn,
         commit_lsn=flush_lsn,
-        truncate_lsn=0,
-        replaced=None,
     )
 
 
@@ -146,9 +140,9 @@ async def cluster(*safekeepers: FakeSafekeeper) -> AsyncIterator[ProxyConfig]:
             await safekeeper.server.wait_closed()
 
 
-def surveyed(*safekeepers: FakeSafekeeper, primary: PrimaryFacts = PRIMARY) -> Survey:
+def surveyed(*safekeepers: FakeSafekeeper, primary: PrimaryFacts = PRIMARY) -> RebootstrapSurvey:
     greetings = {number: safekeeper.greeting for number, safekeeper in enumerate(safekeepers, 1)}
-    return Survey(primary, greetings, {})
+    return RebootstrapSurvey(primary, greetings, {})
 
 
 @on_the_loop
@@ -200,7 +194,8 @@ OTHER_FOLDER = msgspec.structs.replace(greeting(3), incarnation="f" * 32)
         (says(PreVoteRequest, PreVoteResponse(False, "b" * 32)), ConfigurationError, "a proxy serves on safekeeper 3"),
     ],
 )
-def test_nobody_is_told_anything_unless_all_are_fit(
+@on_the_loop
+async def test_nobody_is_told_anything_unless_all_are_fit(
     fault: Callable[[FakeSafekeeper], None],
     kind: type[WalproxyError],
     reason: str,
@@ -208,49 +203,36 @@ def test_nobody_is_told_anything_unless_all_are_fit(
 ) -> None:
     monkeypatch.setattr(walproxy.proxy.safekeeper_requests, "_TIMEOUT_S", 0.3)
     safekeepers = FakeSafekeeper(1), FakeSafekeeper(2), FakeSafekeeper(3)
-
-    @on_the_loop
-    async def run() -> None:
-        async with cluster(*safekeepers) as config:
-            before = surveyed(*safekeepers)
-            fault(safekeepers[2])
-            with pytest.raises(kind, match=reason):
-                await execute(config, before)
-
-    run()
+    async with cluster(*safekeepers) as config:
+        before = surveyed(*safekeepers)
+        fault(safekeepers[2])
+        with pytest.raises(kind, match=reason):
+            await execute(config, before)
     assert not any(safekeeper.bootstraps() for safekeeper in safekeepers)
 
 
 @pytest.mark.parametrize("answer", [b"", None, Refusal(RefusalCode.GENERATION, "not above 9", LeaderId(1, "a"))])
-def test_what_breaks_off_in_the_middle_is_to_be_done_again(
+@on_the_loop
+async def test_what_breaks_off_in_the_middle_is_to_be_done_again(
     answer: AcceptorMessage | bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walproxy.proxy.safekeeper_requests, "_TIMEOUT_S", 0.3)
     safekeepers = FakeSafekeeper(1), FakeSafekeeper(2), FakeSafekeeper(3)
-
-    @on_the_loop
-    async def run() -> None:
-        async with cluster(*safekeepers) as config:
-            safekeepers[1].answers[Bootstrap] = answer
-            with pytest.raises(
-                WalproxyError, match=r"^safekeeper 2 at .* may have joined cluster \w{8}: repeat the command$"
-            ):
-                await execute(config, surveyed(*safekeepers))
-
-    run()
+    async with cluster(*safekeepers) as config:
+        safekeepers[1].answers[Bootstrap] = answer
+        with pytest.raises(
+            WalproxyError, match=r"^safekeeper 2 at .* may have joined cluster \w{8}: repeat the command$"
+        ):
+            await execute(config, surveyed(*safekeepers))
 
 
 @pytest.mark.parametrize("primary", ["host=db1,db2 target_session_attrs=read-write", "postgresql://db1,db2/postgres"])
-def test_which_of_several_primaries_the_new_cluster_begins_with_is_not_left_to_chance(primary: str) -> None:
+@on_the_loop
+async def test_which_of_several_primaries_the_new_cluster_begins_with_is_not_left_to_chance(primary: str) -> None:
     safekeeper = FakeSafekeeper(1)
-
-    @on_the_loop
-    async def run() -> None:
-        async with cluster(safekeeper) as config:
-            with pytest.raises(ConfigurationError, match=r"^--primary names 2 hosts \(db1:5432, db2:5432\): name one,"):
-                await survey(dataclasses.replace(config, primary=primary))
-
-    run()
+    async with cluster(safekeeper) as config:
+        with pytest.raises(ConfigurationError, match=r"^--primary names 2 hosts \(db1:5432, db2:5432\): name one,"):
+            await survey(dataclasses.replace(config, primary=primary))
     assert safekeeper.asked == []
 
 
@@ -278,7 +260,9 @@ def ends_on(tli: int, record_end_lsn: int = 0) -> Callable[[FakeSafekeeper], Non
     return change
 
 
-def survey_of(primary: PrimaryFacts, *safekeepers: FakeSafekeeper, monkeypatch: pytest.MonkeyPatch) -> Survey:
+def survey_of(
+    primary: PrimaryFacts, *safekeepers: FakeSafekeeper, monkeypatch: pytest.MonkeyPatch
+) -> RebootstrapSurvey:
     found = []
 
     async def look(config: ProxyConfig) -> PrimaryFacts:
@@ -497,17 +481,13 @@ async def test_an_undo_brings_back_the_members_that_a_quorum_has_changed_to_sinc
         ),
     ],
 )
-def test_what_cannot_be_brought_back_is_said_before_anything_is_changed(
+@on_the_loop
+async def test_what_cannot_be_brought_back_is_said_before_anything_is_changed(
     safekeepers: Callable[[], list[FakeSafekeeper]], reason: str
 ) -> None:
     all_three = safekeepers()
-
-    @on_the_loop
-    async def run() -> None:
-        with pytest.raises(ConfigurationError, match=reason):
-            await undone(*all_three)
-
-    run()
+    with pytest.raises(ConfigurationError, match=reason):
+        await undone(*all_three)
     assert not any(safekeeper.bootstraps() for safekeeper in all_three)
 
 

@@ -163,23 +163,20 @@ async def meeting(
     ],
     ids=["nothing", "network", "secret", "TLS", "TLS, unasked certificate", "mutual TLS", "all"],
 )
-def test_those_who_fit_talk_in_both_directions(
+@on_the_loop
+async def test_those_who_fit_talk_in_both_directions(
     tmp_path: Path, world: World, listener: Listener, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @on_the_loop
-    async def run() -> None:
-        async with meeting(tmp_path, world, listener, proxy) as (_, link, owner):
-            await until(lambda: owner.ups == 1)
-            for count in range(2, 200):
-                link.send(GREETING)
-                if count % 50 == 0:
-                    await until(lambda count=count: len(owner.messages) == count)  # type: ignore[misc]
-            await until(lambda: len(owner.messages) == 199)
-            assert {type(message) for message in owner.messages} == {AcceptorGreeting}
-            assert link.problem == ""
-            assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
-
-    run()
+    async with meeting(tmp_path, world, listener, proxy) as (_, link, owner):
+        await until(lambda: owner.ups == 1)
+        for count in range(2, 200):
+            link.send(GREETING)
+            if count % 50 == 0:
+                await until(lambda count=count: len(owner.messages) == count)  # type: ignore[misc]
+        await until(lambda: len(owner.messages) == 199)
+        assert {type(message) for message in owner.messages} == {AcceptorGreeting}
+        assert link.problem == ""
+        assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize(
@@ -194,33 +191,33 @@ def test_those_who_fit_talk_in_both_directions(
         (
             Listener(secret=OURS),
             Proxy(),
-            "the proxy sends no proof of a shared secret, and this safekeeper requires one: give the proxy "
-            "--secret-file",
-            "the safekeeper requires a shared secret: give the proxy --secret-file or WALPROXY_SECRET",
+            "the proxy sends no proof of a shared secret, and this safekeeper requires one: set the proxy's "
+            "secret_file",
+            "the safekeeper requires a shared secret: set secret_file or WALPROXY_SECRET",
         ),
         (
             Listener(),
             Proxy(secret=OURS),
-            "the proxy sends a proof of a shared secret, and this safekeeper has none: give it --secret-file",
-            "the safekeeper has no shared secret, and this side requires one: give it --secret-file",
+            "the proxy sends a proof of a shared secret, and this safekeeper has none: set its secret_file",
+            "the safekeeper has no shared secret, and this side requires one: set its secret_file",
         ),
         (
             Listener(server_tls),
             Proxy(),
-            "the peer does not use TLS, and this listener requires it: give the peer --tls-ca",
-            "the safekeeper requires TLS: give the proxy --tls-ca",
+            "the peer does not use TLS, and this listener requires it: set the peer's tls_ca",
+            "the safekeeper requires TLS: set the proxy's tls_ca",
         ),
         (
             Listener(server_tls, OURS),
             Proxy(secret=OURS),
-            "the peer does not use TLS, and this listener requires it: give the peer --tls-ca",
-            "the safekeeper requires TLS: give the proxy --tls-ca",
+            "the peer does not use TLS, and this listener requires it: set the peer's tls_ca",
+            "the safekeeper requires TLS: set the proxy's tls_ca",
         ),
         (
             Listener(),
             Proxy(trusts),
-            "the proxy uses TLS, and this listener does not: give the safekeeper --tls-cert and --tls-key",
-            "it closed the connection during the TLS handshake: check its --tls-cert and --tls-key",
+            "the proxy uses TLS, and this listener does not: set the safekeeper's tls_cert and tls_key",
+            "it closed the connection during the TLS handshake: check its tls_cert and tls_key",
         ),
         (
             Listener(server_tls),
@@ -232,7 +229,7 @@ def test_those_who_fit_talk_in_both_directions(
             Listener(mutual_tls),
             Proxy(trusts),
             "the peer sent no client certificate, and one is required",
-            "the peer requires a client certificate: give --tls-cert and --tls-key",
+            "the peer requires a client certificate: set tls_cert and tls_key",
         ),
         (
             Listener(mutual_tls, OURS),
@@ -261,7 +258,7 @@ def test_those_who_fit_talk_in_both_directions(
         (
             Listener(secret=OURS, networks="192.0.2.0/24"),
             Proxy(secret=OURS),
-            "its address is in none of the networks of --allow",
+            "its address is in none of the networks of allow",
             "the safekeeper closed the connection before it proved the shared secret: see its log",
         ),
     ],
@@ -281,7 +278,8 @@ def test_those_who_fit_talk_in_both_directions(
         "other network",
     ],
 )
-def test_those_who_do_not_fit_are_told_apart_on_both_sides_and_the_proxy_says_it_once(
+@on_the_loop
+async def test_those_who_do_not_fit_are_told_apart_on_both_sides_and_the_proxy_says_it_once(
     tmp_path: Path,
     world: World,
     listener: Listener,
@@ -293,21 +291,17 @@ def test_those_who_do_not_fit_are_told_apart_on_both_sides_and_the_proxy_says_it
     def lines(name: str) -> list[str]:
         return [r.getMessage() for r in caplog.records if r.name == name and r.levelno >= logging.WARNING]
 
-    @on_the_loop
-    async def run() -> None:
-        async with meeting(tmp_path, world, listener, proxy) as (there, link, owner):
-            # Three attempts: the first line of the listener is the first one's.
-            await until(lambda: len(lines("safekeeper.node.proposer_listener")) == 3)
-            assert all(at_the_listener in line for line in lines("safekeeper.node.proposer_listener"))
-            await until(lambda: bool(link.problem) and not link.is_up)
-            assert at_the_proxy in link.problem
-            (told,) = lines("walproxy.proxy.safekeeper_link")
-            assert told == link.problem
-            assert owner.messages == []
-            assert there.node.acceptor.leader is None
-            assert OURS not in caplog.text and THEIRS not in caplog.text
-
-    run()
+    async with meeting(tmp_path, world, listener, proxy) as (there, link, owner):
+        # Three attempts: the first line of the listener is the first one's.
+        await until(lambda: len(lines("safekeeper.node.proposer_listener")) == 3)
+        assert all(at_the_listener in line for line in lines("safekeeper.node.proposer_listener"))
+        await until(lambda: bool(link.problem) and not link.is_up)
+        assert at_the_proxy in link.problem
+        (told,) = lines("walproxy.proxy.safekeeper_link")
+        assert told == link.problem
+        assert owner.messages == []
+        assert there.node.acceptor.leader is None
+        assert OURS not in caplog.text and THEIRS not in caplog.text
 
 
 @on_the_loop
@@ -346,32 +340,28 @@ async def relay(target: int, accept: ssl.SSLContext | None, connect: ssl.SSLCont
 
 
 @pytest.mark.parametrize("onward_tls", [True, False], ids=["begins TLS anew", "strips TLS"])
-def test_somebody_in_between_with_a_good_certificate_cannot_pass_on_a_proof(
+@on_the_loop
+async def test_somebody_in_between_with_a_good_certificate_cannot_pass_on_a_proof(
     tmp_path: Path, world: World, onward_tls: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     accept = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     accept.load_cert_chain(*world.other_server)
     connect = ClientTls(world.authority.ca).context if onward_tls else None
     listener = Listener(server_tls if onward_tls else None, OURS)
-
-    @on_the_loop
-    async def run() -> None:
-        async with (
-            house(tmp_path, tls=listener.tls(world) if listener.tls else None, secret=secret(OURS)) as there,
-            relay(there.listener.address.port, accept, connect) as port,
-        ):
-            owner = Owner()
-            link = SafekeeperLink(1, Address("127.0.0.1", port), owner, Credentials(trusts(world), secret(OURS)))
-            task = asyncio.create_task(link.run())
-            await until(lambda: "refuses the proof" in link.problem)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            await until(lambda: there.listener.connection_count == 0)
-        assert owner.ups == 0
-        assert "a third party relays the connection" in caplog.text
-
-    run()
+    async with (
+        house(tmp_path, tls=listener.tls(world) if listener.tls else None, secret=secret(OURS)) as there,
+        relay(there.listener.address.port, accept, connect) as port,
+    ):
+        owner = Owner()
+        link = SafekeeperLink(1, Address("127.0.0.1", port), owner, Credentials(trusts(world), secret(OURS)))
+        task = asyncio.create_task(link.run())
+        await until(lambda: "refuses the proof" in link.problem)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await until(lambda: there.listener.connection_count == 0)
+    assert owner.ups == 0
+    assert "a third party relays the connection" in caplog.text
 
 
 @on_the_loop

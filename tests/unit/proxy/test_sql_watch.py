@@ -20,12 +20,9 @@ class Watched:
         self.conninfo: str | None = None
         self.checks: list[str] = []
         self.problem: PrimaryProblem | None = None
-        self.watch = SqlWatch(self, lambda: self.now)
+        self.watch = SqlWatch(lambda: self.conninfo, lambda: self.now)
         self._caplog = caplog
         monkeypatch.setattr("walproxy.proxy.sql_watch.try_session", self._try)
-
-    def sql_conninfo(self) -> str | None:
-        return self.conninfo
 
     async def _try(self, conninfo: str, *, timeout_s: float) -> None:
         self.checks.append(conninfo)

@@ -5,7 +5,7 @@ import io
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -27,6 +27,7 @@ from safekeeper.consensus.messages import (
 )
 from safekeeper.consensus.term_history import HistoryEntry
 from safekeeper.net.safekeeper_connection import SafekeeperConnection
+from tests.unit.proxy.statuses import gate, listed_safekeeper, lost
 from walproxy.postgres.hosts import HostState
 from walproxy.proposer.apply_rule import parse_apply_rule
 from walproxy.proposer.archiving import INCUMBENT_GRACE_S
@@ -39,13 +40,10 @@ from walproxy.proxy.config import ENVIRONMENT_PREFIX, ProxyConfig
 from walproxy.proxy.member_problem import member_problem
 from walproxy.proxy.proxy import Proxy
 from walproxy.proxy.status import not_ready_reason, proxy_status, safekeeper_state
+from walproxy.proxy.status_fields import ArchiveProgress, ListedHost, MembersChange, ProxyStatus
 from walproxy.proxy.status_table import format_seconds, render, summarise
 
 MEMBERS = Membership(1, tuple(Member(i, f"{i}" * 32) for i in (1, 2, 3)))
-PUBLIC = (
-    *("state", "term", "system_id", "tli", "received_lsn", "write_lsn", "flush_lsn", "apply_lsn", "commit_lsn"),
-    *("quorum", "safekeepers"),
-)
 
 
 def proxy_for(primary: str) -> Iterator[Proxy]:
@@ -94,20 +92,12 @@ def empty(safekeeper_id: int) -> AcceptorGreeting:
     return greeting(safekeeper_id, incarnation="e" * 31 + str(safekeeper_id), membership=None, term=0)
 
 
-def test_the_status_begins_with_the_fields_that_scripts_rely_on(proxy: Proxy) -> None:
+def test_a_proxy_that_has_found_nothing_yet_has_no_positions(proxy: Proxy) -> None:
     status = proxy_status(proxy, 1.0)
-    assert tuple(status)[: len(PUBLIC)] == PUBLIC
-    assert status["state"] == "connecting"
-    assert status["quorum"] == 2
-    assert status["commit_lsn"] == "0/0" and status["system_id"] is None and status["tli"] is None
-    member = status["safekeepers"][0]
-    assert tuple(member)[:6] == ("id", "state", "write_lsn", "flush_lsn", "lag_bytes", "last_response_s")
-    assert (member["id"], member["state"], member["lag_bytes"], member["last_response_s"]) == (
-        1,
-        "disconnected",
-        None,
-        None,
-    )
+    assert (status.state, status.quorum, status.commit_lsn) == ("connecting", 2, "0/0")
+    assert status.system_id is None and status.tli is None
+    member = status.safekeepers[0]
+    assert (member.id, member.state, member.lag_bytes, member.last_response_s) == (1, "disconnected", None, None)
 
 
 def test_a_proxy_that_does_not_stream_is_not_ready_and_says_why(proxy: Proxy) -> None:
@@ -117,7 +107,7 @@ def test_a_proxy_that_does_not_stream_is_not_ready_and_says_why(proxy: Proxy) ->
     assert "is a spare" in not_ready_reason(proxy, 1.0)
 
 
-def shown(status: dict[str, Any]) -> list[str]:
+def shown(status: ProxyStatus) -> list[str]:
     """Return the lines of `walproxy status`."""
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(render(status))
@@ -133,11 +123,11 @@ def test_each_of_several_hosts_is_shown_with_what_is_wrong_with_it(proxy_of_two_
     rota.next(0.0)
     rota.failed(HostState.STANDBY, "it is a standby")
     status = proxy_status(proxy, 1.0)
-    assert status["primary"]["hosts"] == [
-        {"host": "old:1", "state": "refused", "problem": "it is an old primary"},
-        {"host": "new:2", "state": "standby", "problem": "it is a standby"},
+    assert status.primary.hosts == [
+        ListedHost(host="old:1", state="refused", problem="it is an old primary"),
+        ListedHost(host="new:2", state="standby", problem="it is a standby"),
     ]
-    assert status["primary"]["problem"] == "old:1: it is an old primary; new:2: it is a standby"
+    assert status.primary.problem == "old:1: it is an old primary; new:2: it is a standby"
     assert [line for line in shown(status) if line.startswith("primary")] == [
         "primary old:1 refused: it is an old primary",
         "primary new:2 standby",
@@ -148,30 +138,22 @@ def test_each_of_several_hosts_is_shown_with_what_is_wrong_with_it(proxy_of_two_
 
 def test_the_first_line_is_that_commits_do_not_wait(proxy: Proxy) -> None:
     status = proxy_status(proxy, 1.0)
-    assert status["gate"] is None, "no primary is known"
+    assert status.gate is None, "no primary is known"
     assert "gate" not in shown(status)[0]
-    status["gate"] = {"state": "gated", "reason": None, "hangs": False, "exempt": None}
+    status.gate = gate("gated")
     assert shown(status)[0].startswith("connecting  gated  term 0")
     assert summarise(status).startswith("connecting gate=gated term=0")
-    status["gate"] |= {"state": "not gated", "reason": "the setting is ''"}
-    status["quorum_lost"] = {
-        "for_s": 5.0,
-        "present": 1,
-        "needed": 2,
-        "waiting_sessions": 0,
-        "waiting_problem": None,
-        "missing": [],
-    }
+    status.gate, status.quorum_lost = gate("not gated", "the setting is ''"), lost(for_s=5.0, waiting_sessions=0)
     first, second, third, fourth = shown(status)[:4]
     assert first == "NOT GATED: commits do not wait for the quorum: the setting is ''"
     assert second.startswith("NO QUORUM for 5 s; waiting sessions: 0;")
     assert third.startswith("connecting  NOT GATED  term 0") and "commits wait" not in fourth
     for state, hangs, text in (
-        ("gated with others", True, "COMMITS HANG: they wait for another standby: why"),
+        ("gated with others", True, "COMMITS HANG: commits wait for another standby: why"),
         ("gated with others", False, "commits may return without the quorum: why"),
         ("unknown", False, "whether commits wait for the quorum is unknown: why"),
     ):
-        status["gate"] = {"state": state, "reason": "why", "hangs": hangs, "exempt": "role a does not wait"}
+        status.gate = gate(state, "why", hangs=hangs, exempt="role a does not wait")
         assert shown(status)[:2] == [text, "role a does not wait"]
 
 
@@ -187,15 +169,15 @@ def test_a_refused_safekeeper_shows_the_reason_also_while_it_is_disconnected(pro
     proxy.proposer.message(2, Refusal(RefusalCode.WRONG_ID, "this is safekeeper 1, not 2", LeaderId(0, "")), 1.0)
     assert safekeeper_state(proxy, proxy.view(1.0), 2) == "refused"
     proxy.proposer.disconnected(2, 1.0)
-    status = proxy_status(proxy, 1.0)["safekeepers"][1]
-    assert (status["state"], status["problem"]) == ("refused", "this is safekeeper 1, not 2")
+    status = proxy_status(proxy, 1.0).safekeepers[1]
+    assert (status.state, status.problem) == ("refused", "this is safekeeper 1, not 2")
 
 
 def test_positions_of_a_greeting_are_shown_before_a_term_is_led(proxy: Proxy) -> None:
     proxy.proposer.connected(1, 1.0)
     proxy.proposer.message(1, greeting(1), 1.0)
-    status = proxy_status(proxy, 1.0)["safekeepers"][0]
-    assert (status["write_lsn"], status["flush_lsn"]) == ("0/500000", "0/500000")
+    status = proxy_status(proxy, 1.0).safekeepers[0]
+    assert (status.write_lsn, status.flush_lsn) == ("0/500000", "0/500000")
 
 
 # Why a safekeeper does not count.
@@ -205,8 +187,16 @@ def peers(*greetings: AcceptorGreeting | None) -> dict[int, Peer]:
     return {i: Peer(connected=True, greeting=each) for i, each in enumerate(greetings, 1)}
 
 
-def test_a_member_has_no_problem_and_before_a_greeting_none_is_known() -> None:
-    known = peers(greeting(1), greeting(2), None)
+@pytest.mark.parametrize(
+    "known",
+    [
+        peers(greeting(1), greeting(2), None),
+        peers(empty(1), empty(2), empty(3)),
+        peers(greeting(1, term=0), greeting(2, term=0), greeting(3, membership=None, term=0)),
+    ],
+    ids=["members, and one before its greeting", "all are empty", "one that missed the end of the bootstrap"],
+)
+def test_no_problem_is_known(known: dict[int, Peer]) -> None:
     assert [member_problem(i, known, "") for i in (1, 2, 3)] == ["", "", ""]
 
 
@@ -215,11 +205,6 @@ def test_a_connection_problem_and_a_refusal_are_shown_as_they_are() -> None:
     assert member_problem(3, known, "could not connect") == "could not connect"
     known[3].refused = "wrong id"
     assert member_problem(3, known, "could not connect") == "wrong id"
-
-
-def test_safekeepers_that_are_all_empty_have_no_problem() -> None:
-    known = peers(empty(1), empty(2), empty(3))
-    assert [member_problem(i, known, "") for i in (1, 2, 3)] == ["", "", ""]
 
 
 def test_one_lost_disk_is_fed_and_two_take_a_rebootstrap() -> None:
@@ -243,11 +228,6 @@ def test_a_folder_that_was_replaced_by_one_with_promises_is_told_apart_from_an_e
     assert "has been replaced" in member_problem(3, known, "")
 
 
-def test_a_member_that_missed_the_end_of_the_bootstrap_counts() -> None:
-    known = peers(greeting(1, term=0), greeting(2, term=0), greeting(3, membership=None, term=0))
-    assert member_problem(3, known, "") == ""
-
-
 def test_a_safekeeper_that_no_membership_lists_is_said_to_be_none() -> None:
     known = {**peers(greeting(1), greeting(2), greeting(3)), 4: Peer(connected=True, greeting=empty(4))}
     assert member_problem(4, known, "") == (
@@ -264,15 +244,15 @@ def test_the_quorum_is_that_of_the_members_and_not_of_the_list(proxy: Proxy) -> 
         proxy.proposer.peers[safekeeper_id].greeting = greeting(safekeeper_id)
         proxy.links[safekeeper_id]._connection = cast("SafekeeperConnection", object())
     status = proxy_status(proxy, 1.5)
-    assert (status["quorum"], status["members"], status["members_streaming"]) == (3, [1, 2, 3, 4, 5], 2)
-    assert [each["member"] for each in status["safekeepers"]] == [True, True, True]
+    assert (status.quorum, status.members, status.members_streaming) == (3, [1, 2, 3, 4, 5], 2)
+    assert [each.member for each in status.safekeepers] == [True, True, True]
     assert shown(status)[0].endswith("quorum 3 of 5 members, 2 streaming")
-    assert (status["learners"], status["members_change"]) == (0, None)
+    assert (status.learners, status.members_change) == (0, None)
     quick = QuorumSizes("N/3+1", "N-N/3")
     leadership.membership = msgspec.structs.replace(leadership.membership, quorum_sizes=quick)
     leadership.wanted = halves_of(leadership.membership)[0]
     status = proxy_status(proxy, 1.5)
-    assert (status["quorum"], status["elect_quorum"]) == (2, 4)
+    assert (status.quorum, status.elect_quorum) == (2, 4)
     assert shown(status)[0].endswith("quorum 2 of 5 members (4 to elect a leader), 2 streaming")
     assert proxy.attendance(1.5).needed == 2
     proxy.proposer.leadership = None
@@ -288,10 +268,12 @@ def test_a_change_of_the_members_is_shown(proxy: Proxy) -> None:
         proxy.proposer.peers[safekeeper_id].greeting = greeting(safekeeper_id)
         proxy.links[safekeeper_id]._connection = cast("SafekeeperConnection", object())
     status = proxy_status(proxy, 1.5)
-    assert (status["learners"], status["members_change"]) == (1, {"from": [1, 2, 3], "to": [1, 2], "joint": False})
+    change = MembersChange(present=[1, 2, 3], wanted=[1, 2], joint=False)
+    assert (status.learners, status.members_change) == (1, change)
     assert shown(status)[0].endswith("quorum 2 of 3 members, 2 streaming, 1 learning; members change to 1, 2")
     leadership.membership = Membership(2, MEMBERS.members, MEMBERS.members[:2])
-    assert proxy_status(proxy, 1.5)["members_change"] == {"from": [1, 2, 3], "to": [1, 2], "joint": True}
+    change.joint = True
+    assert proxy_status(proxy, 1.5).members_change == change
 
 
 # Standbys: what would be lost if one of them were promoted.
@@ -324,14 +306,14 @@ def test_a_standby_that_does_not_replay_is_not_shown_as_fit(proxy: Proxy) -> Non
     leadership.on_standby_feedback(1, (Standby("a", 950, 950, 850), Standby("b", 950, 750, 600), archiver))
     proxy.replay_watch.observe(proxy.view(20.0).standbys, 20.0)
     status = proxy_status(proxy, 20.0)
-    assert {each["name"]: each["stalled_s"] for each in status["standbys"]} == {
+    assert {each.name: each.stalled_s for each in status.standbys} == {
         "a": 19.0,
         "b": 19.0,
         "pg_receivewal": None,
         "new": None,
     }
-    status["standbys"][0]["has_everything"] = True
-    status["standbys"][1] |= {"has_everything": False, "lag_bytes": 150}
+    status.standbys[0].has_everything = True
+    status.standbys[1].has_everything, status.standbys[1].lag_bytes = False, 150
     lines = shown(status)
     assert any("has every acknowledged commit; has replayed nothing for 19 s" in line for line in lines)
     assert any("lacks 150 bytes; has replayed nothing for 19 s" in line for line in lines)
@@ -339,8 +321,7 @@ def test_a_standby_that_does_not_replay_is_not_shown_as_fit(proxy: Proxy) -> Non
 
 def standby_rows(proxy: Proxy, now: float) -> dict[str, tuple[object, ...]]:
     return {
-        row["name"]: (row["has_everything"], row["lag_bytes"], row["apply_lag_bytes"])
-        for row in proxy_status(proxy, now)["standbys"]
+        row.name: (row.has_everything, row.lag_bytes, row.apply_lag_bytes) for row in proxy_status(proxy, now).standbys
     }
 
 
@@ -352,24 +333,15 @@ def test_a_standby_has_everything_if_all_that_was_acknowledged_is_on_its_disk(pr
         "new": (None, None, None),
         "pg_receivewal": (True, 0, None),
     }
-    (first, *_) = proxy_status(proxy, 1.5)["standbys"]
-    assert tuple(first) == (
-        *("name", "safekeeper", "write_lsn", "flush_lsn", "apply_lsn", "lag_bytes", "apply_lag_bytes", "designated"),
-        *("has_everything", "connected", "stalled_s"),
-    )
-    assert (first["safekeeper"], first["apply_lsn"], first["designated"], first["connected"]) == (
-        1,
-        "0/352",
-        False,
-        True,
-    )
+    first = proxy_status(proxy, 1.5).standbys[0]
+    assert (first.safekeeper, first.apply_lsn, first.designated, first.connected) == (1, "0/352", False, True)
 
 
 def test_what_a_standby_has_is_known_also_when_the_primary_is_dead(proxy: Proxy) -> None:
     leadership = a_term_with_standbys(proxy, received_lsn=900)
     proxy.proposer.primary_lost(1.2)
     status = proxy_status(proxy, 1.5)
-    assert (status["state"], status["commit_lsn"], status["flush_lsn"]) == ("waiting_for_primary", "0/384", "0/0")
+    assert (status.state, status.commit_lsn, status.flush_lsn) == ("waiting_for_primary", "0/384", "0/0")
     assert standby_rows(proxy, 1.5)["a"][0] is True and standby_rows(proxy, 1.5)["b"][0] is False
     # A quorum that goes on answering vouches for it.
     for safekeeper_id in (1, 2):
@@ -399,11 +371,11 @@ def test_what_a_standby_has_is_unknown_unless_this_proxy_knows_what_was_acknowle
 
 def test_whom_remote_apply_waits_for_and_in_vain_is_shown(proxy: Proxy) -> None:
     status = proxy_status(proxy, 1.0)
-    assert (status["apply_rule"], status["apply_problem"], status["standbys"]) == ("", None, [])
+    assert (status.apply_rule, status.apply_problem, status.standbys) == ("", None, [])
     a_term_with_standbys(proxy, "A, gone")
     status = proxy_status(proxy, 1.5)
-    assert (status["apply_rule"], status["apply_problem"]) == ("A, gone", "gone is not streaming")
-    assert {row["name"]: row["designated"] for row in status["standbys"]}["a"] is True
+    assert (status.apply_rule, status.apply_problem) == ("A, gone", "gone is not streaming")
+    assert {row.name: row.designated for row in status.standbys}["a"] is True
 
 
 def test_a_changed_rule_is_taken_while_the_proxy_runs(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
@@ -418,21 +390,6 @@ def test_a_changed_rule_is_taken_while_the_proxy_runs(proxy: Proxy, caplog: pyte
     caplog.clear()
     proxy.reconfigure(changed)
     assert caplog.text == ""
-
-
-def test_the_standbys_snapshots_are_told_only_while_a_checked_primary_streams_and_a_quorum_follows(
-    proxy: Proxy,
-) -> None:
-    assert proxy.proposer.hot_standby_feedback() is None
-    leadership = a_term_with_standbys(proxy)
-    leadership.streaming = False
-    assert proxy.proposer.hot_standby_feedback() is None
-    leadership.streaming = True
-    assert proxy.proposer.hot_standby_feedback() == (0, 0)
-    leadership.on_standby_feedback(2, (Standby("new", xmin=77, catalog_xmin=66),))
-    assert proxy.proposer.hot_standby_feedback() == (77, 66)
-    leadership.commit_lsn = 0
-    assert proxy.proposer.hot_standby_feedback() is None
 
 
 def test_the_table_of_standbys_says_in_words_what_each_one_has_and_fits_80_columns(proxy: Proxy) -> None:
@@ -461,9 +418,9 @@ def test_watched_what_blocks_commits_is_first_and_times_are_shown_in_80_columns(
         times.members[safekeeper_id].observe(took_s)
     times.commit.observe(0.003)
     status = proxy_status(proxy, 1.5)
-    for each in status["safekeepers"]:
-        each |= {"state": "streaming", "problem": None, "write_lsn": "12/3456789A", "flush_lsn": "12/3456789A"}
-    status["safekeepers"][2] |= {"state": "catching_up", "problem": "it is far back"}
+    positions = {"write_lsn": "12/3456789A", "flush_lsn": "12/3456789A"}
+    status.safekeepers = [listed_safekeeper(i, **positions) for i in (1, 2)]
+    status.safekeepers.append(listed_safekeeper(3, "catching_up", "it is far back", **positions))
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(render(status, by_urgency=True))
     lines = [line.strip() for line in console.export_text().splitlines() if line.strip()]
@@ -495,11 +452,11 @@ def reports(
 
 
 def test_where_nobody_has_an_archive_nothing_is_shown_of_one(proxy: Proxy) -> None:
-    assert proxy_status(proxy, 1.0)["archive"] is None
+    assert proxy_status(proxy, 1.0).archive is None
     leadership = a_term_with_standbys(proxy)
     leadership.on_archive_report(1, ArchiveReport(50, has_archive=False), 1.0)
     status = proxy_status(proxy, 1.5)
-    assert status["archive"] is None
+    assert status.archive is None
     assert not [line for line in shown(status) if line.startswith("archive")]
     assert "archive" not in summarise(status)
 
@@ -508,15 +465,15 @@ def test_who_archives_and_how_far_the_archive_is_are_shown(proxy: Proxy) -> None
     leadership = a_term_with_standbys(proxy)
     reports(leadership, 2)
     status = proxy_status(proxy, 1.5)
-    assert status["archive"] == {"archiver": None, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
+    assert status.archive == ArchiveProgress(archiver=None, archived_lsn="0/0", lag_bytes=None, problem="")
     assert "archive: no archiver" in shown(status) and summarise(status).endswith(" archive=none:-")
     leadership.tick(1.5 + INCUMBENT_GRACE_S)
     status = proxy_status(proxy, 4.0)
-    assert status["archive"] == {"archiver": 2, "archived_lsn": "0/0", "lag_bytes": None, "problem": ""}
+    assert status.archive == ArchiveProgress(archiver=2, archived_lsn="0/0", lag_bytes=None, problem="")
     assert "archive: safekeeper 2 has not reported its progress yet" in shown(status)
     reports(leadership, 2, 700, is_archiver=True)
     status = proxy_status(proxy, 4.0)
-    assert status["archive"] == {"archiver": 2, "archived_lsn": "0/2BC", "lag_bytes": 200, "problem": ""}
+    assert status.archive == ArchiveProgress(archiver=2, archived_lsn="0/2BC", lag_bytes=200, problem="")
     assert "archive: safekeeper 2, up to 0/2BC, lag 200 B" in shown(status)
     assert summarise(status).endswith(" archive=2:200B")
 
@@ -526,7 +483,9 @@ def test_what_keeps_the_archiver_from_archiving_is_shown(proxy: Proxy) -> None:
     reports(leadership, 2, 700, "no route to the store", is_archiver=True)
     leadership.tick(1.5)
     status = proxy_status(proxy, 1.5)
-    assert status["archive"]["problem"] == "no route to the store" and status["archive"]["lag_bytes"] == 200
+    assert status.archive == ArchiveProgress(
+        archiver=2, archived_lsn="0/2BC", lag_bytes=200, problem="no route to the store"
+    )
     assert "archive: safekeeper 2 cannot archive: no route to the store" in shown(status)
     assert summarise(status).endswith(" archive=2:problem")
 
@@ -535,6 +494,7 @@ def test_an_archive_that_is_ahead_of_this_term_is_not_behind(proxy: Proxy) -> No
     leadership = a_term_with_standbys(proxy)
     reports(leadership, 2, 1000, is_archiver=True)
     leadership.tick(1.5)
-    assert proxy_status(proxy, 1.5)["archive"]["lag_bytes"] == 0
-    leadership.commit_lsn = 0
-    assert proxy_status(proxy, 1.5)["archive"]["lag_bytes"] is None
+    progress = ArchiveProgress(archiver=2, archived_lsn="0/3E8", lag_bytes=0, problem="")
+    assert proxy_status(proxy, 1.5).archive == progress
+    leadership.commit_lsn, progress.lag_bytes = 0, None
+    assert proxy_status(proxy, 1.5).archive == progress

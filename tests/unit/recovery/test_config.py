@@ -4,15 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from safekeeper.base import settings
 from safekeeper.base.errors import ConfigurationError
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, FetchConfig, as_toml, open_sources
+from walproxy.recovery.config import FetchConfig, as_toml, load_sources, open_sources
 
 
 def load(file: Path | None = None, environment: dict[str, str] | None = None, **command_line: object) -> FetchConfig:
-    return settings.load(
-        FetchConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=environment or {}, file=file
-    )
+    return load_sources(FetchConfig, command_line, environment or {}, file)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:

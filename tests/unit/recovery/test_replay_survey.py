@@ -14,7 +14,7 @@ from tests.unit.recovery.test_record_times import body
 from tests.unit.wal_builder import MIB, WalBuilder
 from walproxy.recovery.base_backup import BackupFacts
 from walproxy.recovery.fetcher import Delivered, Fetcher
-from walproxy.recovery.plan import Plan, Target
+from walproxy.recovery.plan import Plan, RecoveryTarget
 from walproxy.recovery.replay_survey import ReplaySurvey, refuse_live_tablespaces, survey_replay
 from walproxy.wal_sources.source import LogPath
 
@@ -39,7 +39,7 @@ def backup(start_lsn: int, end_lsn: int = 0) -> BackupFacts:
     return BackupFacts(1, MAJOR, start_lsn, 1, start_lsn, end_lsn, "", "", {})
 
 
-def survey(wal: WalBuilder, of: BackupFacts, target: Target) -> ReplaySurvey:
+def survey(wal: WalBuilder, of: BackupFacts, target: RecoveryTarget) -> ReplaySurvey:
     plan = Plan(LogPath(1, (), MIB), wal.position, None, 0, None, False)
     return survey_replay(cast(Fetcher, OneLog(wal)), plan, of, target, None, lambda size: None)
 
@@ -54,7 +54,7 @@ def test_a_commit_before_the_backup_does_not_end_the_survey(in_next_segment: boo
         fill_segment(wal, 64)
         wal.add(b"x" * 200)
     created = wal.add(with_main(CREATE), rmid=5)
-    found = survey(wal, backup(start.start_lsn), Target(time=NOON))
+    found = survey(wal, backup(start.start_lsn), RecoveryTarget(time=NOON))
     assert [each.record_lsn for each in found.tablespaces] == [created.start_lsn]
 
 
@@ -66,7 +66,7 @@ def test_a_commit_after_the_target_ends_the_survey() -> None:
     wal.add(body(LATER), RM_XACT)
     wal.add(b"not replayed")
     wal.add(with_main(CREATE), rmid=5)
-    found = survey(wal, backup(start.start_lsn), Target(time=NOON))
+    found = survey(wal, backup(start.start_lsn), RecoveryTarget(time=NOON))
     assert [each.record_lsn for each in found.tablespaces] == [before.start_lsn]
 
 
@@ -78,7 +78,7 @@ def test_a_lower_target_is_advised_only_where_it_can_be_recovered_to(monkeypatch
     after = wal.add(b"after")
 
     def advice(of: BackupFacts) -> str:
-        found = survey(wal, of, Target())
+        found = survey(wal, of, RecoveryTarget())
         with pytest.raises(ConfigurationError, match=PATH) as refusal:
             refuse_live_tablespaces(found.tablespaces, of)
         assert str(refusal.value).endswith("where that folder is empty; nothing was written") != (
@@ -99,10 +99,10 @@ def test_a_lower_target_is_advised_for_wal_that_cannot_be_decoded_only_where_it_
     created = wal.add(with_main(CREATE), rmid=5)
     wal.data[created.start_lsn - wal.begin_lsn + 40] ^= 1
     with pytest.raises(ConfigurationError, match=f"--target-lsn {format_lsn(before.start_lsn)}; nothing was written"):
-        survey(wal, backup(before.start_lsn), Target())
+        survey(wal, backup(before.start_lsn), RecoveryTarget())
     for of in backup(before.start_lsn, before.end_lsn), backup(created.start_lsn):
         with pytest.raises(ConfigurationError, match="use another source; nothing was written"):
-            survey(wal, of, Target())
+            survey(wal, of, RecoveryTarget())
 
 
 def test_no_target_is_advised_if_the_first_record_cannot_be_decoded() -> None:
@@ -110,4 +110,4 @@ def test_no_target_is_advised_if_the_first_record_cannot_be_decoded() -> None:
     created = wal.add(with_main(CREATE), rmid=5)
     wal.data[created.start_lsn - wal.begin_lsn + 40] ^= 1
     with pytest.raises(ConfigurationError, match="use another source; nothing was written"):
-        survey(wal, backup(wal.begin_lsn), Target())
+        survey(wal, backup(wal.begin_lsn), RecoveryTarget())

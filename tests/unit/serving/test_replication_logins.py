@@ -39,8 +39,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     strangers = other.sign("client", common_name="standby1")
     for pair in (client, nameless, strangers):
         pair.key.chmod(0o600)  # libpq refuses others.
-    tls = ("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--pg-listen", "127.0.0.1:0")
-    users, client_ca = ("--pg-users", str(directory / "users")), ("--pg-client-ca", str(authority.ca))
+    tls = ("-c", f"tls_cert={server.cert}", "-c", f"tls_key={server.key}", "--pg-listen", "127.0.0.1:0")
+    users, client_ca = ("-c", f"pg_users={directory / 'users'}"), ("-c", f"pg_client_ca={authority.ca}")
     with (
         SafekeeperProcess(directory / "sk1", *tls, *users) as one,
         SafekeeperProcess(directory / "sk2", *tls, *client_ca, safekeeper_id=2) as two,

@@ -90,41 +90,7 @@ def test_over_tls_with_a_password_bound_to_it_the_wal_arrives_whole(
         with connected(house, conninfo) as connection:
             assert stream(connection, len(WAL)) == WAL
             (reader,) = house.call(house.listener.describe_readers)
-            assert (reader["user"], reader["lag_bytes"]) == ("repl", 0)
-
-
-def test_where_tls_is_wanted_plaintext_is_refused(tmp_path: Path, authority: Authority) -> None:
-    with (
-        ReplicationHouse(tmp_path, tls=ServerTls(*authority.sign("server"))) as house,
-        connected(house, "sslmode=disable") as connection,
-    ):
-        assert connection.status == BAD
-        assert b"this listener requires TLS" in connection.error_message
-
-
-def test_a_wrong_password_is_refused(tmp_path: Path, users: Users) -> None:
-    with ReplicationHouse(tmp_path, users=users) as house:
-        written(house)
-        for password in ("wrong", ""):
-            with connected(house, f"sslmode=disable password={password or 'x'}") as connection:
-                assert connection.status == BAD
-                assert b'password authentication failed for user "repl"' in connection.error_message
-        with connected(house, "sslmode=disable password=secret") as connection:
-            assert stream(connection, 1000)[:1000] == WAL[:1000]
-        house.until(lambda: house.listener.connection_count == 0)
-
-
-def test_a_client_certificate_lets_in_the_user_that_it_names(tmp_path: Path, authority: Authority) -> None:
-    tls = ServerTls(*authority.sign("server"), authority.ca)
-    with ReplicationHouse(tmp_path, tls=tls) as house:
-        written(house)
-        for common_name, let_in in (("repl", True), ("somebody", False)):
-            cert, key = authority.sign(common_name, common_name=common_name)
-            key.chmod(0o600)
-            with connected(house, f"sslmode=require sslcert={cert} sslkey={key}") as connection:
-                assert (connection.status != BAD) is let_in, connection.error_message
-                if let_in:
-                    assert stream(connection, len(WAL)) == WAL
+            assert (reader.user, reader.lag_bytes) == ("repl", 0)
 
 
 def test_a_slow_reader_over_tls_is_bounded_too(tmp_path: Path, authority: Authority) -> None:

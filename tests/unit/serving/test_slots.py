@@ -230,7 +230,7 @@ def test_a_broken_disk_under_the_slots_breaks_slots_only(tmp_path: Path) -> None
 @contextlib.contextmanager
 def served(data_dir: Path, *options: str) -> Iterator[tuple[SafekeeperProcess, int]]:
     """A safekeeper with a replication listener that requires no password, and the port of that."""
-    listen = ("--pg-listen", "0.0.0.0:0", "--pg-allow", "127.0.0.0/8")
+    listen = ("--pg-listen", "0.0.0.0:0", "-c", "pg_allow=127.0.0.0/8")
     with SafekeeperProcess(data_dir, *listen, *options) as process:
         found = re.search(r"replication clients on 0.0.0.0:(\d+)", process.wait_for_line("listening for"))
         assert found is not None
@@ -249,7 +249,7 @@ def lead(process: SafekeeperProcess, chunks: tuple[int, ...] = (1000,)) -> int:
 
 
 def test_slots_survive_a_kill_and_positions_a_checkpoint(tmp_path: Path) -> None:
-    with served(tmp_path / "sk", "--checkpoint-interval", "0.05") as (process, port):
+    with served(tmp_path / "sk", "-c", "checkpoint_interval=0.05") as (process, port):
         end_lsn = lead(process)
         with ReplicationClient(port) as client:
             client.query("CREATE_REPLICATION_SLOT s1 PHYSICAL")
@@ -272,7 +272,7 @@ def test_slots_survive_a_kill_and_positions_a_checkpoint(tmp_path: Path) -> None
 
 
 def test_a_stop_writes_the_positions_and_ends_the_streams_as_postgresql_does(tmp_path: Path) -> None:
-    with served(tmp_path / "sk", "--checkpoint-interval", "1000") as (process, port):
+    with served(tmp_path / "sk", "-c", "checkpoint_interval=1000") as (process, port):
         end_lsn = lead(process)
         idle = ReplicationClient(port)
         client = ReplicationClient(port)

@@ -19,7 +19,7 @@ from safekeeper.consensus.membership import Member, Membership, QuorumSizes
 from safekeeper.storage.control_file import CONTROL_FILE_NAME, LOCK_FILE_NAME, ControlFile, DataDirectoryLock
 from safekeeper.storage.data_folder import DataFolder
 from safekeeper.storage.filesystem import RealFileSystem
-from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
+from tests.simulation.model.virtual_disk import VirtualCrash, VirtualFileSystem
 
 DIRECTORY = Path("/data")
 PATH = DIRECTORY / CONTROL_FILE_NAME

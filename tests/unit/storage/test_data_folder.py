@@ -55,7 +55,8 @@ from safekeeper.storage.data_folder import DataFolder, missing_wal
 from safekeeper.storage.filesystem import TEMPORARY_SUFFIX, RealFileSystem
 from safekeeper.storage.inspection import inspect_folder
 from safekeeper.storage.segment_file import FOOTER_BYTES
-from tests.simulation.virtual_disk import VirtualCrash, VirtualFileSystem
+from tests.simulation.model.virtual_disk import VirtualCrash, VirtualFileSystem
+from tests.unit.virtual_data_folder import start
 from tests.unit.wal_builder import MIB, WalBuilder
 
 
@@ -261,26 +262,11 @@ def test_the_state_that_a_start_has_read_survives_a_power_cut() -> None:
         fs.kill()
         read = ControlFile(fs, Path("/data/sk")).load(ControlState)
         assert read is not None
-        load_as_a_start_does(fs)
+        start(fs).close()
         fs.crash()
         assert ControlFile(fs, Path("/data/sk")).load(ControlState) == read
         both.add(read.promised.term)
     assert 7 in both
-
-
-def load_as_a_start_does(fs: VirtualFileSystem) -> None:
-    """Load the folder /data/sk; its lock, which is a real file, is not taken."""
-
-    class NoLock:
-        def release(self) -> None:
-            """See DataDirectoryLock."""
-
-    directory = Path("/data/sk")
-    lock: Any = NoLock()
-    folder = DataFolder(fs, directory, lock, ControlFile(fs, directory))
-    folder._load(1, "b" * 32)
-    assert folder.control.incarnation == "a" * 32
-    folder.close()
 
 
 def test_a_folder_whose_control_file_is_gone_is_lost_only_if_it_has_wal(tmp_path: Path) -> None:

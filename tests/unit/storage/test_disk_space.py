@@ -62,7 +62,7 @@ def test_low_space_is_reported_at_its_beginning_now_and_then_and_at_its_end(capl
     clock = Clock()
     space = DiskSpace(100 * MIB, clock)
     assert not space.is_low
-    low = "the disk has 99 MiB of free space left, less than the 100 MiB of --disk-free-warning: free some space"
+    low = "the disk has 99 MiB of free space left, less than the 100 MiB of disk_free_warning: free some space"
     for after_s, free_mib, expected in (
         (0.0, 100, []),
         (0.0, 99, [low]),

@@ -22,7 +22,7 @@ from safekeeper.storage.filesystem import (
     storage_error,
     sync_names,
 )
-from tests.simulation.virtual_disk import VirtualFileSystem
+from tests.simulation.model.virtual_disk import VirtualFileSystem
 
 PATH = Path("/data/file")
 

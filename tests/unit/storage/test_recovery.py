@@ -1,4 +1,4 @@
-"""The rules by which recovery finds the end of a log, each alone. Crashes are in test_wal_log_crashes.py."""
+"""The rules by which recovery finds the end of a log, each alone. Crashes are those of the lone data folder."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ from safekeeper.storage.recovery import (
     recover,
 )
 from safekeeper.storage.segment_file import FOOTER_BYTES, create_segment, open_segment
-from tests.simulation.virtual_disk import VirtualFileSystem
+from tests.simulation.model.virtual_disk import VirtualFileSystem
 
 DIRECTORY = Path("/data/wal")
 SIZE = 8192

@@ -14,14 +14,14 @@ from safekeeper.storage.filesystem import RealFile, RealFileSystem
 from safekeeper.storage.segment_file import (
     FOOTER_BYTES,
     SLOT_BYTES,
+    FooterSlot,
     SegmentFile,
-    Slot,
     create_segment,
     newest_valid_slot,
     open_segment,
     slot_offset,
 )
-from tests.simulation.virtual_disk import SECTOR_BYTES, VirtualFileSystem
+from tests.simulation.model.virtual_disk import SECTOR_BYTES, VirtualFileSystem
 
 DIRECTORY = Path("/data/wal")
 SIZE = 8192
@@ -33,7 +33,7 @@ def new_segment(fs: VirtualFileSystem) -> SegmentFile:
     return create_segment(fs, DIRECTORY, tli=1, begin_lsn=BEGIN_LSN, segment_size=SIZE)
 
 
-def flush(segment: SegmentFile) -> Slot:
+def flush(segment: SegmentFile) -> FooterSlot:
     slot = segment.take_slot()
     assert slot is not None
     segment.write_slot(slot)
@@ -41,7 +41,7 @@ def flush(segment: SegmentFile) -> Slot:
     return slot
 
 
-def found(fs: VirtualFileSystem) -> Slot | None:
+def found(fs: VirtualFileSystem) -> FooterSlot | None:
     return newest_valid_slot(fs.open(PATH), PATH, BEGIN_LSN, SIZE)
 
 
@@ -52,14 +52,14 @@ def end_found(fs: VirtualFileSystem) -> int:
 
 
 def test_a_slot_comes_back_as_it_was_encoded() -> None:
-    slot = Slot(sequence=(1 << 40) + 3, begin_lsn=(1 << 63) + 7, end_lsn=(1 << 64) - 1, data_crc=0xFFFFFFFF)
+    slot = FooterSlot(sequence=(1 << 40) + 3, begin_lsn=(1 << 63) + 7, end_lsn=(1 << 64) - 1, data_crc=0xFFFFFFFF)
     encoded = slot.encode()
     assert len(encoded) == SLOT_BYTES
-    assert Slot.decode(encoded) == slot
+    assert FooterSlot.decode(encoded) == slot
     assert not encoded[SECTOR_BYTES:].strip(b"\0"), "what counts must lie in one sector"
     other = bytes(byte ^ 1 for byte in encoded[:4]) + encoded[4 : segment_file._SLOT.size]
     checksum = segment_file._CRC.pack(google_crc32c.value(other))
-    assert Slot.decode(other + checksum + bytes(SLOT_BYTES)) is None, "another magic, with its own checksum"
+    assert FooterSlot.decode(other + checksum + bytes(SLOT_BYTES)) is None, "another magic, with its own checksum"
 
 
 def test_all_of_a_segment_is_written_when_it_is_created_so_that_its_disk_space_is_allocated(
@@ -78,14 +78,14 @@ def test_all_of_a_segment_is_written_when_it_is_created_so_that_its_disk_space_i
 
 
 def test_a_slot_with_any_byte_changed_is_no_slot() -> None:
-    encoded = Slot(3, BEGIN_LSN, BEGIN_LSN + 9, 77).encode()
+    encoded = FooterSlot(3, BEGIN_LSN, BEGIN_LSN + 9, 77).encode()
     length = len(encoded.rstrip(b"\0"))
     for position in range(length):
         damaged = bytearray(encoded)
         damaged[position] ^= 1
-        assert Slot.decode(bytes(damaged)) is None, position
-    assert Slot.decode(bytes(SLOT_BYTES)) is None
-    assert Slot.decode(b"") is None
+        assert FooterSlot.decode(bytes(damaged)) is None, position
+    assert FooterSlot.decode(bytes(SLOT_BYTES)) is None
+    assert FooterSlot.decode(b"") is None
 
 
 def test_a_file_is_the_segment_and_two_slots_and_has_no_other_trace(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_a_file_is_the_segment_and_two_slots_and_has_no_other_trace(tmp_path: Pa
     content = path.read_bytes()
     assert len(content) == SIZE + FOOTER_BYTES
     assert content[:SIZE] == (b"wal" * 100).ljust(SIZE, b"\0")
-    assert Slot.decode(content[SIZE:]) == Slot(2, BEGIN_LSN, BEGIN_LSN, 0)
-    assert Slot.decode(content[SIZE + SLOT_BYTES :]) == Slot(
+    assert FooterSlot.decode(content[SIZE:]) == FooterSlot(2, BEGIN_LSN, BEGIN_LSN, 0)
+    assert FooterSlot.decode(content[SIZE + SLOT_BYTES :]) == FooterSlot(
         3, BEGIN_LSN, BEGIN_LSN + 300, google_crc32c.value(b"wal" * 100)
     )
 
@@ -168,7 +168,7 @@ def test_a_torn_slot_leaves_the_one_before_it() -> None:
 def test_a_slot_of_another_segment_says_nothing(begin_lsn: int, end_lsn: int) -> None:
     fs = VirtualFileSystem(random.Random(1))
     new_segment(fs)
-    foreign = Slot(99, begin_lsn, end_lsn, google_crc32c.value(bytes(max(0, end_lsn - begin_lsn))))
+    foreign = FooterSlot(99, begin_lsn, end_lsn, google_crc32c.value(bytes(max(0, end_lsn - begin_lsn))))
     fs.damage(PATH, slot_offset(SIZE, 99), foreign.encode())
     assert end_found(fs) == 0
 
@@ -251,7 +251,7 @@ def test_copied_wal_that_is_not_what_was_checked_is_refused() -> None:
     fs = VirtualFileSystem(random.Random(1))
 
     def copy(wal: bytes) -> SegmentFile:
-        expected = Slot(7, BEGIN_LSN + 1, BEGIN_LSN + 4, google_crc32c.value(b"bcd"))
+        expected = FooterSlot(7, BEGIN_LSN + 1, BEGIN_LSN + 4, google_crc32c.value(b"bcd"))
         return create_segment(
             fs, DIRECTORY, tli=1, begin_lsn=BEGIN_LSN, segment_size=SIZE, wal=[wal], expected=expected
         )

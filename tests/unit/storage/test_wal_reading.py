@@ -7,7 +7,7 @@ import pytest
 from safekeeper.base.errors import LogChanged, StorageFailed
 from safekeeper.storage.filesystem import RealFile, RealFileSystem
 from safekeeper.storage.wal_log import WalStorage
-from safekeeper.storage.wal_reading import SegmentSource, WalReader
+from safekeeper.storage.wal_reading import SegmentBytes, WalReader
 from tests.unit.faulty_filesystem import FaultyFileSystem
 
 MIB = 1 << 20
@@ -138,7 +138,7 @@ def test_a_segment_is_read_more_than_once_up_to_its_size(tmp_path: Path) -> None
     storage = written(fs, tmp_path / "wal", b"a" * 1000)
     path = storage.segment_path(BASE_LSN)
     assert path is not None
-    source = SegmentSource(fs, path, 600, lambda: True)
+    source = SegmentBytes(fs, path, 600, lambda: True)
     for _ in range(2):
         assert b"".join(source.pieces()) == b"a" * 600
     storage.close()
@@ -151,13 +151,13 @@ def test_a_segment_of_a_log_that_was_replaced_is_not_passed_on(tmp_path: Path) -
     assert path is not None
     is_current = [True]
     opened = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    big = SegmentSource(fs, path, MIB + 10, lambda: is_current[0])  # Two pieces; the second is of the footer.
+    big = SegmentBytes(fs, path, MIB + 10, lambda: is_current[0])  # Two pieces; the second is of the footer.
     pieces = big.pieces()
     assert next(pieces) == b"a" * MIB
     is_current[0] = False
     with pytest.raises(LogChanged, match="the log has changed while"):
         next(pieces)
     with pytest.raises(LogChanged):
-        next(SegmentSource(fs, path, 10, lambda: is_current[0]).pieces())
+        next(SegmentBytes(fs, path, 10, lambda: is_current[0]).pieces())
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == opened
     storage.close()

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from safekeeper.waldecode.format import WalFormatError
-from safekeeper.waldecode.record_body import RecordBody, Relation, parse_body
+from safekeeper.waldecode.record_body import RecordBody, RelationLocator, parse_body
 from safekeeper.waldecode.records import Record, RecordDecoder
 from safekeeper.waldecode.transaction_end import (
     ABORT,
@@ -43,7 +43,7 @@ def test_first_relation_and_main_data_are_found(major: int, image: Image | None)
     top_xid = 99 if major >= 14 else 0
     for main in (b"", b"main", b"m" * 300):
         content = body(main, blocks, major=major, origin=3, top_xid=top_xid)
-        assert parse_body(record_with(content), major) == RecordBody(Relation(1663, 5, 20000), 2, top_xid, main)
+        assert parse_body(record_with(content), major) == RecordBody(RelationLocator(1663, 5, 20000), 2, top_xid, main)
     assert parse_body(record_with(b""), major) == RecordBody(None, 0, 0, b"")
 
 
@@ -89,7 +89,7 @@ def test_every_section_of_a_commit_is_passed(major: int) -> None:
     assert end is not None
     assert (end.operation, end.xid, end.time_us, end.subxids) == (COMMIT_PREPARED, 70, 77, (8, 9))
     assert (end.changes_catalogs, end.gid) == (True, b"name")
-    assert end.dropped == (Relation(0xEEEEEEEE, 0xEEEEEEEE, 0xEEEEEEEE),) * 2
+    assert end.dropped == (RelationLocator(0xEEEEEEEE, 0xEEEEEEEE, 0xEEEEEEEE),) * 2
     for cut in range(len(main) - 16):  # Of the origin nothing is read.
         with pytest.raises(WalFormatError, match="look at it with pg_waldump"):
             parse_transaction_end(record, main[:cut], major)

@@ -2,83 +2,31 @@
 
 from typing import Any
 
+from tests.unit.proxy.statuses import LSN as LSN
+from tests.unit.proxy.statuses import listed_safekeeper, standby, status, times
+from walproxy.proxy.status_fields import ArchiveProgress, CommitLatencies, ListedSafekeeper, ProxyStatus
+
 EVIL = "</script><img src=x onerror=alert(1)><b onclick=stop()>\u202e\x1b[31m\x00 &amp; 'a'"
-LSN = "0/5A3C9F8"
 
 
-def member(number: int, state: str = "streaming", problem: str | None = None) -> dict[str, Any]:
-    lost = state == "disconnected"
-    return {
-        "id": number,
-        "state": state,
-        "write_lsn": LSN,
-        "flush_lsn": "0/5A00000" if lost else LSN,
-        "lag_bytes": 0x3C9F8 if lost else 0,
-        "last_response_s": 42.5 if lost else 0.012,
-        "address": f"10.0.0.{number}:5454",
-        "problem": problem,
-        "member": True,
-        "pull_end_lsn": None,
-        "pulled_bytes": 0,
-    }
+def member(number: int, state: str = "streaming", problem: str | None = None) -> ListedSafekeeper:
+    is_lost = state == "disconnected"
+    lost = {"flush_lsn": "0/5A00000", "lag_bytes": 0x3C9F8, "last_response_s": 42.5} if is_lost else {}
+    return listed_safekeeper(number, state, problem, **lost)
 
 
-def standby(name: str, safekeeper: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "safekeeper": safekeeper,
-        "write_lsn": LSN,
-        "flush_lsn": LSN,
-        "apply_lsn": "0/5A3C000",
-        "lag_bytes": 0,
-        "apply_lag_bytes": 0x9F8,
-        "stalled_s": None,
-        "designated": True,
-        "has_everything": True,
-        "connected": True,
-    }
-
-
-def proxy_status(*members: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return a /status of the proxy with these safekeepers; it streams unless `changes` has something else."""
-    streaming = sum(each["state"] == "streaming" for each in members)
-    return {
-        "state": "streaming",
-        "term": 5,
-        "system_id": "7440000000000000001",
-        "tli": 2,
-        "received_lsn": LSN,
-        "write_lsn": LSN,
-        "flush_lsn": LSN,
-        "apply_lsn": LSN,
-        "commit_lsn": LSN,
-        "quorum": 2,
+def proxy_status(*members: ListedSafekeeper, **changes: Any) -> ProxyStatus:
+    """Return a /status of the proxy with these safekeepers, two standbys and an archive."""
+    standbys = [standby(f"standby{i}", i, apply_lsn="0/5A3C000", apply_lag_bytes=0x9F8) for i in (1, 2)]
+    fields: dict[str, Any] = {
         "safekeepers": list(members),
-        "run": "2824b18000000000",
-        "spare": False,
-        "state_since_s": 4000.0,
-        "members": [each["id"] for each in members],
-        "members_streaming": streaming,
-        "history": [
-            {"term": 1, "start_lsn": "0/1000000", "tli": 1, "gives_up": False, "floor": 0},
-            {"term": 4, "start_lsn": "0/3000000", "tli": 1, "gives_up": False, "floor": 0},
-            {"term": 5, "start_lsn": "0/5000000", "tli": 2, "gives_up": False, "floor": 1},
-        ],
-        "window_bytes": 16 << 20,
-        "backpressure": False,
-        "gate": {"state": "gated", "reason": None, "hangs": False, "exempt": None},
-        "quorum_lost": None,
-        "apply_problem": None,
-        "archive": {"archiver": 2, "archived_lsn": "0/5000000", "lag_bytes": 0xA3C9F8, "problem": ""},
-        "standbys": [standby("standby1", 1), standby("standby2", 3)],
-        "primary": {
-            "connected": True,
-            "streams": True,
-            "problem": "",
-            "hosts": [{"host": "db1:5432", "state": "connected", "problem": None}],
-        },
-        "times": {"quorum": {"count": 10, "p50_s": 0.0021, "p99_s": 0.0094}, "members": {}},
-    } | changes
+        "members": [each.id for each in members],
+        "members_streaming": sum(each.state == "streaming" for each in members),
+        "archive": ArchiveProgress(archiver=2, archived_lsn="0/5000000", lag_bytes=0xA3C9F8, problem=""),
+        "standbys": standbys,
+        "times": CommitLatencies(quorum=times(0.0021, 0.0094), write=times(), apply=times(), members={}, oldest_s=None),
+    }
+    return status(**fields | changes)
 
 
 def waiting(xid: int) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_a_foreign_page_reads_nothing_under_its_own_name_or_by_the_address(
     page = browser.new_page()
     page.goto(f"{site}/")  # A document of that origin, whatever it says.
     assert page.evaluate("location.origin") == site
-    assert page.evaluate(READ, f"{site}/limbo") == "421: use an IP address or localhost, or give --http-hosts"
+    assert page.evaluate(READ, f"{site}/limbo") == "421: use an IP address or localhost, or set http_hosts"
     assert "Failed to fetch" in page.evaluate(READ, f"http://{listener.address}/limbo")
     # Its own page reads it.
     page.goto(f"http://{listener.address}/limbo")

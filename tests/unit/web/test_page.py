@@ -53,8 +53,9 @@ def test_every_file_has_its_type_and_its_bytes() -> None:
 
 @pytest.mark.parametrize("page", ["proxy", "safekeeper"])
 def test_the_page_refers_to_nothing_outside_and_has_no_inline_script_or_style(page: str) -> None:
-    html = (STATIC / f"{page}.html").read_text()
     routes = with_page(ROUTES, page)
+    html = content(routes, "/").body.decode()
+    assert f'src="/web/{page}.js"' in html
     targets = re.findall(r'(?:src|href)="([^"]+)"', html)
     assert len(targets) > 6
     assert not [each for each in targets if each not in routes and not each.startswith("#")]

@@ -13,8 +13,9 @@ from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.process.credential_files import http_access
+from walproxy.cli.configuration import APPLY
 from walproxy.cli.parameters import ADDRESS, DURATION, HOST_NAMES, NETWORKS, SIZE
-from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
+from walproxy.cli.pipeline_commands.keys import KeyedCommand, iceberg_catalog, key, keys_options, lake_options
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.safe_lsn import SafeLsn
 from walproxy.pipeline.choices import (
@@ -35,7 +36,7 @@ _MAX_RETAINED_MIN_BYTES: Final = 64 << 20  # four segments
 _COPY_RANGE_MIN_BYTES: Final = 1 << 20
 
 
-@click.command()
+@click.command(cls=KeyedCommand, role=APPLY)
 @click.option(
     "--primary", envvar="WALPROXY_PRIMARY", required=True, metavar="CONNINFO", help="The primary, and its database."
 )
@@ -61,66 +62,59 @@ _COPY_RANGE_MIN_BYTES: Final = 1 << 20
 @click.option(
     "--table", "tables", multiple=True, metavar="SCHEMA.NAME", help="Follow only this table; can be repeated."
 )
-@click.option(
-    "--text-column",
-    "as_text",
+@key(
+    "text_column",
     multiple=True,
     metavar="SCHEMA.TABLE.COLUMN",
     help="Keep this column as PostgreSQL prints it; can be repeated.",
 )
-@click.option(
-    "--arrays",
+@key(
+    "arrays",
     type=click.Choice(ARRAY_COLUMNS),
     help="Store arrays of built-in types as lists, or as PostgreSQL prints them; by default as so far, lists in a new "
     "job. A change copies tables with arrays again.",
 )
 @click.option("--once", is_flag=True, help="End when the tables contain all changes that are on the quorum now.")
-@click.option("--interval", type=DURATION, default="5s", show_default=True, help="Interval between steps.")
+@key("interval", type=DURATION, default="5s", help="Interval between steps.")
 @click.option(
     "--status", metavar="SOURCE", help="Source of the quorum's position: walproxy's URL, standby:NAME, or none."
 )
-@click.option("--max-bytes", type=SIZE, default="256MB", show_default=True, help="Amount of WAL that one step reads.")
-@click.option("--memory", type=SIZE, default="128MB", show_default=True, help="Memory for changes.")
-@click.option("--keep", type=DURATION, default="1d", show_default=True, help="Time for which old states can be read.")
+@key("max_bytes", type=SIZE, default="256MB", help="Amount of WAL that one step reads.")
+@key("memory", type=SIZE, default="128MB", help="Memory for changes.")
+@key("keep", type=DURATION, default="1d", help="Time for which old states can be read.")
 @click.option("--copy-again", multiple=True, metavar="SCHEMA.NAME", help="Copy this table again; can be repeated.")
-@click.option(
-    "--copy-sessions",
+@key(
+    "copy_sessions",
     type=click.IntRange(1, COPY_SESSIONS_MAX),
     default=COPY_SESSIONS,
-    show_default=True,
     help="Sessions that copy tables, or ranges of a large one, at the same time.",
 )
-@click.option(
-    "--copy-range-size",
+@key(
+    "copy_range_size",
     type=SIZE,
     default=f"{COPY_RANGE_BYTES >> 20}MB",
-    show_default=True,
     help="Size of the ranges of a large table: each becomes a file, which a restarted job keeps.",
 )
 @click.option("--start-over", is_flag=True, help="Copy all tables again, with a new slot if it is missing.")
-@click.option(
-    "--on-bad-value",
+@key(
+    "on_bad_value",
     type=click.Choice(ON_BAD_VALUE),
     default="stop",
-    show_default=True,
     help="Handling of infinity, NaN and other values that a column's type cannot store; stop quarantines the table.",
 )
-@click.option(
-    "--max-retained",
+@key(
+    "max_retained",
     type=SIZE,
     metavar="SIZE",
     help="WAL that the slot may retain on the primary; above it the slot is created again and all tables are copied.",
 )
 @click.option("--http-listen", type=ADDRESS, help="Address on which to serve /status, /metrics and /readyz.")
-@click.option("--http-allow", type=NETWORKS, help="Networks from which HTTP is accepted.")
-@click.option(
-    "--http-hosts", type=HOST_NAMES, default="", help="Host names of HTTP, besides IP addresses and localhost."
-)
-@click.option(
-    "--http-password-file", type=click.Path(path_type=Path), metavar="FILE", help="File of the password for HTTP."
-)
+@key("http_allow", type=NETWORKS, help="Networks from which HTTP is accepted.")
+@key("http_hosts", type=HOST_NAMES, default="", help="Host names of HTTP, besides IP addresses and localhost.")
+@key("http_password_file", type=click.Path(path_type=Path), metavar="FILE", help="File of the password for HTTP.")
 @click.option("--verify", is_flag=True, help="Catch up, compare all rows with the source, and end.")
 @click.option("--repair", is_flag=True, help="As --verify, and copy tables that differ again.")
+@keys_options
 def apply(
     primary: str,
     slot: str,
@@ -131,7 +125,7 @@ def apply(
     table_format: TableFormat | None,
     mode: FollowingMode,
     tables: tuple[str, ...],
-    as_text: tuple[str, ...],
+    text_column: tuple[str, ...],
     arrays: ArrayColumns | None,
     once: bool,
     interval: float,
@@ -165,24 +159,24 @@ def apply(
     Examples:
       walproxy pipeline apply --primary "host=db1 dbname=shop" --slot lake --publication lake --to /lake/shop
       walproxy pipeline apply ... --to /lake/shop --format iceberg --once
-      walproxy pipeline apply ... --to s3://bucket/shop --lake-options region=eu-central-1
-      walproxy pipeline apply ... --to s3://bucket/shop --iceberg-catalog uri=https://catalog.example
+      walproxy pipeline apply ... --to s3://bucket/shop -c lake_options=region=eu-central-1
+      walproxy pipeline apply ... --to s3://bucket/shop -c iceberg_catalog=uri=https://catalog.example
       walproxy pipeline apply ... --to /lake/history --mode append
       walproxy pipeline apply ... --to /lake/archive --mode soft-delete --format iceberg
       walproxy pipeline apply ... --to /lake/shop --verify
     """
     logs.configure(lambda: "walproxy pipeline apply", "warning")
     logging.getLogger("walproxy").setLevel(logging.INFO)
-    for name in as_text:
+    for name in text_column:
         if name.count(".") < 2:
-            raise ConfigurationError(f"--text-column: {name!r} is not a column: write schema.table.column")
+            raise ConfigurationError(f"text_column: {name!r} is not a column: write schema.table.column")
     SafeLsn(status)
     if max_retained is not None and max_retained < _MAX_RETAINED_MIN_BYTES:
         raise ConfigurationError(
-            f"--max-retained: the minimum is {_MAX_RETAINED_MIN_BYTES >> 20} MB, which a slot always retains"
+            f"max_retained: the minimum is {_MAX_RETAINED_MIN_BYTES >> 20} MB, which a slot always retains"
         )
     if copy_range_size < _COPY_RANGE_MIN_BYTES:
-        raise ConfigurationError(f"--copy-range-size: the minimum is {_COPY_RANGE_MIN_BYTES >> 20} MB")
+        raise ConfigurationError(f"copy_range_size: the minimum is {_COPY_RANGE_MIN_BYTES >> 20} MB")
     from walproxy.cli.pipeline_work.apply import ApplyOptions, LakeLocation, apply_until_signal, verify_once
 
     options = ApplyOptions(
@@ -192,7 +186,7 @@ def apply(
         LakeLocation.parse(to, lake_options, iceberg_catalog),
         table_format or ("iceberg" if iceberg_catalog else "delta"),
         frozenset(parse_table(table) for table in tables),
-        frozenset(as_text),
+        frozenset(text_column),
         frozenset(parse_table(table) for table in copy_again),
         start_over,
         status,

@@ -8,7 +8,8 @@ import msgspec
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn
-from walproxy.cli.pipeline_commands.tables_options import lake_options
+from walproxy.cli.configuration import APPLY
+from walproxy.cli.pipeline_commands.keys import KeyedCommand, keys_options, lake_options
 from walproxy.pipeline.cdc.publication import (
     create_publication,
     drop_publication,
@@ -75,7 +76,7 @@ def create(primary: str, slot: str, publication: str, tables: tuple[str, ...]) -
             click.echo(f"slot {slot} exists, at {format_lsn(usable_slot(connection, slot)[1])}")
 
 
-@cdc.command()
+@cdc.command(cls=KeyedCommand, role=APPLY)
 @_primary
 @_slot
 @click.option("--publication", metavar="NAME", help="Show its tables, too.")
@@ -85,6 +86,7 @@ def create(primary: str, slot: str, publication: str, tables: tuple[str, ...]) -
 @click.option("--to", metavar="DIR|URL", help="Show the tables of `apply` there, too.")
 @lake_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@keys_options
 def status(
     primary: str,
     slot: str,
@@ -118,9 +120,9 @@ def status(
             click.echo(f"{name}: key {', '.join(key) or 'none'}")
     followed = None
     if to is not None:
-        from walproxy.cli.pipeline_work.apply_status import FollowedTables
+        from walproxy.cli.pipeline_work.apply_status import ApplyPosition
 
-        followed = FollowedTables(to, lake_options, safe_lsn)
+        followed = ApplyPosition(to, lake_options, safe_lsn)
     if as_json:
         content = {
             "slot": slot,

@@ -7,19 +7,19 @@ import click
 
 from safekeeper.base import logs
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED
+from walproxy.cli.configuration import PIPELINE
 from walproxy.cli.parameters import DURATION, SIZE
-from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
+from walproxy.cli.pipeline_commands.keys import KeyedCommand, iceberg_catalog, key, keys_options, lake_options
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=KeyedCommand, role=PIPELINE, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("place", metavar="DIR|URL")
 @click.option("--table", "names", multiple=True, metavar="NAME", help="Only this table; can be given several times.")
-@click.option("--target-size", default="128MB", show_default=True, type=SIZE, help="Size of new files.")
+@key("target_size", default="128MB", type=SIZE, help="Size of the files that are made of small ones.")
 @click.option("--keep", default="7d", show_default=True, type=DURATION, help="Time for which old states can be read.")
-@click.option(
-    "--orphans-after",
+@key(
+    "orphans_after",
     default="1d",
-    show_default=True,
     type=DURATION,
     help="Age at which files of killed tasks are removed; more than the time of any batch.",
 )
@@ -27,6 +27,7 @@ from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @lake_options
 @iceberg_catalog
+@keys_options
 def maintain(
     place: str,
     names: tuple[str, ...],
@@ -46,8 +47,8 @@ def maintain(
     \b
     Examples:
       walproxy pipeline maintain tables
-      walproxy pipeline maintain s3://bucket/lake --lake-options region=eu-central-1
-      walproxy pipeline maintain tables --table records --target-size 512MB --keep 2d --dry-run
+      walproxy pipeline maintain s3://bucket/lake -c lake_options=region=eu-central-1
+      walproxy pipeline maintain tables --table records --keep 2d --dry-run -c target_size=512MB
     """
     logs.configure(lambda: "walproxy pipeline maintain", "warning")
     from walproxy.cli.pipeline_work.maintain import LakeLocation, maintain_and_print

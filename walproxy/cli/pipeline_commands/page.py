@@ -7,13 +7,25 @@ from typing import Any
 
 import click
 
-from safekeeper.base import logs, settings
-from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE
+from safekeeper.base import logs
+from safekeeper.base.lsn import Lsn, parse_lsn
+from walproxy.cli.configuration import archive_option
+from walproxy.cli.parameters import INSTANT, TARGET_TIMELINE, Parameter
 from walproxy.pipeline.pages.relation import FORKS
-from walproxy.recovery.config import ENVIRONMENT_PREFIX, ArchiveConfig, SourceConfig
+from walproxy.recovery.config import ArchiveConfig, SourceConfig, load_sources
 from walproxy.recovery.plan import LATEST
 
 _TIMEOUT_S = 60.0
+
+
+def _moment(text: str) -> Lsn | datetime:
+    if "/" in text:
+        return parse_lsn(text)
+    try:
+        moment: datetime = INSTANT.convert(text, None, None)
+    except click.BadParameter:
+        raise ValueError("write an LSN like 5/60000000, or a time like 2026-11-21T14:16:05+01:00") from None
+    return moment
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,8 +38,9 @@ _TIMEOUT_S = 60.0
     metavar="N",
     help="Print the row at this line pointer: ctid is (block,line).",
 )
-@click.option("--at", metavar="LSN", help="State at this LSN.")
-@click.option("--at-time", type=INSTANT, help="State at this time, instead of --at (ISO 8601).")
+@click.option(
+    "--at", required=True, type=Parameter("LSN|TIME", _moment), help="State at this LSN, or at this time (ISO 8601)."
+)
 @click.option(
     "--backup",
     required=True,
@@ -48,43 +61,33 @@ _TIMEOUT_S = 60.0
     type=TARGET_TIMELINE,
     help="Which timeline to follow: latest, current (the backup's) or a number.",
 )
-@click.option(
-    "--work-dir",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="Folder with space for the restored backup, which is removed at the end.",
-)
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the page's 8 KiB into a file.")
 @click.option("--hex", "as_hex", is_flag=True, help="Print its bytes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with its bytes in base64.")
-@click.option("--verify", "is_verified", is_flag=True, help="Compare it with the page of --primary.")
-@click.option("--primary", envvar="WALPROXY_PRIMARY", metavar="CONNINFO", help="The running server.")
-@settings.click_options(ArchiveConfig, ENVIRONMENT_PREFIX)
+@click.option("--verify", "primary", metavar="CONNINFO", help="Compare it with the page of this running server.")
+@archive_option
 def page(
     config: Path | None,
     relation: str,
     block: int,
     fork: str,
     line: int | None,
-    at: str | None,
-    at_time: datetime | None,
+    at: Lsn | datetime,
     backup: Path,
     tables: Path | None,
     target_timeline: str,
-    work_dir: Path | None,
     output: Path | None,
     as_hex: bool,
     as_json: bool,
-    is_verified: bool,
     primary: str | None,
     **command_line: Any,
 ) -> int:
     """Restore one page of a table, or a row of it, as it was at an LSN.
 
-    A temporary PostgreSQL recovers the backup and the archive's WAL up to there; it accepts no connections from other
-    users, and its folder is removed. The header of the page is compared with the WAL records of the page. --verify
-    compares the bytes with those of the primary, if the page has not changed there since: the exit code is 1 if bytes
-    differ that must not.
+    A temporary PostgreSQL recovers the backup and the archive's WAL up to there, in a temporary folder (TMPDIR); it
+    accepts no connections from other users, and its folder is removed. The header of the page is compared with the
+    WAL records of the page. --verify compares the bytes with those of the primary, if the page has not changed
+    there since: the exit code is 1 if bytes differ that must not.
 
     --line prints the row version that the line pointer leads to, visible or not: its columns, and which transactions
     have made and ended it.
@@ -96,31 +99,23 @@ def page(
       walproxy pipeline page --relation shop.public.orders --block 7 --line 3 --at 5/60000000 --backup base/ \\
           --archive s3://bucket/main
       walproxy pipeline page --relation 1663/16384/20001 --block 0 --at 5/60000000 --backup base/ \\
-          --archive s3://bucket/main --hex --verify --primary "host=db1 user=postgres"
+          --archive s3://bucket/main --hex --verify "host=db1 user=postgres"
     """
     logs.configure(lambda: "walproxy pipeline page", "warning")
-    if (at is None) == (at_time is None):
-        raise click.UsageError("give either --at or --at-time")
     if line is not None and fork != "main":
         raise click.UsageError(f"--line is of the fork main: the fork {fork} has no rows")
-    if is_verified and primary is None:
-        raise click.UsageError("--verify requires --primary")
-    loaded = settings.load(
-        ArchiveConfig, ENVIRONMENT_PREFIX, command_line=command_line, environment=os.environ, file=config
-    )
-    from walproxy.cli.pipeline_work.page import PageRequest, parse_lsn, parse_relation, restore_and_print
+    loaded = load_sources(ArchiveConfig, command_line, os.environ, config)
+    from walproxy.cli.pipeline_work.page import PageRequest, parse_relation, restore_and_print
 
     request = PageRequest(
         parse_relation(relation),
         FORKS.index(fork),
         block,
-        at_time if at_time is not None else parse_lsn(at or ""),
+        at,
         backup,
         SourceConfig(loaded.archive, loaded.archive_options, None, (), False, _TIMEOUT_S),
         tables.absolute() if tables is not None else None,
         target_timeline,
-        work_dir.absolute() if work_dir is not None else None,
         line,
     )
-    compared = primary if is_verified else None
-    return restore_and_print(request, compared, output, as_json=as_json, as_hex=as_hex)
+    return restore_and_print(request, primary, output, as_json=as_json, as_hex=as_hex)

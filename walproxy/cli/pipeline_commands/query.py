@@ -7,10 +7,17 @@ from pathlib import Path
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options, limits
+from walproxy.cli.configuration import PIPELINE
+from walproxy.cli.pipeline_commands.keys import (
+    KeyedCommand,
+    iceberg_catalog,
+    keys_options,
+    lake_options,
+    query_limits,
+)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=KeyedCommand, role=PIPELINE, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("sql", required=False)
 @click.option("--tables", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each row.")
@@ -22,17 +29,18 @@ from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_
     metavar="FILE",
     help="Write the rows into a plain Parquet file, which is replaced.",
 )
-@limits
+@query_limits
 @lake_options
 @iceberg_catalog
+@keys_options
 def query(
     sql: str | None,
     tables: str,
     as_json: bool,
     as_csv: bool,
     parquet_file: Path | None,
-    cores: int | None,
-    memory: int,
+    query_cores: int | None,
+    query_memory: int,
     lake_options: Mapping[str, str],
     iceberg_catalog: Mapping[str, str],
 ) -> None:
@@ -60,7 +68,15 @@ def query(
     from walproxy.cli.pipeline_work.query import ask, export
 
     if parquet_file is not None:
-        export(tables, lake_options, iceberg_catalog, statement, parquet_file, threads=cores, memory_bytes=memory)
+        export(
+            tables,
+            lake_options,
+            iceberg_catalog,
+            statement,
+            parquet_file,
+            threads=query_cores,
+            memory_bytes=query_memory,
+        )
         return
     ask(
         tables,
@@ -69,6 +85,6 @@ def query(
         statement,
         as_json=as_json,
         as_csv=as_csv,
-        threads=cores,
-        memory_bytes=memory,
+        threads=query_cores,
+        memory_bytes=query_memory,
     )

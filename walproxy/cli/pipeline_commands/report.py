@@ -6,11 +6,18 @@ from pathlib import Path
 import click
 
 from safekeeper.base import logs
-from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options, limits
+from walproxy.cli.configuration import PIPELINE
+from walproxy.cli.pipeline_commands.keys import (
+    KeyedCommand,
+    iceberg_catalog,
+    keys_options,
+    lake_options,
+    query_limits,
+)
 from walproxy.pipeline.choices import REPORT_TOP
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=KeyedCommand, role=PIPELINE, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--tables", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="The HTML page to write.")
 @click.option("--catalog", metavar="FILE", help="Names of relations, of walproxy pipeline catalog.")
@@ -21,9 +28,10 @@ from walproxy.pipeline.choices import REPORT_TOP
 @click.option("--to", "end", metavar="TIME|LSN", help="End there.")
 @click.option("--top", default=REPORT_TOP, show_default=True, type=click.IntRange(1, 1000), help="Rows of each list.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@limits
+@query_limits
 @lake_options
 @iceberg_catalog
+@keys_options
 def report(
     tables: str,
     output: Path | None,
@@ -33,8 +41,8 @@ def report(
     end: str | None,
     top: int,
     as_json: bool,
-    cores: int | None,
-    memory: int,
+    query_cores: int | None,
+    query_memory: int,
     lake_options: Mapping[str, str],
     iceberg_catalog: Mapping[str, str],
 ) -> None:
@@ -60,7 +68,9 @@ def report(
 
     place = catalog if catalog is not None else primary
     found = tables_at(tables, lake_options, iceberg_catalog)
-    report_tables(found, output, place, (begin, end), top, as_json=as_json, threads=cores, memory_bytes=memory)
+    report_tables(
+        found, output, place, (begin, end), top, as_json=as_json, threads=query_cores, memory_bytes=query_memory
+    )
 
 
 def _is_from_environment(name: str) -> bool:

@@ -7,8 +7,16 @@ import click
 
 from safekeeper.base import logs
 from safekeeper.base.lsn import Lsn
-from walproxy.cli.parameters import DURATION, KEY_VALUES, LSN, SIZE
-from walproxy.cli.pipeline_commands.tables_options import iceberg_catalog, lake_options
+from walproxy.cli.configuration import PIPELINE
+from walproxy.cli.parameters import DURATION, LSN, SIZE
+from walproxy.cli.pipeline_commands.keys import (
+    KeyedCommand,
+    archive_options,
+    iceberg_catalog,
+    key,
+    keys_options,
+    lake_options,
+)
 from walproxy.pipeline.choices import DEFAULT_TABLES, TABLE_FORMATS, VIEW_NAMES, TableFormat
 
 
@@ -31,12 +39,12 @@ def _settings(
         if not equals or not name.startswith("spark."):
             raise click.BadParameter(f"{value!r} is not spark.NAME=VALUE")
         if name == "spark.master":
-            raise click.BadParameter("name the master by --master")
+            raise click.BadParameter("name the master by the key master")
         settings.append((name, setting))
     return tuple(settings)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=KeyedCommand, role=PIPELINE, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source")
 @click.option("--to", required=True, metavar="DIR|URL", help="The folder of the tables, or s3://, gs:// or az://.")
 @click.option(
@@ -53,11 +61,10 @@ def _settings(
     help=f"Tables to write; by default all but {' and '.join(VIEW_NAMES[len(DEFAULT_TABLES) :])}.",
 )
 @click.option("--once", is_flag=True, help="End when the tables contain the existing WAL.")
-@click.option("--interval", default="1s", show_default=True, type=DURATION, help="Interval between batches.")
-@click.option(
-    "--max-bytes-per-trigger",
+@key("interval", default="1s", type=DURATION, help="Interval between batches.")
+@key(
+    "max_bytes_per_trigger",
     default="256MB",
-    show_default=True,
     type=SIZE,
     help="Maximum amount of WAL in a batch.",
 )
@@ -69,44 +76,38 @@ def _settings(
     help="Stay on this timeline; by default promotions are followed.",
 )
 @click.option("--allow-gaps", is_flag=True, help="Skip WAL that is missing.")
-@click.option(
-    "--checkpoint",
+@key(
+    "checkpoint",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Folder for the state of Spark, created again at each start; by default in the folder of the tables.",
 )
-@click.option(
-    "--drain-timeout",
+@key(
+    "drain_timeout",
     default="45s",
-    show_default=True,
     type=DURATION,
     help="Time that the present batch has after SIGTERM, before it is cancelled.",
 )
-@click.option("--cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
-@click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Memory of Spark's JVM.")
-@click.option(
-    "--master",
+@key("cores", type=click.IntRange(1), metavar="N", help="How many cores to use; by default all.")
+@key("memory", default="1g", metavar="SIZE", help="Memory of Spark's JVM.")
+@key(
+    "master",
     callback=_master,
     metavar="URL",
     help="Master of a Spark cluster, e.g. spark://host:7077; by default this machine.",
 )
-@click.option(
-    "--spark-conf",
-    "spark_settings",
+@key(
+    "spark_conf",
     multiple=True,
     callback=_settings,
     metavar="NAME=VALUE",
     help="A setting of Spark, e.g. spark.executor.memory=4g; can be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each batch.")
-@click.option(
-    "--archive-options",
-    default="",
-    type=KEY_VALUES,
-    help="Settings of the archive's store, by obstore's names, e.g. endpoint and region.",
-)
+@archive_options
 @lake_options
 @iceberg_catalog
+@keys_options
 def run(
     source: str,
     to: str,
@@ -123,7 +124,7 @@ def run(
     cores: int | None,
     memory: str,
     master: str | None,
-    spark_settings: tuple[tuple[str, str], ...],
+    spark_conf: tuple[tuple[str, str], ...],
     as_json: bool,
     archive_options: Mapping[str, str],
     lake_options: Mapping[str, str],
@@ -133,16 +134,16 @@ def run(
 
     SOURCE is a URL of s3://, gs:// or az://, a folder, or safekeeper://HOST:PORT,HOST:PORT. The tables contain
     their position; the same command continues there. After SIGTERM the present batch is finished, within
-    --drain-timeout.
+    drain_timeout.
 
     \b
     Examples:
       walproxy pipeline run s3://bucket/main --to tables --once
-      walproxy pipeline run s3://bucket/main --to s3://bucket/lake --lake-options region=eu-central-1
-      walproxy pipeline run s3://bucket/main --to s3://bucket/lake --iceberg-catalog uri=https://catalog.example
-      walproxy pipeline run safekeeper://sk1:5462,sk2:5462 --to tables --format iceberg --interval 1s
+      walproxy pipeline run s3://bucket/main --to s3://bucket/lake -c lake_options=region=eu-central-1
+      walproxy pipeline run s3://bucket/main --to s3://bucket/lake -c iceberg_catalog=uri=https://catalog.example
+      walproxy pipeline run safekeeper://sk1:5462,sk2:5462 --to tables --format iceberg
       walproxy pipeline run /mnt/archive --to tables --tables transactions,relation_volume --start 5/40000000
-      walproxy pipeline run s3://bucket/main --to s3://bucket/lake --master spark://host:7077 --cores 16
+      walproxy pipeline run s3://bucket/main --to s3://bucket/lake -c master=spark://host:7077
     """
     from walproxy.cli.pipeline_work.run import LakeLocation, RunConfig, run_and_report
 
@@ -167,6 +168,6 @@ def run(
         cores=cores,
         memory=memory,
         master=master,
-        spark_settings=spark_settings,
+        spark_settings=spark_conf,
     )
     run_and_report(config, as_json=as_json)

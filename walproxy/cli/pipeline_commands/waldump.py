@@ -6,8 +6,9 @@ import click
 
 from safekeeper.base import logs
 from safekeeper.base.lsn import format_lsn
-from walproxy.cli.parameters import KEY_VALUES, LSN, Parameter
-from walproxy.cli.pipeline_work.waldump_options import Wanted
+from walproxy.cli.configuration import PIPELINE
+from walproxy.cli.parameters import LSN, Parameter
+from walproxy.cli.pipeline_commands.keys import KeyedCommand, archive_options, keys_options
 from walproxy.pipeline.pages.relation import FORKS
 
 
@@ -19,14 +20,14 @@ def _relation(value: str) -> tuple[int, int, int]:
     return tablespace, database, file
 
 
-class _Waldump(click.Command):
+class _Waldump(KeyedCommand):
     """Takes the value of --stats only where it is attached, as pg_waldump does: the next word may be the path."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(context, ["--stats=rmgr" if word in ("-z", "--stats") else word for word in args])
 
 
-@click.command(cls=_Waldump)
+@click.command(cls=_Waldump, role=PIPELINE)
 @click.argument("path")
 @click.option("-s", "--start", type=LSN, help="Begin here; by default where the WAL begins.")
 @click.option("-e", "--end", type=LSN, help="End here; by default where the WAL ends.")
@@ -52,12 +53,8 @@ class _Waldump(click.Command):
 @click.option("-f", "--follow", is_flag=True, help="At the end, wait for more WAL.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a line for each record.")
 @click.option("--allow-gaps", is_flag=True, help="Skip WAL that is missing.")
-@click.option(
-    "--archive-options",
-    default="",
-    type=KEY_VALUES,
-    help="Settings of the archive's store, by obstore's names, e.g. endpoint and region.",
-)
+@archive_options
+@keys_options
 def waldump(path: str, **options: Any) -> None:
     """Show records of the WAL, as pg_waldump does, from an archive, from safekeepers, or from a folder of segments.
 
@@ -72,7 +69,7 @@ def waldump(path: str, **options: Any) -> None:
       walproxy pipeline waldump /var/lib/postgresql/17/main/pg_wal --stats=record
       walproxy pipeline waldump /var/lib/pgbackrest/archive/main --rmgr Transaction
     """
-    from walproxy.cli.pipeline_work.waldump import print_records, rmgr_names
+    from walproxy.cli.pipeline_work.waldump import Wanted, print_records, rmgr_names
 
     wanted = Wanted(**options)
     if "list" in wanted.rmgr:

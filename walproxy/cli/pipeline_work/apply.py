@@ -10,8 +10,9 @@ from safekeeper.process.credential_files import Reloadable, reload_files, say_ch
 from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
 from walproxy.cli.progress import PartsBar
 from walproxy.pipeline.cdc.apply.job import ApplyOptions, no_report, run_apply
-from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
+from walproxy.pipeline.cdc.apply.parallel_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.verify import run_verify
+from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.location import LakeLocation
 
 __all__ = ["ApplyOptions", "LakeLocation", "apply_until_signal", "copy_bar", "verify_once"]
@@ -44,12 +45,13 @@ def copy_bar(console: Console) -> Iterator[Callable[[CopyProgress], None]]:
         return
     with contextlib.ExitStack() as stack:
         bar: PartsBar | None = None
+        shown: TableName | None = None
 
         def show(progress: CopyProgress) -> None:
-            nonlocal bar
-            if progress.done == 0:
+            nonlocal bar, shown
+            if progress.done == 0 or progress.table != shown:
                 stack.close()
-                bar = None
+                bar, shown = None, progress.table
             if bar is None and progress.done < progress.ranges:
                 bar = stack.enter_context(PartsBar(console, progress.ranges))
             if bar is not None:

@@ -15,7 +15,7 @@ from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.proxy.status_table import format_bytes
 
 
-class FollowedTables:
+class ApplyPosition:
     """The last report of the job of a location, beside the position of the quorum now.
 
     Attributes:

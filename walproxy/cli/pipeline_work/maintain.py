@@ -10,20 +10,20 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from walproxy.pipeline.jobs.maintain import Maintained
 from walproxy.pipeline.jobs.maintain import maintain as maintain_tables
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.lake.table import Removal
+from walproxy.pipeline.lake.table import RemovedFiles
 from walproxy.proxy.status_table import format_bytes
-from walproxy.terminal import Column, FittedTable, output_console
+from walproxy.terminal import FittedTable, TableColumn, output_console
 
 __all__ = ["LakeLocation", "maintain_and_print"]
 
 _COLUMNS: Final = (
-    Column("table"),
-    Column("format", leaves=1),
-    Column("merged", is_right=True),
-    Column("old states", leaves=3, is_right=True),
-    Column("orphans", leaves=2, is_right=True),
-    Column("files", is_right=True),
-    Column("size", is_right=True),
+    TableColumn("table"),
+    TableColumn("format", leaves=1),
+    TableColumn("merged", is_right=True),
+    TableColumn("old states", leaves=3, is_right=True),
+    TableColumn("orphans", leaves=2, is_right=True),
+    TableColumn("files", is_right=True),
+    TableColumn("size", is_right=True),
 )
 
 
@@ -88,5 +88,5 @@ def _show(done: list[Maintained], dry_run: bool) -> None:
     console.print(shown)
 
 
-def _removed(removal: Removal) -> str:
+def _removed(removal: RemovedFiles) -> str:
     return f"{removal.files} files, {format_bytes(removal.bytes)}" if removal.files else "-"

@@ -8,14 +8,14 @@ import msgspec
 from rich.console import Console
 
 from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationError
-from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.pages.page import hex_dump
-from walproxy.pipeline.pages.primary import Verdict, verify
+from walproxy.pipeline.pages.primary import PageVerdict, verify
 from walproxy.pipeline.pages.relation import FORKS, parse_relation
 from walproxy.pipeline.pages.restore import PageRequest, RestoredPage, restore_page
-from walproxy.pipeline.pages.row import Row
+from walproxy.pipeline.pages.row import ShownRow
 
-__all__ = ["PageRequest", "parse_lsn", "parse_relation", "restore_and_print"]
+__all__ = ["PageRequest", "parse_relation", "restore_and_print"]
 
 
 def restore_and_print(
@@ -57,7 +57,7 @@ def _write(path: Path, content: bytes) -> None:
         raise ConfigurationError(f"could not write {path}: {error.strerror}; correct --output") from error
 
 
-def _page_lines(restored: RestoredPage, verdict: Verdict | None) -> list[str]:
+def _page_lines(restored: RestoredPage, verdict: PageVerdict | None) -> list[str]:
     header, history = restored.header, restored.history
     where = f"{restored.page.relation}, {FORKS[restored.page.fork]} fork"
     lines = [
@@ -86,7 +86,7 @@ def _page_lines(restored: RestoredPage, verdict: Verdict | None) -> list[str]:
     return lines + (_verdict_lines(verdict) if verdict is not None else [])
 
 
-def _row_lines(row: Row) -> list[str]:
+def _row_lines(row: ShownRow) -> list[str]:
     version = row.version
     made = "a transaction that is frozen" if version.xmin is None else f"transaction {version.xmin} ({row.made})"
     who = f"multixact {version.xmax}" if version.is_multi else f"transaction {version.xmax} ({row.ended})"
@@ -103,7 +103,7 @@ def _row_lines(row: Row) -> list[str]:
     return lines + [f"  {name:{width}}  {bytes(value).decode()}" for name, value in row.content.items()]
 
 
-def _verdict_lines(verdict: Verdict) -> list[str]:
+def _verdict_lines(verdict: PageVerdict) -> list[str]:
     excused = ", ".join(f"{count} of {kind}" for kind, count in verdict.difference.excused.items())
     but = f", except for bytes that redo does not restore: {excused}" if excused else " byte for byte"
     if not verdict.difference.ranges:
@@ -113,7 +113,7 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
     return [f"DIFFERENT: the primary's page ({verdict.read_by}) has other bytes from {ranges}{more}"]
 
 
-def _as_json(restored: RestoredPage, verdict: Verdict | None) -> dict[str, Any]:
+def _as_json(restored: RestoredPage, verdict: PageVerdict | None) -> dict[str, Any]:
     def lsn(value: Lsn | None) -> str | None:
         return format_lsn(value) if value is not None else None
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import LSN_MAX, format_lsn
-from walproxy.cli.pipeline_work.tables_at import tables_at
-from walproxy.pipeline.duck import Result, query, query_arrow
+from walproxy.pipeline.duck import FolderTables, QueriedTables, Result, query, query_arrow
 from walproxy.pipeline.lake.disk import storage_errors, sync_folder
+from walproxy.pipeline.lake.names import APPLY_JOB_FILE, local_folder
 from walproxy.pipeline.lake.parquet_files import first_line, write_parquet
 
 _SHOWN_MAX: Final = 1000
@@ -142,3 +142,30 @@ def _text(value: Any) -> str:
     if isinstance(value, list | dict | bool | bytes):
         return _JSON.encode(value).decode()
     return str(value)
+
+
+def tables_at(place: str, options: Mapping[str, str], catalog: Mapping[str, str]) -> QueriedTables:
+    """Return the tables of a place.
+
+    Args:
+        options, catalog: of an object store, and of Iceberg tables there.
+
+    Raises:
+        ConfigurationError: it is not a place of tables, or an option is not valid.
+    """
+    is_folder = not options and not catalog and ("://" not in place or place.lower().startswith("file://"))
+    tables: QueriedTables
+    if is_folder:
+        folder = local_folder(place)
+        tables = FolderTables(folder)
+        if not (folder / APPLY_JOB_FILE).exists():
+            return tables
+    # Libraries of object stores, and those of row changes, take longer than a query of a folder.
+    from walproxy.pipeline.cdc.apply.duck import followed_tables
+    from walproxy.pipeline.lake.duck import LakeTables
+    from walproxy.pipeline.lake.location import LakeLocation
+
+    location = LakeLocation.parse(place, options, catalog)
+    if not is_folder:
+        tables = LakeTables(location)
+    return followed_tables(location, tables) or tables

@@ -6,8 +6,8 @@ import click
 import msgspec
 
 from safekeeper.base.logs import one_line
-from walproxy.cli.pipeline_work.tables_at import tables_at
-from walproxy.pipeline.duck import Tables
+from walproxy.cli.pipeline_work.query import tables_at
+from walproxy.pipeline.duck import QueriedTables
 from walproxy.pipeline.jobs.report import make_report
 from walproxy.pipeline.jobs.report_html import write_page
 from walproxy.pipeline.jobs.report_input import look_for_tables, names_at, parse_position
@@ -16,7 +16,7 @@ __all__ = ["report_tables", "tables_at"]
 
 
 def report_tables(
-    tables: Tables,
+    tables: QueriedTables,
     output: Path | None,
     place: str | None,
     bounds: tuple[str | None, str | None],

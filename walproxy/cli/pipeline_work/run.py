@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from safekeeper.base.lsn import format_lsn
 from walproxy.cli.pipeline_work.stop_signals import stopped_by_signals
-from walproxy.pipeline.jobs.run import BatchDone, Finished, Report, RunConfig, Waiting
+from walproxy.pipeline.jobs.run import BatchDone, Report, RunConfig, RunEnd, Waiting
 from walproxy.pipeline.jobs.run import run as run_job
 from walproxy.pipeline.lake.location import LakeLocation
 
@@ -46,7 +46,7 @@ class _Bar:
         self._task = bar.add_task("starting Spark", total=None)
         self._done = 0
 
-    def report(self, event: BatchDone | Waiting | Finished) -> None:
+    def report(self, event: BatchDone | Waiting | RunEnd) -> None:
         """Show an event."""
         if isinstance(event, BatchDone):
             self._done += event.end_lsn - event.begin_lsn
@@ -56,13 +56,13 @@ class _Bar:
             self._bar.console.print(_line_of(event), markup=False, highlight=False)
 
 
-def _line_of(event: BatchDone | Waiting | Finished) -> str:
+def _line_of(event: BatchDone | Waiting | RunEnd) -> str:
     match event:
         case Waiting(reason):
             return f"waiting: {reason}"
-        case Finished(lsn, 0, _):
+        case RunEnd(lsn, 0, _):
             return f"no new WAL: the tables contain the WAL up to {format_lsn(lsn)}"
-        case Finished(lsn, batches, rows):
+        case RunEnd(lsn, batches, rows):
             return f"the tables have the WAL up to {format_lsn(lsn)}: {rows} rows in {batches} batches"
         case BatchDone():
             speed = (event.end_lsn - event.begin_lsn) / max(event.seconds, 1e-3) / (1 << 20)
@@ -73,11 +73,11 @@ def _line_of(event: BatchDone | Waiting | Finished) -> str:
             )
 
 
-def _as_json(event: BatchDone | Waiting | Finished) -> dict[str, Any]:
+def _as_json(event: BatchDone | Waiting | RunEnd) -> dict[str, Any]:
     match event:
         case Waiting(reason):
             return {"event": "waiting", "reason": reason}
-        case Finished(lsn, batches, rows):
+        case RunEnd(lsn, batches, rows):
             return {"event": "finished", "lsn": format_lsn(lsn), "batches": batches, "rows": rows}
         case BatchDone():
             return {

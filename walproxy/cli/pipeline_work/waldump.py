@@ -1,7 +1,8 @@
 """`walproxy pipeline waldump`: the records that are selected, printed one way or another."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +18,11 @@ from safekeeper.base.lsn import (
     format_lsn,
     parse_segment_name,
 )
-from walproxy.cli.pipeline_work.waldump_options import Wanted
-from walproxy.pipeline.input.foreign.names import segment_of
+from walproxy.pipeline.input.foreign.roots import segment_of
 from walproxy.pipeline.input.opening import open_input
 from walproxy.pipeline.jobs.waldump import Done, Scan, format_as_json
 from walproxy.pipeline.jobs.waldump_selection import (
-    Relation,
+    RelationPath,
     Selection,
     Stats,
     rmgr_names,
@@ -32,6 +32,28 @@ from walproxy.pipeline.jobs.waldump_selection import (
 from walproxy.pipeline.jobs.waldump_text import format_records
 from walproxy.pipeline.pages.relation import FORKS
 from walproxy.wal_sources.source import SourceCorrupt
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The selected records and the output format, by the names of the command's parameters."""
+
+    start: Lsn | None
+    end: Lsn | None
+    timeline: int | None
+    rmgr: tuple[str, ...]
+    xid: int | None
+    relation: tuple[int, int, int] | None
+    block: int | None
+    fork: str | None
+    fullpage: bool
+    limit: int | None
+    stats: str | None
+    follow: bool
+    as_json: bool
+    allow_gaps: bool
+    archive_options: Mapping[str, str]
+
 
 __all__ = ["print_records", "rmgr_names"]
 
@@ -48,7 +70,7 @@ def print_records(path: str, wanted: Wanted) -> None:
         end_lsn=LSN_MAX if end is None else end,
         rmids=frozenset(map(rmid_of, wanted.rmgr)) if wanted.rmgr else None,
         xid=wanted.xid,
-        relation=Relation(*wanted.relation) if wanted.relation is not None else None,
+        relation=RelationPath(*wanted.relation) if wanted.relation is not None else None,
         fork=FORKS.index(wanted.fork) if wanted.fork is not None else None,
         block=wanted.block,
         full_page=wanted.fullpage,

@@ -16,7 +16,7 @@ _TABLE = "CREATE TABLE commit_load (payload text)"
 _INSERT = SingleStatement("INSERT INTO commit_load VALUES ($1)", _PAYLOAD)
 
 
-class CommitTimes(NamedTuple):
+class CommitFigures(NamedTuple):
     """The commits a second, and the time that half of them and 99 of 100 did not exceed."""
 
     tps: float
@@ -29,7 +29,7 @@ def prepare(postgres: LocalPostgres) -> None:
     postgres.execute(_TABLE)
 
 
-def measure(postgres: LocalPostgres, clients: int, seconds: float) -> CommitTimes:
+def measure(postgres: LocalPostgres, clients: int, seconds: float) -> CommitFigures:
     """Let `clients` connections insert a row and commit it, again and again.
 
     Raises:
@@ -38,4 +38,4 @@ def measure(postgres: LocalPostgres, clients: int, seconds: float) -> CommitTime
     with Clients(postgres.conninfo, clients, lambda client: _INSERT, measures_s=seconds) as load:
         load.finish()
     times_ms = [operation.seconds * 1000 for operation in load.history.acknowledged]
-    return CommitTimes(len(times_ms) / seconds, percentile(times_ms, 50), percentile(times_ms, 99))
+    return CommitFigures(len(times_ms) / seconds, percentile(times_ms, 50), percentile(times_ms, 99))

@@ -18,6 +18,7 @@ is busy with something else.
 """
 
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -153,17 +154,13 @@ class CrashSite:
         wait_until_caught_up(cluster, *cluster.safekeepers)
         if case in _WITH_SPARE:
             cluster.start_proxy(self.spare)
-            cluster.wait_until(self._spare_waits, "another proxy waits as a spare", process=self.spare)
+            cluster.wait_until(self.spare.is_spare, "another proxy waits as a spare", process=self.spare)
         elif case == START:
             cluster.proxy.stop()
 
     def _spare_cpu_s(self) -> float:
         """Return the CPU time that the spare has used until now; 0 without one."""
         return 0.0 if self.spare.pid is None else cpu_seconds([self.spare.pid])
-
-    def _spare_waits(self) -> bool:
-        status = self.spare.status()
-        return status is not None and status["spare"]
 
     def _strike(self, case: str) -> LocalProcess | None:
         """Let it happen; return the proxy that has to begin then, None if the one that serves goes on."""
@@ -191,7 +188,8 @@ class CrashSite:
         cluster.wait_until(lambda: replacement.status() is not None, "it replies", process=replacement)
         command = [sys.executable, "-m", "walproxy", "members", "replace", cluster.place_of(_VICTIM)]
         ended = subprocess.run(
-            [*command, "--safekeepers", cluster.safekeepers_option],
+            command,
+            env={**os.environ, **cluster.operator_environment},
             capture_output=True,
             text=True,
             check=False,

@@ -15,7 +15,7 @@ from walproxy.postgres.binaries import ServerBinaries
 _Cell = TypeVar("_Cell", bound=tuple[Any, ...])
 
 
-class Progress(Protocol):
+class ExperimentProgress(Protocol):
     """Receives the progress of an experiment."""
 
     def expect(self, steps: int) -> None:
@@ -34,7 +34,6 @@ class Work:
         clients: numbers of clients, each measured by itself.
         rounds, seconds: how often each cell has its turn, and how long a turn is.
         scale: of pgbench's tables, or how much is copied while a safekeeper is dead.
-        seed: of the order of the turns.
         arms: only these, where there is a choice; the usual ones if empty.
         delay_ms: how far away receivers and safekeepers are.
     """
@@ -45,18 +44,14 @@ class Work:
     rounds: int
     seconds: int
     scale: int
-    seed: int
     arms: tuple[str, ...]
     delay_ms: float
-    progress: Progress
+    progress: ExperimentProgress
 
     @property
     def conditions(self) -> str:
         """For the title of a table."""
-        return (
-            f"on PostgreSQL {self.binaries.version}: medians of {self.rounds} rounds of {self.seconds} s, "
-            f"seed {self.seed}"
-        )
+        return f"on PostgreSQL {self.binaries.version}: medians of {self.rounds} rounds of {self.seconds} s"
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,7 @@ def measure_crashes(work: Work) -> Found:
     crash_results, memory_results = crashes.compare_crashes(crashed), memory.compare_memory(weighed)
     rounds = f"on PostgreSQL {work.binaries.version}: medians of {work.rounds} rounds"
     shown = [
-        tables.crashes_table(crash_results, f"{rounds}, seed {work.seed}"),
+        tables.crashes_table(crash_results, rounds),
         tables.memory_table(memory_results, rounds),
     ]
     return Found([*crashed, *weighed], [*crash_results, *memory_results], shown)
@@ -149,6 +144,6 @@ EXPERIMENTS: dict[str, Callable[[Work], Found]] = {
 
 
 def _turns(work: Work, cells: Sequence[_Cell]) -> Iterator[tuple[int, _Cell]]:
-    for number, cell in shuffled_rounds(cells, work.rounds, work.seed):
+    for number, cell in shuffled_rounds(cells, work.rounds):
         work.progress.begin(f"round {number + 1}: {', '.join(map(str, cell))}")
         yield number, cell

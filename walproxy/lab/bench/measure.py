@@ -19,7 +19,7 @@ class ArmCell(NamedTuple):
     clients: int
 
 
-class Turn(msgspec.Struct, frozen=True):
+class PgbenchRun(msgspec.Struct, frozen=True):
     """The measurements of one run of pgbench.
 
     Attributes:
@@ -41,7 +41,7 @@ class Turn(msgspec.Struct, frozen=True):
     resident_bytes: dict[str, int]
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class ArmMedians(msgspec.Struct, frozen=True):
     """The medians of one arm at one number of clients.
 
     Attributes:
@@ -65,7 +65,7 @@ class Comparison(msgspec.Struct, frozen=True):
     resident_bytes: dict[str, float]
 
 
-def take_turn(arm: Arm, number: int, clients: int, seconds: int) -> Turn:
+def take_turn(arm: Arm, number: int, clients: int, seconds: int) -> PgbenchRun:
     """Run pgbench -N and return what it measured.
 
     Raises:
@@ -75,12 +75,12 @@ def take_turn(arm: Arm, number: int, clients: int, seconds: int) -> Turn:
     measured = pgbench.run(arm.postgres, clients, seconds)
     pids = arm.process_ids()
     cpu_s = cpu_seconds(pids.values()) - cpu_before_s
-    return Turn(
+    return PgbenchRun(
         number, arm.name, clients, measured.tps, measured.average_ms, cpu_s, float(seconds), resident_bytes(pids)
     )
 
 
-def compare(turns: Iterable[Turn], cells: Iterable[ArmCell]) -> list[Comparison]:
+def compare(turns: Iterable[PgbenchRun], cells: Iterable[ArmCell]) -> list[ArmMedians]:
     """Return the medians of cells, in their order. Each has had a turn."""
     by_place = {(turn.round, ArmCell(turn.arm, turn.clients)): turn for turn in turns}
     tps = {place: turn.tps for place, turn in by_place.items()}
@@ -92,7 +92,7 @@ def compare(turns: Iterable[Turn], cells: Iterable[ArmCell]) -> list[Comparison]
         to_three = ratio(tps, cell, ArmCell("walproxy", cell.clients)) if cell.arm.startswith("walproxy") else None
         shown = to_native or to_local or to_three
         result.append(
-            Comparison(
+            ArmMedians(
                 *cell,
                 median(tps, cell),
                 statistics.median(turn.latency_ms for turn in mine),

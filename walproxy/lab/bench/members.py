@@ -134,9 +134,9 @@ def wait_until_caught_up(cluster: LocalCluster, *safekeeper_ids: int) -> None:
     """
 
     def have_caught_up() -> bool:
-        status = cluster.proxy.status()
-        rows = status["safekeepers"] if status is not None else []
-        fed = {row["id"] for row in rows if row["state"] == "streaming" and row["lag_bytes"] == 0}
+        status = cluster.proxy.proxy_status()
+        rows = status.safekeepers if status is not None else []
+        fed = {row.id for row in rows if row.state == "streaming" and row.lag_bytes == 0}
         return fed.issuperset(safekeeper_ids)
 
     what = f"safekeeper {', '.join(map(str, safekeeper_ids))} has caught up"

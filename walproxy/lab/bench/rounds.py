@@ -2,7 +2,7 @@
 
 Machines drift while they are measured. So figures of different moments are never compared: each is divided by the
 base's figure of the same round, and the median over the rounds is what is reported. The order is shuffled, so that no
-cell always runs after the same other one, and a seed that is printed gives the same orders again.
+cell always runs after the same other one.
 """
 
 import random
@@ -21,12 +21,11 @@ class Ratio(NamedTuple):
     high: float
 
 
-def shuffled_rounds(cells: Sequence[_Cell], rounds: int, seed: int) -> Iterator[tuple[int, _Cell]]:
+def shuffled_rounds(cells: Sequence[_Cell], rounds: int) -> Iterator[tuple[int, _Cell]]:
     """Yield (number of the round, cell), each cell once in every round."""
-    chance = random.Random(seed)
     for number in range(rounds):
         order = list(cells)
-        chance.shuffle(order)
+        random.shuffle(order)
         for cell in order:
             yield number, cell
 

@@ -59,7 +59,7 @@ def walproxy_arm(directory: Path, binaries: ServerBinaries, scale: int) -> Itera
     """Three safekeepers; the standby streams from one of them and is the one that remote_apply waits for."""
     primary = make_server(directory, binaries)
     with LocalCluster(directory, primary) as cluster:
-        cluster.proxies = [cluster.make_proxy("walproxy", "--apply-standbys", _STANDBY)]
+        cluster.proxies = [cluster.make_proxy("walproxy", "-c", f"remote_apply_standbys={_STANDBY}")]
         cluster.start()
         pgbench.prepare(primary, scale)
         standby = cluster.add_standby(_STANDBY)

@@ -7,12 +7,12 @@ from rich.table import Table
 
 from walproxy.lab.bench.crashes import COMMIT_GOAL_S, START_GOAL_S, CrashResult, Spread
 from walproxy.lab.bench.levels import LevelResult, SingleClient
-from walproxy.lab.bench.measure import Comparison
+from walproxy.lab.bench.measure import ArmMedians
 from walproxy.lab.bench.members import SLOW_MS, SYNC_DELAY_MS, MemberResult
 from walproxy.lab.bench.memory import GOAL_BYTES, MemoryResult
 
 
-def arms_table(results: Sequence[Comparison], conditions: str) -> Table:
+def arms_table(results: Sequence[ArmMedians], conditions: str) -> Table:
     """Return the comparison with PostgreSQL's own quorum."""
     columns = ("clients", "arm", "tps", "ms", "to local", "to native", "to three", "range", "CPU us/tx", "MB")
     table = _table(f"pgbench -N {conditions}", columns)

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import IO, Any, ClassVar, Protocol, Self
 from urllib.parse import urlencode
 
+import msgspec
 import psycopg
 
 from safekeeper.base.errors import WalproxyError
@@ -32,6 +33,7 @@ from walproxy.lab.cluster.local_standby import make_standby
 from walproxy.lab.cluster.reader_passfile import reader_passfile
 from walproxy.postgres.local_server import LocalPostgres, end_with_parent, free_port
 from walproxy.postgres.patience import TimeLimit, slowdown
+from walproxy.proxy.status_fields import ProxyStatus
 
 SAFEKEEPER = ("-m", "safekeeper", "run")
 _POLL_S = 0.02
@@ -164,6 +166,16 @@ class LocalProcess:
         """Return its /status, None if it does not answer."""
         return read_status(self.url, self.http_tls)
 
+    def proxy_status(self) -> ProxyStatus | None:
+        """Return the /status of a proxy, None if it does not answer."""
+        status = self.status()
+        return msgspec.convert(status, ProxyStatus) if status is not None else None
+
+    def is_spare(self) -> bool:
+        """Return whether a proxy answers that it is a spare."""
+        status = self.proxy_status()
+        return status is not None and status.spare
+
     def log_tail(self, lines: int = 8) -> str:
         """Return the last lines of its log, joined."""
         if not self.log_path.exists():
@@ -278,6 +290,11 @@ class LocalCluster:
     def safekeepers_option(self) -> str:
         """The value of --safekeepers."""
         return ",".join(self.place_of(i) for i in sorted(self._reached_ports))
+
+    @property
+    def operator_environment(self) -> dict[str, str]:
+        """The variables with which an operator's command finds the safekeepers."""
+        return {"WALPROXY_SAFEKEEPERS": self.safekeepers_option}
 
     def safekeeper_directory(self, safekeeper_id: int) -> Path:
         """Return the data folder of a safekeeper."""
@@ -412,8 +429,8 @@ class LocalCluster:
         def is_there() -> bool:
             if watched.pid is None:
                 raise LocalProcessFailed(f"{watched.name} has ended; log: {watched.log_tail()}")
-            status = watched.status()
-            return status is not None and status["state"] in states
+            status = watched.proxy_status()
+            return status is not None and status.state in states
 
         self.wait_until(is_there, f"{watched.name} is {' or '.join(states)}", timeout_s, watched)
 
@@ -440,15 +457,7 @@ class LocalCluster:
 
     def commit_lsn(self) -> Lsn:
         """Return the highest commit_lsn that any proxy reports, 0 if none."""
-        return max((parse_lsn(s["commit_lsn"]) for s in (p.status() for p in self.proxies) if s), default=0)
-
-    def archive_status(self) -> dict[str, Any] | None:
-        """Return the archive's part of the archiver's /status, None if no safekeeper archives."""
-        for status in filter(None, (process.status() for process in self.safekeepers.values())):
-            archive: dict[str, Any] | None = status.get("archive")
-            if archive is not None and archive["archiver"]:
-                return archive
-        return None
+        return max((parse_lsn(s.commit_lsn) for s in (p.proxy_status() for p in self.proxies) if s), default=0)
 
     def archived_lsn(self) -> Lsn:
         """Return how far the archive reaches, by any safekeeper's status; 0 if none does."""

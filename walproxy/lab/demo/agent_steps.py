@@ -3,7 +3,7 @@
 import itertools
 import time
 
-from walproxy.lab.demo.stage import Stage, Step
+from walproxy.lab.demo.stage import DemoStage, Step
 from walproxy.lab.failover.manager import AgentManager
 from walproxy.lab.failover.network import LoopbackNetwork
 from walproxy.lab.failover.site import Site
@@ -16,7 +16,7 @@ _START_S_MAX = 60.0
 _FAILOVER_S_MAX = 60.0
 
 
-def _primary_dies(stage: Stage) -> str:
+def _primary_dies(stage: DemoStage) -> str:
     directory = stage.cluster.directory / "agents"
     directory.mkdir(mode=0o755)
     binaries = stage.cluster.postgres.binaries

@@ -1,10 +1,10 @@
 """The main check: the bank's books against the replies to clients."""
 
 from walproxy.lab.demo.bank import ACCOUNTS, OPENING_BALANCE, audit
-from walproxy.lab.demo.stage import Stage
+from walproxy.lab.demo.stage import DemoStage
 
 
-def compare_books(stage: Stage) -> str:
+def compare_books(stage: DemoStage) -> str:
     """Return what was found, as one sentence, when every acknowledged transfer is there and every sum is right.
 
     Raises:

@@ -13,15 +13,14 @@ from pathlib import Path
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.lab.demo.books import compare_books
-from walproxy.lab.demo.stage import SHORT_WATCH_S, Stage, Step, StepUnfinished
+from walproxy.lab.demo.stage import SHORT_WATCH_S, DemoStage, Step, StepUnfinished
 from walproxy.postgres.binaries import server_user
 from walproxy.postgres.local_server import LocalPostgres
 from walproxy.proxy.status_table import format_bytes
 
 _PARTIAL_INTERVAL_S = 2
 _RECOVERY_S_MAX = 300.0
-_KEEP = "--wal-keep"
-_KEEP_ALL, _KEEP_LITTLE = "16GiB", "1MiB"
+_KEEP_ALL, _KEEP_LITTLE = "wal_keep=16GiB", "wal_keep=1MiB"
 _REACH = re.compile(r"^WAL: without a hole up to (\S+)", re.MULTILINE)
 _NEW_CLUSTER = re.compile(r"^cluster (\w+) has begun", re.MULTILINE)
 
@@ -33,9 +32,8 @@ def safekeeper_options(directory: Path) -> tuple[str, ...]:
     """
     archive = archive_folder(directory)
     archive.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, exist_ok=True)
-    interval = str(_PARTIAL_INTERVAL_S)
     # What is compared at the end must still be there.
-    return "--archive", str(archive), "--archive-partial-interval", interval, _KEEP, _KEEP_ALL
+    return "--archive", str(archive), "-c", f"archive_partial_interval={_PARTIAL_INTERVAL_S}", "-c", _KEEP_ALL
 
 
 def archive_folder(directory: Path) -> Path:
@@ -43,7 +41,7 @@ def archive_folder(directory: Path) -> Path:
     return directory / "archive"
 
 
-def _take_base_backup(stage: Stage) -> str:
+def _take_base_backup(stage: DemoStage) -> str:
     cluster = stage.cluster
     began_at = time.monotonic()
     cluster.postgres.back_up(_backup_folder(stage))
@@ -53,14 +51,14 @@ def _take_base_backup(stage: Stage) -> str:
     return f"pg_basebackup took {seconds:.1f} s under load; the archive has the WAL up to {format_lsn(target_lsn)}"
 
 
-def _remove_old_wal(stage: Stage) -> str:
+def _remove_old_wal(stage: DemoStage) -> str:
     cluster = stage.cluster
     before = [_size_of(stage.wal_folder(i)) for i in cluster.safekeepers]
     # The proxies that still run after the shutdown may be electing, and one that is deposed ends.
     for process in [*cluster.proxies, *cluster.safekeepers.values()]:
         process.stop()
     for safekeeper in cluster.safekeepers.values():
-        safekeeper.arguments[safekeeper.arguments.index(_KEEP) + 1] = _KEEP_LITTLE
+        safekeeper.arguments[safekeeper.arguments.index(_KEEP_ALL)] = _KEEP_LITTLE
         safekeeper.start()
     cluster.postgres.start()
     _start_proxies(stage)
@@ -76,7 +74,7 @@ def _remove_old_wal(stage: Stage) -> str:
     )
 
 
-def _lose_everything(stage: Stage) -> str:
+def _lose_everything(stage: DemoStage) -> str:
     cluster = stage.cluster
     stage.observe(SHORT_WATCH_S)
     cluster.postgres.kill9()
@@ -100,7 +98,7 @@ def _lose_everything(stage: Stage) -> str:
     )
 
 
-def _restore(stage: Stage) -> str:
+def _restore(stage: DemoStage) -> str:
     cluster = stage.cluster
     target = cluster.directory / "restored"
     user = server_user()
@@ -128,13 +126,12 @@ def _restore(stage: Stage) -> str:
     return f"restored, started and recovered{up_to} in {seconds:.1f} s; {compare_books(stage)}"
 
 
-def _begin_again(stage: Stage) -> str:
+def _begin_again(stage: DemoStage) -> str:
     cluster = stage.cluster
     for safekeeper in cluster.safekeepers.values():
         safekeeper.start()
     stage.wait_until(lambda: all(process.status() for process in cluster.safekeepers.values()), "safekeepers answer")
-    options = ("--primary", cluster.postgres.conninfo(), "--safekeepers", cluster.safekeepers_option)
-    output = stage.command("rebootstrap", "--yes", *options)
+    output = stage.command("rebootstrap", "--yes", "--primary", cluster.postgres.conninfo(), finds_safekeepers=True)
     begins = _NEW_CLUSTER.search(output)
     if begins is None:
         raise StepUnfinished(f"walproxy rebootstrap did not name the new cluster: {one_line(output)}")
@@ -154,17 +151,17 @@ def _begin_again(stage: Stage) -> str:
     return f"commits and the archive continue; now {compare_books(stage)}"
 
 
-def _start_proxies(stage: Stage) -> None:
+def _start_proxies(stage: DemoStage) -> None:
     """Start the first proxy, and when it serves the other one as its spare."""
     cluster = stage.cluster
     serving, spare = cluster.proxies
     cluster.start_proxy(serving)
     cluster.wait_for_state("streaming", proxy=serving)
     cluster.start_proxy(spare)
-    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the other proxy is a spare")
+    stage.wait_until(spare.is_spare, "the other proxy is a spare")
 
 
-def _backup_folder(stage: Stage) -> Path:
+def _backup_folder(stage: DemoStage) -> Path:
     return stage.cluster.directory / "base-backup"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from safekeeper.base.lsn import format_lsn
 from walproxy.lab.demo.loss_steps import archive_folder
-from walproxy.lab.demo.stage import Stage, Step
+from walproxy.lab.demo.stage import DemoStage, Step
 from walproxy.proxy.status_table import format_bytes
 
 _SHOWN_RELATIONS = 3
@@ -24,7 +24,7 @@ _COMMITTED_TRANSFERS = """
 """
 
 
-def _make_tables(stage: Stage) -> str:
+def _make_tables(stage: DemoStage) -> str:
     directory = stage.cluster.directory
     stage.command("pipeline", "catalog", "--primary", stage.cluster.postgres.conninfo(), "--output", _names(stage))
     began_at = time.monotonic()
@@ -39,7 +39,7 @@ def _make_tables(stage: Stage) -> str:
     return f"{records:,} records up to {batches[-1]['lsn']} are in tables, {seconds:.1f} s with the start of Spark"
 
 
-def _ask_tables(stage: Stage) -> str:
+def _ask_tables(stage: DemoStage) -> str:
     postgres = stage.cluster.postgres
     [(relation, transfers)] = postgres.execute(
         "SELECT pg_relation_filenode('transfer')::bigint, (SELECT count(*) FROM transfer)"
@@ -64,24 +64,24 @@ def _ask_tables(stage: Stage) -> str:
     return f"{expected:,} transfers committed since the loss, all of them acknowledged; most WAL was written for {top}"
 
 
-def _report(stage: Stage) -> str:
+def _report(stage: DemoStage) -> str:
     options = ("--tables", _tables(stage), "--catalog", _names(stage), "--output", stage.report)
     stage.command("pipeline", "report", *options)
     return f"one page with everything in it, {format_bytes(stage.report.stat().st_size)}: {stage.report}"
 
 
-def _query(stage: Stage, sql: str) -> list[dict[str, Any]]:
+def _query(stage: DemoStage, sql: str) -> list[dict[str, Any]]:
     output = stage.command("pipeline", "query", " ".join(sql.split()), "--tables", _tables(stage), "--json")
     rows = [json.loads(line) for line in output.splitlines()]
     stage.require(bool(rows), f"no row came back: {sql}")
     return rows
 
 
-def _tables(stage: Stage) -> Path:
+def _tables(stage: DemoStage) -> Path:
     return stage.cluster.directory / "tables"
 
 
-def _names(stage: Stage) -> Path:
+def _names(stage: DemoStage) -> Path:
     return stage.cluster.directory / "names.json"
 
 

@@ -7,6 +7,7 @@ on an idle machine (docs/guide/operations.md), and decides nothing.
 """
 
 import itertools
+import os
 import shlex
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
@@ -27,6 +28,7 @@ from walproxy.lab.demo.workload import APPLICATION_NAME, transfer_clients
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.history import History
 from walproxy.postgres.patience import TimeLimit, load_text, slowdown
+from walproxy.proxy.status_fields import ProxyStatus
 
 SHORT_WATCH_S = 1.0
 
@@ -50,7 +52,7 @@ class StepUnfinished(WalproxyError):
 
 
 @dataclass
-class Stage:
+class DemoStage:
     """Everything that a step may use.
 
     Attributes:
@@ -183,8 +185,11 @@ class Stage:
         self.wait_until(all_reply, "all safekeepers reply")
         return found
 
-    def command(self, *words: str | Path) -> str:
+    def command(self, *words: str | Path, finds_safekeepers: bool = False) -> str:
         """Run a command of walproxy, as an operator would; return what it printed.
+
+        Args:
+            finds_safekeepers: it connects to the safekeepers.
 
         Raises:
             StepUnfinished: it failed, or takes too long.
@@ -193,6 +198,7 @@ class Stage:
         limit = TimeLimit(_COMMAND_S_MAX)
         with subprocess.Popen(
             [sys.executable, "-m", "walproxy", *map(str, words)],
+            env={**os.environ, **(self.cluster.operator_environment if finds_safekeepers else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -222,27 +228,27 @@ class Step(NamedTuple):
     """One step: what it is called, and what it does; that returns what was seen, or raises."""
 
     title: str
-    act: Callable[[Stage], str]
+    act: Callable[[DemoStage], str]
 
 
-def leading_proxy(cluster: LocalCluster) -> tuple[LocalProcess, dict[str, Any]] | None:
+def leading_proxy(cluster: LocalCluster) -> tuple[LocalProcess, ProxyStatus] | None:
     """Return the proxy that is closest to serving, and its /status; None if no proxy answers."""
-    answers = [(process, status) for process in cluster.proxies if (status := process.status()) is not None]
+    answers = [(process, status) for process in cluster.proxies if (status := process.proxy_status()) is not None]
 
-    def closeness(answer: tuple[LocalProcess, dict[str, Any]]) -> tuple[bool, bool, Lsn]:
+    def closeness(answer: tuple[LocalProcess, ProxyStatus]) -> tuple[bool, bool, Lsn]:
         status = answer[1]
-        return status["state"] == "streaming", not status["spare"], parse_lsn(status["commit_lsn"])
+        return status.state == "streaming", not status.spare, parse_lsn(status.commit_lsn)
 
     return max(answers, key=closeness, default=None)
 
 
-def serving_proxy(stage: Stage) -> tuple[LocalProcess, dict[str, Any]]:
+def serving_proxy(stage: DemoStage) -> tuple[LocalProcess, ProxyStatus]:
     """Return the proxy through which commits succeed, and its /status, once there is one."""
-    found: list[tuple[LocalProcess, dict[str, Any]]] = []
+    found: list[tuple[LocalProcess, ProxyStatus]] = []
 
     def serves() -> bool:
         leading = leading_proxy(stage.cluster)
-        if leading is not None and leading[1]["state"] == "streaming":
+        if leading is not None and leading[1].state == "streaming":
             found.append(leading)
         return bool(found)
 

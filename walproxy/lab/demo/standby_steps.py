@@ -8,15 +8,15 @@ from psycopg import pq
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.lab.cluster.local_standby import received_lsn, replay_lsn
-from walproxy.lab.demo.stage import SHORT_WATCH_S, Stage, Step, leading_proxy, serving_proxy
+from walproxy.lab.demo.stage import SHORT_WATCH_S, DemoStage, Step, leading_proxy, serving_proxy
 from walproxy.postgres.local_server import LocalPostgres
 
 STANDBY = "standby"
 # The proxies know that remote_apply waits for the standby, also before there is one.
-PROXY_OPTIONS = ("--apply-standbys", STANDBY)
+PROXY_OPTIONS = ("-c", f"remote_apply_standbys={STANDBY}")
 
 
-def _add_standby(stage: Stage) -> str:
+def _add_standby(stage: DemoStage) -> str:
     cluster = stage.cluster
     began_at = time.monotonic()
     standby = cluster.add_standby(STANDBY)
@@ -35,7 +35,7 @@ def _add_standby(stage: Stage) -> str:
     )
 
 
-def _kill_its_safekeeper(stage: Stage) -> str:
+def _kill_its_safekeeper(stage: DemoStage) -> str:
     standby = stage.cluster.standbys[STANDBY]
     stage.wait_until(lambda: _feeding_safekeeper(stage, standby) is not None, "the standby streams")
     fed_by = _feeding_safekeeper(stage, standby)
@@ -52,7 +52,7 @@ def _kill_its_safekeeper(stage: Stage) -> str:
     return f"safekeeper {fed_by} was killed; from safekeeper {now_fed_by} it replays what is new after {seconds:.2f} s"
 
 
-def _promote(stage: Stage) -> str:
+def _promote(stage: DemoStage) -> str:
     cluster = stage.cluster
     standby = cluster.standbys[STANDBY]
     leading = leading_proxy(cluster)
@@ -78,15 +78,15 @@ def _promote(stage: Stage) -> str:
         cluster.start_proxy(proxy)
     seconds = stage.seconds_to_new_commit(before, promoted)
     status = serving_proxy(stage)[1]
-    stage.require(status["tli"] == 2, f"the proxy streams TLI {status['tli']}, not 2")
+    stage.require(status.tli == 2, f"the proxy streams TLI {status.tli}, not 2")
     stage.observe(SHORT_WATCH_S)
     return (
         f"{waiting} commits waited at the kill; the standby was promoted {promoted - before:.2f} s after it, the first "
-        f"commit on TLI 2 came after {seconds:.2f} s (term {status['term']})"
+        f"commit on TLI 2 came after {seconds:.2f} s (term {status.term})"
     )
 
 
-def _bring_back_old_primary(stage: Stage) -> str:
+def _bring_back_old_primary(stage: DemoStage) -> str:
     cluster = stage.cluster
     old = cluster.former_primaries[-1]
     old.start()
@@ -105,7 +105,7 @@ def _bring_back_old_primary(stage: Stage) -> str:
         client.consume_input()
         stage.require(client.is_busy() == 1, "a commit on the old primary was answered")
         status = serving_proxy(stage)[1]
-        stage.require(status["tli"] == 2, f"the proxy streams TLI {status['tli']}, not 2")
+        stage.require(status.tli == 2, f"the proxy streams TLI {status.tli}, not 2")
         return (
             f"commits go on after {seconds:.2f} s, one on the old primary waits; it is refused: {_refusal(stage, old)}"
         )
@@ -123,19 +123,19 @@ def _commit_applied(primary: LocalPostgres, sql: str) -> float:
         return (time.monotonic() - began_at) * 1000
 
 
-def _feeding_safekeeper(stage: Stage, standby: LocalPostgres) -> int | None:
+def _feeding_safekeeper(stage: DemoStage, standby: LocalPostgres) -> int | None:
     """Return the safekeeper that a standby streams from, None if it streams from none."""
     rows = standby.execute("SELECT sender_port FROM pg_stat_wal_receiver WHERE status = 'streaming'")
     return stage.cluster.safekeeper_at(rows[0][0]) if rows else None
 
 
-def _applied_lsn(stage: Stage) -> Lsn:
+def _applied_lsn(stage: DemoStage) -> Lsn:
     """Return how far the designated standby has replayed, as the serving proxy reports it to PostgreSQL."""
     leading = leading_proxy(stage.cluster)
-    return parse_lsn(leading[1]["apply_lsn"]) if leading is not None else 0
+    return parse_lsn(leading[1].apply_lsn) if leading is not None else 0
 
 
-def _has_all_that_is_committed(stage: Stage, standby: LocalPostgres) -> bool:
+def _has_all_that_is_committed(stage: DemoStage, standby: LocalPostgres) -> bool:
     """Tell whether all that the proxy has got from the dead primary is committed, and the standby has it.
 
     A safekeeper that hung may have more on its disk than that: the next term might have to keep it.
@@ -143,18 +143,18 @@ def _has_all_that_is_committed(stage: Stage, standby: LocalPostgres) -> bool:
     leading = leading_proxy(stage.cluster)
     if leading is None:
         return False
-    commit_lsn, end_lsn = parse_lsn(leading[1]["commit_lsn"]), parse_lsn(leading[1]["received_lsn"])
+    commit_lsn, end_lsn = parse_lsn(leading[1].commit_lsn), parse_lsn(leading[1].received_lsn)
     statuses = [safekeeper.status() for safekeeper in stage.cluster.safekeepers.values()]
     nobody_has_more = all(status is not None and parse_lsn(status["flush_lsn"]) <= commit_lsn for status in statuses)
     return commit_lsn == end_lsn and nobody_has_more and received_lsn(standby) >= commit_lsn
 
 
-def _refusal(stage: Stage, server: LocalPostgres) -> str | None:
+def _refusal(stage: DemoStage, server: LocalPostgres) -> str | None:
     """Return why a proxy refuses `server`, None as long as none does."""
-    for status in filter(None, (proxy.status() for proxy in stage.cluster.proxies)):
-        for host in status["primary"]["hosts"]:
-            if host["host"].endswith(f":{server.port}") and host["state"] == "refused":
-                return one_line(str(host["problem"]).partition(": ")[0])
+    for status in filter(None, (proxy.proxy_status() for proxy in stage.cluster.proxies)):
+        for host in status.primary.hosts:
+            if host.host.endswith(f":{server.port}") and host.state == "refused":
+                return one_line(str(host.problem).partition(": ")[0])
     return None
 
 

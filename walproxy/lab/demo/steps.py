@@ -15,7 +15,7 @@ from walproxy.lab.demo.loss_steps import LOSS_STEPS, TAKE_BASE_BACKUP
 from walproxy.lab.demo.pipeline_steps import PIPELINE_STEPS
 from walproxy.lab.demo.stage import (
     SHORT_WATCH_S,
-    Stage,
+    DemoStage,
     Step,
     serving_proxy,
 )
@@ -30,7 +30,7 @@ _PAUSE_S_USUAL = 1.0
 _LOST = 3
 
 
-def _start(stage: Stage) -> str:
+def _start(stage: DemoStage) -> str:
     cluster = stage.cluster
     # The smallest segments, so that even a short load crosses many of their borders.
     cluster.postgres.init(wal_segment_mib=1)
@@ -48,7 +48,7 @@ def _start(stage: Stage) -> str:
     )
 
 
-def _kill_one_safekeeper(stage: Stage) -> str:
+def _kill_one_safekeeper(stage: DemoStage) -> str:
     stage.kill_safekeeper(1)
     begin, _ = stage.observe(_WATCH_S)
     stage.wait_until(lambda: stage.history.first_begun_since(begin) is not None, "a commit succeeds with two of three")
@@ -61,7 +61,7 @@ def _kill_one_safekeeper(stage: Stage) -> str:
     )
 
 
-def _kill_second_safekeeper(stage: Stage) -> str:
+def _kill_second_safekeeper(stage: DemoStage) -> str:
     stage.kill_safekeeper(2)
     killed = time.monotonic()
     stage.wait_until_all_wait()
@@ -77,14 +77,14 @@ def _kill_second_safekeeper(stage: Stage) -> str:
     return f"{for_quorum} commits wait{for_rows}, 0 acknowledged in {end - begin:.1f} s"
 
 
-def _start_one_safekeeper(stage: Stage) -> str:
+def _start_one_safekeeper(stage: DemoStage) -> str:
     waited_from = time.monotonic()
     stage.cluster.safekeepers[2].start()
     seconds = stage.seconds_to_new_commit(waited_from, waited_from)
     return f"commits resumed by themselves; the first new one {seconds:.2f} s after the start"
 
 
-def _start_other_safekeeper(stage: Stage) -> str:
+def _start_other_safekeeper(stage: DemoStage) -> str:
     target_lsn = stage.cluster.commit_lsn()
     missed_bytes = target_lsn - stage.dead_since_lsn[1]
     stage.cluster.safekeepers[1].start()
@@ -94,14 +94,14 @@ def _start_other_safekeeper(stage: Stage) -> str:
     return f"it was fed the {format_bytes(missed_bytes)} that it had missed within {seconds:.2f} s, under load"
 
 
-def _replace_lost_disk(stage: Stage) -> str:
+def _replace_lost_disk(stage: DemoStage) -> str:
     cluster = stage.cluster
     begin = time.monotonic()
     stage.kill_safekeeper(_LOST)
     shutil.rmtree(cluster.safekeeper_directory(_LOST))
     cluster.safekeepers[_LOST].start()
     stage.wait_until(lambda: cluster.safekeepers[_LOST].status() is not None, "it answers")
-    printed = stage.command("members", "replace", str(_LOST), "--safekeepers", cluster.safekeepers_option)
+    printed = stage.command("members", "replace", str(_LOST), finds_safekeepers=True)
     end = time.monotonic()
     pause_s = stage.history.longest_pause_s(begin, end)
     members = printed.splitlines()[-1]
@@ -111,7 +111,7 @@ def _replace_lost_disk(stage: Stage) -> str:
     )
 
 
-def _restart_proxy(stage: Stage) -> str:
+def _restart_proxy(stage: DemoStage) -> str:
     proxy = stage.cluster.proxy
     before = time.monotonic()
     proxy.kill9()
@@ -122,28 +122,29 @@ def _restart_proxy(stage: Stage) -> str:
     return f"the first new commit {seconds:.2f} s after the kill ({stage.usual(seconds, _TAKEOVER_S_USUAL)})"
 
 
-def _take_over(stage: Stage) -> str:
+def _take_over(stage: DemoStage) -> str:
     cluster = stage.cluster
     spare = cluster.make_proxy("walproxy-spare", *PROXY_OPTIONS)
     cluster.proxies.append(spare)
     cluster.start_proxy(spare)
-    stage.wait_until(lambda: (spare.status() or {}).get("spare") is True, "the second proxy is a spare")
+    stage.wait_until(spare.is_spare, "the second proxy is a spare")
     serving = serving_proxy(stage)[0]
     other = next(proxy for proxy in cluster.proxies if proxy is not serving)
     before = time.monotonic()
     serving.kill9()
     killed = time.monotonic()
     seconds = stage.seconds_to_new_commit(before, killed)
-    term = (other.status() or {}).get("term")
+    status = other.proxy_status()
+    term = status.term if status is not None else None
     cluster.start_proxy(serving)
-    stage.wait_until(lambda: (serving.status() or {}).get("spare") is True, "the old proxy is the spare now")
+    stage.wait_until(serving.is_spare, "the old proxy is the spare now")
     return (
         f"the first commit through the spare (term {term}) {seconds:.2f} s after the kill "
         f"({stage.usual(seconds, _TAKEOVER_S_USUAL)}); the old one is the spare now"
     )
 
 
-def _crash_postgres(stage: Stage) -> str:
+def _crash_postgres(stage: DemoStage) -> str:
     before = time.monotonic()
     doubtful = len(stage.history.in_doubt)
     stage.cluster.postgres.kill9()
@@ -155,12 +156,12 @@ def _crash_postgres(stage: Stage) -> str:
     return f"the first new commit {seconds:.2f} s after the kill, recovery included; {lost} clients were left in doubt"
 
 
-def _check_books(stage: Stage) -> str:
+def _check_books(stage: DemoStage) -> str:
     stage.stop_load()
     return compare_books(stage)
 
 
-def _shut_down(stage: Stage) -> str:
+def _shut_down(stage: DemoStage) -> str:
     begin = time.monotonic()
     stage.cluster.postgres.stop("fast", _SHUTDOWN_S_MAX)
     end = time.monotonic()
@@ -173,7 +174,7 @@ def _shut_down(stage: Stage) -> str:
     return f"a fast shutdown took {end - begin:.2f} s; all safekeepers end at {format_lsn(stage.end_lsn)}"
 
 
-def _compare_bytes(stage: Stage) -> str:
+def _compare_bytes(stage: DemoStage) -> str:
     cluster = stage.cluster
     primary_wals = [server.pg_wal for server in (cluster.postgres, *cluster.former_primaries)]
     found = {
@@ -187,7 +188,7 @@ def _compare_bytes(stage: Stage) -> str:
     )
 
 
-def _dump_records(stage: Stage) -> str:
+def _dump_records(stage: DemoStage) -> str:
     postgres = stage.cluster.postgres
     folders = [stage.wal_folder(i) for i in stage.cluster.safekeepers]
     found = {count_records(postgres.binaries, folder, stage.segment_size, stage.end_lsn) for folder in folders}

@@ -19,7 +19,7 @@ from safekeeper.base.logs import one_line
 from walproxy.lab.cluster.local_cluster import LocalCluster
 from walproxy.lab.demo.left_running import commands_to_look
 from walproxy.lab.demo.loss_steps import safekeeper_options
-from walproxy.lab.demo.stage import Stage, Step, StepFailed
+from walproxy.lab.demo.stage import DemoStage, Step, StepFailed
 from walproxy.lab.demo.standby_steps import PROXY_OPTIONS, STANDBY
 from walproxy.lab.demo.steps import STEPS
 from walproxy.lab.demo.view import View
@@ -36,7 +36,7 @@ _SETTINGS = {
 
 
 @dataclass
-class Outcome:
+class StoryOutcome:
     """The outcome of the story.
 
     Attributes:
@@ -86,7 +86,7 @@ def tell(
     cluster.proxies = [cluster.make_proxy("walproxy", *PROXY_OPTIONS)]
     processes_stay = False
     try:
-        stage = Stage(cluster, clients, report=_report_path(directory, files_stay))
+        stage = DemoStage(cluster, clients, report=_report_path(directory, files_stay))
         outcome = play(stage, steps, console)
         console.print(summary(outcome, steps, stage))
         if outcome.failure:
@@ -106,9 +106,9 @@ def tell(
     return not outcome.failure
 
 
-def play(stage: Stage, steps: Sequence[Step], console: Console) -> Outcome:
+def play(stage: DemoStage, steps: Sequence[Step], console: Console) -> StoryOutcome:
     """Play the steps up to the first that does not hold. The processes are left as they are then."""
-    outcome = Outcome()
+    outcome = StoryOutcome()
     begin = time.monotonic()
     with View(console, stage.cluster, stage.history) as view:
         stage.notify = lambda line: view.print_line(Text(f"    {line}", style="yellow"))
@@ -136,7 +136,7 @@ def _judged(error: Exception) -> tuple[str, str]:
     return "FAILED", reason
 
 
-def summary(outcome: Outcome, steps: Sequence[Step], stage: Stage) -> Table:
+def summary(outcome: StoryOutcome, steps: Sequence[Step], stage: DemoStage) -> Table:
     """Return all steps with what was seen."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("step", "", "seen"):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,6 +18,7 @@ from walproxy.lab.cluster.local_cluster import LocalCluster
 from walproxy.lab.demo.bank import Transfer
 from walproxy.lab.demo.stage import leading_proxy
 from walproxy.lab.load.history import History
+from walproxy.proxy.status_fields import ProxyStatus
 from walproxy.proxy.status_table import format_bytes, render
 
 _SAMPLE_S = 0.25
@@ -35,7 +36,7 @@ class View:
         self._cluster = cluster
         self._history = history
         self._rates: deque[float] = deque([0.0] * _BARS_SHOWN, maxlen=_BARS_SHOWN)
-        self._status: dict[str, Any] | None = None
+        self._status: ProxyStatus | None = None
         self._sampled_at = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_ended, name="view", daemon=True)
@@ -76,8 +77,8 @@ class View:
         status = self._status
         if status is None:
             return f"{load}  no proxy answers"
-        lags = "  ".join(f"{each['id']} {each['state']} {_lag(each)}" for each in status["safekeepers"])
-        return f"{load}  {status['state']}  commit_lsn {status['commit_lsn']}  {lags}"
+        lags = "  ".join(f"{each.id} {each.state} lag {format_bytes(each.lag_bytes)}" for each in status.safekeepers)
+        return f"{load}  {status.state}  commit_lsn {status.commit_lsn}  {lags}"
 
     def _picture(self) -> RenderableType:
         history = self._history
@@ -91,8 +92,3 @@ class View:
         )
         cluster = render(self._status) if self._status is not None else Text("no proxy answers", style="red")
         return Group(load, cluster)
-
-
-def _lag(safekeeper: dict[str, Any]) -> str:
-    lag_bytes: int | None = safekeeper["lag_bytes"]
-    return f"lag {format_bytes(lag_bytes)}"

@@ -35,7 +35,7 @@ _PLAIN_WIDTH = 160
 @click.command()
 @click.option("--rounds", "count", default=20, show_default=True, type=click.IntRange(1), help="Faults.")
 @click.option("--seed", type=int, help="Seed of the faults; by default a random one, which is printed.")
-@click.option("--dead-after", "dead_after_s", default=5.0, show_default=True, help="--dead-after of the agents.")
+@click.option("--dead-after", "dead_after_s", default=5.0, show_default=True, help="dead_after of the agents.")
 @click.option("--kinds", default="", help="Only these faults, separated by commas.")
 @click.option("--switchover-every", default=4, show_default=True, help="Faults between two switchovers; 0: none.")
 @click.option("--postgres", "major", type=int, help="Major version; by default the newest installed.")

@@ -20,7 +20,7 @@ from typing import Any, Final
 from psycopg.conninfo import make_conninfo
 
 from walproxy.lab.failover.host import Host, Place
-from walproxy.lab.failover.rows import Book, Row, Rows, Writer
+from walproxy.lab.failover.rows import Book, Row, RowIds, Writer
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.load.libpq_session import libpq_session
 from walproxy.lab.torture.clients import TortureClients
@@ -51,7 +51,7 @@ _ROAMING: Final[dict[str, Any]] = {
 }
 
 
-def row_clients(places: Sequence[Place], rows: Rows) -> Clients[Row]:
+def row_clients(places: Sequence[Place], rows: RowIds) -> Clients[Row]:
     """Return the load: clients of all hosts that write one row after the other."""
     conninfo = _of_all(places)
     return Clients(
@@ -70,17 +70,17 @@ def list_clients(places: Sequence[Place], seed: int, begun_at: float) -> Torture
     )
 
 
-def probe(host: Host, rows: Rows, book: Book) -> Clients[Row]:
+def probe(host: Host, rows: RowIds, book: Book) -> Clients[Row]:
     """Return the probe of a server."""
     return _direct(host, "probe", "on", _PROBE_RATE, rows, book)
 
 
-def local_writer(host: Host, rows: Rows, book: Book) -> Clients[Row]:
+def local_writer(host: Host, rows: RowIds, book: Book) -> Clients[Row]:
     """Return a writer of many rows; at SLOW_LOCAL_RATE, of few."""
     return _direct(host, "local", "local", _LOCAL_RATE, rows, book)
 
 
-def _direct(host: Host, writer: Writer, synchronous_commit: str, rate: float, rows: Rows, book: Book) -> Clients[Row]:
+def _direct(host: Host, writer: Writer, synchronous_commit: str, rate: float, rows: RowIds, book: Book) -> Clients[Row]:
     options = f"-c synchronous_commit={synchronous_commit}"
     conninfo = make_conninfo(host.place.local_conninfo, options=options, connect_timeout="2")
     return Clients(

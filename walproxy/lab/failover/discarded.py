@@ -15,7 +15,7 @@ from safekeeper.base.errors import ConfigurationError, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.lab.failover.checks import named_rows
 from walproxy.lab.failover.rows import Attempt
-from walproxy.lab.failover.wal_truth import Commit, Stretch
+from walproxy.lab.failover.wal_truth import CommittedTransaction, Stretch
 
 _SHOWN = 5
 _XID_MASK = (1 << 32) - 1
@@ -28,7 +28,7 @@ def new_reports(folder: Path, known: Collection[Path]) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Report:
+class ComparedReport:
     """What is compared of a discarded report.
 
     Attributes:
@@ -36,11 +36,11 @@ class Report:
         inserted: the rows that each has inserted into tables of users, by (xid, LSN).
     """
 
-    commits: tuple[Commit, ...]
+    commits: tuple[CommittedTransaction, ...]
     inserted: dict[tuple[int, Lsn], int]
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> ComparedReport:
     """Return a report.
 
     Raises:
@@ -51,16 +51,16 @@ def read_report(path: Path) -> Report:
         for each in msgspec.json.decode(path.read_bytes())["transactions"]:
             if each["kind"] == "commit":
                 lsn, at = parse_lsn(each["lsn"]), datetime.fromisoformat(each["time"]).astimezone(UTC)
-                commits.append(Commit(lsn, each["xid"], at.strftime("%Y-%m-%d %H:%M:%S.%f")))
+                commits.append(CommittedTransaction(lsn, each["xid"], at.strftime("%Y-%m-%d %H:%M:%S.%f")))
                 rows = (relation["inserted"] for relation in each["relations"] if not relation["catalog"])
                 inserted[each["xid"], lsn] = sum(rows)
     except (msgspec.DecodeError, ConfigurationError, KeyError, TypeError, ValueError) as error:
         raise WalproxyError(f"{path} is not a discarded report: {error!r}") from None
-    return Report(tuple(commits), inserted)
+    return ComparedReport(tuple(commits), inserted)
 
 
 def find_wrong_rows(
-    report: Report, stretches: Iterable[Stretch], attempts: Iterable[Attempt], server: str
+    report: ComparedReport, stretches: Iterable[Stretch], attempts: Iterable[Attempt], server: str
 ) -> list[str]:
     """Return the transactions of writers to which a report does not attribute exactly one inserted row."""
     tlis = {stretch.tli for stretch in stretches}
@@ -75,7 +75,7 @@ def find_wrong_rows(
     ]
 
 
-def differences(true: Sequence[Commit], reported: Sequence[Commit]) -> list[str]:
+def differences(true: Sequence[CommittedTransaction], reported: Sequence[CommittedTransaction]) -> list[str]:
     """Return how a report differs from what the WAL shows; nothing if it does not."""
     found = []
     for what, some, others in (
@@ -91,7 +91,10 @@ def differences(true: Sequence[Commit], reported: Sequence[Commit]) -> list[str]
 
 
 def contradictions(
-    true: Iterable[tuple[Stretch, Sequence[Commit]]], attempts: Iterable[Attempt], server: str, there: Collection[int]
+    true: Iterable[tuple[Stretch, Sequence[CommittedTransaction]]],
+    attempts: Iterable[Attempt],
+    server: str,
+    there: Collection[int],
 ) -> list[str]:
     """Return how the WAL of an old primary contradicts the books; nothing if it does not.
 
@@ -125,6 +128,6 @@ def contradictions(
     ]
 
 
-def _named(commits: Sequence[Commit]) -> str:
+def _named(commits: Sequence[CommittedTransaction]) -> str:
     shown = ", ".join(f"xid {commit.xid} at {format_lsn(commit.lsn)}, {commit.time}" for commit in commits[:_SHOWN])
     return shown + (", ..." if len(commits) > _SHOWN else "")

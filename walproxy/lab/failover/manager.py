@@ -21,7 +21,7 @@ class Surroundings:
 
     Attributes:
         bin_directory: of PostgreSQL's programs.
-        safekeepers: the value of --safekeepers.
+        safekeepers: the value of --safekeepers, and of its variable.
         standby_conninfo: the safekeepers' replication listeners, for primary_conninfo.
         allowed: the network of all members.
         safekeeper_addresses: the IP addresses of the safekeepers' places in the network, by name.
@@ -103,18 +103,17 @@ class AgentManager:
             *(sys.executable, *self._program),
             *("--name", place.name),
             *("--pgdata", str(place.data_directory)),
-            *("--bin-dir", str(around.bin_directory)),
-            *("--conninfo", place.local_conninfo),
-            *("--address", f"{place.address}:{place.pg_port}"),
-            *("--peer-conninfo", "user=postgres dbname=postgres"),
+            *("-c", f"bin_dir={around.bin_directory}"),
+            *("-c", f"conninfo={place.local_conninfo}"),
+            *("-c", f"address={place.address}:{place.pg_port}"),
+            *("-c", "peer_conninfo=user=postgres dbname=postgres"),
             *("--safekeepers", around.safekeepers),
-            *("--standby-conninfo", around.standby_conninfo),
+            *("-c", f"standby_conninfo={around.standby_conninfo}"),
             *("--http-listen", f"{place.address}:{place.http_port}"),
-            *("--proxy-http", f"{place.address}:{place.proxy_http_port}"),
-            *("--discarded-dir", str(place.discarded_directory)),
-            *("--dead-after", f"{self.dead_after_s:g}"),
+            *("-c", f"proxy_http={place.address}:{place.proxy_http_port}"),
+            *("-c", f"discarded_dir={place.discarded_directory}"),
+            *("-c", f"dead_after={self.dead_after_s:g}"),
         )
 
     def switchover(self, to: Place, around: Surroundings) -> Sequence[str]:
-        words = ("-m", "walproxy", "cluster", "switchover", "--to", to.name, "--yes")
-        return (sys.executable, *words, "--safekeepers", around.safekeepers)
+        return (sys.executable, "-m", "walproxy", "switchover", "--to", to.name, "--yes")

@@ -165,8 +165,8 @@ class PatroniManager:
                 fetch = f"{walproxy} wal-fetch %f %p --safekeepers '{around.standby_conninfo}'"
                 postgresql["recovery_conf"] = {"restore_command": fetch}
             postgresql["pre_promote"] = (
-                f"{walproxy} ready-to-promote --pgdata {place.data_directory} --conninfo user=postgres "
-                f"--safekeepers {around.safekeepers} --old-is-dead"
+                f"env WALPROXY_SAFEKEEPERS={around.safekeepers} {walproxy} ready-to-promote "
+                f"--pgdata {place.data_directory} --conninfo user=postgres --old-is-dead"
             )
         else:
             dcs["synchronous_mode"] = True

@@ -21,7 +21,7 @@ from walproxy.lab.failover.host import Host
 from walproxy.lab.failover.injector import Injector
 from walproxy.lab.failover.plan import KILL_AGENT, POWER_LOSS, SWITCHOVER, PlannedRound
 from walproxy.lab.failover.results import RoundResult
-from walproxy.lab.failover.rows import CREATE_TABLE, Attempt, Book, Rows, row_ids
+from walproxy.lab.failover.rows import CREATE_TABLE, Attempt, Book, RowIds, row_ids
 from walproxy.lab.failover.site import Health, NotWell, Site, remove
 from walproxy.lab.failover.wal_keeper import KeptWal, WalKeeper
 from walproxy.lab.list_append.workload import CONFIRM
@@ -57,7 +57,7 @@ class Rounds:
         self._site = site
         self._dead_after_s = dead_after_s
         self._show = show
-        self._rows = Rows()
+        self._rows = RowIds()
         self._direct = Book()  # of probes and local writers
         self._injector = Injector(site)
         self._probes = [probe(host, self._rows, self._direct) for host in site.hosts.values()]
@@ -152,8 +152,7 @@ class Rounds:
             WalproxyError: not all is well in time.
         """
         leader = self._site.wait_until_well(_WELL_WITHIN_S).leader
-        operations = self.list_clients.ended_since(0)
-        found = asyncio.run(check_tables(leader.place.local_conninfo, operations, LISTS))
+        found = asyncio.run(check_tables(leader.place.local_conninfo, self.list_clients.tries(), LISTS))
         leader.execute(CONFIRM)  # Acknowledged only if it was the primary.
         return [f"lists: {each.rule}: {each.message}" for each in found]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from walproxy.lab.failover.host import Host
-from walproxy.lab.load.history import History, Operation
+from walproxy.lab.load.history import History, HistoryOperation
 from walproxy.lab.load.libpq_session import LibpqSession
 from walproxy.lab.load.transactions import Block
 
@@ -45,7 +45,7 @@ class Row(Block):
         self.xid = int(xid)
 
 
-Attempt = Operation[Row]
+Attempt = HistoryOperation[Row]
 Book = History[Row]
 
 
@@ -54,7 +54,7 @@ def row_ids(host: Host, first: int = 0) -> set[int]:
     return {row[0] for row in host.execute(f"SELECT id FROM {TABLE} WHERE id >= {first}")}
 
 
-class Rows:
+class RowIds:
     """Gives out the ids. Threads may share it."""
 
     def __init__(self) -> None:

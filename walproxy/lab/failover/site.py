@@ -67,7 +67,7 @@ class NotWell(WalproxyError):
 
 
 @dataclass(frozen=True)
-class Sight:
+class ServerSight:
     """A server as it replies.
 
     Attributes:
@@ -174,6 +174,11 @@ class Site:
         """The variables of the project's commands: the secret."""
         return {"WALPROXY_SECRET": self._secret, "SAFEKEEPER_SECRET": self._secret}
 
+    @property
+    def operator_environment(self) -> dict[str, str]:
+        """The variables of an operator's commands: the secret, and the safekeepers."""
+        return {**self.environment, "WALPROXY_SAFEKEEPERS": self.around.safekeepers}
+
     def close(self) -> None:
         """End every process of it."""
         for host in self.hosts.values():
@@ -247,7 +252,7 @@ class Site:
             *(sys.executable, *(volatile if self._volatile_disks else SAFEKEEPER)),
             *("--id", str(number), "--data-dir", str(folder / name)),
             *("--proposer-listen", f"{address}:{proposer_port}", "--http-listen", f"{address}:{http_port}"),
-            *("--pg-listen", f"{address}:{pg_port}", "--pg-allow", network.allowed),
+            *("--pg-listen", f"{address}:{pg_port}", "-c", f"pg_allow={network.allowed}"),
         ]
         process = self._make_process(name, command, http_port, self.folder / f"{name}.log", name, address)
         process.environment.update(self.environment)
@@ -304,7 +309,7 @@ class Site:
                 text=True,
                 check=False,
                 timeout=timeout_s,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self.operator_environment},
             )
         except subprocess.TimeoutExpired:
             return f"the switchover to {to.name} has not ended within {timeout_s:.0f} s"
@@ -315,16 +320,16 @@ class Site:
 
     # Looking at it.
 
-    def look(self) -> dict[str, Sight | str]:
+    def look(self) -> dict[str, ServerSight | str]:
         """Return each server as it replies, or why it does not."""
-        sights: dict[str, Sight | str] = {}
+        sights: dict[str, ServerSight | str] = {}
         for name, host in self.hosts.items():
             try:
                 [(is_primary, lsn, tli)] = host.execute(_LOOK)
             except psycopg.Error as error:
                 sights[name] = " ".join(str(error).split())
             else:
-                sights[name] = Sight(is_primary, parse_lsn(lsn) if lsn else 0, tli or 0)
+                sights[name] = ServerSight(is_primary, parse_lsn(lsn) if lsn else 0, tli or 0)
         return sights
 
     def wait_for_leader(self, *names: str, timeout_s: float = 30.0) -> Host:
@@ -353,29 +358,29 @@ class Site:
             NotWell: not in time.
         """
         found: Health | None = None
-        sights: dict[str, Sight | str] = {}
+        sights: dict[str, ServerSight | str] = {}
 
         def is_well() -> bool:
             nonlocal found, sights
             sights = self.look()
             found = self._health(sights, found)
             return found is not None and all(
-                isinstance(sight, Sight) and sight.lsn >= found.lsn for sight in sights.values()
+                isinstance(sight, ServerSight) and sight.lsn >= found.lsn for sight in sights.values()
             )
 
         _wait_until(is_well, lambda: f"all is well: {self._described(sights)}", timeout_s)
         assert found is not None  # is_well() has set it.
         return found
 
-    def _health(self, sights: dict[str, Sight | str], before: Health | None) -> Health | None:
+    def _health(self, sights: dict[str, ServerSight | str], before: Health | None) -> Health | None:
         """Return the state, with the position of `before` if that is still the leader; None if not all is well."""
-        leaders = [name for name, sight in sights.items() if isinstance(sight, Sight) and sight.is_primary]
+        leaders = [name for name, sight in sights.items() if isinstance(sight, ServerSight) and sight.is_primary]
         if len(leaders) != 1:
             return None
         leader = self.hosts[leaders[0]]
         sight = sights[leader.name]
-        assert isinstance(sight, Sight)
-        if any(not isinstance(other, Sight) or other.tli != sight.tli for other in sights.values()):
+        assert isinstance(sight, ServerSight)
+        if any(not isinstance(other, ServerSight) or other.tli != sight.tli for other in sights.values()):
             return None
         if not leader.is_leader():
             return None
@@ -383,11 +388,11 @@ class Site:
             return before
         return Health(leader, sight.tli, sight.lsn)
 
-    def _described(self, sights: dict[str, Sight | str]) -> str:
+    def _described(self, sights: dict[str, ServerSight | str]) -> str:
         lines = []
         for name, host in self.hosts.items():
             sight = sights.get(name, "not looked at")
-            if isinstance(sight, Sight):
+            if isinstance(sight, ServerSight):
                 role = "primary" if sight.is_primary else "standby or read-only"
                 sight = f"{role} on timeline {sight.tli} at {format_lsn(sight.lsn)}"
             leads = ", leads" if host.is_leader() else ""

@@ -23,7 +23,7 @@ _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, order=True)
-class Commit:
+class CommittedTransaction:
     """A transaction that has committed.
 
     Attributes:
@@ -107,7 +107,7 @@ def lineage_in(folder: Path, tli: int) -> Lineage:
     return () if tli == 1 else parse_timeline_history(tli, (folder / timeline_history_name(tli)).read_bytes())
 
 
-def read_commits(pg_waldump: Path, folder: Path, stretch: Stretch, segment_size: int) -> list[Commit]:
+def read_commits(pg_waldump: Path, folder: Path, stretch: Stretch, segment_size: int) -> list[CommittedTransaction]:
     """Return the commits of a stretch.
 
     Raises:
@@ -133,7 +133,11 @@ def read_commits(pg_waldump: Path, folder: Path, stretch: Stretch, segment_size:
     return parse_commits(answer.stdout)
 
 
-def parse_commits(text: str) -> list[Commit]:
+def parse_commits(text: str) -> list[CommittedTransaction]:
     """Return the commits that pg_waldump has printed."""
     found = (_COMMIT.match(line) for line in text.splitlines())
-    return [Commit(parse_lsn(each["lsn"]), int(each["xid"]), each["time"]) for each in found if each is not None]
+    return [
+        CommittedTransaction(parse_lsn(each["lsn"]), int(each["xid"]), each["time"])
+        for each in found
+        if each is not None
+    ]

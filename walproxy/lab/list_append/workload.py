@@ -26,7 +26,7 @@ _STEPS_MAX: Final = 4
 _VALUES_A_TRANSACTION: Final = 8
 
 
-class Wish(NamedTuple):
+class WishedStatement(NamedTuple):
     """A statement that a client is to try: an append of `value` to the list `key`, or a read of it with None."""
 
     key: int
@@ -46,17 +46,17 @@ class Wish(NamedTuple):
         return Read(self.key, tuple(items or ())) if self.value is None else Append(self.key, self.value)
 
 
-def draw(number: int, chance: Random) -> tuple[Wish, ...]:
+def draw(number: int, chance: Random) -> tuple[WishedStatement, ...]:
     """Return the statements of a transaction; no other one of the run has this number."""
     first = number // _TRANSACTIONS_A_LIST
     wishes = []
     for place in range(chance.randint(1, _STEPS_MAX)):
         key = first + chance.randrange(_LISTS_AT_A_TIME)
-        wishes.append(Wish(key, number * _VALUES_A_TRANSACTION + place if chance.random() < 0.5 else None))
+        wishes.append(WishedStatement(key, number * _VALUES_A_TRANSACTION + place if chance.random() < 0.5 else None))
     return tuple(wishes)
 
 
-def is_read_only(wishes: tuple[Wish, ...]) -> bool:
+def is_read_only(wishes: tuple[WishedStatement, ...]) -> bool:
     """Return whether a transaction appends nothing, so that CONFIRM must be sent before its COMMIT."""
     return all(wish.value is None for wish in wishes)
 

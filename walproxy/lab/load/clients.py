@@ -24,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
-from walproxy.lab.load.history import History, Operation, Outcome
+from walproxy.lab.load.history import History, HistoryOperation, Outcome
 from walproxy.lab.load.transactions import Transaction
 
 Connect = Callable[[str, str], AbstractAsyncContextManager[Any]]
@@ -170,7 +170,7 @@ class Clients(Generic[T]):
         if self._failure is not None:
             raise WalproxyError(f"a client of the load has ended: {self.history.problem}") from self._failure
 
-    def wait_for_commit(self, since: float, timeout_s: float = 60.0) -> Operation[T]:
+    def wait_for_commit(self, since: float, timeout_s: float = 60.0) -> HistoryOperation[T]:
         """Wait for the first acknowledged transaction that began at `since` or later, and return it.
 
         Raises:
@@ -257,7 +257,7 @@ class Clients(Generic[T]):
         finally:
             if hang_up is not None:
                 hang_up.cancel()
-            self.history.add(Operation(client, transaction, begun_at, time.monotonic(), outcome))
+            self.history.add(HistoryOperation(client, transaction, begun_at, time.monotonic(), outcome))
 
     def _note(self, error: BaseException) -> None:
         while isinstance(error, BaseExceptionGroup):

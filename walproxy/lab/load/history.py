@@ -16,7 +16,7 @@ Outcome = Literal["ok", "fail", "unknown"]
 _ENDED_AT = attrgetter("ended_at")
 
 
-class Operation(NamedTuple, Generic[T]):
+class HistoryOperation(NamedTuple, Generic[T]):
     """One transaction, as its client saw it.
 
     Attributes:
@@ -49,14 +49,14 @@ class History(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.operations: list[Operation[T]] = []
-        self.acknowledged: list[Operation[T]] = []
-        self.in_doubt: list[Operation[T]] = []
+        self.operations: list[HistoryOperation[T]] = []
+        self.acknowledged: list[HistoryOperation[T]] = []
+        self.in_doubt: list[HistoryOperation[T]] = []
         self.last_begun_at = float("-inf")
         self.problem = ""
         self._changed = threading.Condition()
 
-    def add(self, operation: Operation[T]) -> None:
+    def add(self, operation: HistoryOperation[T]) -> None:
         """Append a transaction that has ended."""
         with self._changed:
             self.operations.append(operation)
@@ -81,7 +81,7 @@ class History(Generic[T]):
         """Return how many acknowledgements arrived in [begin, end)."""
         return self._index(end) - self._index(begin)
 
-    def begun_since(self, moment: float) -> Iterator[Operation[T]]:
+    def begun_since(self, moment: float) -> Iterator[HistoryOperation[T]]:
         """Yield the acknowledged transactions that began at `moment` or later, in the order of their ends.
 
         A transaction that began before a crash may be acknowledged after it, by an answer that was already on its way;
@@ -91,7 +91,7 @@ class History(Generic[T]):
             if operation.begun_at >= moment:
                 yield operation
 
-    def first_begun_since(self, moment: float) -> Operation[T] | None:
+    def first_begun_since(self, moment: float) -> HistoryOperation[T] | None:
         """Return the first acknowledged one of the transactions that began at `moment` or later; None without any."""
         return next(self.begun_since(moment), None)
 

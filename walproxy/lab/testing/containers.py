@@ -81,7 +81,6 @@ class ContainersEngine:
         self._relay: RelayControl
 
     def start_all(self) -> None:
-        """See `Engine`."""
         blueprint = self._blueprint
         relay = ("-m", "walproxy.lab.testing.relay", f"0.0.0.0:{_CONTROL_PORT}")
         self._start("relay", self._program("relay", _CONTROL_PORT, *relay))
@@ -108,11 +107,9 @@ class ContainersEngine:
             self._start(name, self._standby(name))
 
     def close(self) -> None:
-        """See `Engine`."""
         self._closing.close()
 
     def conninfo(self, member: str = "postgres") -> str:
-        """See `Engine`."""
         return psycopg.conninfo.make_conninfo(
             host=self._host,
             port=str(self._ports[member]),
@@ -122,54 +119,44 @@ class ContainersEngine:
         )
 
     def primary_answers(self) -> bool:
-        """See `Engine`."""
         return takes_connections(self.conninfo())
 
     def pause(self, member: str) -> None:
-        """See `Engine`."""
         with parts.engine_errors(f"pause {member}"):
             if self._state(member) == "running":
                 parts.pause(self._container(member))
 
     def resume(self, member: str) -> None:
-        """See `Engine`."""
         with parts.engine_errors(f"resume {member}"):
             if self._state(member) == "paused":
                 self._container(member).unpause()
 
     def kill(self, member: str) -> None:
-        """See `Engine`."""
         with parts.engine_errors(f"kill {member}"):
             if self.runs(member):
                 self._container(member).kill()
                 self._container(member).wait(timeout=_STOP_S)
 
     def stop(self, member: str) -> None:
-        """See `Engine`."""
         with parts.engine_errors(f"stop {member}"):
             self._container(member).stop(timeout=_STOP_S)
 
     def start(self, member: str) -> None:
-        """See `Engine`."""
         with parts.engine_errors(f"start {member}"):
             if not self.runs(member):
                 self._container(member).start()
 
     def runs(self, member: str) -> bool:
-        """See `Engine`."""
         return self._state(member) in ("running", "paused")
 
     def hold(self, safekeeper: str, direction: Direction) -> None:
-        """See `Engine`."""
         self._relay.hold(safekeeper, direction)
 
     def set_disk(self, safekeeper: str, faults: DiskFaults) -> None:
-        """See `Engine`."""
         with parts.engine_errors(f"reach into {safekeeper}"):
             parts.put_file(self._container(safekeeper), _CONTROL_FILE, msgspec.json.encode(faults))
 
     def status_of(self, member: str) -> dict[str, Any] | None:
-        """See `Engine`."""
         if member not in (*self._blueprint.safekeeper_names, *self._blueprint.proxy_names):
             return None
         if member not in self._ports:
@@ -178,11 +165,9 @@ class ContainersEngine:
         return read_status(f"http://{socket.gethostbyname(self._host)}:{self._ports[member]}")
 
     def http_port(self, member: str) -> int | None:
-        """See `Engine`."""
         return None
 
     def log(self, member: str, lines: int) -> str:
-        """See `Engine`."""
         if member not in self._containers:
             return ""
         with parts.engine_errors(f"read the log of {member}"):
@@ -190,7 +175,6 @@ class ContainersEngine:
         return logged.decode(errors="replace").rstrip("\n")
 
     def process_ids(self) -> dict[str, int]:
-        """See `Engine`."""
         return {
             name: self._container(name).attrs["State"]["Pid"] for name in self._blueprint.members if self.runs(name)
         }
@@ -232,7 +216,7 @@ class ContainersEngine:
             *("-m", "walproxy.lab.testing.faulty_disk", *(("--volatile",) if self._blueprint.volatile_disks else ())),
             *(str(_CONTROL_FILE), "run", "--id", str(number), "--data-dir", _DATA, "--listen", "0.0.0.0:5454"),
             *("--http", f"0.0.0.0:{_SAFEKEEPER_HTTP_PORT}", "--pg-listen", f"0.0.0.0:{_READERS_PORT}"),
-            *("--pg-allow", "0.0.0.0/0", *(("--archive", _ARCHIVE) if self._archive else ())),
+            *("-c", "pg_allow=0.0.0.0/0", *(("--archive", _ARCHIVE) if self._archive else ())),
         )
         if self._archive:
             container.with_volume_mapping(self._archive, _ARCHIVE, "rw")

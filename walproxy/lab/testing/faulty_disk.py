@@ -94,7 +94,6 @@ class FaultyFile(RealFile):
         super().__init__(path, flags)
         self._control = control
         self._unsynced: UnsyncedWrites | None = None
-        self.system_pwrite, self.system_fdatasync = self._pwrite_all, self.fdatasync
 
     def identity(self) -> tuple[int, int]:
         """Return what distinguishes this file from all others, whatever its name."""
@@ -112,10 +111,6 @@ class FaultyFile(RealFile):
             super().pwrite(data, offset)
         else:
             self._unsynced.add(data, offset)
-
-    def _pwrite_all(self, data: bytes, offset: int) -> int:
-        self.pwrite(data, offset)
-        return len(data)
 
     def pread(self, length: int, offset: int) -> bytes:
         on_disk = super().pread(length, offset)

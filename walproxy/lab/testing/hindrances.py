@@ -68,7 +68,6 @@ class UsedUpConnections:
                 self._sessions.append(_connect(conninfo))
 
     def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
-        """See Hindrance."""
         for session in self._sessions:
             session.close()
 
@@ -82,7 +81,6 @@ class BlockedLogins:
         self._session.execute("LOCK TABLE pg_catalog.pg_authid IN ACCESS EXCLUSIVE MODE")
 
     def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
-        """See Hindrance."""
         self._session.close()
 
 
@@ -100,7 +98,6 @@ class ChangedSettings:
             session.execute("SELECT pg_catalog.pg_reload_conf()")
 
     def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
-        """See Hindrance."""
         with _reconnect(self._conninfo, within_s) as session:
             for name in self._names:
                 session.execute(sql.SQL("ALTER SYSTEM RESET {}").format(sql.Identifier(name)))
@@ -118,7 +115,6 @@ class PausedReplay:
         self._session.execute("SELECT pg_catalog.pg_wal_replay_pause()")
 
     def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
-        """See Hindrance."""
         # A standby that was restarted has lost the session, and the pause with it.
         with self._session, contextlib.suppress(psycopg.OperationalError):
             self._session.execute("SELECT pg_catalog.pg_wal_replay_resume()")
@@ -139,7 +135,6 @@ class HostileHttp:
         ]
 
     def end(self, within_s: float = UNDONE_WITHIN_S) -> None:
-        """See Hindrance."""
         for client in self._clients:
             client.kill()
             client.wait()

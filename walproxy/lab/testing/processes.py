@@ -76,8 +76,6 @@ class ProcessesEngine:
         return cluster
 
     def start_all(self) -> None:
-        """See `Engine`."""
-
         def start() -> None:
             self._primary.init()
             self._cluster.start()
@@ -91,21 +89,17 @@ class ProcessesEngine:
         self._by_starter(start)
 
     def close(self) -> None:
-        """See `Engine`."""
         for member in ("postgres", *self._cluster.standbys):
             self.resume(member)
         self._closing.close()
 
     def conninfo(self, member: str = "postgres") -> str:
-        """See `Engine`."""
         return self._cluster.standbys.get(member, self._primary).conninfo()
 
     def primary_answers(self) -> bool:
-        """See `Engine`."""
         return takes_connections(self.conninfo())
 
     def pause(self, member: str) -> None:
-        """See `Engine`."""
         server = self._server(member)
         if server is None:
             self._daemons[member].pause()
@@ -115,7 +109,6 @@ class ProcessesEngine:
             _signal(descendants(server.pid), signal.SIGSTOP)
 
     def resume(self, member: str) -> None:
-        """See `Engine`."""
         server = self._server(member)
         if server is not None:
             if server.pid is not None:
@@ -124,45 +117,35 @@ class ProcessesEngine:
             self._daemons[member].resume()
 
     def kill(self, member: str) -> None:
-        """See `Engine`."""
         self._process(member).kill9()
 
     def stop(self, member: str) -> None:
-        """See `Engine`."""
         self._process(member).stop()
 
     def start(self, member: str) -> None:
-        """See `Engine`."""
         if not self.runs(member):
             self._by_starter(self._process(member).start)
 
     def runs(self, member: str) -> bool:
-        """See `Engine`."""
         return self._process(member).pid is not None
 
     def hold(self, safekeeper: str, direction: Direction) -> None:
-        """See `Engine`."""
         self._relay.control.hold(safekeeper, direction)
 
     def set_disk(self, safekeeper: str, faults: DiskFaults) -> None:
-        """See `Engine`."""
         write_faults(self._control_file(safekeeper), faults)
 
     def status_of(self, member: str) -> dict[str, Any] | None:
-        """See `Engine`."""
         return self._daemons[member].status() if member in self._daemons else None
 
     def http_port(self, member: str) -> int | None:
-        """See `Engine`."""
         return self._daemons[member].http_port if member in self._daemons else None
 
     def log(self, member: str, lines: int) -> str:
-        """See `Engine`."""
         path = self._process(member).log_path
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
     def process_ids(self) -> dict[str, int]:
-        """See `Engine`."""
         return self._cluster.process_ids()
 
     def data_folder(self, member: str) -> Path:

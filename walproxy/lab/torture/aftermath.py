@@ -5,17 +5,18 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 import asyncpg
 import psycopg
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from walproxy.lab.load.clients import asyncpg_options
+from walproxy.lab.testing import WalproxyCluster
 from walproxy.lab.torture.clients import APPLICATION_NAME
-from walproxy.lab.torture.record import Operation, Violation
+from walproxy.lab.torture.record import Violation
 from walproxy.lab.torture.wal_check import LEFT_BEHIND, check_safekeepers, wait_until_reached
-from walproxy.lab.torture.workloads import WORKLOADS, Workload
+from walproxy.lab.torture.workloads import WORKLOADS, Try, Workload
 
 FELL_OVER: Final = "FellOver"
 
@@ -31,30 +32,18 @@ _END_OF_LOG: Final = """
 """
 
 
-class LeftCluster(Protocol):
-    """The cluster's interface for the checks: see walproxy.lab.testing.WalproxyCluster."""
-
-    @property
-    def conninfo(self) -> str: ...
-    @property
-    def members(self) -> tuple[str, ...]: ...
-    def conninfo_of(self, who: str, /) -> str: ...
-    def status(self) -> dict[str, Any] | None: ...
-    def status_of(self, who: str, /) -> dict[str, Any] | None: ...
-    def data_folder(self, who: str, /) -> Path: ...
-    def logs(self, who: str, lines: int = ..., /) -> str: ...
-
-
 async def check_tables(
-    conninfo: str, history: Sequence[Operation], workloads: Sequence[Workload] = WORKLOADS
+    conninfo: str, tries: Sequence[Try], workloads: Sequence[Workload] = WORKLOADS
 ) -> list[Violation]:
-    """Compare the tables of a server with the history. No client may still commit."""
+    """Compare the tables of a server with what clients have tried. No client may still commit."""
     connection = await asyncpg.connect(**asyncpg_options(conninfo, APPLICATION_NAME))
     try:
         return [
             violation
             for workload in workloads
-            for violation in workload.check(await workload.read(connection), history)
+            for violation in workload.check(
+                await workload.read(connection), (each for each in tries if each.operation.workload == workload.name)
+            )
         ]
     finally:
         await connection.close()
@@ -72,9 +61,9 @@ def wait_for_sessions(conninfo: str) -> None:
 
 
 def check_copies(
-    cluster: LeftCluster, safekeepers: Sequence[str], standbys: Sequence[str], history: Sequence[Operation]
+    cluster: WalproxyCluster, safekeepers: Sequence[str], standbys: Sequence[str], tries: Sequence[Try]
 ) -> list[Violation]:
-    """Compare safekeepers with the primary; and with the history, what standbys show that have replayed everything."""
+    """Compare safekeepers with the primary; and with the tries, what standbys show that have replayed everything."""
     with psycopg.connect(cluster.conninfo, autocommit=True) as connection:
         row = connection.execute(_END_OF_LOG).fetchone()
     assert row is not None  # It has no FROM.
@@ -91,12 +80,12 @@ def check_copies(
                 )
             )
             continue
-        found = asyncio.run(check_tables(cluster.conninfo_of(standby), history))
+        found = asyncio.run(check_tables(cluster.conninfo_of(standby), tries))
         violations += [Violation(each.rule, f"{standby}: {each.message}") for each in found]
     return violations
 
 
-def check_logs(cluster: LeftCluster) -> list[Violation]:
+def check_logs(cluster: WalproxyCluster) -> list[Violation]:
     """Check that no member's log has a traceback."""
     violations = []
     for member in cluster.members:
@@ -110,13 +99,13 @@ def check_logs(cluster: LeftCluster) -> list[Violation]:
     return violations
 
 
-def keep_logs(cluster: LeftCluster, directory: Path) -> None:
+def keep_logs(cluster: WalproxyCluster, directory: Path) -> None:
     """Write the logs of all members into a folder: containers take theirs with them when they go."""
     for member in cluster.members:
         (directory / f"{member}.log").write_text(cluster.logs(member, _ALL_LINES))
 
 
-def _replayed_lsn(cluster: LeftCluster, standby: str) -> Lsn:
+def _replayed_lsn(cluster: WalproxyCluster, standby: str) -> Lsn:
     """Return up to where a standby has replayed, by the proxy's status; 0 if that does not list it."""
     status = cluster.status()
     rows = status["standbys"] if status is not None else []

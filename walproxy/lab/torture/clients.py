@@ -11,7 +11,7 @@ from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.lab.load import history
 from walproxy.lab.load.clients import Clients
 from walproxy.lab.torture.record import Operation
-from walproxy.lab.torture.workloads import Attempt, Workload
+from walproxy.lab.torture.workloads import Attempt, Try, Workload
 
 APPLICATION_NAME = "walproxy torture"
 
@@ -90,6 +90,11 @@ class TortureClients(Clients[Tried]):
         """Return what is to be kept of the transactions that have ended, without the first `number` of them."""
         return list(_kept(self.history.operations[number:], self._begun_at))
 
+    def tries(self) -> list[Try]:
+        """Return what the workloads check: each transaction that has ended."""
+        ended = self.history.operations
+        return [Try(kept, each.transaction.attempt) for kept, each in zip(self.ended_since(0), ended, strict=False)]
+
 
 def _chooser(workloads: Sequence[Workload], seed: int) -> Callable[[int], Tried]:
     """Return what chooses a client's next transaction: each client has a chance of its own."""
@@ -104,7 +109,7 @@ def _chooser(workloads: Sequence[Workload], seed: int) -> Callable[[int], Tried]
     return choose
 
 
-def _kept(operations: Iterable[history.Operation[Tried]], begun_at: float) -> Iterable[Operation]:
+def _kept(operations: Iterable[history.HistoryOperation[Tried]], begun_at: float) -> Iterable[Operation]:
     for each in operations:
         tried = each.transaction
         times_s = each.begun_at - begun_at, each.ended_at - begun_at

@@ -14,12 +14,14 @@ taken over from it, and is started again as its supervisor would.
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal
 
 from safekeeper.base.errors import WalproxyError
 from safekeeper.base.logs import one_line
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.lab.testing import WalproxyCluster
 from walproxy.lab.testing.hindrances import GATE_REMOVED, HINDRANCES
+from walproxy.lab.torture.clients import TortureClients
 from walproxy.lab.torture.plan import (
     CUT_OFF,
     DEAF,
@@ -52,38 +54,6 @@ _LOG_LINES: Final = 5
 _DIRECTIONS: Final[dict[str, Literal["both", "to", "from"]]] = {CUT_OFF: "both", DEAF: "to", MUTE: "from"}
 
 
-class StressedCluster(Protocol):
-    """The faults that the nemesis injects into a cluster: see walproxy.lab.testing.WalproxyCluster."""
-
-    @property
-    def members(self) -> tuple[str, ...]: ...
-    def pause(self, who: str, /) -> None: ...
-    def kill(self, who: str, /) -> None: ...
-    def stop(self, who: str, /) -> None: ...
-    def start(self, who: str, /) -> None: ...
-    def partition(self, safekeeper: str, direction: Literal["both", "to", "from"] = "both", /) -> None: ...
-    def slow(self, safekeeper: str, fsync_ms: float, /) -> None: ...
-    def fill(self, safekeeper: str, /) -> None: ...
-    def flood(self, safekeeper: str, /) -> None: ...
-    def take_descriptors(self, safekeeper: str, /) -> None: ...
-    def hinder(self, who: str, kind: str, /) -> None: ...
-    def heal(self, who: str | None = None, /) -> None: ...
-    def status_of(self, who: str, /) -> dict[str, Any] | None: ...
-    def process_ids(self) -> dict[str, int]: ...
-    def logs(self, who: str, lines: int = ..., /) -> str: ...
-
-
-class Commits(Protocol):
-    """The clients' progress, for the nemesis: see walproxy.lab.torture.clients.TortureClients."""
-
-    @property
-    def acknowledged_lsn(self) -> Lsn: ...
-    @property
-    def last_ok_begun_s(self) -> float: ...
-    @property
-    def problem(self) -> str: ...
-
-
 class Nemesis:
     """Carries out bouts.
 
@@ -99,8 +69,8 @@ class Nemesis:
 
     def __init__(
         self,
-        cluster: StressedCluster,
-        commits: Commits,
+        cluster: WalproxyCluster,
+        commits: TortureClients,
         targets: Targets,
         clock: Callable[[], float],
         wait: Callable[[float], None],

@@ -6,8 +6,10 @@ Needs jinja2 and plotly, which come with the extra `testing`.
 from pathlib import Path
 from typing import Final
 
-from walproxy.html_page import page, rendering
-from walproxy.html_page.units import duration_text
+from plotly.offline import get_plotlyjs
+
+from walproxy.html_page import pages
+from walproxy.html_page.charts import duration_text
 from walproxy.lab.torture.growth import GROWTH_PERCENT_MAX, growth_of
 from walproxy.lab.torture.record import Run
 from walproxy.lab.torture.report_charts import charts_of
@@ -31,7 +33,9 @@ def render(run: Run) -> str:
         "seconds": lambda seconds: f"{seconds:.2f} s",
         "took": lambda seconds: "–" if seconds is None else duration_text(1e6 * seconds),
     }
-    return page.render(_TEMPLATES, "run.html.j2", charts_of(run, figures), context, filters)
+    charts = charts_of(run, figures)
+    context |= pages.scripts(charts, get_plotlyjs())
+    return pages.render(_TEMPLATES, "run.html.j2", ["page.css"], charts, context, filters)
 
 
 def write_page(run: Run, path: Path) -> None:
@@ -40,4 +44,4 @@ def write_page(run: Run, path: Path) -> None:
     Raises:
         ConfigurationError: it cannot be written.
     """
-    rendering.write(render(run), path, "--report")
+    pages.write(render(run), path, "--report")

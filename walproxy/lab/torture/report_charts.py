@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from walproxy.html_page.charts import OTHER_SLOT, SLOTS, Chart, label_of, rounded
-from walproxy.html_page.units import duration_text
+from walproxy.html_page.charts import OTHER_SLOT, SLOTS, Chart, duration_text, label_of, rounded
 from walproxy.lab.load.history import Outcome
 from walproxy.lab.torture.record import Run, Sample
 from walproxy.lab.torture.report_figures import Figures, fault_end_s

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from walproxy.html_page.units import bin_width_us
+from walproxy.html_page.charts import bin_width_us
 from walproxy.lab.load.history import Outcome
 from walproxy.lab.load.percentiles import percentile
 from walproxy.lab.torture.plan import POWER_CUT
@@ -22,7 +22,7 @@ OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "fail", "unknown")
 _GAPS_MAX: Final = 10
 
 
-class Bin(msgspec.Struct, frozen=True):
+class TimeBin(msgspec.Struct, frozen=True):
     """The operations that ended within one bin of time.
 
     Attributes:
@@ -40,7 +40,7 @@ class Bin(msgspec.Struct, frozen=True):
     other_max_s: dict[Outcome, float]
 
 
-class Sums(msgspec.Struct, frozen=True):
+class OutcomeSums(msgspec.Struct, frozen=True):
     """The outcomes of some operations; the times are of the ok ones, None without any."""
 
     counts: dict[Outcome, int]
@@ -80,9 +80,9 @@ class Figures(msgspec.Struct, frozen=True):
     """Everything that is shown of a run in numbers."""
 
     width_s: float
-    bins: list[Bin]
-    all: Sums
-    workloads: dict[str, Sums]
+    bins: list[TimeBin]
+    all: OutcomeSums
+    workloads: dict[str, OutcomeSums]
     gaps: list[Gap]
     faults: list[FaultSums]
 
@@ -113,7 +113,7 @@ def duration_s(operation: Operation, run_s: float) -> float:
     return (run_s if operation.ended_s is None else operation.ended_s) - operation.begun_s
 
 
-def _bins(run: Run, width_us: int) -> list[Bin]:
+def _bins(run: Run, width_us: int) -> list[TimeBin]:
     number = _us(run.seconds) // width_us + 1
     contents: list[list[Operation]] = [[] for _ in range(number)]
     for operation in run.operations:
@@ -127,16 +127,16 @@ def _us(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-def _bin(begin_s: float, operations: Sequence[Operation], run_s: float) -> Bin:
+def _bin(begin_s: float, operations: Sequence[Operation], run_s: float) -> TimeBin:
     sums = sums_of(operations)
     others: dict[Outcome, float] = {}
     for operation in operations:
         if operation.outcome != "ok":
             others[operation.outcome] = max(others.get(operation.outcome, 0.0), duration_s(operation, run_s))
-    return Bin(begin_s, sums.counts, sums.p50_s, sums.p99_s, sums.max_s, others)
+    return TimeBin(begin_s, sums.counts, sums.p50_s, sums.p99_s, sums.max_s, others)
 
 
-def sums_of(operations: Iterable[Operation]) -> Sums:
+def sums_of(operations: Iterable[Operation]) -> OutcomeSums:
     """Return the outcomes and times of some operations."""
     counts: Counter[Outcome] = Counter()
     times_s = []
@@ -146,9 +146,9 @@ def sums_of(operations: Iterable[Operation]) -> Sums:
             times_s.append(operation.ended_s - operation.begun_s)
     all_counts = {outcome: counts[outcome] for outcome in OUTCOMES}
     if not times_s:
-        return Sums(all_counts, None, None, None)
+        return OutcomeSums(all_counts, None, None, None)
     times_s.sort()
-    return Sums(all_counts, percentile(times_s, 50), percentile(times_s, 99), times_s[-1])
+    return OutcomeSums(all_counts, percentile(times_s, 50), percentile(times_s, 99), times_s[-1])
 
 
 def pauses_of(operations: Iterable[Operation], run_s: float) -> list[tuple[float, float]]:

@@ -38,7 +38,7 @@ _SAMPLE_EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunOptions:
     """The options of a run.
 
     Attributes:
@@ -81,7 +81,7 @@ class Watcher(Protocol):
         ...
 
 
-def stress(plan: Plan, watcher: Watcher) -> Stressed:
+def stress(plan: RunOptions, watcher: Watcher) -> Stressed:
     """Run the torture test on a new cluster; return the result. Ctrl-C ends the bouts early; the checks still run.
 
     Raises:
@@ -107,7 +107,7 @@ def stress(plan: Plan, watcher: Watcher) -> Stressed:
 class _Run:
     """A run on a cluster that streams."""
 
-    def __init__(self, plan: Plan, watcher: Watcher, cluster: WalproxyCluster, postgres: str) -> None:
+    def __init__(self, plan: RunOptions, watcher: Watcher, cluster: WalproxyCluster, postgres: str) -> None:
         self._plan = plan
         self._watcher = watcher
         self._cluster = cluster
@@ -193,9 +193,10 @@ class _Run:
         self._doing = "checking tables, bytes and logs"
         self._wait(0.0)
         wait_for_sessions(cluster.conninfo)
-        violations = asyncio.run(check_tables(cluster.conninfo, self._operations))
+        tries = self._clients.tries()
+        violations = asyncio.run(check_tables(cluster.conninfo, tries))
         if catches_up:
-            violations += check_copies(cluster, self._targets.safekeepers, self._targets.standbys, self._operations)
+            violations += check_copies(cluster, self._targets.safekeepers, self._targets.standbys, tries)
         return violations + check_logs(cluster)
 
     def _passed_s(self) -> float:

@@ -99,7 +99,7 @@ def soak(
     samples = [sample for sample in sampler.samples if sample.at_s <= end_s]
     violations = violations_of(samples, end_s, is_judged)
     violations += commit_violations(operations, end_s, load.commits_per_s, clients.problem)
-    violations += asyncio.run(check_tables(cluster.conninfo, operations, _WORKLOADS))
+    violations += asyncio.run(check_tables(cluster.conninfo, clients.tries(), _WORKLOADS))
     if is_interrupted:
         violations.append(Violation("Interrupted", f"interrupted after {end_s:.0f} of {seconds:.0f} s"))
     return Run(0, end_s, cluster.engine, version.split()[0], safekeepers, operations, [], samples, violations)

@@ -17,7 +17,7 @@ from walproxy.postgres.local_server import LocalPostgres
 
 _SETTINGS: Final = {"max_connections": "100", "shared_buffers": "64MB", "max_wal_size": "256MB"}
 # WAL is removed from the first minutes on, not only when a gigabyte has come together.
-_OPTIONS: Final = ("--wal-keep", "64MiB")
+_OPTIONS: Final = ("-c", "wal_keep=64MiB")
 _PARTIAL_INTERVAL_S: Final = 5.0
 _STANDBY: Final = "standby1"
 
@@ -41,7 +41,7 @@ def soaked_cluster(
             containers.wait_until_streaming()
             yield containers
         return
-    archive = ("--archive", str(directory / "archive"), "--archive-partial-interval", str(_PARTIAL_INTERVAL_S))
+    archive = ("--archive", str(directory / "archive"), "-c", f"archive_partial_interval={_PARTIAL_INTERVAL_S}")
     server = LocalPostgres(choose_server(major), directory / "postgres", settings=_SETTINGS)
     with LocalCluster(directory, server, safekeepers, safekeeper_options=(*archive, *_OPTIONS)) as cluster:
         server.init()

@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
+from walproxy.lab.testing import WalproxyCluster
 from walproxy.lab.torture.record import Violation
 from walproxy.lab.wal_compare import WalDiffers, compare_wal
 
@@ -17,15 +18,8 @@ CATCHES_UP_WITHIN_S: Final = 90.0
 _POLL_S: Final = 0.05
 
 
-class HoldsWal(Protocol):
-    """The cluster's interface for the checks: see walproxy.lab.testing.WalproxyCluster."""
-
-    def status_of(self, who: str, /) -> dict[str, Any] | None: ...
-    def data_folder(self, who: str, /) -> Path: ...
-
-
 def check_safekeepers(
-    cluster: HoldsWal, safekeepers: Sequence[str], end_lsn: Lsn, segment_size: int
+    cluster: WalproxyCluster, safekeepers: Sequence[str], end_lsn: Lsn, segment_size: int
 ) -> list[Violation]:
     """Compare what every safekeeper has below `end_lsn` with the primary's pg_wal; `end_lsn` is flushed there."""
     violations = []
@@ -57,7 +51,7 @@ def wait_until_reached(position: Callable[[], Lsn], end_lsn: Lsn) -> Lsn:
     return lsn
 
 
-def _committed_lsn(cluster: HoldsWal, safekeeper: str) -> Lsn:
+def _committed_lsn(cluster: WalproxyCluster, safekeeper: str) -> Lsn:
     """Return up to where a safekeeper has WAL on disk below its commit_lsn, 0 if it does not answer."""
     status = cluster.status_of(safekeeper)
     return min(parse_lsn(status["flush_lsn"]), parse_lsn(status["commit_lsn"])) if status is not None else 0

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from psycopg.pq import TransactionStatus
 
-from walproxy.pipeline.cdc.apply.fingerprint import Column, Evidence, Fingerprint, Heap
+from walproxy.pipeline.cdc.apply.fingerprint import Evidence, Fingerprint, Heap, SentColumn
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.server import Connection, one_line_errors, server_major
 
@@ -294,7 +294,7 @@ def _read(connection: Connection, publications: Sequence[str]) -> list[Published
             relation.key_constraint,
             {each: heap.heap for each, heap in heaps.items()},
             {each: tree.xmin[each] for each in parts},
-            {each.name: Column(each.number, each.type_oid, each.type_modifier) for each in listed},
+            {each.name: SentColumn(each.number, each.type_oid, each.type_modifier) for each in listed},
             types[oid],
         )
         evidence = Evidence(

@@ -16,7 +16,7 @@ from walproxy.pipeline.cdc.messages import Begin, Commit, Rows
 from walproxy.pipeline.cdc.transactions import Sent
 
 
-class Quorum(Protocol):
+class QuorumWaiter(Protocol):
     """Waits for the quorum. Both may raise: the transaction is not passed on then."""
 
     def wait_for(self, lsn: Lsn) -> None:
@@ -29,7 +29,7 @@ class Quorum(Protocol):
 
 
 def on_quorum(
-    stream: Iterable[Sent], quorum: Quorum, *, known_lsn: Lsn, held_bytes_max: int
+    stream: Iterable[Sent], quorum: QuorumWaiter, *, known_lsn: Lsn, held_bytes_max: int
 ) -> Generator[Sent, None, None]:
     """Yield what `stream` yields, each transaction when its commit record is on the quorum.
 

@@ -94,12 +94,12 @@ class SafeLsn:
             WalproxyError: it does not answer.
         """
         status = fetch_status(url)
-        if status["tli"] not in (None, tli):
+        if status.tli not in (None, tli):
             raise SourceUnavailable(
-                f"the proxy at {shown_url(url)} leads timeline {status['tli']}, the server is on timeline {tli}: name "
+                f"the proxy at {shown_url(url)} leads timeline {status.tli}, the server is on timeline {tli}: name "
                 "the primary from which that proxy streams"
             )
-        return parse_lsn(str(status["commit_lsn"]))
+        return parse_lsn(status.commit_lsn)
 
     def wait_for(self, connection: Connection, lsn: Lsn, timeout_s: float) -> None:
         """Return when the position is at or beyond `lsn`.

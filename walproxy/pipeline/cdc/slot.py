@@ -49,7 +49,7 @@ def protocol_version(major: int) -> int:
 
 
 @dataclass(frozen=True)
-class SlotState:
+class LogicalSlot:
     """A row of pg_replication_slots, of any version.
 
     Attributes:
@@ -73,7 +73,7 @@ class SlotState:
     retained_bytes: int | None
 
 
-def read_slot(connection: Connection, name: str) -> SlotState | None:
+def read_slot(connection: Connection, name: str) -> LogicalSlot | None:
     """Return the slot `name`, None if there is none.
 
     Raises:
@@ -91,7 +91,7 @@ def read_slot(connection: Connection, name: str) -> SlotState | None:
     reason = row.get("invalidation_reason") or ("a conflict with recovery" if row.get("conflicting") else None)
     if reason is None and (row["wal_status"] == "lost" or restart is None):
         reason = "the WAL that it needs was removed"
-    return SlotState(
+    return LogicalSlot(
         name,
         row["plugin"],
         row["slot_type"],
@@ -122,7 +122,7 @@ def is_held_back(connection: Connection, name: str) -> bool:
     return bool(one_value(connection, query, {"name": name}, doing=f"ask what slot {name!r} waits for"))
 
 
-def usable_slot(connection: Connection, name: str) -> tuple[SlotState, Lsn]:
+def usable_slot(connection: Connection, name: str) -> tuple[LogicalSlot, Lsn]:
     """Return the slot, which must exist and be one that can be read here, and its confirmed position.
 
     Raises:

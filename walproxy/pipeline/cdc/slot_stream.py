@@ -19,7 +19,7 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.cdc.changes import Change, Changes, RowsByRelation
 from walproxy.pipeline.cdc.messages import Begin, Commit, Rows
-from walproxy.pipeline.cdc.quorum_gate import Quorum, on_quorum
+from walproxy.pipeline.cdc.quorum_gate import QuorumWaiter, on_quorum
 from walproxy.pipeline.cdc.server import SourceUnavailable
 from walproxy.pipeline.cdc.spool import Spool
 from walproxy.pipeline.cdc.transactions import Assembler, Sent
@@ -54,7 +54,7 @@ class SlotStream:
     def __init__(
         self,
         feed: Feed,
-        quorum: Quorum,
+        quorum: QuorumWaiter,
         begin_lsn: Lsn,
         *,
         version: int,

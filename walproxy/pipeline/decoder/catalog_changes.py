@@ -2,7 +2,7 @@
 
 A row is decoded from one record alone; a record can have several. Changes of transactions that abort are there, too,
 and nothing is put together: queries do that, for the rows of committed transactions
-(walproxy/pipeline/definition_changes.py).
+(walproxy/pipeline/view_queries.py).
 
 Only the records of interest are looked at one by one, in Python: those that refer to a catalog's file or an index of
 it, that create, truncate or drop files, or that end a transaction and list the relations that it has changed.
@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from safekeeper.base.lsn import format_lsn
-from safekeeper.waldecode.format import WalFormatError
+from safekeeper.waldecode.format import RM_XACT, WalFormatError
+from walproxy.pipeline.decoder.arrow import Columns
 from walproxy.pipeline.decoder.catalog_layouts import INDEXES, MAPPED, catalogs_of
 from walproxy.pipeline.decoder.catalog_tuples import Row, rows_of_reference
-from walproxy.pipeline.decoder.columns import Columns
 from walproxy.pipeline.decoder.decode import Decoded
-from walproxy.pipeline.decoder.opcodes import RM_HEAP, RM_RELMAP, RM_SMGR, RM_XACT, operation_name, rmgr_name
+from walproxy.pipeline.decoder.opcodes import RM_HEAP, RM_RELMAP, RM_SMGR, operation_name, rmgr_name
 from walproxy.pipeline.decoder.transaction_bodies import PREPARE, dropped_files_and_messages
 from walproxy.pipeline.schemas import columns_of
 

@@ -24,7 +24,7 @@ class Field(NamedTuple):
     columns: tuple[str, ...]
 
 
-class Catalog(NamedTuple):
+class DecodedCatalog(NamedTuple):
     """A catalog whose tuples are decoded."""
 
     name: str
@@ -43,12 +43,12 @@ _SELF: Final = ("object", "relation")
 
 
 @functools.cache
-def catalogs_of(major: int) -> dict[int, Catalog]:
+def catalogs_of(major: int) -> dict[int, DecodedCatalog]:
     """Return the catalogs of a major version, by the number of their file."""
     found = (
-        Catalog("pg_class", 1259, _class_fields(major)),
-        Catalog("pg_attribute", 1249, _attribute_fields(major)),
-        Catalog(
+        DecodedCatalog("pg_class", 1259, _class_fields(major)),
+        DecodedCatalog("pg_attribute", 1249, _attribute_fields(major)),
+        DecodedCatalog(
             "pg_type",
             1247,
             (
@@ -59,7 +59,7 @@ def catalogs_of(major: int) -> dict[int, Catalog]:
                 Field("typrelid", 84, "oid", ("relation",)),
             ),
         ),
-        Catalog(
+        DecodedCatalog(
             "pg_index",
             2610,
             (
@@ -67,7 +67,7 @@ def catalogs_of(major: int) -> dict[int, Catalog]:
                 Field("indrelid", 4, "oid", ("relation",)),
             ),
         ),
-        Catalog(
+        DecodedCatalog(
             "pg_constraint",
             2606,
             (

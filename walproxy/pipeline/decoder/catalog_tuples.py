@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from walproxy.pipeline.decoder.catalog_layouts import INDEXES, WIDTHS, Catalog, FieldType, IndexKey
+from walproxy.pipeline.decoder.catalog_layouts import INDEXES, WIDTHS, DecodedCatalog, FieldType, IndexKey
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.opcodes import RM_BTREE, RM_HEAP, RM_HEAP2
 from walproxy.pipeline.decoder.page_images import items_of, page_image
@@ -50,7 +50,7 @@ class _Part(NamedTuple):
     kept_tail: int = 0
 
 
-def heap_rows(decoded: Decoded, record: int, catalog: Catalog, reference: int) -> Iterator[Row]:
+def heap_rows(decoded: Decoded, record: int, catalog: DecodedCatalog, reference: int) -> Iterator[Row]:
     """Yield the tuples that a record of a heap inserts, updates or deletes.
 
     Args:
@@ -91,7 +91,7 @@ def heap_rows(decoded: Decoded, record: int, catalog: Catalog, reference: int) -
         }
 
 
-def image_rows(decoded: Decoded, catalog: Catalog, reference: int, made: set[int]) -> Iterator[Row]:
+def image_rows(decoded: Decoded, catalog: DecodedCatalog, reference: int, made: set[int]) -> Iterator[Row]:
     """Yield the tuples of a page of a catalog that a record has an image of, without those lines that it has made."""
     block = int(decoded.block[reference])
     for line, item in items_of(page_image(decoded, reference)).items():
@@ -155,7 +155,7 @@ def _split_entry(
     return items[line - first_right + (2 in ids)], True
 
 
-def _multi_insert(decoded: Decoded, catalog: Catalog, reference: int, main: bytes, init: bool) -> Iterator[Row]:
+def _multi_insert(decoded: Decoded, catalog: DecodedCatalog, reference: int, main: bytes, init: bool) -> Iterator[Row]:
     (count,) = struct.unpack_from("<H", main, 2)
     lines = range(1, count + 1) if init else struct.unpack_from(f"<{count}H", main, 4)
     data = _block_data(decoded, reference)
@@ -208,7 +208,7 @@ def _data_of(item: bytes) -> _Part:
     return _Part(item[item[_HOFF] :])
 
 
-def _fields(catalog: Catalog, part: _Part) -> Row:
+def _fields(catalog: DecodedCatalog, part: _Part) -> Row:
     """Return the columns of a tuple that are known."""
     size = part.kept + len(part.data) + part.kept_tail
     row: Row = {"tuple_bytes": size}
@@ -278,7 +278,9 @@ def _block_data(decoded: Decoded, reference: int) -> bytes:
     return decoded.stripped[begin : begin + int(decoded.data_bytes[reference])].tobytes()
 
 
-def rows_of_reference(decoded: Decoded, record: int, reference: int, catalogs: dict[int, Catalog]) -> Iterator[Row]:
+def rows_of_reference(
+    decoded: Decoded, record: int, reference: int, catalogs: dict[int, DecodedCatalog]
+) -> Iterator[Row]:
     """Yield what a record contains of the tuples of a catalog, for one of its references to a catalog or its index.
 
     Raises:

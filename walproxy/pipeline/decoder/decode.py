@@ -28,7 +28,6 @@ from safekeeper.waldecode.format import (
 )
 from walproxy.pipeline.decoder import stops
 from walproxy.pipeline.decoder.arrays import BLOCK_TYPES, RECORD_TYPES, BlockArrays, RecordArrays
-from walproxy.pipeline.decoder.page_walk import Span
 from walproxy.pipeline.decoder.pages import (
     HEADER_WORDS,
     content_position,
@@ -37,7 +36,7 @@ from walproxy.pipeline.decoder.pages import (
     strip,
 )
 from walproxy.pipeline.decoder.record_body import BLOCKS_PER_RECORD_MAX
-from walproxy.pipeline.decoder.walker import BEGIN, State, walk
+from walproxy.pipeline.decoder.walker import BEGIN, Span, WalkState, walk
 
 # Typical WAL has a record in 100 to 200 bytes and as many block references; the arrays grow where it has more.
 _BYTES_PER_RECORD: Final = 128
@@ -221,7 +220,7 @@ def decode(
     return _decoded(workspace, content, span, state, _end(state, span, raw))
 
 
-def _decoded(workspace: Workspace, content: NDArray[np.uint8], span: Span, state: State, end: End) -> Decoded:
+def _decoded(workspace: Workspace, content: NDArray[np.uint8], span: Span, state: WalkState, end: End) -> Decoded:
     records = RecordArrays(*(array[: state.records] for array in workspace.records))
     blocks = BlockArrays(*(array[: state.blocks] for array in workspace.blocks))._asdict()
     records = records._replace(first_block=workspace.records.first_block[: state.records + 1])
@@ -240,7 +239,7 @@ def _decoded(workspace: Workspace, content: NDArray[np.uint8], span: Span, state
     )
 
 
-def _end(state: State, span: Span, raw: NDArray[np.uint8]) -> End:
+def _end(state: WalkState, span: Span, raw: NDArray[np.uint8]) -> End:
     if state.stop == stops.COMPLETE:
         return End("complete", span.end_lsn)
     lsn = state.at_lsn
@@ -257,7 +256,7 @@ def _end(state: State, span: Span, raw: NDArray[np.uint8]) -> End:
     return End("invalid", lsn, message, zeros_until_lsn=_zeros_until(state, span, raw))
 
 
-def _zeros_until(state: State, span: Span, raw: NDArray[np.uint8]) -> Lsn:
+def _zeros_until(state: WalkState, span: Span, raw: NDArray[np.uint8]) -> Lsn:
     """Return up to where all is zeros from the first page on, in this segment; 0 unless that page stopped the walk."""
     if state.stop != stops.PAGE_MAGIC or state.at_lsn != span.begin_lsn or state.found != 0:
         return 0

@@ -19,11 +19,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from safekeeper.base.errors import ConfigurationError
+from safekeeper.waldecode.format import RM_XACT
 
 MAJORS: Final = (13, 14, 15, 16, 17, 18)
 
 # Numbers of the managers whose records the views look into.
-RM_XACT: Final = 1
 RM_SMGR: Final = 2
 RM_RELMAP: Final = 7
 RM_HEAP2: Final = 9

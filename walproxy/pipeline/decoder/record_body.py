@@ -8,29 +8,28 @@ from typing import Any, Final
 
 import numpy as np
 
-from safekeeper.waldecode.format import PAGE_SIZE
+from safekeeper.waldecode.format import (
+    BLOCK_ID_MAX,
+    FORK_MASK,
+    HAS_DATA,
+    HAS_IMAGE,
+    IMAGE_APPLY,
+    IMAGE_APPLY_14,
+    IMAGE_COMPRESSED,
+    IMAGE_COMPRESSED_14,
+    IMAGE_HAS_HOLE,
+    MAIN_DATA_LONG,
+    MAIN_DATA_SHORT,
+    ORIGIN,
+    PAGE_SIZE,
+    SAME_RELATION,
+    TOP_LEVEL_XID,
+    WILL_INIT,
+)
 from walproxy.pipeline.decoder import stops
 from walproxy.pipeline.decoder.jit import inlined, load_u8, load_u16, load_u32
 
-BLOCKS_PER_RECORD_MAX: Final = 33  # XLR_MAX_BLOCK_ID + 1
-
-# The bits of a block reference's fork_flags and an image's bimg_info (src/include/access/xlogrecord.h).
-_FORK_MASK: Final = 0x0F
-_HAS_IMAGE: Final = 0x10
-_HAS_DATA: Final = 0x20
-_WILL_INIT: Final = 0x40
-_SAME_RELATION: Final = 0x80
-_IMAGE_HAS_HOLE: Final = 0x01
-# 13 and 14 have one bit for "compressed", and "apply" after it; 15 and later one bit for each way to compress.
-_IMAGE_COMPRESSED_14, _IMAGE_APPLY_14 = 0x02, 0x04
-_IMAGE_COMPRESSED, _IMAGE_APPLY = 0x1C, 0x02
-
-# The ids of what is no block reference.
-_BLOCK_ID_MAX: Final = 32
-_TOP_LEVEL_XID: Final = 252  # 14 and later
-_ORIGIN: Final = 253
-_MAIN_DATA_LONG: Final = 254
-_MAIN_DATA_SHORT: Final = 255
+BLOCKS_PER_RECORD_MAX: Final = BLOCK_ID_MAX + 1
 
 
 @inlined
@@ -63,7 +62,7 @@ def read_body(
         block_id = load_u8(content, at)
         at += 1
         left = end - at
-        if block_id <= _BLOCK_ID_MAX:
+        if block_id <= BLOCK_ID_MAX:
             if left < 3:
                 return stops.BODY_LENGTH, 0, 0
             if block_id <= last_id:
@@ -72,7 +71,7 @@ def read_body(
             flags = load_u8(content, at)
             block_data = load_u16(content, at + 1)
             at += 3
-            if (flags & _HAS_DATA != 0) != (block_data != 0):
+            if (flags & HAS_DATA != 0) != (block_data != 0):
                 return stops.BLOCK_DATA, block_id, 0
             data_bytes += block_data
             image_bytes = 0
@@ -80,20 +79,20 @@ def read_body(
             hole_bytes = 0
             image_info = 0
             applied = False
-            if flags & _HAS_IMAGE != 0:
+            if flags & HAS_IMAGE != 0:
                 if end - at < 5:
                     return stops.BODY_LENGTH, 0, 0
                 image_bytes = load_u16(content, at)
                 hole_offset = load_u16(content, at + 2)
                 image_info = load_u8(content, at + 4)
                 at += 5
-                has_hole = image_info & _IMAGE_HAS_HOLE != 0
+                has_hole = image_info & IMAGE_HAS_HOLE != 0
                 if major >= 15:
-                    compressed = image_info & _IMAGE_COMPRESSED != 0
-                    applied = image_info & _IMAGE_APPLY != 0
+                    compressed = image_info & IMAGE_COMPRESSED != 0
+                    applied = image_info & IMAGE_APPLY != 0
                 else:
-                    compressed = image_info & _IMAGE_COMPRESSED_14 != 0
-                    applied = image_info & _IMAGE_APPLY_14 != 0
+                    compressed = image_info & IMAGE_COMPRESSED_14 != 0
+                    applied = image_info & IMAGE_APPLY_14 != 0
                 if not compressed:
                     hole_bytes = PAGE_SIZE - image_bytes & 0xFFFF  # a 16 bit number in PostgreSQL, too
                 elif has_hole:
@@ -114,7 +113,7 @@ def read_body(
                 data_bytes += image_bytes
                 image_count += 1
                 all_image_bytes += image_bytes
-            if flags & _SAME_RELATION == 0:
+            if flags & SAME_RELATION == 0:
                 if end - at < 12:
                     return stops.BODY_LENGTH, 0, 0
                 tablespace = load_u32(content, at)
@@ -134,37 +133,37 @@ def read_body(
             blocks.tablespace[index] = tablespace
             blocks.database[index] = database
             blocks.relation[index] = relation
-            blocks.fork[index] = flags & _FORK_MASK
+            blocks.fork[index] = flags & FORK_MASK
             blocks.block[index] = block
-            blocks.has_image[index] = flags & _HAS_IMAGE != 0
+            blocks.has_image[index] = flags & HAS_IMAGE != 0
             blocks.image_applied[index] = applied
-            blocks.will_init[index] = flags & _WILL_INIT != 0
+            blocks.will_init[index] = flags & WILL_INIT != 0
             blocks.image_bytes[index] = image_bytes
             blocks.image_info[index] = image_info
             blocks.hole_offset[index] = hole_offset
             blocks.hole_bytes[index] = hole_bytes
             blocks.data_bytes[index] = block_data
             count += 1
-        elif block_id == _MAIN_DATA_SHORT:
+        elif block_id == MAIN_DATA_SHORT:
             if left < 1:
                 return stops.BODY_LENGTH, 0, 0
             main_bytes = load_u8(content, at)
             at += 1
             data_bytes += main_bytes
             break  # the main data comes last
-        elif block_id == _MAIN_DATA_LONG:
+        elif block_id == MAIN_DATA_LONG:
             if left < 4:
                 return stops.BODY_LENGTH, 0, 0
             main_bytes = load_u32(content, at)
             at += 4
             data_bytes += main_bytes
             break
-        elif block_id == _ORIGIN:
+        elif block_id == ORIGIN:
             if left < 2:
                 return stops.BODY_LENGTH, 0, 0
             origin = load_u16(content, at)
             at += 2
-        elif block_id == _TOP_LEVEL_XID and major >= 14:
+        elif block_id == TOP_LEVEL_XID and major >= 14:
             if left < 4:
                 return stops.BODY_LENGTH, 0, 0
             top_xid = load_u32(content, at)

@@ -15,38 +15,31 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from safekeeper.waldecode.format import (
+    INVALIDATION_BYTES,
+    PREPARE_DATABASE,
+    PREPARE_SUBXIDS,
+    PREPARE_TIME,
+    PREPARE_XID,
+    RELFILE_BYTES,
+    RM_XACT,
+    XACT_HAS_XINFO,
+    XINFO_APPLY_FEEDBACK,
+    XINFO_DBINFO,
+    XINFO_GID,
+    XINFO_INVALS,
+    XINFO_ORIGIN,
+    XINFO_RELFILES,
+    XINFO_STATS,
+    XINFO_SUBXACTS,
+    XINFO_TWOPHASE,
+    xact_layout,
+)
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.jit import compiled, load_i64, load_u16, load_u32, part
-from walproxy.pipeline.decoder.opcodes import RM_XACT
 
 # (xl_info & XLOG_XACT_OPMASK) >> 4.
 COMMIT, PREPARE, ABORT, COMMIT_PREPARED, ABORT_PREPARED = range(5)
-_HAS_XINFO: Final = 0x80
-
-# Bits of xinfo. Sections stand in the order DBINFO, SUBXACTS, RELFILES, STATS, INVALS, TWOPHASE, GID, ORIGIN.
-_DBINFO, _SUBXACTS, _RELFILES, _INVALS, _TWOPHASE, _ORIGIN, _AE_LOCKS, _GID, _STATS = (1 << bit for bit in range(9))
-_APPLY_FEEDBACK: Final = 1 << 29
-_KNOWN_XINFO: Final = 0x1FF | 7 << 29
-
-_RELFILE_BYTES: Final = 12
-_INVALIDATION_BYTES: Final = 16
-
-
-class _Layout(NamedTuple):
-    """The differences between versions: the bits of xinfo, the size of a dropped statistic, the header of PREPARE."""
-
-    known_xinfo: int
-    stats_bytes: int
-    gid_length_offset: int
-    origin_offset: int
-    header_bytes: int
-
-
-_LAYOUT_13: Final = _Layout(_KNOWN_XINFO & ~_STATS, 0, 46, 48, 64)
-_LAYOUT_15: Final = _Layout(_KNOWN_XINFO, 12, 54, 56, 72)
-_LAYOUT_18: Final = _LAYOUT_15._replace(stats_bytes=16)
-# Where the numbers of PREPARE's header stand that all versions have in the same place.
-_PREPARE_XID, _PREPARE_DATABASE, _PREPARE_TIME, _PREPARE_SUBXIDS = 8, 12, 16, 28
 
 
 class Bodies(NamedTuple):
@@ -124,40 +117,40 @@ def _read_end(
     fields[row, _TIME] = load_i64(wal, at)
     at += 8
     xinfo = 0
-    if info & _HAS_XINFO:
+    if info & XACT_HAS_XINFO:
         if end - at < 4:
             return _MALFORMED
         xinfo = load_u32(wal, at)
         at += 4
     if xinfo & ~layout.known_xinfo:
         return _MALFORMED
-    if xinfo & _APPLY_FEEDBACK:
+    if xinfo & XINFO_APPLY_FEEDBACK:
         fields[row, _REMOTE_APPLY] = 1
-    if xinfo & _DBINFO:
+    if xinfo & XINFO_DBINFO:
         if end - at < 8:
             return _MALFORMED
         fields[row, _DATABASE] = load_u32(wal, at)
         at += 8
-    if xinfo & _SUBXACTS:
+    if xinfo & XINFO_SUBXACTS:
         first = at + 4
         at = _section_end(wal, at, end, 4)
         for position in range(first, at, 4):
             subxids[used] = load_u32(wal, position)
             used += 1
-    if xinfo & _RELFILES:
-        at = _section_end(wal, at, end, _RELFILE_BYTES)
-    if xinfo & _STATS:
+    if xinfo & XINFO_RELFILES:
+        at = _section_end(wal, at, end, RELFILE_BYTES)
+    if xinfo & XINFO_STATS:
         at = _section_end(wal, at, end, layout.stats_bytes)
-    if xinfo & _INVALS:
-        at = _section_end(wal, at, end, _INVALIDATION_BYTES)
+    if xinfo & XINFO_INVALS:
+        at = _section_end(wal, at, end, INVALIDATION_BYTES)
     if at < 0:
         return _MALFORMED
-    if xinfo & _TWOPHASE:
+    if xinfo & XINFO_TWOPHASE:
         if end - at < 4:
             return _MALFORMED
         fields[row, _XID] = load_u32(wal, at)
         at += 4
-        if xinfo & _GID:
+        if xinfo & XINFO_GID:
             fields[row, _GID_BEGIN] = at
             while at < end and wal[at] != 0:
                 at += 1
@@ -165,7 +158,7 @@ def _read_end(
                 return _MALFORMED
             fields[row, _GID_BYTES] = at - fields[row, _GID_BEGIN]
             at += 1
-    if xinfo & _ORIGIN:
+    if xinfo & XINFO_ORIGIN:
         if end - at < 16:
             return _MALFORMED
         fields[row, _HAS_ORIGIN] = 1
@@ -183,15 +176,15 @@ def _read_prepare(
     """Read the body [at, end) of a PREPARE TRANSACTION, as `_read_end` does."""
     if end - at < layout.header_bytes:
         return _MALFORMED
-    fields[row, _XID] = load_u32(wal, at + _PREPARE_XID)
-    fields[row, _DATABASE] = load_u32(wal, at + _PREPARE_DATABASE)
-    fields[row, _TIME] = load_i64(wal, at + _PREPARE_TIME)
-    count = load_u32(wal, at + _PREPARE_SUBXIDS)
-    gid_bytes = load_u16(wal, at + layout.gid_length_offset)
+    fields[row, _XID] = load_u32(wal, at + PREPARE_XID)
+    fields[row, _DATABASE] = load_u32(wal, at + PREPARE_DATABASE)
+    fields[row, _TIME] = load_i64(wal, at + PREPARE_TIME)
+    count = load_u32(wal, at + PREPARE_SUBXIDS)
+    gid_bytes = load_u16(wal, at + layout.gid_length)
     if has_origin:
         fields[row, _HAS_ORIGIN] = 1
-        fields[row, _ORIGIN_LSN] = load_i64(wal, at + layout.origin_offset)
-        fields[row, _ORIGIN_TIME] = load_i64(wal, at + layout.origin_offset + 8)
+        fields[row, _ORIGIN_LSN] = load_i64(wal, at + layout.origin)
+        fields[row, _ORIGIN_TIME] = load_i64(wal, at + layout.origin + 8)
     at += layout.header_bytes
     aligned_gid_bytes = (gid_bytes + 7) & ~7
     if aligned_gid_bytes + count * 4 > end - at:
@@ -252,42 +245,38 @@ def dropped_files_and_messages(decoded: Decoded, record: int) -> tuple[int, byte
     begin = int(decoded.main_offset[record])
     body = decoded.stripped[begin : begin + int(decoded.main_bytes[record])].tobytes()
     xid = int(decoded.xid[record])
-    if not decoded.info[record] & _HAS_XINFO:
+    if not decoded.info[record] & XACT_HAS_XINFO:
         return xid, b"", b""
-    layout = _layout(decoded.major)
+    layout = xact_layout(decoded.major)
     found = {}
     try:
         (xinfo,) = struct.unpack_from("<I", body, 8)
-        at = 12 + (8 if xinfo & _DBINFO else 0)
+        at = 12 + (8 if xinfo & XINFO_DBINFO else 0)
         for bit, size in (
-            (_SUBXACTS, 4),
-            (_RELFILES, _RELFILE_BYTES),
-            (_STATS, layout.stats_bytes),
-            (_INVALS, _INVALIDATION_BYTES),
+            (XINFO_SUBXACTS, 4),
+            (XINFO_RELFILES, RELFILE_BYTES),
+            (XINFO_STATS, layout.stats_bytes),
+            (XINFO_INVALS, INVALIDATION_BYTES),
         ):
             if xinfo & bit:
                 (count,) = struct.unpack_from("<I", body, at)
                 at += 4
                 found[bit] = body[at : at + count * size]
                 at += count * size
-        if xinfo & _TWOPHASE:
+        if xinfo & XINFO_TWOPHASE:
             (xid,) = struct.unpack_from("<I", body, at)
     except struct.error:
         return None
     if at > len(body) or xinfo & ~layout.known_xinfo:
         return None
-    return xid, found.get(_RELFILES, b""), found.get(_INVALS, b"")
-
-
-def _layout(major: int) -> _Layout:
-    return _LAYOUT_13 if major < 15 else _LAYOUT_15 if major < 18 else _LAYOUT_18
+    return xid, found.get(XINFO_RELFILES, b""), found.get(XINFO_INVALS, b"")
 
 
 def read_bodies(decoded: Decoded) -> Bodies | int:
     """Return the content of the records that end a transaction, or the index of the first that is malformed."""
     found = np.empty(decoded.count, np.int64)
     record = found[: _find(decoded.count, decoded.rmid, decoded.info, found)]
-    layout = _layout(decoded.major)
+    layout = xact_layout(decoded.major)
     fields = np.zeros((len(record), _FIELDS), np.int64)
     # A subtransaction takes four bytes of a body.
     subxids = np.empty(int(decoded.main_bytes[record].sum(dtype=np.int64)) // 4, np.uint32)

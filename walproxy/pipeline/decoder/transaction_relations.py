@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from walproxy.pipeline.decoder.columns import Columns, integers, nullable_integers
+from walproxy.pipeline.decoder.arrow import Columns, integers, nullable_integers
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.grouping import FIRST_MASK, mask_for, new_table, row_of
 from walproxy.pipeline.decoder.jit import compiled

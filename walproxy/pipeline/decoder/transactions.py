@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from safekeeper.base.lsn import format_lsn
-from safekeeper.waldecode.format import WalFormatError
-from walproxy.pipeline.decoder.columns import (
+from safekeeper.waldecode.format import RM_XACT, WalFormatError
+from walproxy.pipeline.decoder.arrow import (
     Columns,
     integers,
     nullable_integers,
@@ -19,7 +19,7 @@ from walproxy.pipeline.decoder.columns import (
 )
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.jit import compiled, part
-from walproxy.pipeline.decoder.opcodes import RM_XACT, operation_name
+from walproxy.pipeline.decoder.opcodes import operation_name
 from walproxy.pipeline.decoder.transaction_bodies import ABORT_PREPARED, PREPARE, read_bodies
 
 # By (xl_info & XLOG_XACT_OPMASK) >> 4.

@@ -11,7 +11,7 @@ import numpy as np
 
 from safekeeper.base.lsn import format_lsn
 from safekeeper.waldecode.format import WalFormatError
-from walproxy.pipeline.decoder.columns import Columns, integers, repeated_time
+from walproxy.pipeline.decoder.arrow import Columns, integers, repeated_time
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.grouping import FIRST_MASK, mask_for, new_table, row_of
 from walproxy.pipeline.decoder.jit import compiled, load_u16, part

@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from safekeeper.base.lsn import Lsn
-from walproxy.pipeline.decoder.arrow import blocks_batch, records_batch
+from walproxy.pipeline.decoder.arrow import Columns, blocks_batch, records_batch, repeated
 from walproxy.pipeline.decoder.catalog_changes import catalog_changes
-from walproxy.pipeline.decoder.columns import Columns, repeated
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.page_versions import page_versions
 from walproxy.pipeline.decoder.transaction_relations import transaction_relations

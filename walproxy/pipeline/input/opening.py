@@ -7,26 +7,73 @@ safekeeper://HOST:PORT[,HOST:PORT...][?user=..&password=..&sslmode=..]
                             replication listeners, of one cluster; PG* variables and .pgpass count as with libpq
 """
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import numpy as np
 import psycopg
 from psycopg.conninfo import make_conninfo
 
 from safekeeper.archive.objects import MANIFEST_KEY
 from safekeeper.archive.store import ObjectStore
-from safekeeper.base.errors import ConfigurationError
+from safekeeper.base.errors import ArchiveRefused, ConfigurationError
+from safekeeper.base.lsn import Lsn
 from safekeeper.base.settings import address
+from safekeeper.waldecode.format import PAGE_HEADER_SIZE, PAGE_SIZE
 from walproxy.pipeline.input.foreign.archive import ForeignArchive
 from walproxy.pipeline.input.foreign.roots import find_root
-from walproxy.pipeline.input.remote import RemoteArchive
-from walproxy.pipeline.input.valid_end import DecodedEnd
 from walproxy.pipeline.input.wal_input import NO_OPTIONS, SAFEKEEPER_SCHEME, OpenedInput, WalInput
 from walproxy.wal_sources.archive import ArchiveSource
 from walproxy.wal_sources.asking import ask
 from walproxy.wal_sources.safekeeper_group import SafekeeperGroup
 from walproxy.wal_sources.segment_folder import SegmentFolder
+from walproxy.wal_sources.source import ByteSource, Extent, LogPath, Origin
+
+_CHUNK_BYTES = 1 << 20
+
+
+class DecodedEnd:
+    """Of one segment, or of the part of it that a file has. See segment_folder.ValidEnd.
+
+    Attributes:
+        lsn: up to there the WAL is valid, as far as was last looked.
+    """
+
+    def __init__(self, begin_lsn: Lsn, segment_size: int) -> None:
+        self.lsn = begin_lsn
+        self._begin_lsn = begin_lsn
+        self._segment_size = segment_size
+
+    def look(self, read: Callable[[Lsn, Lsn], memoryview], end_lsn: Lsn) -> Lsn:
+        """See segment_folder.ValidEnd."""
+        from walproxy.pipeline.decoder.decode import decode, straddler_end
+
+        begin_lsn = max(self._begin_lsn, self.lsn - 1 & -PAGE_SIZE)
+        size, limit_lsn = _CHUNK_BYTES, end_lsn
+        while begin_lsn < limit_lsn:
+            wanted_lsn = min(begin_lsn + size, limit_lsn)
+            wal = np.frombuffer(read(begin_lsn, wanted_lsn), dtype=np.uint8)
+            reach_lsn = begin_lsn + wal.nbytes
+            if reach_lsn < wanted_lsn:
+                limit_lsn = reach_lsn
+            decoded = decode(wal, begin_lsn, reach_lsn, self._segment_size)
+            if decoded.count:
+                self.lsn = max(self.lsn, int(decoded.end_lsn[-1]))
+            elif wal.nbytes >= PAGE_HEADER_SIZE:
+                # What began earlier ends here, if anywhere; the page that breaks off may come before that.
+                under_way_lsn = straddler_end(wal[:PAGE_HEADER_SIZE].tobytes(), begin_lsn, self._segment_size)
+                self.lsn = max(self.lsn, min(under_way_lsn, decoded.end.lsn))
+            if decoded.end.kind == "complete":
+                begin_lsn = reach_lsn
+            elif decoded.end.kind == "incomplete" and reach_lsn < decoded.end.needed_until_lsn <= limit_lsn:
+                begin_lsn = max(self._begin_lsn, decoded.end.lsn & -PAGE_SIZE)
+                size = (decoded.end.needed_until_lsn - begin_lsn & -PAGE_SIZE) + _CHUNK_BYTES  # whole pages
+            else:
+                break
+        return min(self.lsn, end_lsn)
+
 
 _REMOTE_SCHEMES = ("s3", "gs", "az")
 _CONNECT_S = 3
@@ -111,3 +158,50 @@ def connection_string(url: str, options: Mapping[str, str]) -> tuple[str, str]:
     except psycopg.Error:
         unknown = ", ".join(given)
         raise ConfigurationError(f"{SAFEKEEPER_SCHEME}://{listed}: libpq does not accept all of {unknown}") from None
+
+
+class RemoteArchive:
+    """See ByteSource."""
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        """Open it; no request is sent yet.
+
+        Raises:
+            ConfigurationError: the URL or an option cannot be used.
+        """
+        self._archive = ArchiveSource(url, options)
+        self._foreign = ForeignArchive(url, options)
+        self.name = self._archive.name
+        self._lock = threading.Lock()
+        self._known: ByteSource | None = None
+
+    def origin(self) -> Origin:
+        """See WalSource."""
+        return self._source().origin()
+
+    def log_path(self, tli: int | None = None) -> LogPath:
+        """See ByteSource."""
+        return self._source().log_path(tli)
+
+    def extents(self, path: LogPath, begin_lsn: Lsn = 0) -> list[Extent]:
+        """See WalSource."""
+        return self._source().extents(path, begin_lsn)
+
+    def read_into(self, path: LogPath, begin_lsn: Lsn, room: memoryview) -> None:
+        """See ByteSource."""
+        self._source().read_into(path, begin_lsn, room)
+
+    def _source(self) -> ByteSource:
+        with self._lock:
+            if self._known is None:
+                self._known = self._found()
+            return self._known
+
+    def _found(self) -> ByteSource:
+        try:
+            self._archive.origin()
+        except ArchiveRefused:
+            if ask(lambda: find_root(self._foreign.store)) is None:
+                raise
+            return self._foreign
+        return self._archive

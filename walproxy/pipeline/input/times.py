@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from safekeeper.base.lsn import Lsn
 from safekeeper.waldecode.format import RM_XACT
+from safekeeper.waldecode.transaction_end import ABORT, ABORT_PREPARED, COMMIT, COMMIT_PREPARED, OPERATION_MASK
 from walproxy.pipeline.decoder.decode import Decoded, Workspace
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece
 from walproxy.pipeline.input.wal_input import WalInput
@@ -31,8 +32,7 @@ MARGIN_S = 10
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MARGIN_US = MARGIN_S * 1_000_000
-_OPERATION_MASK = 0x70
-_ENDS = (0x00, 0x20, 0x30, 0x40)  # COMMIT, ABORT, COMMIT_PREPARED, ABORT_PREPARED
+_ENDS = (COMMIT, ABORT, COMMIT_PREPARED, ABORT_PREPARED)
 _TIME_BYTES = 8
 # Enough to find a transaction's end in most WAL; a whole segment is read only where there is none.
 _PROBE_BYTES = 256 << 10
@@ -89,7 +89,7 @@ class _Ends:
     """
 
     def __init__(self, decoded: Decoded) -> None:
-        wanted = (decoded.rmid == RM_XACT) & np.isin(decoded.info & _OPERATION_MASK, _ENDS)
+        wanted = (decoded.rmid == RM_XACT) & np.isin(decoded.info & OPERATION_MASK, _ENDS)
         wanted &= decoded.main_bytes >= _TIME_BYTES
         places = decoded.main_offset[wanted][:, None] + np.arange(_TIME_BYTES)
         self.end_lsn: NDArray[np.int64] = decoded.end_lsn[wanted].copy()

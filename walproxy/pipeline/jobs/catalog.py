@@ -60,7 +60,7 @@ class RelationFile(msgspec.Struct, frozen=True, omit_defaults=True):
     table: str = ""
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class CatalogNames(msgspec.Struct, frozen=True):
     """The names of the numbers, as far as they were read.
 
     Attributes:
@@ -93,7 +93,7 @@ class RelationId(NamedTuple):
 class RelationNames:
     """Readable names. What is not known is shown as numbers."""
 
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, snapshot: CatalogNames | None = None) -> None:
         self.snapshot = snapshot
         relations = snapshot.relations if snapshot is not None else []
         self._files = {RelationId(each.tablespace, each.database, each.relation): each for each in relations}
@@ -157,7 +157,7 @@ def open_names(place: str) -> RelationNames:
 # Files.
 
 
-def write_snapshot(snapshot: Snapshot, path: Path) -> None:
+def write_snapshot(snapshot: CatalogNames, path: Path) -> None:
     """Write a snapshot; a reader sees the old file or the new one.
 
     Raises:
@@ -171,7 +171,7 @@ def write_snapshot(snapshot: Snapshot, path: Path) -> None:
         raise ConfigurationError(f"could not write {path}: {error.strerror}; correct --output") from error
 
 
-def read_snapshot(path: Path | str) -> Snapshot:
+def read_snapshot(path: Path | str) -> CatalogNames:
     """Return the snapshot of a file.
 
     Raises:
@@ -186,14 +186,14 @@ def read_snapshot(path: Path | str) -> Snapshot:
     return parse_snapshot(content, str(path))
 
 
-def parse_snapshot(content: bytes, name: str) -> Snapshot:
+def parse_snapshot(content: bytes, name: str) -> CatalogNames:
     """Return the snapshot that is the content of a file of this name.
 
     Raises:
         ConfigurationError: it is of another kind.
     """
     try:
-        snapshot = msgspec.json.decode(content, type=Snapshot)
+        snapshot = msgspec.json.decode(content, type=CatalogNames)
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{name} is not a file of names of walproxy pipeline catalog: {error}") from error
     if snapshot.format != _FORMAT:
@@ -201,7 +201,7 @@ def parse_snapshot(content: bytes, name: str) -> Snapshot:
     return snapshot
 
 
-def merge(snapshots: Iterable[Snapshot]) -> Snapshot:
+def merge(snapshots: Iterable[CatalogNames]) -> CatalogNames:
     """Return all names of several snapshots of one system: for each number the newest.
 
     Raises:
@@ -220,7 +220,7 @@ def merge(snapshots: Iterable[Snapshot]) -> Snapshot:
         databases |= each.databases
         tablespaces |= each.tablespaces
         files |= {RelationId(file.tablespace, file.database, file.relation): file for file in each.relations}
-    return Snapshot(
+    return CatalogNames(
         newest.system_id,
         newest.taken_at,
         databases,
@@ -258,7 +258,7 @@ _RELATIONS_QUERY: Final = """
 """
 
 
-def take_snapshot(conninfo: str) -> Snapshot:
+def take_snapshot(conninfo: str) -> CatalogNames:
     """Read the names of all relations of a server.
 
     A database that takes no connection, or none of this role, is named in `unread`.
@@ -287,7 +287,7 @@ def take_snapshot(conninfo: str) -> Snapshot:
         for row in rows:
             file = _relation_file(row)
             relations[RelationId(file.tablespace, file.database, file.relation)] = file
-    return Snapshot(
+    return CatalogNames(
         system_id,
         datetime.now(UTC),
         {oid: name for oid, name, *_ in databases},

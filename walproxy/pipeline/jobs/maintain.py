@@ -14,7 +14,7 @@ from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.lake.compaction import TARGET_BYTES, Compaction
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import find_names, open_lake_table
-from walproxy.pipeline.lake.table import Removal
+from walproxy.pipeline.lake.table import RemovedFiles
 
 KEEP_S: Final = 7 * 86400.0
 ORPHANS_AFTER_S: Final = 86400.0
@@ -37,8 +37,8 @@ class Maintained(NamedTuple):
     name: str
     format: TableFormat | None = None
     compaction: Compaction = Compaction()
-    expired: Removal = Removal()
-    orphans: Removal = Removal()
+    expired: RemovedFiles = RemovedFiles()
+    orphans: RemovedFiles = RemovedFiles()
     files: int = 0
     bytes: int = 0
     problem: str | None = None

@@ -12,28 +12,27 @@ from typing import Any, Final
 from duckdb import DuckDBPyConnection
 
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
-from walproxy.html_page.units import bin_width_us
+from walproxy.html_page.charts import bin_width_us
 from walproxy.pipeline.choices import REPORT_TOP
 from walproxy.pipeline.duck import connect
 from walproxy.pipeline.jobs import report_queries as queries
 from walproxy.pipeline.jobs import report_transactions as transaction_queries
 from walproxy.pipeline.jobs.catalog import RelationNames
-from walproxy.pipeline.jobs.report_advice import advice_on
 from walproxy.pipeline.jobs.report_data import (
     OTHER,
-    Extent,
     GapRow,
     Headline,
     IndexRow,
     PageRow,
     RelationRow,
     Report,
+    ReportedRange,
     Series,
     TransactionRow,
-    Written,
+    WrittenWal,
 )
-from walproxy.pipeline.jobs.report_input import FoundTables, Position, read_tables
-from walproxy.pipeline.jobs.report_sentences import findings_of, unknown_of
+from walproxy.pipeline.jobs.report_findings import advice_on, findings_of, unknown_of
+from walproxy.pipeline.jobs.report_input import FoundTables, RangeEnd, read_tables
 from walproxy.pipeline.jobs.time_axis import Axis, lsn_axis, time_axis, time_text
 
 BINS_MAX: Final = 300
@@ -50,8 +49,8 @@ def make_report(
     tables: FoundTables,
     names: RelationNames,
     *,
-    begin: Position | None = None,
-    end: Position | None = None,
+    begin: RangeEnd | None = None,
+    end: RangeEnd | None = None,
     top: int = REPORT_TOP,
     threads: int | None = None,
     memory_bytes: int | None = None,
@@ -82,10 +81,10 @@ class _Findings:
         self.frames = frames
         self.names = names
         self.top = top
-        self.extent: Extent | None = None
+        self.extent: ReportedRange | None = None
         queries.add_names(connection, names)
 
-    def restrict(self, begin: Position | None, end: Position | None) -> None:
+    def restrict(self, begin: RangeEnd | None, end: RangeEnd | None) -> None:
         """See how far the pieces reach that are in the range, and leave out of all tables what is outside of that."""
         begin_lsn, end_lsn = 0, _FAR_LSN
         if begin is not None:
@@ -100,11 +99,11 @@ class _Findings:
             wanted = queries.restrict(self.frames, self.extent.begin_lsn, self.extent.end_lsn)
         self.frames = wanted
 
-    def _lsn_before(self, position: Position) -> Lsn:
+    def _lsn_before(self, position: RangeEnd) -> Lsn:
         assert position.time_us is not None  # it has no LSN
         return queries.lsn_before(self.connection, self.frames, position.time_us)
 
-    def _lsn_after(self, position: Position) -> Lsn:
+    def _lsn_after(self, position: RangeEnd) -> Lsn:
         assert position.time_us is not None  # it has no LSN
         return queries.lsn_after(self.connection, self.frames, position.time_us)
 
@@ -117,7 +116,7 @@ class _Findings:
         report.unknown = unknown_of(report, set(self.frames), self.extent, self.names)
         return report
 
-    def _fill(self, report: Report, extent: Extent) -> None:
+    def _fill(self, report: Report, extent: ReportedRange) -> None:
         headline = report.headline
         headline.begin_lsn, headline.end_lsn = format_lsn(extent.begin_lsn), format_lsn(extent.end_lsn)
         axis, by_bin = self._axis(extent)
@@ -165,7 +164,7 @@ class _Findings:
             for row in queries.indexes(self.connection, volume, blocks, self.top)
         ]
 
-    def _axis(self, extent: Extent) -> tuple[Axis, list[queries.BinOfCommits]]:
+    def _axis(self, extent: ReportedRange) -> tuple[Axis, list[queries.BinOfCommits]]:
         times = queries.time_range(self.connection, self.frames)
         if times is None or times[0] == times[1]:
             return lsn_axis(extent.begin_lsn, extent.end_lsn, BINS_MAX), []
@@ -206,7 +205,7 @@ class _Findings:
             if gap.duration_us > 0
         ]
 
-    def _volume(self, extent: Extent, headline: Headline) -> str | None:
+    def _volume(self, extent: ReportedRange, headline: Headline) -> str | None:
         """Return the rows that all sums of bytes come from, None if there are none."""
         span = extent.end_lsn - extent.begin_lsn
         pieces = self.frames.get("relation_volume")
@@ -282,7 +281,7 @@ class _Findings:
             )
         for row in rows:
             begin_us = begins.get(row.first_lsn)
-            relations = [Written(self._shown(name), size) for name, size in (written or {}).get(row.xid, [])]
+            relations = [WrittenWal(self._shown(name), size) for name, size in (written or {}).get(row.xid, [])]
             report.transactions.append(
                 TransactionRow(
                     xid=row.xid,

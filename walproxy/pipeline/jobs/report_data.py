@@ -13,7 +13,7 @@ NO_RELATION: Final = "(no relation)"
 OTHER: Final = "other"
 
 
-class Extent(NamedTuple):
+class ReportedRange(NamedTuple):
     """The WAL that is looked at.
 
     Attributes:
@@ -102,7 +102,7 @@ class RelationRow(msgspec.Struct, kw_only=True):
     deletes: int | None = None
 
 
-class Written(msgspec.Struct):
+class WrittenWal(msgspec.Struct):
     """The WAL of a transaction for one relation."""
 
     relation: str
@@ -129,7 +129,7 @@ class TransactionRow(msgspec.Struct, kw_only=True):
     commit_lsn: str | None
     end_time: str | None
     duration: int | None
-    relations: list[Written] | None
+    relations: list[WrittenWal] | None
 
 
 class GapRow(msgspec.Struct, kw_only=True):

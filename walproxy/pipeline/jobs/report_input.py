@@ -7,7 +7,7 @@ from duckdb import DuckDBPyConnection
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.pipeline.duck import BLOCKS, Tables, add_made_view, duckdb_errors, identifier
+from walproxy.pipeline.duck import BLOCKS, QueriedTables, add_made_view, duckdb_errors, identifier
 from walproxy.pipeline.jobs.catalog import NAMES_FILE, RelationNames, merge, open_names, parse_snapshot
 from walproxy.pipeline.schemas import arrow_schema, optional_columns
 
@@ -22,38 +22,38 @@ USED_TABLES: Final = (
 )
 
 
-class Position(NamedTuple):
+class RangeEnd(NamedTuple):
     """An end of the range that is looked at: a time in microseconds since 1970, or an LSN."""
 
     time_us: int | None
     lsn: Lsn | None
 
 
-def parse_position(text: str) -> Position:
+def parse_position(text: str) -> RangeEnd:
     """Return the position that a text has: an LSN, or a time of ISO 8601.
 
     Raises:
         ConfigurationError: it is neither.
     """
     if "/" in text:
-        return Position(None, parse_lsn(text))
+        return RangeEnd(None, parse_lsn(text))
     try:
         time = datetime.fromisoformat(text).astimezone()  # One without a zone is of this machine's.
     except ValueError:
         raise ConfigurationError(
             f"{text!r} is neither an LSN like 16/B374D848 nor a time like 2026-11-21T14:16:05+01:00"
         ) from None
-    return Position(round(time.timestamp() * 1_000_000), None)
+    return RangeEnd(round(time.timestamp() * 1_000_000), None)
 
 
 class FoundTables(NamedTuple):
     """Tables that a report can use."""
 
-    tables: Tables
+    tables: QueriedTables
     names: list[str]
 
 
-def look_for_tables(tables: Tables) -> FoundTables:
+def look_for_tables(tables: QueriedTables) -> FoundTables:
     """Return which tables there are.
 
     Raises:
@@ -91,7 +91,7 @@ def read_tables(connection: DuckDBPyConnection, found: FoundTables) -> dict[str,
     return {name: identifier(name) for name in columns}
 
 
-def names_at(tables: Tables, place: str | None) -> RelationNames:
+def names_at(tables: QueriedTables, place: str | None) -> RelationNames:
     """Return the names that `place` has, and for numbers that it lacks those of NAMES_FILE beside the tables.
 
     Args:

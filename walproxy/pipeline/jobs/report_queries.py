@@ -14,7 +14,7 @@ from duckdb import DuckDBPyConnection
 
 from safekeeper.base.lsn import LSN_MAX, Lsn
 from walproxy.pipeline.jobs.catalog import RelationNames
-from walproxy.pipeline.jobs.report_data import NO_RELATION, OTHER, Extent
+from walproxy.pipeline.jobs.report_data import NO_RELATION, OTHER, ReportedRange
 from walproxy.pipeline.jobs.time_axis import Axis, Knot
 
 COMMITS: Final = "('commit', 'commit_prepared')"
@@ -69,7 +69,7 @@ def restrict(frames: Frames, begin_lsn: Lsn, end_lsn: Lsn) -> dict[str, str]:
     return restricted
 
 
-def extent(connection: DuckDBPyConnection, frames: Frames) -> Extent | None:
+def extent(connection: DuckDBPyConnection, frames: Frames) -> ReportedRange | None:
     """Return the WAL of which the tables have rows, None if they have none."""
     for name in ("relation_volume", "transaction_volume", "page_versions", "tuple_stats"):
         if name in frames and (found := _extent_of_pieces(connection, frames[name])) is not None:
@@ -79,11 +79,11 @@ def extent(connection: DuckDBPyConnection, frames: Frames) -> Extent | None:
             query = "SELECT min(lsn) AS begin_lsn, max(end_lsn) AS end_lsn FROM {rows}"
             [row] = ask(connection, query, rows=frames[name])
             if row.begin_lsn is not None:
-                return Extent(row.begin_lsn, row.end_lsn, 0, [])
+                return ReportedRange(row.begin_lsn, row.end_lsn, 0, [])
     return None
 
 
-def _extent_of_pieces(connection: DuckDBPyConnection, table: str) -> Extent | None:
+def _extent_of_pieces(connection: DuckDBPyConnection, table: str) -> ReportedRange | None:
     query = """
         WITH pieces AS (SELECT DISTINCT begin_lsn, end_lsn FROM {rows}),
              reached AS (
@@ -99,7 +99,9 @@ def _extent_of_pieces(connection: DuckDBPyConnection, table: str) -> Extent | No
     [row] = ask(connection, query, rows=table)
     if row.begin_lsn is None:
         return None
-    return Extent(row.begin_lsn, row.end_lsn, row.pieces, [tuple(hole) for hole in (row.holes or [])[:_HOLES_MAX]])
+    return ReportedRange(
+        row.begin_lsn, row.end_lsn, row.pieces, [tuple(hole) for hole in (row.holes or [])[:_HOLES_MAX]]
+    )
 
 
 def lsn_before(connection: DuckDBPyConnection, frames: Frames, time_us: int) -> Lsn:

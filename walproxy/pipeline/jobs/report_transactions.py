@@ -19,7 +19,7 @@ NO_TRANSACTIONS: Final = """(
 """Stands for the table `transactions` where there is none."""
 
 
-class Gap(NamedTuple):
+class CommitPause(NamedTuple):
     """A pause between two commits."""
 
     begin: Knot
@@ -32,7 +32,7 @@ class Gap(NamedTuple):
 
 def commit_gaps(
     connection: DuckDBPyConnection, transactions: str, by_bin: Sequence[BinOfCommits], width_us: int, count: int
-) -> list[Gap]:
+) -> list[CommitPause]:
     """Return the longest pauses between commits, the longest first.
 
     Each bin's commits are ordered by themselves, so that not all of them are sorted at once; the pauses that lead from
@@ -49,9 +49,9 @@ def commit_gaps(
         SELECT at_us, lsn, next FROM commits WHERE next IS NOT NULL ORDER BY next[1] - at_us DESC, at_us LIMIT {count}
     """
     rows = ask(connection, query, {"width": width_us}, transactions=transactions)
-    gaps = [Gap(Knot(row.at_us, row.lsn), Knot(*row.next)) for row in rows]
+    gaps = [CommitPause(Knot(row.at_us, row.lsn), Knot(*row.next)) for row in rows]
     ends = [(each.first_commit, each.last_commit) for each in by_bin if each.first_commit and each.last_commit]
-    gaps += [Gap(last, first) for (_, last), (first, _) in pairwise(ends) if last and first]
+    gaps += [CommitPause(last, first) for (_, last), (first, _) in pairwise(ends) if last and first]
     return sorted(gaps, key=lambda gap: (-gap.duration_us, gap.begin))[:count]
 
 

@@ -45,8 +45,8 @@ from walproxy.pipeline.lake.position import After
 from walproxy.pipeline.lake.probe import require_single_winner
 from walproxy.pipeline.lake.table import LakeTable
 from walproxy.pipeline.schemas import arrow_schema, optional_columns, spark_ddl
-from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import PIECES, SourceOptions
+from walproxy.pipeline.source.stream import Offset
 from walproxy.pipeline.source.tasks import input_of
 from walproxy.pipeline.spark_errors import SparkFailed, WorkerLate, spark_errors
 from walproxy.pipeline.spark_session import check_java, spark_session
@@ -130,7 +130,7 @@ class Waiting(NamedTuple):
     reason: str
 
 
-class Finished(NamedTuple):
+class RunEnd(NamedTuple):
     """The run is over.
 
     Attributes:
@@ -143,7 +143,7 @@ class Finished(NamedTuple):
     rows: int
 
 
-Report = Callable[[BatchDone | Waiting | Finished], None]
+Report = Callable[[BatchDone | Waiting | RunEnd], None]
 
 
 def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
@@ -184,7 +184,7 @@ def run(config: RunConfig, report: Report, stop: threading.Event) -> None:
             if not stop.is_set():
                 raise
             _log.warning("stopped without waiting for Spark; the next run repeats an unfinished batch: %s", error)
-        report(Finished(job.lsn, job.batches, job.rows))
+        report(RunEnd(job.lsn, job.batches, job.rows))
 
 
 class _Job:

@@ -16,17 +16,16 @@ from typing import Final
 import msgspec
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
-from walproxy.pipeline.cache_folder import cache_folder
 from walproxy.pipeline.input.wal_input import WalInput
-from walproxy.pipeline.lake.disk import storage_errors
+from walproxy.pipeline.lake.disk import cache_folder, storage_errors
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.state import StateObject
-from walproxy.pipeline.source.offsets import Offset
+from walproxy.pipeline.source.stream import Offset
 from walproxy.wal_sources.source import LogPath
 
 _FOLDER: Final = "_run"
 # A JVM whose Python process was killed ends within a second or two. That of a first session writes the archive of its
-# classes before (spark_home.py), 167 MB, and holds the lock meanwhile: 15 s were not enough on a busy machine.
+# classes before (spark_session.py), 167 MB, and holds the lock meanwhile: 15 s were not enough on a busy machine.
 _LOCK_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.1
 

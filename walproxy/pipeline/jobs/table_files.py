@@ -6,15 +6,16 @@ decodes the next piece meanwhile. The files are no part of a table until the dri
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
 
 from safekeeper.base.lsn import Lsn
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece
+from walproxy.pipeline.lake.files import NewLakeFile
 from walproxy.pipeline.lake.parquet_files import DataFile
 from walproxy.pipeline.source.bounds import without_records_before
 from walproxy.pipeline.source.tasks import input_of, workspace
@@ -33,14 +34,6 @@ FILES_SCHEMA: Final = pa.schema(
 """A task's report to the driver: a row for each table, without a path if it has no file, and the WAL that was read."""
 
 
-class RowsFile(Protocol):
-    """Where a task writes a file of a table, wherever that is stored. Can be pickled."""
-
-    def write(self, batches: Iterable[pa.RecordBatch]) -> DataFile | None: ...
-
-    def remove(self, file: DataFile) -> None: ...
-
-
 class TablePart(NamedTuple):
     """One table, for a task.
 
@@ -51,7 +44,7 @@ class TablePart(NamedTuple):
 
     view: str
     columns: tuple[str, ...]
-    new_file: RowsFile
+    new_file: NewLakeFile
     held_lsn: Lsn
 
 
@@ -139,7 +132,7 @@ class _GivenUp(Exception):
 class _Writer:
     """One file, written by a thread."""
 
-    def __init__(self, new_file: RowsFile) -> None:
+    def __init__(self, new_file: NewLakeFile) -> None:
         self._batches: queue.Queue[pa.RecordBatch | _GivenUp | None] = queue.Queue(1)
         self._file: DataFile | None = None
         self._error: BaseException | None = None
@@ -147,7 +140,7 @@ class _Writer:
         self._thread = threading.Thread(target=self._write, args=(new_file,), name="table file", daemon=True)
         self._thread.start()
 
-    def _write(self, new_file: RowsFile) -> None:
+    def _write(self, new_file: NewLakeFile) -> None:
         try:
             self._file = new_file.write(self._taken())
         except _GivenUp:

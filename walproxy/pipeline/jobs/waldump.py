@@ -24,8 +24,7 @@ from safekeeper.base.errors import WalproxyError
 from safekeeper.base.lsn import LSN_MAX, Lsn, format_lsn
 from walproxy.pipeline.decoder.decode import Decoded, Workspace
 from walproxy.pipeline.decoder.views import Piece, view_batch
-from walproxy.pipeline.input.parallel import THREADS, cut, in_order
-from walproxy.pipeline.input.pieces import PlannedPiece, decode_valid_part, plan_pieces
+from walproxy.pipeline.input.pieces import THREADS, PlannedPiece, cut, decode_valid_part, in_order, plan_pieces
 from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.waldump_selection import Selection
 from walproxy.wal_sources.source import Extent, LogPath, SourceCorrupt, SourceUnavailable

@@ -12,8 +12,8 @@ import numpy as np
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import LSN_MAX, Lsn
-from safekeeper.waldecode.format import RM_XLOG, XLOG_SWITCH
-from walproxy.pipeline.decoder.opcodes import RM_XACT, operation_code, operation_table, rmgr_table
+from safekeeper.waldecode.format import RM_XACT, RM_XLOG, XLOG_SWITCH
+from walproxy.pipeline.decoder.opcodes import operation_code, operation_table, rmgr_table
 
 FORKS: Final = ("main", "fsm", "vm", "init")
 _BUILT_IN: Final = 22
@@ -21,7 +21,7 @@ _CODES: Final = 256 * 16
 _SWITCH_BYTES: Final = 24
 
 
-class Relation(NamedTuple):
+class RelationPath(NamedTuple):
     """What `pg_relation_filepath` shows: the OIDs of tablespace and database, and the number of the file."""
 
     tablespace: int
@@ -43,7 +43,7 @@ class Selection:
     end_lsn: Lsn = LSN_MAX
     rmids: frozenset[int] | None = None
     xid: int | None = None
-    relation: Relation | None = None
+    relation: RelationPath | None = None
     fork: int | None = None
     block: int | None = None
     full_page: bool = False

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from safekeeper.base.lsn import format_lsn
-from safekeeper.waldecode.format import WalFormatError
-from walproxy.pipeline.decoder.columns import TIME_MAX, TIME_MIN
+from safekeeper.waldecode.format import RM_XACT, WalFormatError
+from walproxy.pipeline.decoder.arrow import TIME_MAX, TIME_MIN
 from walproxy.pipeline.decoder.decode import Decoded
 from walproxy.pipeline.decoder.jit import compiled, part
-from walproxy.pipeline.decoder.opcodes import MAJORS, RM_XACT, operation_table, rmgr_table
+from walproxy.pipeline.decoder.opcodes import MAJORS, operation_table, rmgr_table
 from walproxy.pipeline.decoder.transaction_bodies import Bodies, read_bodies
 
 # Upper bounds of what a line takes.

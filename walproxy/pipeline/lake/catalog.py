@@ -98,7 +98,7 @@ def open_catalog(location: LakeLocation) -> Catalog:
             is_beside = location.folder is not None
             catalog = SqlCatalog(name, **properties) if is_beside else load_catalog(name, **properties)
         except (ArgumentError, NoSuchPropertyException, NotInstalledError, ImportError, ValueError) as error:
-            raise ConfigurationError(f"--iceberg-catalog: {_reason(error, location)}") from error
+            raise ConfigurationError(f"iceberg_catalog: {_reason(error, location)}") from error
         if isinstance(catalog, SqlCatalog):
             try:
                 _create_tables(catalog)

@@ -8,12 +8,13 @@ memory. Where their ranges overlap, all rows of one new file are sorted in memor
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from walproxy.pipeline.lake.disk import storage_errors
+from walproxy.pipeline.lake.files import NewLakeFile
 from walproxy.pipeline.lake.parquet_files import DataFile, LiveFile
 
 if TYPE_CHECKING:
@@ -51,15 +52,6 @@ class Replacement(NamedTuple):
 
     old: list[LiveFile]
     new: DataFile
-
-
-class _NewFile(Protocol):
-    """Where a merged file is written: `NewFile`, `NewLakeFile`."""
-
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    def write(self, batches: Iterator[pa.RecordBatch]) -> DataFile | None: ...
 
 
 def compact(
@@ -141,7 +133,7 @@ def _place(file: LiveFile, column: str | None) -> tuple[int, str]:
 
 def merge(
     files: Sequence[LiveFile],
-    new_file: _NewFile,
+    new_file: NewLakeFile,
     column: str | None,
     filesystem: "pyarrow.fs.FileSystem | None" = None,
 ) -> DataFile:

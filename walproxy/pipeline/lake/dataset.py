@@ -2,16 +2,29 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
+from deltalake.fs import DeltaStorageHandler
 
+from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.parquet_files import LiveFile
 
 LOCAL: Final = pyarrow.fs.LocalFileSystem()
+
+
+def filesystem_of(location: LakeLocation, sizes: Mapping[str, int]) -> pyarrow.fs.FileSystem:
+    """Return the files of a table by their keys, for a reader of Arrow.
+
+    Args:
+        sizes: in bytes, by key.
+    """
+    if location.folder is not None:
+        return pyarrow.fs.SubTreeFileSystem(location.url, LOCAL)
+    return pyarrow.fs.PyFileSystem(DeltaStorageHandler(location.url, location.delta_options(), dict(sizes)))
 
 
 def dataset_of(files: Sequence[LiveFile], schema: pa.Schema, filesystem: pyarrow.fs.FileSystem) -> ds.Dataset:

@@ -10,9 +10,12 @@ The table's description marks it as ours: delta-rs takes no property of its own 
 """
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -23,14 +26,55 @@ from deltalake.transaction import AddAction, RemoveAction
 from safekeeper.archive.objects import ObjectInfo
 from safekeeper.base.errors import ConfigurationError
 from walproxy.pipeline.choices import TableFormat
-from walproxy.pipeline.lake.delta_statistics import statistics_of
 from walproxy.pipeline.lake.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.lake.errors import lake_error, lake_errors
 from walproxy.pipeline.lake.files import read_footer_of
 from walproxy.pipeline.lake.location import LakeLocation
-from walproxy.pipeline.lake.parquet_files import DataFile, LiveFile, first_line, normal_schema
+from walproxy.pipeline.lake.parquet_files import DataFile, Footer, LiveFile, first_line, normal_schema
 from walproxy.pipeline.lake.position import Batch
-from walproxy.pipeline.lake.table import LakeTable, Removal, StoredFile, Version
+from walproxy.pipeline.lake.table import LakeTable, RemovedFiles, StoredFile, Version
+
+_TEXT_MAX: Final = 32
+_GREATEST: Final = "\U0010ffff"
+
+
+def statistics_of(footer: Footer) -> str:
+    """Return a file's statistics."""
+    limits = {}
+    for field in footer.schema:
+        if field.name in footer.limits:
+            low, high = footer.limits[field.name]
+            limits[field.name] = _noted(low, is_low=True), _noted(high, is_low=False)
+        elif pa.types.is_string(field.type) and footer.nulls.get(field.name) != footer.rows:
+            limits[field.name] = "", _GREATEST  # Parquet has no limits of texts of kilobytes.
+    known = {name: both for name, both in limits.items() if None not in both}
+    return json.dumps(
+        {
+            "numRecords": footer.rows,
+            "minValues": {name: low for name, (low, _) in known.items()},
+            "maxValues": {name: high for name, (_, high) in known.items()},
+            "nullCount": footer.nulls,
+        }
+    )
+
+
+def _noted(value: Any, *, is_low: bool) -> Any:
+    """Return a limit in the log's notation, None if it has none."""
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        cut = value[:_TEXT_MAX]
+        return cut if is_low or cut == value else cut + _GREATEST
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            return None
+        # Milliseconds; readers add one to the upper limit.
+        utc = value.astimezone(UTC)
+        return f"{utc:%Y-%m-%dT%H:%M:%S}.{utc.microsecond // 1000:03d}Z"
+    return value.isoformat() if isinstance(value, date) else None
+
 
 _OURS: Final = "WAL as tables, written by walproxy"
 _PREFIX: Final = "walproxy."
@@ -165,7 +209,7 @@ class DeltaLake(LakeTable[DeltaVersion]):
         self._sync(version.number + 1)
         return True
 
-    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> RemovedFiles:
         retention = f"interval {math.ceil(keep_s)} seconds"
         wanted = {"delta.logRetentionDuration": retention, "delta.deletedFileRetentionDuration": retention}
         limit_s = time.time() - keep_s
@@ -180,7 +224,7 @@ class DeltaLake(LakeTable[DeltaVersion]):
                 self._clean_log(wanted)
                 kept = {info.key for info in store.list(LOG)}
                 gone = [info for info in entries if info.key not in kept]
-        return removed.plus(Removal(len(gone), sum(info.size for info in gone), len(gone)))
+        return removed.plus(RemovedFiles(len(gone), sum(info.size for info in gone), len(gone)))
 
     def _clean_log(self, wanted: Mapping[str, str]) -> None:
         """Write a checkpoint, and remove entries of the log that are below it and old enough by these properties."""
@@ -208,17 +252,23 @@ class DeltaLake(LakeTable[DeltaVersion]):
         """Put on disk what a commit of this version may have written, if the table is in a folder."""
         if self.location.folder is None:
             return
-        log = self.location.folder / LOG
         with storage_errors(f"sync the table {self.location}"):
-            for path in (
-                log / f"{number:020d}.json",
-                log / f"{number:020d}.checkpoint.parquet",
-                log / "_last_checkpoint",
-            ):
-                with contextlib.suppress(FileNotFoundError):
-                    sync_file(path)
-            sync_folder(log)
-            sync_folder(self.location.folder)
+            sync_version(self.location.folder, number)
+
+
+def log_entry(folder: Path, number: int) -> Path:
+    """Return the entry of a version in the log of a table in a folder."""
+    return folder / LOG / f"{number:020d}.json"
+
+
+def sync_version(folder: Path, number: int) -> None:
+    """Put on disk what a commit of this version may have written, but for the files that it names. Raises OSError."""
+    entry = log_entry(folder, number)
+    for path in (entry, entry.with_suffix(".checkpoint.parquet"), entry.with_name("_last_checkpoint")):
+        with contextlib.suppress(FileNotFoundError):
+            sync_file(path)
+    sync_folder(entry.parent)
+    sync_folder(folder)
 
 
 def _found(location: LakeLocation) -> DeltaTable | None:

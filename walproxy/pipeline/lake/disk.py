@@ -101,3 +101,8 @@ def storage_errors(what: str) -> Iterator[None]:
         reason = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
         where = f" ({error.filename})" if error.filename and str(error.filename) not in what else ""
         raise kind(f"could not {what}: {reason}{where}") from error
+
+
+def cache_folder() -> Path:
+    """Return the folder, which may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "walproxy"

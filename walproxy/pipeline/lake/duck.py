@@ -19,7 +19,7 @@ from walproxy.pipeline.lake.parquet_files import schema_difference
 
 
 class LakeTables(NamedTuple):
-    """The tables of a location in an object store. See `Tables`."""
+    """The tables of a location in an object store. See `QueriedTables`."""
 
     location: LakeLocation
 
@@ -36,7 +36,7 @@ class LakeTables(NamedTuple):
         place = self.location.below(name)
         table = find_lake_table(place)
         if table is None:
-            way_out = "" if place.catalog else ": if it is an Iceberg table, set --iceberg-catalog"
+            way_out = "" if place.catalog else ": if it is an Iceberg table, set iceberg_catalog"
             raise ConfigurationError(f"{place} has no {'Iceberg' if place.catalog else 'Delta'} table{way_out}")
         with table:
             difference = schema_difference(table.schema, schema, optional) if schema is not None else None

@@ -178,9 +178,9 @@ def check_format(location: LakeLocation, format: TableFormat | None) -> None:
     """See that tables of a location in an object store can have a format, None: any. Raises ConfigurationError."""
     if format == "iceberg" and not location.catalog:
         raise ConfigurationError(
-            f"Iceberg tables in {location} need a catalog: set --iceberg-catalog to "
+            f"Iceberg tables in {location} need a catalog: set iceberg_catalog to "
             "uri=postgresql+psycopg://HOST/NAME, to uri=https://HOST (REST), or to name=NAME of ~/.pyiceberg.yaml, or "
             "leave --format out for Delta"
         )
     if format == "delta" and location.catalog:
-        raise ConfigurationError(f"Delta tables in {location} have no catalog: remove --iceberg-catalog")
+        raise ConfigurationError(f"Delta tables in {location} have no catalog: remove iceberg_catalog")

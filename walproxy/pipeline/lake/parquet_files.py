@@ -26,6 +26,9 @@ ROW_GROUP_BYTES: Final = 128 << 20
 """A row group is closed when its rows have about this size in memory, however few they are."""
 
 
+_FILE_BYTES: Final = 256 << 20  # of Arrow, which is several times what is on disk
+
+
 class DataFile(NamedTuple):
     """A file that was written and is to be committed.
 
@@ -186,6 +189,24 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
             pending, rows, size = [], 0, 0
     if rows:
         yield pa.Table.from_batches(pending, schema)
+
+
+def parts_of(rows: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Divide batches, as they come, into runs that are each worth a file."""
+    batches = iter(rows)
+    for first in batches:
+
+        def run(batch: pa.RecordBatch = first) -> Iterator[pa.RecordBatch]:
+            size = batch.nbytes
+            yield batch
+            while size < _FILE_BYTES:
+                following = next(batches, None)
+                if following is None:
+                    return
+                size += following.nbytes
+                yield following
+
+        yield run()
 
 
 def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -67,7 +67,7 @@ class StoredFile(NamedTuple):
     end: bytes
 
 
-class Removal(NamedTuple):
+class RemovedFiles(NamedTuple):
     """The files that were removed, or would be.
 
     Attributes:
@@ -78,9 +78,9 @@ class Removal(NamedTuple):
     bytes: int = 0
     versions: int = 0
 
-    def plus(self, other: "Removal") -> "Removal":
+    def plus(self, other: "RemovedFiles") -> "RemovedFiles":
         """Return the sum of both."""
-        return Removal(*(mine + its for mine, its in zip(self, other, strict=True)))
+        return RemovedFiles(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 class Version(ABC):
@@ -153,15 +153,9 @@ class LakeTable(ABC, Generic[VersionT]):
         return dataset_of(files, self.schema, self._filesystem(files))
 
     def _filesystem(self, files: Sequence[LiveFile]) -> "pyarrow.fs.FileSystem":
-        """Return the table's files by their keys, for a reader of Arrow."""
-        import pyarrow.fs
-        from deltalake.fs import DeltaStorageHandler
+        from walproxy.pipeline.lake.dataset import filesystem_of
 
-        if self.location.folder is not None:
-            return pyarrow.fs.SubTreeFileSystem(self.location.url, pyarrow.fs.LocalFileSystem())
-        sizes = {file.path: file.bytes for file in files}
-        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), sizes)
-        return pyarrow.fs.PyFileSystem(handler)
+        return filesystem_of(self.location, {file.path: file.bytes for file in files})
 
     def new_file(self, stem: str = "part") -> NewLakeFile:
         """Return where a task writes a file; it can be sent to the task.
@@ -306,13 +300,13 @@ class LakeTable(ABC, Generic[VersionT]):
         return Compaction()
 
     @abstractmethod
-    def expire(self, keep_s: float, *, dry_run: bool = False) -> Removal:
+    def expire(self, keep_s: float, *, dry_run: bool = False) -> RemovedFiles:
         """Remove what only versions need that are older than `keep_s`, and old parts of the log.
 
         A reader that began longer ago than that may find its files gone.
         """
 
-    def remove_orphans(self, older_than_s: float, *, dry_run: bool = False) -> Removal:
+    def remove_orphans(self, older_than_s: float, *, dry_run: bool = False) -> RemovedFiles:
         """Remove files that no version names and that were stored more than `older_than_s` ago.
 
         Tasks that were killed leave them. The age must exceed the time that the slowest batch takes.
@@ -326,11 +320,11 @@ class LakeTable(ABC, Generic[VersionT]):
     def _orphans(self, stored: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         """Return those of the objects that no version of the table, and no part of its log, needs."""
 
-    def _removed(self, objects: Sequence[ObjectInfo], versions: int = 0, *, dry_run: bool) -> Removal:
+    def _removed(self, objects: Sequence[ObjectInfo], versions: int = 0, *, dry_run: bool) -> RemovedFiles:
         """Remove objects of the table; return what that is."""
         if not dry_run:
             self.location.store().delete(info.key for info in objects)
-        return Removal(len(objects), sum(info.size for info in objects), versions)
+        return RemovedFiles(len(objects), sum(info.size for info in objects), versions)
 
     def close(self) -> None:
         """Release what the table holds open. Closing twice is harmless."""

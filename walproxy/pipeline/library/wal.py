@@ -20,8 +20,7 @@ from safekeeper.base.lsn import Lsn, parse_lsn
 from walproxy.pipeline.decoder.decode import Workspace
 from walproxy.pipeline.decoder.views import Piece, view_batch
 from walproxy.pipeline.input.opening import open_input
-from walproxy.pipeline.input.parallel import THREADS, cut, in_order
-from walproxy.pipeline.input.pieces import PlannedPiece, decode_piece, plan_pieces
+from walproxy.pipeline.input.pieces import THREADS, PlannedPiece, cut, decode_piece, in_order, plan_pieces
 from walproxy.pipeline.input.times import begin_of_time, end_of_time
 from walproxy.pipeline.input.wal_input import NO_OPTIONS, WalInput
 from walproxy.pipeline.schemas import arrow_schema

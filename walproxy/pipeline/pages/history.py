@@ -30,7 +30,7 @@ _VIEW: Final = "page_versions"
 _LEAVES_LSN: Final = ("Heap2", "VISIBLE")
 
 
-class Change(NamedTuple):
+class PageChange(NamedTuple):
     """A record that changes the page.
 
     Attributes:
@@ -46,7 +46,7 @@ class Change(NamedTuple):
     sets_lsn: bool
 
 
-class History(NamedTuple):
+class PageHistory(NamedTuple):
     """The records that made a page.
 
     Attributes:
@@ -59,7 +59,7 @@ class History(NamedTuple):
 
     image_lsn: Lsn | None
     records_since_image: int
-    last: Change | None
+    last: PageChange | None
     possible_lsns: list[Lsn]
     or_older: bool
 
@@ -69,7 +69,7 @@ class History(NamedTuple):
         return page_lsn in self.possible_lsns or (self.or_older and is_older)
 
 
-class Record(NamedTuple):
+class RecordPosition(NamedTuple):
     """The position of a record."""
 
     lsn: Lsn
@@ -93,7 +93,7 @@ class LogReader:
         """
         return decode_piece(self._input, self.path, piece, workspace=self._workspace)
 
-    def last_record(self, at_lsn: Lsn) -> Record | None:
+    def last_record(self, at_lsn: Lsn) -> RecordPosition | None:
         """Return the last record that ends at or before `at_lsn`; None if there is none.
 
         Recovery that stops right after it has replayed what was complete at that LSN, and no more.
@@ -104,7 +104,7 @@ class LogReader:
             decoded = self.decode(piece)
             count = int(np.searchsorted(decoded.end_lsn, at_lsn, side="right"))
             if count:
-                return Record(int(decoded.lsn[count - 1]), int(decoded.end_lsn[count - 1]))
+                return RecordPosition(int(decoded.lsn[count - 1]), int(decoded.end_lsn[count - 1]))
         return None
 
 
@@ -117,7 +117,7 @@ class _Part(NamedTuple):
     records_since_image: int
 
 
-def history_of(log: LogReader, page: PageId, at_lsn: Lsn, tables: Path | None = None) -> History:
+def history_of(log: LogReader, page: PageId, at_lsn: Lsn, tables: Path | None = None) -> PageHistory:
     """Return how the page came about that all records make that end at or before `at_lsn`.
 
     Args:
@@ -143,17 +143,17 @@ def history_of(log: LogReader, page: PageId, at_lsn: Lsn, tables: Path | None = 
             image_lsn = part.image_lsn
             break
     if newest is None:
-        return History(None, 0, None, [], True)
+        return PageHistory(None, 0, None, [], True)
     found = changes(log.decode(newest), page, at_lsn)
     possible = []
     for change in reversed(found):
         possible.append(change.end_lsn)
         if change.sets_lsn:
             break
-    return History(image_lsn, since_image, found[-1], possible, not any(change.sets_lsn for change in found))
+    return PageHistory(image_lsn, since_image, found[-1], possible, not any(change.sets_lsn for change in found))
 
 
-def changes(decoded: Decoded, page: PageId, at_lsn: Lsn) -> list[Change]:
+def changes(decoded: Decoded, page: PageId, at_lsn: Lsn) -> list[PageChange]:
     """Return the records of a piece that change the page and end at or before `at_lsn`."""
     relation = page.relation
     wanted = (
@@ -173,7 +173,7 @@ def changes(decoded: Decoded, page: PageId, at_lsn: Lsn) -> list[Change]:
         what = (rmgr_name(rmid), operation_name(decoded.major, rmid, info))
         sets_lsn = record in makers or not (what[0] == _LEAVES_LSN[0] and what[1].startswith(_LEAVES_LSN[1]))
         found.append(
-            Change(
+            PageChange(
                 int(decoded.lsn[record]),
                 int(decoded.end_lsn[record]),
                 *what,
@@ -184,7 +184,7 @@ def changes(decoded: Decoded, page: PageId, at_lsn: Lsn) -> list[Change]:
     return found
 
 
-def _part_of(piece: PlannedPiece, found: Sequence[Change]) -> _Part:
+def _part_of(piece: PlannedPiece, found: Sequence[PageChange]) -> _Part:
     image = max((index for index, change in enumerate(found) if change.makes_page), default=-1)
     image_lsn = found[image].lsn if image >= 0 else None
     return _Part(piece, len(found), image_lsn, len(found) - 1 - image)

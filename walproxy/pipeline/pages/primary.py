@@ -41,7 +41,7 @@ class VerificationImpossible(WalproxyError):
     """The primary's page cannot be had, or is another version."""
 
 
-class Verdict(NamedTuple):
+class PageVerdict(NamedTuple):
     """The comparison of the restored page with the primary's.
 
     Attributes:
@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
     difference: Difference
 
 
-def verify(restored: bytes, page: PageId, conninfo: str) -> Verdict:
+def verify(restored: bytes, page: PageId, conninfo: str) -> PageVerdict:
     """Compare a restored page with the primary's.
 
     Raises:
@@ -78,7 +78,7 @@ def verify(restored: bytes, page: PageId, conninfo: str) -> Verdict:
         ) from None
 
 
-def _verify(connection: "psycopg.Connection[Any]", restored: bytes, page: PageId, tablespace: int) -> Verdict:
+def _verify(connection: "psycopg.Connection[Any]", restored: bytes, page: PageId, tablespace: int) -> PageVerdict:
     found = connection.execute(_RELATION_QUERY, (tablespace, page.relation.relation)).fetchone()
     if found is None:
         raise VerificationImpossible(
@@ -94,7 +94,7 @@ def _verify(connection: "psycopg.Connection[Any]", restored: bytes, page: PageId
         raise VerificationImpossible(f"the primary's {name} does not have the block {page.block} any longer")
     _require_same(header_of(restored).lsn, header_of(content).lsn)
     kind = _KINDS.get(access_method, "other") if page.fork == 0 else "other"
-    return Verdict(read_by, compare(restored, content, kind))
+    return PageVerdict(read_by, compare(restored, content, kind))
 
 
 def _require_same(restored_lsn: Lsn, primary_lsn: Lsn) -> None:

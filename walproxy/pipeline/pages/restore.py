@@ -25,17 +25,17 @@ from walproxy.pipeline.input.pieces import PlannedPiece, plan_pieces
 from walproxy.pipeline.input.times import end_of_time
 from walproxy.pipeline.input.wal_input import WalInput
 from walproxy.pipeline.jobs.catalog import RelationId
-from walproxy.pipeline.pages.history import History, LogReader, Record, history_of
+from walproxy.pipeline.pages.history import LogReader, PageHistory, RecordPosition, history_of
 from walproxy.pipeline.pages.page import PageHeader, header_of
 from walproxy.pipeline.pages.private_server import PrivatePostgres, sql_text
 from walproxy.pipeline.pages.relation import PageId, RelationName, read_page
-from walproxy.pipeline.pages.row import Row, read_row
+from walproxy.pipeline.pages.row import ShownRow, read_row
 from walproxy.postgres.binaries import ServerBinaries, find_servers, server_user
 from walproxy.recovery.base_backup import BackupFacts, BaseBackup
 from walproxy.recovery.config import SourceConfig, open_sources
 from walproxy.recovery.fetcher import Fetcher
-from walproxy.recovery.plan import LATEST, Plan, Target, choose_path, make_plan
-from walproxy.recovery.restore import Owner, recovery_settings, write_data_folder
+from walproxy.recovery.plan import LATEST, Plan, RecoveryTarget, choose_path, make_plan
+from walproxy.recovery.restore import FolderOwner, recovery_settings, write_data_folder
 from walproxy.wal_sources.source import Extent, LogPath
 
 _REMOVAL_TIMEOUT_S: Final = 10.0
@@ -62,7 +62,6 @@ class PageRequest(NamedTuple):
         sources: where the WAL is; an archive at least.
         tables: a folder with the table `page_versions`, None to read the WAL alone.
         timeline: as `walproxy restore --target-timeline`.
-        work_folder: where the throw-away data folder is made.
         line: the line pointer of a row that is wanted, too; None for none.
     """
 
@@ -74,7 +73,6 @@ class PageRequest(NamedTuple):
     sources: SourceConfig
     tables: Path | None = None
     timeline: str = LATEST
-    work_folder: Path | None = None
     line: int | None = None
 
 
@@ -94,12 +92,12 @@ class RestoredPage(NamedTuple):
     content: bytes
     header: PageHeader
     at_lsn: Lsn
-    last_record: Record
-    history: History
+    last_record: RecordPosition
+    history: PageHistory
     major: int
     tli: int
     replayed_bytes: int
-    row: Row | None = None
+    row: ShownRow | None = None
 
 
 Progress = Callable[[str], None]
@@ -129,9 +127,9 @@ def restore_page(request: PageRequest, progress: Progress = lambda step: None) -
     if last_record is None or last_record.lsn < max(backup.facts.end_lsn, backup.facts.checkpoint_lsn):
         raise _too_early(request, backup.facts, at_lsn)
     own_wal = {entry.path.name: entry.size for entry in backup.wal_entries()}
-    goal = Target(lsn=last_record.lsn, timeline=request.timeline)
+    goal = RecoveryTarget(lsn=last_record.lsn, timeline=request.timeline)
     plan = make_plan(fetcher, backup.facts, own_wal, goal)
-    folder = Path(tempfile.mkdtemp(prefix="walproxy-page-", dir=request.work_folder))
+    folder = Path(tempfile.mkdtemp(prefix="walproxy-page-"))
     try:
         folder.chmod(0o711)
         with PrivatePostgres(binaries, folder / "data") as server:
@@ -230,13 +228,13 @@ def _recover(
     server: PrivatePostgres,
     backup: BaseBackup,
     plan: Plan,
-    goal: Target,
+    goal: RecoveryTarget,
     request: PageRequest,
     progress: Progress,
 ) -> PageId:
     """Recover, and return the page's identity."""
     user = server_user()
-    owner = Owner(user.uid, user.gid) if user is not None else None
+    owner = FolderOwner(user.uid, user.gid) if user is not None else None
     progress("copying the backup")
     write_data_folder(backup, server.data_directory, request.sources, plan, goal, owner, lambda size: None)
     server.prepare({**recovery_settings(goal), "recovery_target_inclusive": "on"})
@@ -258,7 +256,7 @@ def _relation_id(server: PrivatePostgres, relation: RelationName) -> RelationId:
     return RelationId(*(int(found[name] or 0) for name in ("tablespace", "database", "relation")))
 
 
-def _check(history: History, header: PageHeader, page: PageId, at_lsn: Lsn) -> None:
+def _check(history: PageHistory, header: PageHeader, page: PageId, at_lsn: Lsn) -> None:
     """Compare the page's header with the WAL.
 
     Raises:

@@ -51,7 +51,7 @@ _FIRST_NORMAL_XID: Final = 3
 _TABLES: Final = ("r", "m", "t")
 
 
-class Row(NamedTuple):
+class ShownRow(NamedTuple):
     """A version of a row.
 
     Attributes:
@@ -70,7 +70,7 @@ class Row(NamedTuple):
     content: dict[str, msgspec.Raw]
 
 
-def read_row(server: PrivatePostgres, relation: RelationName | RelationId, page: PageId, line: int) -> Row:
+def read_row(server: PrivatePostgres, relation: RelationName | RelationId, page: PageId, line: int) -> ShownRow:
     """Return a row of the restored and stopped server; the page in its folder may be changed.
 
     Raises:
@@ -91,7 +91,7 @@ def read_row(server: PrivatePostgres, relation: RelationName | RelationId, page:
     if answer is None:
         raise ConfigurationError(f"PostgreSQL finds no row at line pointer {line} of block {page.block} of {name}")
     content = msgspec.json.decode(bytes.fromhex(answer["content"] or ""), type=dict[str, msgspec.Raw])
-    return Row(line, version, is_visible, made, ended, content)
+    return ShownRow(line, version, is_visible, made, ended, content)
 
 
 def _name_of(server: PrivatePostgres, relation: RelationId) -> RelationName:

@@ -20,13 +20,11 @@ class PgtableDataSource(DataSource):
         return "pgtable"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from walproxy.pipeline.sink.options import SinkOptions
-        from walproxy.pipeline.sink.writers import BatchWriter
+        from walproxy.pipeline.sink.writers import BatchWriter, SinkOptions
 
         return BatchWriter(SinkOptions.parse(self.options, overwrite=overwrite), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from walproxy.pipeline.sink.options import SinkOptions
-        from walproxy.pipeline.sink.writers import StreamWriter
+        from walproxy.pipeline.sink.writers import SinkOptions, StreamWriter
 
         return StreamWriter(SinkOptions.parse(self.options, overwrite=overwrite, streaming=True), schema)

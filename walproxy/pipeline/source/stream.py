@@ -6,27 +6,83 @@ it, and ends where one of them ends (`safe_end`), or at a page's boundary after 
 there. So a batch never waits in its midst for WAL to come, and the last commit of a quiet server is not left out.
 
 The newest timeline is followed: WAL is read through the forks of its ancestors. A position on a timeline which the
-newest one does not contain is refused (offsets.py).
+newest one does not contain is refused (`Offset`).
 """
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from safekeeper.base.errors import ArchiveUnavailable, ConfigurationError
-from safekeeper.base.lsn import Lsn, format_lsn
+from safekeeper.base.lsn import Lsn, format_lsn, parse_lsn
 from safekeeper.waldecode.format import PAGE_SIZE
 from walproxy.pipeline.input.pieces import plan_pieces, safe_end
-from walproxy.pipeline.input.wal_input import SAFEKEEPER_SCHEME
+from walproxy.pipeline.input.wal_input import SAFEKEEPER_SCHEME, WalInput
 from walproxy.pipeline.source.bounds import bounds_of
-from walproxy.pipeline.source.offsets import Offset
 from walproxy.pipeline.source.options import SourceOptions
 from walproxy.pipeline.source.tasks import WalPartition, input_of, partitions_of, read_partition
 from walproxy.wal_sources.source import Extent, LogPath, SourceUnavailable, WalMissing
+
+
+class Offset(NamedTuple):
+    """A position in a log: `lsn` is the end of a record, or a page's boundary."""
+
+    system_id: int
+    tli: int
+    lsn: Lsn
+
+    @classmethod
+    def of(cls, system_id: int, path: LogPath, lsn: Lsn) -> "Offset":
+        """Return the offset of `lsn` on `path`."""
+        return cls(system_id, path.tli_of(max(lsn - 1, 0)), lsn)
+
+    @classmethod
+    def parse(cls, content: dict[str, Any]) -> "Offset":
+        """Return the offset that a checkpoint holds.
+
+        Raises:
+            ConfigurationError: it holds no offset of ours.
+        """
+        try:
+            return cls(int(content["system_id"]), int(content["tli"]), parse_lsn(content["lsn"]))
+        except (KeyError, TypeError, ValueError, ConfigurationError):
+            raise ConfigurationError(
+                f"the checkpoint's offset {content} is not one of pgwal: begin again with another checkpoint folder"
+            ) from None
+
+    def content(self) -> dict[str, Any]:
+        """Return what the checkpoint holds. Numbers of 64 bits are text: not every reader of JSON keeps them whole."""
+        return {"system_id": str(self.system_id), "tli": self.tli, "lsn": format_lsn(self.lsn)}
+
+    def check(self, wal_input: WalInput, path: LogPath, holder: str = "the checkpoint") -> None:
+        """Make sure that this is a position of the log `path`.
+
+        Args:
+            holder: what has this offset, for messages.
+
+        Raises:
+            ConfigurationError: it is one of other WAL.
+        """
+        otherwise = "or begin again in another folder"
+        system_id = wal_input.origin().system_id
+        if system_id != self.system_id:
+            raise ConfigurationError(
+                f"{holder} is of the system {self.system_id}, and {wal_input.name} has the WAL of {system_id}: name "
+                f"the input that it was made from, {otherwise}"
+            )
+        tli = path.tli_of(max(self.lsn - 1, 0))
+        if tli != self.tli:
+            ends = dict(path.lineage)
+            left = f", which left it at {format_lsn(ends[self.tli])}" if self.tli in ends else ""
+            raise ConfigurationError(
+                f"{holder} reaches {format_lsn(self.lsn)} on timeline {self.tli}, which is not a part of timeline "
+                f"{path.tli} of {wal_input.name}{left}: continue with timeline {self.tli}, {otherwise}"
+            )
+
 
 _log = logging.getLogger(__name__)
 

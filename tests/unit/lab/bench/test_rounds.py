@@ -1,5 +1,7 @@
 """Turns in rounds, and the medians of ratios within rounds."""
 
+import random
+
 import pytest
 
 from walproxy.lab.bench.rounds import Ratio, median, ratio, shuffled_rounds
@@ -8,18 +10,17 @@ CELLS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 
 
 def test_every_cell_has_its_turn_once_in_every_round() -> None:
-    turns = list(shuffled_rounds(CELLS, 3, seed=1))
+    turns = list(shuffled_rounds(CELLS, 3))
     for number in range(3):
         assert sorted(cell for each, cell in turns if each == number) == CELLS
     assert [number for number, _ in turns] == sorted(number for number, _ in turns)
 
 
-def test_the_order_changes_from_round_to_round_and_is_the_seed_s() -> None:
-    turns = list(shuffled_rounds(CELLS, 3, seed=1))
+def test_the_order_changes_from_round_to_round() -> None:
+    random.seed(1)
+    turns = list(shuffled_rounds(CELLS, 3))
     orders = {tuple(cell for each, cell in turns if each == number) for number in range(3)}
     assert len(orders) == 3
-    assert turns == list(shuffled_rounds(CELLS, 3, seed=1))
-    assert turns != list(shuffled_rounds(CELLS, 3, seed=2))
 
 
 def test_a_machine_that_drifts_does_not_change_the_ratio() -> None:

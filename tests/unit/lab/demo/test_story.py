@@ -8,16 +8,16 @@ import pytest
 from rich.console import Console
 
 from walproxy.lab.demo import story
-from walproxy.lab.demo.stage import Stage, Step, StepFailed, StepUnfinished
+from walproxy.lab.demo.stage import DemoStage, Step, StepFailed, StepUnfinished
 
 
 def played(error: Exception, slowdown: float, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Play a step that holds and one that raises; return the outcome's verdict and all that was printed."""
     monkeypatch.setattr(story, "slowdown", lambda: slowdown)
     console = Console(file=io.StringIO(), width=200)
-    stage = Stage(cast("Any", SimpleNamespace(proxies=[])), clients=1)
+    stage = DemoStage(cast("Any", SimpleNamespace(proxies=[])), clients=1)
 
-    def act(stage: Stage) -> str:
+    def act(stage: DemoStage) -> str:
         stage.notify("30 s, waiting until it replies; load average 20.0 on 2 CPUs")
         raise error
 

@@ -2,11 +2,11 @@
 
 from walproxy.lab.failover.checks import find_lost, find_two_servers, find_two_writers_of_a_timeline
 from walproxy.lab.failover.rows import Attempt, Row
-from walproxy.lab.load.history import Operation, Outcome
+from walproxy.lab.load.history import HistoryOperation, Outcome
 
 
 def attempt(number: int, server: str, tli: int, begun_at: float, ended_at: float, outcome: Outcome = "ok") -> Attempt:
-    return Operation(1, Row(number, "client", server, tli, 700 + number), begun_at, ended_at, outcome)
+    return HistoryOperation(1, Row(number, "client", server, tli, 700 + number), begun_at, ended_at, outcome)
 
 
 def test_an_acknowledged_row_that_is_not_there_is_found() -> None:

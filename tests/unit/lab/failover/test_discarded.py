@@ -8,16 +8,19 @@ import pytest
 from safekeeper.base.errors import WalproxyError
 from walproxy.lab.failover.discarded import contradictions, differences, find_wrong_rows, new_reports, read_report
 from walproxy.lab.failover.rows import Attempt, Row, Writer
-from walproxy.lab.failover.wal_truth import Commit, Stretch
-from walproxy.lab.load.history import Operation, Outcome
+from walproxy.lab.failover.wal_truth import CommittedTransaction, Stretch
+from walproxy.lab.load.history import HistoryOperation, Outcome
 
-COMMITS = [Commit(0x500, 742, "2026-11-25 18:52:01.853906"), Commit(0x600, 743, "2026-11-25 18:52:01.900000")]
+COMMITS = [
+    CommittedTransaction(0x500, 742, "2026-11-25 18:52:01.853906"),
+    CommittedTransaction(0x600, 743, "2026-11-25 18:52:01.900000"),
+]
 TAIL = [(Stretch(1, 0x480, None), COMMITS)]
 EPOCH = 1 << 32
 
 
 def attempt(number: int, writer: Writer, xid: int, outcome: Outcome = "ok", server: str = "pg1") -> Attempt:
-    return Operation(0, Row(number, writer, server, 1, EPOCH + xid), 0.0, 1.0, outcome)
+    return HistoryOperation(0, Row(number, writer, server, 1, EPOCH + xid), 0.0, 1.0, outcome)
 
 
 def test_a_report_that_lists_the_same_transactions_is_right() -> None:
@@ -30,7 +33,9 @@ def test_a_report_that_lacks_or_invents_a_transaction_is_wrong() -> None:
     assert lacks == "the report lacks 1 of 2 transactions: xid 743 at 0/600, 2026-11-25 18:52:01.900000"
     (invents,) = differences(COMMITS[:1], COMMITS)
     assert "the WAL after the fork does not have, 1 of 2 transactions: xid 743" in invents
-    assert len(differences(COMMITS, [*COMMITS[:1], Commit(0x600, 743, "2026-11-25 18:52:01.900001")])) == 2
+    assert (
+        len(differences(COMMITS, [*COMMITS[:1], CommittedTransaction(0x600, 743, "2026-11-25 18:52:01.900001")])) == 2
+    )
     (twice,) = differences(COMMITS, [*COMMITS, COMMITS[0]])
     assert "lists 3 transactions" in twice
 

@@ -6,7 +6,7 @@ import pytest
 
 from safekeeper.base.errors import WalproxyError
 from walproxy.lab.failover.wal_truth import (
-    Commit,
+    CommittedTransaction,
     Stretch,
     lineage_in,
     newest_tli,
@@ -52,8 +52,8 @@ def test_commits_are_found_in_what_pg_waldump_prints() -> None:
         "pg_waldump: error: error in WAL record at 1/152A190: invalid record length at 1/152A1B8: wanted 24, got 0\n"
     )
     assert parse_commits(text) == [
-        Commit(0x152A0E8, 742, "2026-11-25 18:52:01.853906"),
-        Commit(0x1_0152A110, 743, "2026-11-25 18:52:02.000001"),
+        CommittedTransaction(0x152A0E8, 742, "2026-11-25 18:52:01.853906"),
+        CommittedTransaction(0x1_0152A110, 743, "2026-11-25 18:52:02.000001"),
     ]
 
 

@@ -5,15 +5,15 @@ import time
 
 import pytest
 
-from walproxy.lab.load.history import History, Operation, Outcome
+from walproxy.lab.load.history import History, HistoryOperation, Outcome
 from walproxy.lab.load.transactions import SingleStatement
 
 INSERT = SingleStatement("INSERT")
 Inserts = History[SingleStatement]
 
 
-def ended(client: int, begun_at: float, ended_at: float, outcome: Outcome = "ok") -> Operation[SingleStatement]:
-    return Operation(client, INSERT, begun_at, ended_at, outcome)
+def ended(client: int, begun_at: float, ended_at: float, outcome: Outcome = "ok") -> HistoryOperation[SingleStatement]:
+    return HistoryOperation(client, INSERT, begun_at, ended_at, outcome)
 
 
 def history_of(*times: tuple[float, float]) -> Inserts:

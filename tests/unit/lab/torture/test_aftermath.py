@@ -16,8 +16,6 @@ KeyError: 7
 class LoggedCluster:
     """A cluster that has logs and nothing else."""
 
-    conninfo = ""
-
     def __init__(self, **logs: str) -> None:
         self._logs = logs
         self.members = tuple(logs)
@@ -25,35 +23,27 @@ class LoggedCluster:
     def logs(self, who: str, lines: int = 20) -> str:
         return "\n".join(self._logs[who].splitlines()[-lines:])
 
-    def status(self) -> dict[str, Any] | None:
-        return None
 
-    def status_of(self, who: str) -> dict[str, Any] | None:
-        return None
-
-    def conninfo_of(self, who: str) -> str:
-        raise NotImplementedError(who)
-
-    def data_folder(self, who: str) -> Path:
-        raise NotImplementedError(who)
+def logged(**logs: str) -> Any:
+    return LoggedCluster(**logs)
 
 
 def test_logs_without_a_traceback_are_fine() -> None:
-    assert check_logs(LoggedCluster(postgres="LOG:  ready", walproxy="INFO streaming")) == []
+    assert check_logs(logged(postgres="LOG:  ready", walproxy="INFO streaming")) == []
 
 
 def test_a_traceback_in_a_log_is_a_violation_that_names_its_error() -> None:
-    [violation] = check_logs(LoggedCluster(postgres="LOG:  ready", safekeeper2=f"{FALLEN}\n{FALLEN}"))
+    [violation] = check_logs(logged(postgres="LOG:  ready", safekeeper2=f"{FALLEN}\n{FALLEN}"))
     assert violation.rule == "FellOver"
     assert violation.message == "safekeeper2 fell over 2 times, first with: KeyError: 7; see its log"
 
 
 def test_a_panic_of_postgres_is_a_violation() -> None:
-    [violation] = check_logs(LoggedCluster(postgres="LOG:  ready\nPANIC:  could not write\nLOG:  aborting"))
+    [violation] = check_logs(logged(postgres="LOG:  ready\nPANIC:  could not write\nLOG:  aborting"))
     assert violation.message.startswith("postgres fell over 1 times")
 
 
 def test_logs_are_kept_as_they_are(tmp_path: Path) -> None:
-    keep_logs(LoggedCluster(postgres="LOG:  ready", safekeeper2=FALLEN), tmp_path)
+    keep_logs(logged(postgres="LOG:  ready", safekeeper2=FALLEN), tmp_path)
     assert (tmp_path / "safekeeper2.log").read_text() == FALLEN
     assert {path.name for path in tmp_path.iterdir()} == {"postgres.log", "safekeeper2.log"}

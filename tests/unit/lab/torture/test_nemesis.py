@@ -1,7 +1,8 @@
 """The nemesis does what the plan says, writes it down, and sees what must not be: a cluster here only takes notes."""
 
+from collections.abc import Callable
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -61,8 +62,9 @@ class NotedCluster:
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def pause(self, who: str) -> None:
-        self._note(f"pause {who}")
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return any other method: it notes its name and its arguments."""
+        return lambda *arguments: self._note(" ".join([name.replace("_", " "), *map(str, arguments)]))
 
     def kill(self, who: str) -> None:
         self._note(f"kill {who}")
@@ -77,24 +79,6 @@ class NotedCluster:
     def start(self, who: str) -> None:
         self._note(f"start {who}")
         self.living.add(who)
-
-    def partition(self, safekeeper: str, direction: Literal["both", "to", "from"] = "both") -> None:
-        self._note(f"partition {safekeeper} {direction}")
-
-    def slow(self, safekeeper: str, fsync_ms: float) -> None:
-        self._note(f"slow {safekeeper} {fsync_ms}")
-
-    def fill(self, safekeeper: str) -> None:
-        self._note(f"fill {safekeeper}")
-
-    def flood(self, safekeeper: str) -> None:
-        self._note(f"flood {safekeeper}")
-
-    def take_descriptors(self, safekeeper: str) -> None:
-        self._note(f"take descriptors {safekeeper}")
-
-    def hinder(self, who: str, kind: str) -> None:
-        self._note(f"{kind} {who}")
 
     def heal(self, who: str | None = None) -> None:
         self._note(f"heal {who or 'all'}")
@@ -125,7 +109,8 @@ def cluster() -> NotedCluster:
 
 
 def nemesis_of(cluster: NotedCluster) -> Nemesis:
-    return Nemesis(cluster, cluster, TARGETS, lambda: cluster.now_s, cluster.wait)
+    both: Any = cluster
+    return Nemesis(both, both, TARGETS, lambda: cluster.now_s, cluster.wait)
 
 
 def mixed(*faults: PlannedFault) -> Bout:
@@ -257,16 +242,18 @@ def outsiders(kind: str, target: str) -> Bout:
     return Bout(OUTSIDERS, (PlannedFault(kind, target, 0.0, 6.0),))
 
 
-def test_a_leader_that_changes_under_a_hostile_client_is_a_violation(cluster: NotedCluster) -> None:
+def test_a_leader_that_changes_under_a_hostile_client_is_a_violation(
+    cluster: NotedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nemesis = nemesis_of(cluster)
     assert nemesis.carry_out(outsiders(HOSTILE_HTTP, "safekeeper1"))
-    assert cluster.notes == [(0.0, "hostile HTTP safekeeper1"), (6.0, "heal safekeeper1"), (6.0, "heal all")]
+    assert cluster.notes == [(0.0, "hinder safekeeper1 hostile HTTP"), (6.0, "heal safekeeper1"), (6.0, "heal all")]
     assert nemesis.violations == []
 
     def deposes(who: str, kind: str) -> None:
         cluster.leader = "walproxy2"
 
-    cluster.hinder = deposes  # type: ignore[method-assign]
+    monkeypatch.setattr(cluster, "hinder", deposes, raising=False)
     assert nemesis.carry_out(outsiders(HOSTILE_HTTP, "walproxy"))
     [violation] = nemesis.violations
     assert violation.rule == "Deposed"

@@ -15,10 +15,10 @@ EVIL = "</script><b onclick=stop()>"
 
 OPERATIONS = [
     Operation(1, "bank", 0.2, 0.3, "ok", "transfer 1"),
-    Operation(2, "append", 0.1, 0.5, "ok", "append 2"),
+    Operation(2, "unique", 0.1, 0.5, "ok", "insert 2"),
     Operation(1, "bank", 0.4, 8.1, "ok", "transfer 3"),
-    Operation(2, "append", 1.0, 1.5, "fail", "append 4"),
-    Operation(2, "append", 5.0, None, "unknown", "append 5"),
+    Operation(2, "unique", 1.0, 1.5, "fail", "insert 4"),
+    Operation(2, "unique", 5.0, None, "unknown", "insert 5"),
     Operation(1, "bank", 9.5, 10.4, "ok", "transfer 6"),  # Finished when the run was over.
 ]
 FAULTS = [
@@ -71,7 +71,7 @@ def test_the_sums_are_of_all_and_of_each_workload() -> None:
     figures = figures_of(run())
     assert figures.all.counts == {"ok": 4, "fail": 1, "unknown": 1}
     assert figures.all.max_s == pytest.approx(7.7)
-    assert {name: sums.counts["ok"] for name, sums in figures.workloads.items()} == {"append": 1, "bank": 3}
+    assert {name: sums.counts["ok"] for name, sums in figures.workloads.items()} == {"bank": 3, "unique": 1}
 
 
 def test_the_longest_time_without_a_commit_comes_first_with_the_faults_of_that_time() -> None:

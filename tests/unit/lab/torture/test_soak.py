@@ -5,7 +5,7 @@ import pytest
 
 from walproxy.lab.torture.record import Operation, Outcome, Run, Sample, Violation
 from walproxy.lab.torture.soak import commit_violations, is_judged
-from walproxy.lab.torture.soak_summary import as_json, summarise
+from walproxy.lab.torture.summaries import soak_as_json, summarise_soak
 
 
 def operations(seconds: float, per_s: float, outcome: Outcome = "ok") -> list[Operation]:
@@ -64,7 +64,7 @@ def test_the_figures_as_json_have_no_operations_and_each_growth() -> None:
         [Sample(float(at_s), "walproxy", 100 + (at_s >= 80), 20) for at_s in range(100)],
         [Violation("Interrupted", "by hand")],
     )
-    content = msgspec.json.decode(as_json(summarise(run)))
+    content = msgspec.json.decode(soak_as_json(summarise_soak(run)))
     assert (content["commits"], content["not_ok"], content["commit_ms"]["p50"]) == (1000, 1, 10.0)
     assert [(row["process"], row["percent"]) for row in content["processes"]] == [("walproxy", 1.0)]
     assert content["violations"] == [{"rule": "Interrupted", "message": "by hand"}]

@@ -2,13 +2,14 @@
 
 import pytest
 
-from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.torture.record import Operation, Outcome
-from walproxy.lab.torture.workloads.steady import KEPT, Steady, parse_row
+from walproxy.lab.torture.workloads.interface import Try
+from walproxy.lab.torture.workloads.steady import KEPT, RowAttempt, Steady
 
 
-def row(number: int, outcome: Outcome = "ok") -> Operation:
-    return Operation(1, "steady", number * 0.1, number * 0.1 + 0.05, outcome, f"row {number}")
+def row(number: int, outcome: Outcome = "ok") -> Try:
+    attempt = RowAttempt(number)
+    return Try(Operation(1, "steady", number * 0.1, number * 0.1 + 0.05, outcome, str(attempt)), attempt)
 
 
 HISTORY = [row(number) for number in range(1, KEPT + 11)]
@@ -24,12 +25,3 @@ def test_what_is_older_than_the_newest_so_many_may_be_gone_and_nothing_else() ->
 @pytest.mark.parametrize("outcome", ["fail", "unknown"])
 def test_what_was_not_acknowledged_need_not_be_there(outcome: Outcome) -> None:
     assert Steady().check({1, 2}, [row(1), row(2), row(3, outcome)]) == []
-
-
-def test_rows_of_other_workloads_are_none_of_ours() -> None:
-    assert Steady().check(set(), [Operation(1, "bank", 0.0, 1.0, "ok", "transfer 1: 2 -> 3, 4")]) == []
-
-
-def test_what_tells_of_no_row_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'insert 7' in the history is not a row"):
-        parse_row("insert 7")

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from walproxy.lab.torture.record import Fault, Operation, Outcome, Run, Violation
 from walproxy.lab.torture.run import Stressed
-from walproxy.lab.torture.stress_summary import stress_table, summarise_stress
+from walproxy.lab.torture.summaries import stress_table, summarise_stress
 
 
 def operation(workload: str, outcome: Outcome) -> Operation:
@@ -14,7 +14,7 @@ def operation(workload: str, outcome: Outcome) -> Operation:
 
 
 def stressed(*faults: Fault) -> Stressed:
-    operations = [operation("bank", "ok"), operation("bank", "unknown"), operation("append", "fail")]
+    operations = [operation("bank", "ok"), operation("bank", "unknown"), operation("unique", "fail")]
     violations = [Violation("Lost", "gone")]
     run = Run(7, 60.04, "processes", "18.1", 3, operations, list(faults), [], violations)
     return Stressed(run, [0.1, 2.0, 0.3])
@@ -31,7 +31,7 @@ FAULTS = (
 def test_a_summary_counts_operations_faults_and_recoveries() -> None:
     summary = summarise_stress(stressed(*FAULTS))
     assert summary.operations == {
-        "append": {"ok": 0, "fail": 1, "unknown": 0},
+        "unique": {"ok": 0, "fail": 1, "unknown": 0},
         "bank": {"ok": 1, "fail": 0, "unknown": 1},
     }
     assert summary.recovery_s == {"p50": 0.3, "max": 2.0}

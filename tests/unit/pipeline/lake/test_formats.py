@@ -28,7 +28,7 @@ from tests.unit.table_rows import (
     written,
 )
 from walproxy.pipeline.choices import TableFormat
-from walproxy.pipeline.lake import delta, iceberg_snapshots, parquet_files
+from walproxy.pipeline.lake import delta, iceberg, parquet_files
 from walproxy.pipeline.lake.catalog import CATALOG_NAME, NAMESPACE
 from walproxy.pipeline.lake.iceberg import IcebergLake
 
@@ -179,7 +179,7 @@ def test_a_delta_log_that_is_damaged_is_told_in_one_line(tmp_path: Path) -> None
 
 
 def test_iceberg_keeps_so_many_snapshots_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iceberg_snapshots, "SNAPSHOTS_MAX", 4)
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", 4)
     with open_table(tmp_path, "t", "iceberg", SMALL) as table:
         assert isinstance(table, IcebergLake)
         for batch in range(7):

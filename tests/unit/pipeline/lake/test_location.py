@@ -66,7 +66,7 @@ def test_a_catalog_is_of_an_object_store_and_its_password_is_secret() -> None:
     assert dict(location.below("records").catalog) == catalog
     assert pickle.loads(pickle.dumps(location)) == location
     assert location.secrets == ["a token", "very secret"]
-    with pytest.raises(ConfigurationError, match="/lake have their catalog beside them: remove --iceberg-catalog"):
+    with pytest.raises(ConfigurationError, match="/lake have their catalog beside them: remove iceberg_catalog"):
         LakeLocation.parse("/lake", {}, catalog)
 
 

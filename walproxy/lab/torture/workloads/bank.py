@@ -3,7 +3,6 @@
 The bank is the demo's (walproxy/lab/demo/bank.py).
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from random import Random
@@ -11,13 +10,19 @@ from typing import NamedTuple
 
 import asyncpg
 
-from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.demo.bank import ACCOUNTS, CREATE, OPENING_BALANCE, Transfer
-from walproxy.lab.torture.record import Operation, Violation
-from walproxy.lab.torture.workloads.interface import BALANCE, CHANGED, LOST, STRANGER, Attempt, shortened
+from walproxy.lab.torture.record import Violation
+from walproxy.lab.torture.workloads.interface import (
+    BALANCE,
+    CHANGED,
+    Attempt,
+    Try,
+    find_lost,
+    find_strangers,
+    shortened,
+)
 
 _AMOUNT_MAX = 100
-_WHAT = re.compile(r"transfer (\d+): (\d+) -> (\d+), (\d+)")
 
 
 class Books(NamedTuple):
@@ -42,47 +47,20 @@ class Bank:
         transfers = await connection.fetch("SELECT id, source, target, amount FROM transfer")
         return Books({row["id"]: row["balance"] for row in accounts}, [Transfer(*row) for row in transfers])
 
-    def check(self, state: Books, operations: Iterable[Operation]) -> list[Violation]:
-        tried = {
-            transfer.id: (transfer, operation)
-            for operation in operations
-            if operation.workload == self.name
-            for transfer in [parse_transfer(operation.what)]
-        }
+    def check(self, state: Books, tries: Iterable[Try]) -> list[Violation]:
+        tried = {each.attempt.id: each for each in tries}
         booked = {transfer.id: transfer for transfer in state.transfers}
-        lost = [
-            f"{operation.what}: acknowledged at {operation.ended_s:.3f} s, and not in the book"
-            for number, (_, operation) in tried.items()
-            if operation.outcome == "ok" and number not in booked
-        ]
-        changed = [
-            f"{tried[number][1].what}: the book has {transfer}"
+        changed = (
+            f"{tried[number].attempt}: the book has {transfer}"
             for number, transfer in booked.items()
-            if number in tried and tried[number][0] != transfer
-        ]
-        strangers = [
-            f"{transfer}: in the book, and {'it had failed' if number in tried else 'no client tried it'}"
-            for number, transfer in booked.items()
-            if number not in tried or tried[number][1].outcome == "fail"
-        ]
+            if number in tried and tried[number].attempt != transfer
+        )
         return [
-            *shortened(LOST, lost),
+            *find_lost(tried, booked, "the book"),
             *shortened(CHANGED, changed),
-            *shortened(STRANGER, strangers),
+            *find_strangers(tried, booked, "the book"),
             *shortened(BALANCE, _wrong_balances(state)),
         ]
-
-
-def parse_transfer(what: str) -> Transfer:
-    """Return the transfer of a line of the history.
-
-    Raises:
-        ConfigurationError: it has none.
-    """
-    match = _WHAT.fullmatch(what)
-    if match is None:
-        raise ConfigurationError(f"{what!r} in the history is not a transfer")
-    return Transfer(*(int(group) for group in match.groups()))
 
 
 def _wrong_balances(state: Books) -> Iterable[str]:

@@ -1,8 +1,8 @@
 """The interface of a workload for clients and checkers, and words that all workloads use."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import asyncpg
 
@@ -17,8 +17,6 @@ TWICE = "Twice"
 """A commit is there more than once."""
 STRANGER = "Stranger"
 """There is something that no client has tried to commit, or whose client received a failure."""
-REORDERED = "Reordered"
-"""A commit that began after the end of another one came before it."""
 BALANCE = "Balance"
 """The total of all balances has changed."""
 
@@ -31,6 +29,13 @@ class Attempt(Transaction, Protocol):
     def __str__(self) -> str:
         """Return the line for the history."""
         ...
+
+
+class Try(NamedTuple):
+    """An attempt, and what it came to."""
+
+    operation: Operation
+    attempt: Any
 
 
 class Workload(Protocol):
@@ -52,9 +57,43 @@ class Workload(Protocol):
         """Return what the tables hold, for `check`."""
         ...
 
-    def check(self, state: Any, operations: Iterable[Operation]) -> list[Violation]:
-        """Compare what the tables hold with the history; operations of other workloads are passed over."""
+    def check(self, state: Any, tries: Iterable[Try]) -> list[Violation]:
+        """Compare what the tables hold with all tries of this workload."""
         ...
+
+
+def find_lost(tried: Mapping[int, Try], there: Collection[int], where: str) -> list[Violation]:
+    """Return the violations that acknowledged attempts are not in a table.
+
+    Args:
+        tried: by number.
+        there: the numbers in the table.
+        where: the table's name in messages.
+    """
+    return shortened(
+        LOST,
+        (
+            f"{operation.what}: acknowledged at {operation.ended_s:.3f} s, and not in {where}"
+            for number, (operation, _) in tried.items()
+            if operation.outcome == "ok" and number not in there
+        ),
+    )
+
+
+def find_strangers(tried: Mapping[int, Try], there: Mapping[int, object], where: str) -> list[Violation]:
+    """Return the violations that a table has what no client has tried to commit, or what had failed; see `find_lost`.
+
+    Args:
+        there: by number, what describes it.
+    """
+    return shortened(
+        STRANGER,
+        (
+            f"{each}: in {where}, and {'it had failed' if number in tried else 'no client tried it'}"
+            for number, each in there.items()
+            if number not in tried or tried[number].operation.outcome == "fail"
+        ),
+    )
 
 
 def shortened(rule: str, messages: Iterable[str]) -> list[Violation]:

@@ -4,7 +4,6 @@ The history has what each transaction has read, so that also stale reads and rea
 orders of transactions that contradict each other.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Final
@@ -12,7 +11,6 @@ from typing import Final
 import asyncpg
 import psycopg
 
-from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.list_append.check import find_anomalies
 from walproxy.lab.list_append.transactions import Append, ListTransaction, Read, Step
 from walproxy.lab.list_append.workload import (
@@ -20,37 +18,39 @@ from walproxy.lab.list_append.workload import (
     CONFIRM,
     CREATE_TABLE,
     READ_ALL,
-    Wish,
+    WishedStatement,
     draw,
     is_read_only,
     read_at_the_end,
 )
 from walproxy.lab.load.transactions import commit_block
-from walproxy.lab.torture.record import Operation, Violation
-from walproxy.lab.torture.workloads.interface import Attempt, shortened
+from walproxy.lab.torture.record import Violation
+from walproxy.lab.torture.workloads.interface import Try, shortened
 
 # Another order of the transactions would help the first one, so it is not committed.
 _REFUSALS: Final = (
     *(asyncpg.SerializationError, asyncpg.DeadlockDetectedError),
     *(psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected),
 )
-_STEP: Final = re.compile(r"append (?P<value>\d+) to (?P<list>\d+)|read (?P<key>\d+): (?P<items>\?|-|\d+(?:,\d+)*)")
-_EMPTY, _UNKNOWN = "-", "?"
 
 
 class ListsAttempt:
-    """A transaction that a client tries."""
+    """A transaction that a client tries.
 
-    def __init__(self, wishes: Sequence[Wish]) -> None:
+    Attributes:
+        done: the steps that have had a reply.
+    """
+
+    def __init__(self, wishes: Sequence[WishedStatement]) -> None:
         self._wishes = tuple(wishes)
-        self._steps: list[Step] = []
+        self.done: list[Step] = []
         self._is_refused = False
 
     async def carry_out(self, connection: asyncpg.Connection) -> None:
         await connection.execute(BEGIN)
         try:
             for wish in self._wishes:
-                self._steps.append(wish.step(await connection.fetchval(wish.statement())))
+                self.done.append(wish.step(await connection.fetchval(wish.statement())))
             if is_read_only(self._wishes):
                 await connection.execute(CONFIRM)
         except _REFUSALS:
@@ -65,8 +65,14 @@ class ListsAttempt:
         except _REFUSALS:
             return False
 
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Its steps: the reads that have had a reply, and all appends."""
+        wished = self._wishes[len(self.done) :]
+        return (*self.done, *(Append(each.key, each.value) for each in wished if each.value is not None))
+
     def __str__(self) -> str:
-        done = [*self._steps, *self._wishes[len(self._steps) :]]
+        done = [*self.done, *self._wishes[len(self.done) :]]
         return "; ".join(map(_described, done))
 
 
@@ -76,46 +82,28 @@ class Lists:
     name = "lists"
     tables = CREATE_TABLE
 
-    def attempt(self, number: int, chance: Random) -> Attempt:
+    def attempt(self, number: int, chance: Random) -> ListsAttempt:
         return ListsAttempt(draw(number, chance))
 
     async def read(self, connection: asyncpg.Connection) -> dict[int, tuple[int, ...]]:
         return {row["key"]: tuple(row["items"]) for row in await connection.fetch(READ_ALL)}
 
-    def check(self, state: dict[int, tuple[int, ...]], operations: Iterable[Operation]) -> list[Violation]:
-        history = [_transaction(each) for each in operations if each.workload == self.name]
+    def check(self, state: dict[int, tuple[int, ...]], tries: Iterable[Try]) -> list[Violation]:
+        history = [_transaction(each) for each in tries]
         found = find_anomalies([*history, read_at_the_end(history, state)])
         kinds = dict.fromkeys(anomaly.kind for anomaly in found)
         messages = {kind: [each.message for each in found if each.kind == kind] for kind in kinds}
         return [violation for kind, these in messages.items() for violation in shortened(kind, these)]
 
 
-def parse_lists(what: str) -> tuple[Step, ...]:
-    """Return the steps of a line of the history, without reads that had no reply.
-
-    Raises:
-        ConfigurationError: it has none.
-    """
-    found: list[Step] = []
-    for text in what.split("; "):
-        match = _STEP.fullmatch(text)
-        if match is None:
-            raise ConfigurationError(f"{what!r} in the history is not a transaction of appends and reads")
-        if match["value"] is not None:
-            found.append(Append(int(match["list"]), int(match["value"])))
-        elif match["items"] != _UNKNOWN:
-            items = () if match["items"] == _EMPTY else tuple(map(int, match["items"].split(",")))
-            found.append(Read(int(match["key"]), items))
-    return tuple(found)
-
-
-def _described(step: Step | Wish) -> str:
+def _described(step: Step | WishedStatement) -> str:
     if isinstance(step, Read):
-        return f"read {step.key}: {','.join(map(str, step.items)) or _EMPTY}"
-    return f"read {step.key}: {_UNKNOWN}" if step.value is None else f"append {step.value} to {step.key}"
+        return f"read {step.key}: {','.join(map(str, step.items)) or '-'}"
+    return f"read {step.key}: ?" if step.value is None else f"append {step.value} to {step.key}"
 
 
-def _transaction(operation: Operation) -> ListTransaction:
+def _transaction(each: Try) -> ListTransaction:
+    operation = each.operation
     ended_s = operation.begun_s if operation.ended_s is None else operation.ended_s
     name = f"client {operation.client} at {operation.begun_s:.3f} s"
-    return ListTransaction(name, operation.begun_s, ended_s, operation.outcome, parse_lists(operation.what))
+    return ListTransaction(name, operation.begun_s, ended_s, operation.outcome, each.attempt.steps)

@@ -5,17 +5,15 @@ the same transaction. What is not old must be there.
 """
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 
 import asyncpg
 
-from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.load.transactions import Block
-from walproxy.lab.torture.record import Operation, Violation
-from walproxy.lab.torture.workloads.interface import LOST, Attempt, shortened
+from walproxy.lab.torture.record import Violation
+from walproxy.lab.torture.workloads.interface import Attempt, Try, find_lost
 
 LARGE_ONE_IN = 200
 KEPT = 8000
@@ -23,7 +21,6 @@ KEPT = 8000
 
 _SMALL_BYTES = 300
 _LARGE_BYTES = 256 << 10
-_WHAT = re.compile(r"row (\d+)")
 
 
 @dataclass(frozen=True)
@@ -60,24 +57,8 @@ class Steady:
     async def read(self, connection: asyncpg.Connection) -> set[int]:
         return {row["number"] for row in await connection.fetch("SELECT number FROM steady")}
 
-    def check(self, state: set[int], operations: Iterable[Operation]) -> list[Violation]:
-        tried = {parse_row(operation.what): operation for operation in operations if operation.workload == self.name}
+    def check(self, state: set[int], tries: Iterable[Try]) -> list[Violation]:
+        tried = {each.attempt.number: each for each in tries}
         newest = max(tried, default=0)
-        lost = [
-            f"{operation.what}: acknowledged at {operation.ended_s:.3f} s, and not in the table"
-            for number, operation in tried.items()
-            if operation.outcome == "ok" and number > newest - KEPT and number not in state
-        ]
-        return shortened(LOST, lost)
-
-
-def parse_row(what: str) -> int:
-    """Return the number of the row of a line of the history.
-
-    Raises:
-        ConfigurationError: it has none.
-    """
-    match = _WHAT.fullmatch(what)
-    if match is None:
-        raise ConfigurationError(f"{what!r} in the history is not a row")
-    return int(match[1])
+        kept = {number: each for number, each in tried.items() if number > newest - KEPT}
+        return find_lost(kept, state, "the table")

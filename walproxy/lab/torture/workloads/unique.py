@@ -5,7 +5,6 @@ that PostgreSQL spreads it over several pages. No constraint makes numbers uniqu
 """
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,14 +12,12 @@ from random import Random
 
 import asyncpg
 
-from safekeeper.base.errors import ConfigurationError
 from walproxy.lab.load.transactions import Block
-from walproxy.lab.torture.record import Operation, Violation
-from walproxy.lab.torture.workloads.interface import CHANGED, LOST, STRANGER, TWICE, Attempt, shortened
+from walproxy.lab.torture.record import Violation
+from walproxy.lab.torture.workloads.interface import CHANGED, TWICE, Attempt, Try, find_lost, find_strangers, shortened
 
 _LARGE_ONE_IN = 20
 _LARGE_PIECES = 300
-_WHAT = re.compile(r"insert (\d+)")
 Rows = list[tuple[int, str]]
 """The rows in the table: their number, and the MD5 digest of what they hold."""
 
@@ -58,40 +55,18 @@ class Unique:
         rows = await connection.fetch("SELECT number, md5(payload) AS digest FROM inserted")
         return [(row["number"], row["digest"]) for row in rows]
 
-    def check(self, state: Rows, operations: Iterable[Operation]) -> list[Violation]:
-        tried = {parse_insert(operation.what): operation for operation in operations if operation.workload == self.name}
+    def check(self, state: Rows, tries: Iterable[Try]) -> list[Violation]:
+        tried = {each.attempt.number: each for each in tries}
         counts = Counter(number for number, _ in state)
-        lost = [
-            f"{operation.what}: acknowledged at {operation.ended_s:.3f} s, and not in the table"
-            for number, operation in tried.items()
-            if operation.outcome == "ok" and number not in counts
-        ]
-        changed = [
-            f"insert {number}: the row does not have the inserted values"
+        changed = (
+            f"{InsertAttempt(number)}: the row does not have the inserted values"
             for number, digest in state
             if hashlib.md5(payload(number).encode()).hexdigest() != digest
-        ]
-        twice = [f"insert {number}: {count} rows of it" for number, count in counts.items() if count > 1]
-        strangers = [
-            f"insert {number}: in the table, and {'it had failed' if number in tried else 'no client tried it'}"
-            for number in counts
-            if number not in tried or tried[number].outcome == "fail"
-        ]
+        )
+        twice = (f"{InsertAttempt(number)}: {count} rows of it" for number, count in counts.items() if count > 1)
         return [
-            *shortened(LOST, lost),
+            *find_lost(tried, counts, "the table"),
             *shortened(CHANGED, changed),
             *shortened(TWICE, twice),
-            *shortened(STRANGER, strangers),
+            *find_strangers(tried, {number: InsertAttempt(number) for number in counts}, "the table"),
         ]
-
-
-def parse_insert(what: str) -> int:
-    """Return the number of the row of a line of the history.
-
-    Raises:
-        ConfigurationError: it has none.
-    """
-    match = _WHAT.fullmatch(what)
-    if match is None:
-        raise ConfigurationError(f"{what!r} in the history is not an insert")
-    return int(match[1])

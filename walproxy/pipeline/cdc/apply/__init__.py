@@ -14,7 +14,12 @@ net_changes     many changes to at most one per row; pure
 net_columns     the same for many rows at once, by columns
 message_columns the values of many messages, by columns
 row_arrays      texts of values to columns of a table
-copying         a table as of a position in the WAL
+copying         tables as of a position in the WAL
+copy_ranges     ranges of a table's blocks, and whether one is the same in a later snapshot
+copy_state      which ranges are copied, kept for a copy that is interrupted
+table_copy      the copy of one table, from its columns to its commit
+parallel_copy   the copies of all tables, by several sessions
+session_workers the threads of these sessions
 copies          how that gets into a table that may have rows already
 present_rows    what a table shows of its source: what a verification compares
 opening         such a table by its location, format and name

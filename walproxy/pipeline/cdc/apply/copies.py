@@ -14,6 +14,7 @@ A copy into a table with deleted rows compares its keys with those of the table:
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -84,11 +85,6 @@ def plan_copy(following: FollowingTable, mode: FollowingMode, fields: Sequence[p
     return CopyPlan(pa.schema(united), frozenset(as_text), before)
 
 
-def takes_files(following: FollowingTable, mode: FollowingMode, plan: CopyPlan) -> bool:
-    """Return whether the rows of a copy can be put in as files. Raises StorageFailed, ArchiveError."""
-    return mode == "mirror" and following.takes_files(plan.schema)
-
-
 class Copy(NamedTuple):
     """A copy of a source.
 
@@ -121,13 +117,13 @@ def put_copy(
     if before is not None and mode != "mirror":
         schema = _united(following.schema(), schema)
         if mode == "append":
-            rows = _chain(_reset(copy, schema), _aligned(rows, schema))
+            rows = itertools.chain(_reset(copy, schema), _aligned(rows, schema))
             require_only_job()
             if _has_types(following, schema):
                 following.add_columns([field for field in schema if field.name not in following.schema().names])
                 following.append(rows, copy.position, expected=before)
                 return
-            rows = _chain(_old_rows(following, schema), rows)
+            rows = itertools.chain(_old_rows(following, schema), rows)
         else:
             rows = _with_gone(following, _aligned(rows, schema), schema, copy)
     following.replace(schema, rows, copy.position, require_only_job=require_only_job)
@@ -226,8 +222,3 @@ def _with_gone(
 def _has_null(rows: pa.Table) -> pa.ChunkedArray:
     """Return of each row whether it has a null."""
     return functools.reduce(pc.or_, (column.is_null() for column in rows.columns))
-
-
-def _chain(*parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        yield from part

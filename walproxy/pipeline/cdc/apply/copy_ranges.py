@@ -45,16 +45,27 @@ _NEXT: Final = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 
 
 class CopyRange(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks [begin, end) of a relation, up to its end if `end` is None."""
+    """Blocks [begin, end) of a relation, up to its end if `end` is None.
+
+    Attributes:
+        only: without the rows of its children; those of a partitioned table are in its partitions.
+    """
 
     schema: str
     relation: str
-    begin: int
-    end: int | None
+    begin: int = 0
+    end: int | None = None
+    only: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all blocks of the relation."""
+        return not self.begin and self.end is None
 
     def source(self) -> sql.Composed:
         """Return what a query reads it from."""
-        return sql.SQL("ONLY {}").format(sql.Identifier(self.schema, self.relation))
+        only = sql.SQL("ONLY " if self.only else "")
+        return sql.SQL("{}{}").format(only, sql.Identifier(self.schema, self.relation))
 
     def condition(self, row_filter: str | None) -> sql.Composed | None:
         """Return which rows of the relation it has, None for all."""
@@ -66,8 +77,13 @@ class CopyRange(msgspec.Struct, frozen=True, array_like=True):
         return sql.SQL(" AND ").join(conditions) if conditions else None
 
 
+def whole_of(table: PublishedTable) -> CopyRange:
+    """Return all rows of a table as one range: a child's rows are its own, a partition's are those of the whole."""
+    return CopyRange(*table.table, only=not table.is_partitioned)
+
+
 def ranges_of(connection: Connection, table: PublishedTable, range_bytes: int) -> list[CopyRange]:
-    """Return the ranges of a table; none if it is to be read as a whole.
+    """Return the ranges of a table; a single one if it is to be read as a whole.
 
     That is so if it is small, if a partition is not to be read by itself (no right to it, row-level security), and if
     its rows are not in heaps. Before PostgreSQL 14 a range of blocks would be a scan of all: each partition is one.
@@ -82,7 +98,7 @@ def ranges_of(connection: Connection, table: PublishedTable, range_bytes: int) -
     with one_line_errors(f"look at the size of {table.table}"):
         rows = connection.execute(_RELATIONS, {"oids": list(table.fingerprint.heaps)}).fetchall()
     if not all(row[-1] for row in rows):
-        return []
+        return [whole_of(table)]
     has_range_scans = server_major(connection) >= _FIRST_WITH_RANGE_SCANS
     block_bytes = one_value(connection, _BLOCK_BYTES, doing="ask for the size of blocks")
     ranges = []
@@ -92,7 +108,7 @@ def ranges_of(connection: Connection, table: PublishedTable, range_bytes: int) -
         edges = [blocks * number // count for number in range(count)] if count > 1 else [0]
         ends: Sequence[int | None] = [*edges[1:], None]
         ranges += [CopyRange(schema, name, begin, end) for begin, end in zip(edges, ends, strict=True)]
-    return ranges if len(ranges) > 1 else []
+    return ranges if len(ranges) > 1 else [whole_of(table)]
 
 
 def horizon(connection: Connection) -> int:

@@ -1,6 +1,6 @@
-"""Remember which ranges of a table are copied, so that a copy that was interrupted does not read them again.
+"""Remember which ranges of a large table are copied, so that a copy that was interrupted does not read them again.
 
-LOCATION/_walproxy_apply/copies/SCHEMA.NAME.json   the ranges, and the file that each one has become
+LOCATION/_walproxy_apply/copies/SCHEMA.NAME.json   the ranges, and the files that each one has become
 LOCATION/_walproxy_apply/copies/SCHEMA.NAME/       the files, unless they are to be those of the table
 LOCATION/SCHEMA.NAME/copy-*.parquet                the files, if they are
 
@@ -39,20 +39,13 @@ class CopiedRange(msgspec.Struct, frozen=True):
     Attributes:
         lsn: of the snapshot in which it has these rows.
         horizon_xid: of the same.
-        path: of its file within the table's location; empty if it has no row.
-        bytes: of the file.
+        files: within the table's location; none if it has no row.
     """
 
     lsn: Lsn
     horizon_xid: int
     rows: int
-    path: str = ""
-    bytes: int = 0
-
-    @property
-    def file(self) -> DataFile | None:
-        """The file, if it has one."""
-        return DataFile(self.path, self.rows, self.bytes) if self.path else None
+    files: list[DataFile]
 
 
 class CopyBasis(msgspec.Struct, frozen=True):
@@ -100,7 +93,7 @@ class CopyState(msgspec.Struct, frozen=True):
     @property
     def files(self) -> list[DataFile]:
         """The files of ranges that are copied, in the order of the ranges."""
-        return [file for each in self.copied if each is not None and (file := each.file) is not None]
+        return [file for each in self.copied if each is not None for file in each.files]
 
 
 class CopyStateFile:
@@ -158,7 +151,7 @@ class CopyStateFile:
             self.remove()
 
     def remove_files(self, state: CopyState, *, kept: Sequence[DataFile] = ()) -> None:
-        """Remove the files of a copy but for some: also those that its state does not name, never those of the table.
+        """Remove the files of a copy but for some: also those that no state names, never those of the table.
 
         Raises:
             StorageFailed, ArchiveError.
@@ -167,7 +160,7 @@ class CopyStateFile:
         if state.basis.is_direct:
             spared |= self._following.live_files()
         store = self.files_location(state).store()
-        own = [info.key for info in store.list() if info.key.startswith(f"{state.id}-")]
+        own = [info.key for info in store.list() if not state.basis.is_direct or info.key.startswith(f"{state.id}-")]
         store.delete(key for key in own if key not in spared)
 
     def rows(self, state: CopyState) -> Iterator[pa.RecordBatch]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from safekeeper.base.lsn import Lsn, parse_lsn
+from walproxy.pipeline.cdc.apply.copy_ranges import horizon, whole_of
 from walproxy.pipeline.cdc.column_types import bytes_to_arrow
 from walproxy.pipeline.cdc.copy_text import columns_of_lines
 from walproxy.pipeline.cdc.publication import TableName
@@ -36,12 +37,14 @@ from walproxy.pipeline.cdc.server import (
     require_server,
     server_start,
     source_error,
+    system_id,
 )
 
 _LOCK_TIMEOUT_S: Final = 10
 _BATCH_ROWS: Final = 65_536
 _BATCH_BYTES: Final = 16 << 20
 _APPLICATION: Final = "walproxy copy"
+_TIMELINE: Final = "SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
 
 
 class SnapshotDelayed(SourceUnavailable):
@@ -57,6 +60,8 @@ class Snapshot(NamedTuple):
         connection: the first session, in the transaction that has the snapshot and the locks.
         open_session: opens another session to the same server.
         name: under which other sessions import the snapshot.
+        origin: cluster, timeline and database.
+        horizon_xid: the oldest transaction that is not over for the snapshot, with its epoch.
     """
 
     lsn: Lsn
@@ -65,6 +70,8 @@ class Snapshot(NamedTuple):
     tables: list[PublishedTable]
     open_session: Callable[[], Connection]
     name: str
+    origin: str
+    horizon_xid: int
 
     def lock(self, table: PublishedTable) -> None:
         """Keep others from altering the table until the snapshot is closed.
@@ -98,29 +105,9 @@ class Snapshot(NamedTuple):
             SourceRefused: we may not read the table.
             SourceUnavailable: the connection broke.
         """
-        return self._rows(self.connection, table, schema, null_if_bad)
-
-    def rows_by(
-        self, session: Connection, table: PublishedTable, schema: pa.Schema, *, null_if_bad: Set[str] = frozenset()
-    ) -> Generator[pa.RecordBatch]:
-        """Yield the rows of a table that is locked, read by another session. Arguments and errors as `rows`.
-
-        After an error, or when the iterator is closed, the session can read another table.
-        """
-        with one_line_errors(f"copy {table.table}"), session.transaction():
-            yield from self._rows(session, table, schema, null_if_bad)
-        # Without the lock, a table that was rewritten meanwhile would look empty to the snapshot.
-        self.check()
-
-    @staticmethod
-    def _rows(
-        session: Connection, table: PublishedTable, schema: pa.Schema, null_if_bad: Set[str]
-    ) -> Iterator[pa.RecordBatch]:
-        # A child's rows are its own, a partition's are those of the whole.
-        only = sql.SQL("" if table.is_partitioned else "ONLY")
-        condition = sql.SQL(table.row_filter) if table.row_filter else None
-        relation = sql.SQL("{} {}").format(only, sql.Identifier(*table.table))
-        return copied_rows(session, relation, condition, table.table, schema, null_if_bad)
+        whole = whole_of(table)
+        condition = whole.condition(table.row_filter)
+        return copied_rows(self.connection, whole.source(), condition, table.table, schema, null_if_bad)
 
     def session(self) -> Connection:
         """Return another session, in a transaction with this snapshot. Close it.
@@ -133,6 +120,7 @@ class Snapshot(NamedTuple):
         try:
             with one_line_errors("use the snapshot in another session"):
                 _begin(connection, self.name)
+                connection.execute("SET LOCAL max_parallel_workers_per_gather = 0")
         except SourceRefused as error:
             connection.close()
             # The server knows a snapshot as long as the session lives that has exported it.
@@ -143,7 +131,10 @@ class Snapshot(NamedTuple):
         return connection
 
     def check(self) -> None:
-        """See that the snapshot and its locks are held. Raises SourceUnavailable."""
+        """See that the snapshot and its locks are held. Raises SourceUnavailable.
+
+        Without the lock, a table that was rewritten after the snapshot looks empty to it.
+        """
         one_value(self.connection, "SELECT 1", doing="look at the session that has the snapshot")
 
 
@@ -195,8 +186,17 @@ def snapshot(
         unix_us = one_value(
             connection, "SELECT (extract(epoch FROM now()) * 1000000)::bigint", doing="read the server's clock"
         )
-        published = published_tables(connection, publications)
-        yield Snapshot(parse_lsn(row[1]), unix_us, connection, published, session, exported)
+        timeline = one_value(connection, _TIMELINE, doing="look at the WAL")
+        yield Snapshot(
+            parse_lsn(row[1]),
+            unix_us,
+            connection,
+            published_tables(connection, publications),
+            session,
+            exported,
+            f"{system_id(connection)}/{timeline}/{connection.info.dbname}",
+            horizon(connection),
+        )
 
 
 def _begin(connection: Connection, name: str) -> None:
@@ -215,7 +215,7 @@ def copied_rows(
     table: TableName,
     schema: pa.Schema,
     null_if_bad: Set[str],
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     """Yield rows with the columns of `schema`, in batches of bounded size, by a COPY on a connection.
 
     Args:

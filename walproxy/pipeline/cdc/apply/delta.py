@@ -35,8 +35,7 @@ from walproxy.pipeline.cdc.apply.following import (
     unused_name,
 )
 from walproxy.pipeline.cdc.publication import TableName
-from walproxy.pipeline.lake.delta import add_actions
-from walproxy.pipeline.lake.delta_statistics import statistics_of
+from walproxy.pipeline.lake.delta import add_actions, log_entry, statistics_of, sync_version
 from walproxy.pipeline.lake.disk import storage_errors, sync_file, sync_folder
 from walproxy.pipeline.lake.errors import lake_error
 from walproxy.pipeline.lake.files import read_footer_of
@@ -47,7 +46,6 @@ from walproxy.pipeline.lake.position import require_position
 _LSN_APPLICATION: Final = "walproxy.apply.lsn"
 _SEQUENCE_APPLICATION: Final = "walproxy.apply.sequence"
 _OPERATION: Final = "_walproxy_is_row"
-_VERSION_DIGITS: Final = 20
 _HOUR: Final = timedelta(hours=1)
 _STORE_CONFIGURATION: Final = {"delta.checkpointInterval": "10"}
 """A merge reads each entry of the log since the last checkpoint, twice; delta-rs would write one after 100 entries."""
@@ -95,7 +93,7 @@ class DeltaFollowing(FollowingTable):
 
         self._replace(write, position, require_only_job, failures)
 
-    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+    def file_schema(self, schema: pa.Schema, *, require_only_job: Callable[[], None] = no_check) -> pa.Schema:
         with self._failures("write"):
             Schema.from_arrow(schema)
         return schema
@@ -307,23 +305,13 @@ class DeltaFollowing(FollowingTable):
 
     def _sync(self, folder: Path, versions: Sequence[int]) -> None:
         """Put on disk what these commits may have written."""
-        log = folder / "_delta_log"
         with storage_errors(f"sync the table {folder}"):
             for version in versions:
-                entry = log / f"{version:0{_VERSION_DIGITS}d}.json"
-                for line in entry.read_text().splitlines():
+                for line in log_entry(folder, version).read_text().splitlines():
                     added = json.loads(line).get("add")
                     if added is not None:
                         sync_file(folder / added["path"])
-                for path in (
-                    entry,
-                    log / f"{version:0{_VERSION_DIGITS}d}.checkpoint.parquet",
-                    log / "_last_checkpoint",
-                ):
-                    if path.exists():
-                        sync_file(path)
-            sync_folder(folder)
-            sync_folder(log)
+                sync_version(folder, version)
             if 0 in versions:
                 sync_folder(folder.parent)
 

@@ -19,7 +19,7 @@ from walproxy.pipeline.cdc.apply.job_file import job_state, read_job
 from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.publication import TableName, parse_table
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
-from walproxy.pipeline.duck import Tables, identifier
+from walproxy.pipeline.duck import QueriedTables, identifier
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.opening import check_format
 
@@ -28,7 +28,7 @@ _OF_DUCKDB: Final = ("information_schema", "main", "pg_catalog", "system", "temp
 
 
 class FollowedTables(NamedTuple):
-    """The tables of a place where a job of `apply` writes. See `Tables`.
+    """The tables of a place where a job of `apply` writes. See `QueriedTables`.
 
     Attributes:
         followed: by the names of their views.
@@ -38,7 +38,7 @@ class FollowedTables(NamedTuple):
     location: LakeLocation
     format: TableFormat
     followed: dict[str, TableName]
-    others: Tables
+    others: QueriedTables
 
     @property
     def folder(self) -> Path | None:
@@ -75,7 +75,7 @@ class FollowedTables(NamedTuple):
         return str(self.location)
 
 
-def followed_tables(location: LakeLocation, others: Tables) -> FollowedTables | None:
+def followed_tables(location: LakeLocation, others: QueriedTables) -> FollowedTables | None:
     """Return the tables of a place if a job of `apply` writes there.
 
     Args:

@@ -39,7 +39,7 @@ class Heap(msgspec.Struct, frozen=True, array_like=True):
     toast: int
 
 
-class Column(msgspec.Struct, frozen=True, array_like=True):
+class SentColumn(msgspec.Struct, frozen=True, array_like=True):
     """A column that is sent: pg_attribute.attnum, and the type and modifier; of a domain those of its base type."""
 
     number: int
@@ -63,7 +63,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
     key_constraint: int
     heaps: dict[int, Heap]
     partitions: dict[int, int]
-    columns: dict[str, Column]
+    columns: dict[str, SentColumn]
     types: dict[str, int]
 
 
@@ -87,7 +87,7 @@ class Evidence(NamedTuple):
     parents: Mapping[int, int]
 
 
-class Verdict(NamedTuple):
+class TableVerdict(NamedTuple):
     """The result of a comparison.
 
     Attributes:
@@ -107,13 +107,13 @@ class Verdict(NamedTuple):
     changed: tuple[str, ...] = ()
 
 
-def compare(known: Fingerprint, now: Fingerprint, evidence: Evidence) -> Verdict:
+def compare(known: Fingerprint, now: Fingerprint, evidence: Evidence) -> TableVerdict:
     """Return what follows from the difference between what was known of a table and what its catalogs hold now."""
     if known == now:
-        return Verdict()
+        return TableVerdict()
     reason = _other_table(known, now) or _other_partitions(known, now) or _other_types(known, now)
     if reason is not None:
-        return Verdict(reason)
+        return TableVerdict(reason)
     writers: set[int] = set()
     same_files = True
     for oid, old in known.heaps.items():
@@ -124,21 +124,21 @@ def compare(known: Fingerprint, now: Fingerprint, evidence: Evidence) -> Verdict
             continue  # The first column that may be stored out of line was added.
         same_files = False
         if old.toast != new.toast or evidence.is_partitioned or (old.toast == 0 and not evidence.is_member):
-            return Verdict("its rows were rewritten")
+            return TableVerdict("its rows were rewritten")
         if old.toast != 0:
             continue
         writer = evidence.writers.get(oid, 0)
         if writer == 0:
-            return Verdict("its rows were rewritten")
+            return TableVerdict("its rows were rewritten")
         writers.add(writer)
     reason, added, changed = _columns(known.columns, now.columns, evidence, same_files=same_files)
     if reason is not None:
-        return Verdict(reason)
+        return TableVerdict(reason)
     arrived = now.partitions.keys() - known.partitions.keys()
     if any(oid in now.heaps and now.heaps[oid].file_number != oid for oid in arrived):
-        return Verdict("a partition was attached, and its rows had been rewritten or truncated")
+        return TableVerdict("a partition was attached, and its rows had been rewritten or truncated")
     born = frozenset(oid for oid in arrived if _is_born(oid, known, evidence))
-    return Verdict(None, frozenset(arrived - born), born, frozenset(writers), added, changed)
+    return TableVerdict(None, frozenset(arrived - born), born, frozenset(writers), added, changed)
 
 
 def followed_change(before: Fingerprint, after: Fingerprint, types: Mapping[str, str]) -> str | None:
@@ -210,7 +210,7 @@ def _composites(types: Iterable[str]) -> bool:
 
 
 def _columns(
-    known: Mapping[str, Column], now: Mapping[str, Column], evidence: Evidence, *, same_files: bool
+    known: Mapping[str, SentColumn], now: Mapping[str, SentColumn], evidence: Evidence, *, same_files: bool
 ) -> tuple[str | None, tuple[str, ...], tuple[str, ...]]:
     """Return why the columns need a copy, which ones were added, and which ones have another type modifier."""
     changed = []

@@ -21,12 +21,11 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.fs
-from deltalake.fs import DeltaStorageHandler
 
 from safekeeper.base.errors import ArchiveError, StorageFailed, StorageFull, WalproxyError
 from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.publication import TableName
+from walproxy.pipeline.lake.dataset import filesystem_of
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.parquet_files import DataFile, first_line
 from walproxy.pipeline.lake.position import require_position
@@ -123,11 +122,12 @@ class FollowingTable(ABC):
         """
 
     @abstractmethod
-    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+    def file_schema(self, schema: pa.Schema, *, require_only_job: Callable[[], None] = no_check) -> pa.Schema:
         """Return the columns that files need which `replace_by_files` is to put in; Iceberg makes the table for it.
 
         Args:
             schema: the columns that the table is to have.
+            require_only_job: called before the table is made. Raises TableMoved.
 
         Raises:
             StorageFailed: the format cannot have such columns.
@@ -271,11 +271,8 @@ class FollowingTable(ABC):
         Args:
             sizes: in bytes, by the path within the table.
         """
-        folder = self.location.folder
-        if folder is not None:
-            return ds.dataset([str(folder / path) for path in sizes], schema=schema, format="parquet")
-        handler = DeltaStorageHandler(self.location.url, self.location.delta_options(), dict(sizes))
-        return ds.dataset(list(sizes), schema=schema, format="parquet", filesystem=pyarrow.fs.PyFileSystem(handler))
+        filesystem = filesystem_of(self.location, sizes)
+        return ds.dataset(list(sizes), schema=schema, format="parquet", filesystem=filesystem)
 
     @abstractmethod
     def tidy(self, keep: timedelta) -> None:
@@ -317,7 +314,7 @@ def unused_name(name: str, names: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def library_errors(doing: str, folder: Path) -> Iterator[None]:
+def library_errors(doing: str, folder: Path | None) -> Iterator[None]:
     """Turn what the library of a format raises in the block into one line: "could not `doing`: reason".
 
     Any exception counts: delta-rs raises some that have no class of their own. A table that its library does not take
@@ -332,7 +329,7 @@ def library_errors(doing: str, folder: Path) -> Iterator[None]:
     except WalproxyError:
         raise
     except Exception as error:
-        kind = StorageFull if _is_full(error, folder) else StorageFailed
+        kind = StorageFull if folder is not None and _is_full(error, folder) else StorageFailed
         raise kind(f"could not {doing}: {first_line(error) or type(error).__name__}") from error
 
 

@@ -14,6 +14,7 @@ Iceberg's ids of columns, so a column that goes and comes again under the same n
 
 import contextlib
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -21,16 +22,20 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 from pyiceberg.catalog import Catalog
+from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
+    ArrowScan,
     _pyarrow_to_schema_without_ids,
     parquet_file_to_data_file,
+    schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table import Table as PyIcebergTable
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import DecimalType
+from pyiceberg.types import DecimalType, IntegerType, LongType, StringType
 from sqlalchemy.exc import IntegrityError
 
 from safekeeper.base.errors import ArchiveError, ConfigurationError, StorageFailed, WalproxyError
@@ -44,27 +49,73 @@ from walproxy.pipeline.cdc.apply.following import (
     no_check,
     safe_name,
 )
-from walproxy.pipeline.cdc.apply.iceberg_rows import (
-    arrow_schema,
-    file_schema,
-    files_with,
-    read_rows,
-    rows_of,
-)
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.lake.catalog import catalog_error, given_namespace, missing_files, open_catalog
 from walproxy.pipeline.lake.disk import sync_folder
 from walproxy.pipeline.lake.files import NewLakeFile, read_end_of
-from walproxy.pipeline.lake.iceberg import require_location
+from walproxy.pipeline.lake.iceberg import require_location, unneeded
 from walproxy.pipeline.lake.iceberg_files import FileEnds
-from walproxy.pipeline.lake.iceberg_snapshots import unneeded
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.parquet_files import DataFile as LakeFile
+from walproxy.pipeline.lake.parquet_files import parts_of
 from walproxy.pipeline.lake.position import require_position
+
+
+def _small(data_type: pa.DataType) -> pa.DataType:
+    """pyiceberg may prefer Arrow's large types."""
+    if pa.types.is_large_string(data_type):
+        return pa.string()
+    if pa.types.is_large_list(data_type) or pa.types.is_list(data_type):
+        # The field of the elements has their id in its metadata.
+        return pa.list_(data_type.value_field.with_type(_small(data_type.value_type)))
+    return pa.binary() if pa.types.is_large_binary(data_type) else data_type
+
+
+def arrow_schema(table: PyIcebergTable) -> pa.Schema:
+    return file_schema(table.metadata)
+
+
+def file_schema(metadata: TableMetadata) -> pa.Schema:
+    """Return the columns of the table's files, with Iceberg's ids."""
+    schema = schema_to_pyarrow(metadata.schema())
+    return pa.schema([pa.field(field.name, _small(field.type), metadata=field.metadata) for field in schema])
+
+
+def files_with(table: PyIcebergTable, tasks: Sequence[FileScanTask], keys: pa.Table) -> list[FileScanTask]:
+    """Return the files in which one of the keys may be, by the bounds of the key's first column."""
+    name = keys.column_names[0]
+    field = table.schema().find_field(name)
+    if not isinstance(field.field_type, IntegerType | LongType | StringType):
+        return list(tasks)
+    values = sorted(keys[name].unique().to_pylist())
+    found = []
+    for task in tasks:
+        lower = (task.file.lower_bounds or {}).get(field.field_id)
+        upper = (task.file.upper_bounds or {}).get(field.field_id)
+        if lower is not None and upper is not None:
+            index = bisect_left(values, from_bytes(field.field_type, lower))
+            if index == len(values) or values[index] > from_bytes(field.field_type, upper):
+                continue
+        found.append(task)
+    return found
+
+
+def read_rows(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files with the table's columns as they are now."""
+    for task in tasks:
+        scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+        yield from scan.to_record_batches([task])
+
+
+def rows_of(table: PyIcebergTable, tasks: Sequence[FileScanTask]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files with the table's columns and their types, in their order."""
+    schema = arrow_schema(table)
+    for batch in read_rows(table, tasks):
+        yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+
 
 _POSITION: Final = "walproxy.apply.position"
 _OURS: Final = "walproxy.apply.table"
-_FILE_BYTES: Final = 256 << 20  # of Arrow, which is several times what is on disk
 _PROPERTIES: Final = {
     "commit.retry.num-retries": "0",  # One process writes; if there is a second one, one of them must fail.
     "commit.manifest-merge.enabled": "true",
@@ -119,9 +170,12 @@ class IcebergFollowing(FollowingTable):
 
         self._replace(schema, write, position, require_only_job)
 
-    def file_schema(self, schema: pa.Schema) -> pa.Schema:
+    def file_schema(self, schema: pa.Schema, *, require_only_job: Callable[[], None] = no_check) -> pa.Schema:
         with self._failures("write"):
-            table = self._loaded() or self._make(schema)
+            table = self._loaded()
+            if table is None:
+                require_only_job()
+                table = self._make(schema)
             return file_schema(table.metadata) if self.takes_files(schema) else schema
 
     def takes_files(self, schema: pa.Schema) -> bool:
@@ -207,7 +261,7 @@ class IcebergFollowing(FollowingTable):
             if not overwrites:
                 tasks = _too_small(tasks)
                 kept = rows_of(table, tasks)
-            self._exchange_at(table, tasks, _chain(kept, batches), position)
+            self._exchange_at(table, tasks, itertools.chain(kept, batches), position)
 
     def _merge(
         self, upserts: pa.Table, deleted: pa.Table, key: Sequence[str], position: Position, expected: Position
@@ -222,7 +276,7 @@ class IcebergFollowing(FollowingTable):
                 for rows in rows_of(table, touched)
                 for batch in key_filter(pa.Table.from_batches([rows]), keys, keep_matches=False).to_batches()
             )
-            self._exchange_at(table, touched, _chain(kept, upserts.to_batches()), position)
+            self._exchange_at(table, touched, itertools.chain(kept, upserts.to_batches()), position)
 
     def _at(self, expected: Position) -> tuple[PyIcebergTable, list[FileScanTask]]:
         """Return the table as it is now, and its files. Raises TableMoved: it has another position."""
@@ -302,7 +356,7 @@ class IcebergFollowing(FollowingTable):
         """Put files with these rows in place of old ones, and set the position, when the transaction commits."""
         metadata = transaction.table_metadata
         plain = file_schema(metadata)
-        parts = ((batch.select(plain.names).cast(plain) for batch in part) for part in _parts(rows))
+        parts = ((batch.select(plain.names).cast(plain) for batch in part) for part in parts_of(rows))
         self._put_files(transaction, old, self._described(metadata, self._write(plain, parts)), position)
 
     @staticmethod
@@ -414,29 +468,6 @@ def _set_schema(transaction: Transaction, table: PyIcebergTable, wanted: pa.Sche
             update.move_first(wanted.names[0])
             for before, name in itertools.pairwise(wanted.names):
                 update.move_after(name, before)
-
-
-def _parts(rows: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Divide batches, as they come, into runs of about _FILE_BYTES."""
-    batches = iter(rows)
-    for first in batches:
-
-        def run(batch: pa.RecordBatch = first) -> Iterator[pa.RecordBatch]:
-            size = batch.nbytes
-            yield batch
-            while size < _FILE_BYTES:
-                following = next(batches, None)
-                if following is None:
-                    return
-                size += following.nbytes
-                yield following
-
-        yield run()
-
-
-def _chain(*parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        yield from part
 
 
 def _too_small(tasks: Sequence[FileScanTask]) -> list[FileScanTask]:

@@ -30,7 +30,7 @@ from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.following import Position
 from walproxy.pipeline.cdc.apply.job_file import Job, job_state, only_job, read_job, write_job
 from walproxy.pipeline.cdc.apply.options import ApplyOptions
-from walproxy.pipeline.cdc.apply.range_copy import CopyProgress, RangeOptions, require_room_for
+from walproxy.pipeline.cdc.apply.parallel_copy import CopyOptions, CopyProgress, require_room_for
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.cdc.change_feed import ChangeFeed
@@ -283,8 +283,8 @@ class ApplyJob:
         self._status = status
         self._tidied_at: dict[TableName, float] = {}
         self._copy_reported_at = 0.0
-        ranges = RangeOptions(options.copy_sessions, options.copy_range_bytes, stop, self._report_copy)
-        self.tables = Tables(options, asking, job, ranges, waits_for_copies=ends)
+        copies = CopyOptions(options.copy_sessions, options.copy_range_bytes, stop, self._report_copy)
+        self.tables = Tables(options, asking, job, copies, waits_for_copies=ends)
 
     def close(self) -> None:
         """Close the tables."""
@@ -363,7 +363,7 @@ class ApplyJob:
             self._job = msgspec.structs.replace(self._job, starts_over=True)
             write_job(self._state, self._job)
             raise _SlotTooFarBehind(
-                f"slot {self._options.slot!r} retains {retained_bytes} bytes of WAL, more than --max-retained allows "
+                f"slot {self._options.slot!r} retains {retained_bytes} bytes of WAL, more than max_retained allows "
                 f"({limit}): it is dropped, and all tables are copied again"
             )
         return retained_bytes

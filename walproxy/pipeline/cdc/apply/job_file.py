@@ -17,10 +17,9 @@ import msgspec
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed
 from safekeeper.base.lsn import Lsn
-from walproxy.pipeline.cache_folder import cache_folder
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.choices import NEW_ARRAYS, ArrayColumns
-from walproxy.pipeline.lake.disk import locked, storage_errors, sync_folder
+from walproxy.pipeline.lake.disk import cache_folder, locked, storage_errors, sync_folder
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.names import APPLY_JOB_FILE
 from walproxy.pipeline.lake.state import StateObject

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
@@ -94,26 +94,3 @@ class ApplyOptions(NamedTuple):
     def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]:
         """Give the tables of the publications as of a position, of the server that a connection leads to."""
         return snapshot(self.conninfo, self.publications, server, wait_s=wait_s)
-
-
-class TablePolicy(Protocol):
-    """The part of a job's options that concerns its tables."""
-
-    @property
-    def publications(self) -> tuple[str, ...]: ...
-
-    @property
-    def on_bad_value(self) -> OnBadValue: ...
-
-    @property
-    def mode(self) -> FollowingMode: ...
-
-    def is_wanted(self, table: TableName) -> bool: ...
-
-    def text_columns(self, table: TableName) -> list[str]: ...
-
-    def following(self, table: TableName) -> FollowingTable: ...
-
-    def copy_state_file(self, table: FollowingTable) -> CopyStateFile: ...
-
-    def snapshot(self, server: Connection, *, wait_s: float | None = None) -> AbstractContextManager[Snapshot]: ...

@@ -1,17 +1,15 @@
-"""Threads that do the tasks of a copy, each with a session of its own. A task is a range of a table, or a whole table.
+"""Threads that do the tasks of a copy, each with a session of its own.
 
-A task whose session is lost is given to another session, or to a new one of the same thread, `_ATTEMPTS` times at
-most. A session that cannot be opened (the server is at its limit) is done without, as long as another thread has one.
-No thread ends before all tasks are done, because it may be the one that takes over the last task.
-
-What only one thread may do, such as writing the job's file, a task asks for by `Turn.request`, and waits. The thread
-that collects the results does it, once for all requests that have come in meanwhile.
+A thread opens its session with its first task. A task whose session is lost is given to another session, or to a new
+one of the same thread, `_ATTEMPTS` times at most. A session that cannot be opened (the server is at its limit) is done
+without, as long as another thread may have one; its thread tries again every `_REOPEN_S`. No thread ends before the
+work is over, because it may be the one that takes over the last task.
 """
 
 import contextlib
-import functools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -20,28 +18,15 @@ from typing import Final, Generic, NamedTuple, Self, TypeVar
 import psycopg
 
 from walproxy.pipeline.cdc.server import Connection, SourceUnavailable
-from walproxy.pipeline.cdc.slot_stream import Stopped
 
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 3
+_REOPEN_S: Final = 10.0
 _CANCEL_TIMEOUT_S: Final = 5.0
+_CANCEL_INTERVAL_S: Final = 0.2
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
-
-
-class Turn(NamedTuple):
-    """One attempt at a task.
-
-    Attributes:
-        attempt: 0, 1, ...
-        is_over: returns whether the result is of use no longer.
-        request: has `on_requests` called for the task, and returns after that. Raises Stopped: the work is over.
-    """
-
-    attempt: int
-    is_over: Callable[[], bool]
-    request: Callable[[], None]
 
 
 class _Pending(NamedTuple, Generic[_Task]):
@@ -49,47 +34,32 @@ class _Pending(NamedTuple, Generic[_Task]):
     attempts: int
 
 
-class _Request(Generic[_Task]):
-    def __init__(self, task: _Task) -> None:
-        self.task = task
-        self.is_done = False
-
-
 class SessionWorkers(Generic[_Task, _Result]):
     """The threads, while the context is entered.
 
     Args:
         open_session: opens a session; raises SourceUnavailable, SourceRefused.
-        work: does a task, with a session.
-        unit: what a task is, for messages: "range".
-        on_requests: called by `results` with the tasks that wait for it.
+        work: does a task, with a session; its last argument returns whether the result is of use no longer.
     """
 
     def __init__(
         self,
         open_session: Callable[[], Connection],
-        work: Callable[[Connection, _Task, Turn], _Result],
-        tasks: Iterable[_Task],
+        work: Callable[[Connection, _Task, Callable[[], bool]], _Result],
         sessions: int,
-        unit: str,
-        on_requests: Callable[[list[_Task]], None] = lambda tasks: None,
     ) -> None:
         self._open_session = open_session
         self._work = work
-        self._unit = unit
-        self._on_requests = on_requests
         self._changed = threading.Condition()
-        self._tasks = deque(_Pending(task, 0) for task in tasks)
-        self._remaining = len(self._tasks)
-        self._requests: list[_Request[_Task]] = []
+        self._tasks: deque[_Pending[_Task]] = deque()
         self._results: list[tuple[_Task, _Result]] = []
         self._failure: BaseException | None = None
         self._is_over = False
-        self._connections: set[Connection] = set()
-        self._working = min(sessions, self._remaining)
+        self._busy: set[Connection] = set()
+        self._without: set[threading.Thread] = set()
         self._threads = [
             threading.Thread(target=self._run, name=f"copy session {number + 1}", daemon=True)
-            for number in range(self._working)
+            for number in range(sessions)
         ]
 
     def __enter__(self) -> Self:
@@ -103,106 +73,113 @@ class SessionWorkers(Generic[_Task, _Result]):
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-            busy = list(self._connections) if self._remaining else []
-        for connection in busy:
-            with contextlib.suppress(psycopg.Error):
-                connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
-        for thread in self._threads:
-            thread.join()
+        # A session that is busy may not have sent its query yet: that is cancelled the next time.
+        while any(thread.is_alive() for thread in self._threads):
+            with self._changed:
+                busy = list(self._busy)
+            for connection in busy:
+                with contextlib.suppress(psycopg.Error):
+                    connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
+            until = time.monotonic() + _CANCEL_INTERVAL_S
+            for thread in self._threads:
+                thread.join(max(until - time.monotonic(), 0))
+
+    @property
+    def queued(self) -> int:
+        """The number of tasks that no thread has taken yet."""
+        with self._changed:
+            return len(self._tasks)
+
+    def add(self, tasks: Iterable[_Task]) -> None:
+        """Add tasks; they are taken in their order."""
+        with self._changed:
+            self._tasks.extend(_Pending(task, 0) for task in tasks)
+            self._changed.notify_all()
 
     def results(self, timeout_s: float) -> list[tuple[_Task, _Result]]:
-        """Deal with the requests that wait; return the tasks that were done since the last call, with their results.
-
-        Returns:
-            Nothing if there was neither for `timeout_s`, or only requests.
+        """Return the tasks that were done since the last call, with their results; none if that takes too long.
 
         Raises:
-            WalproxyError: what a thread has failed with, or `on_requests`.
+            WalproxyError: what a thread has failed with.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._results or self._requests or self._failure is not None, timeout_s)
+            self._changed.wait_for(lambda: self._results or self._failure is not None, timeout_s)
             if self._failure is not None:
                 raise self._failure
-            requests, self._requests = self._requests, []
-            results, self._results = self._results, []
-        if requests:
-            self._on_requests([each.task for each in requests])
-            with self._changed:
-                for each in requests:
-                    each.is_done = True
-                self._changed.notify_all()
-        return results
+            return self.left()
 
     def left(self) -> list[tuple[_Task, _Result]]:
-        """Return the tasks that were done since the last call of `results`, when the context was left."""
-        return self._results
-
-    def _request(self, task: _Task) -> None:
-        request = _Request(task)
-        with self._changed:
-            self._requests.append(request)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: request.is_done or self._is_over)
-            if not request.is_done:
-                raise Stopped("the copy is over")
+        """Return the tasks that were done since the last call, when the context was left."""
+        results, self._results = self._results, []
+        return results
 
     def _run(self) -> None:
         try:
-            while not self._is_idle():
+            while (pending := self._next()) is not None:
                 try:
                     connection = self._open_session()
                 except SourceUnavailable as error:
-                    if self._may_leave(error):
-                        return
-                    raise
+                    self._put_first(pending)
+                    self._do_without(error)
+                    continue
+                self._count_in()
                 with contextlib.closing(connection):
-                    self._serve(connection)
+                    self._serve(connection, pending)
         except BaseException as error:  # It is raised in the thread that waits for the results.
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()
 
-    def _is_idle(self) -> bool:
+    def _do_without(self, error: SourceUnavailable) -> None:
+        """Pause, while others do the tasks. Raises the error if no other thread may have a session."""
+        thread = threading.current_thread()
         with self._changed:
-            return self._is_over or not self._remaining
+            is_new = thread not in self._without
+            self._without.add(thread)
+            remaining = len(self._threads) - len(self._without)
+            if not remaining:
+                raise error
+        if is_new:
+            _log.warning("%s; sessions that continue the copy: %d", error, remaining)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, _REOPEN_S)
 
-    def _may_leave(self, error: SourceUnavailable) -> bool:
-        """Return whether others can do without this thread, and count it out then."""
+    def _count_in(self) -> None:
+        """Note that this thread has a session."""
+        thread = threading.current_thread()
         with self._changed:
-            if self._working == 1:
-                return False
-            self._working -= 1
-            remaining = self._working
-        _log.warning("%s; sessions that continue the copy: %d", error, remaining)
-        return True
+            if thread not in self._without:
+                return
+            self._without.remove(thread)
+            remaining = len(self._threads) - len(self._without)
+        _log.info("sessions that continue the copy: %d", remaining)
 
-    def _serve(self, connection: Connection) -> None:
-        """Do tasks until none is left, or the session is lost, or a task has closed it."""
-        with self._changed:
-            self._connections.add(connection)
-        try:
-            while not connection.closed and (pending := self._next()) is not None:
-                task = pending.task
-                turn = Turn(pending.attempts, lambda: self._is_over, functools.partial(self._request, task))
-                try:
-                    result = self._work(connection, task, turn)
-                except SourceUnavailable as error:
-                    self._put_back(pending, error)
-                    return
-                with self._changed:
-                    self._results.append((task, result))
-                    self._remaining -= 1
-                    self._changed.notify_all()
-        finally:
+    def _serve(self, connection: Connection, first: _Pending[_Task]) -> None:
+        """Do tasks until the work is over, or the session is lost."""
+        pending: _Pending[_Task] | None = first
+        while pending is not None:
             with self._changed:
-                self._connections.discard(connection)
+                if self._is_over:
+                    return
+                self._busy.add(connection)
+            try:
+                result = self._work(connection, pending.task, lambda: self._is_over)
+            except SourceUnavailable as error:
+                self._put_back(pending, error)
+                return
+            finally:
+                with self._changed:
+                    self._busy.discard(connection)
+            with self._changed:
+                self._results.append((pending.task, result))
+                self._changed.notify_all()
+            pending = self._next()
 
     def _next(self) -> _Pending[_Task] | None:
-        """Wait for a task and return it; None if no more will come."""
+        """Wait for a task and return it; None if the work is over."""
         with self._changed:
-            while not self._tasks and self._remaining and not self._is_over:
-                self._changed.wait()
-            return None if self._is_over or not self._remaining else self._tasks.popleft()
+            self._changed.wait_for(lambda: self._tasks or self._is_over)
+            return None if self._is_over else self._tasks.popleft()
 
     def _put_back(self, pending: _Pending[_Task], error: SourceUnavailable) -> None:
         """Have a task done again. Raises the error if that was tried often enough, or the work is over."""
@@ -210,6 +187,10 @@ class SessionWorkers(Generic[_Task, _Result]):
         with self._changed:
             if self._is_over or attempts >= _ATTEMPTS:
                 raise error
-            self._tasks.appendleft(_Pending(pending.task, attempts))
+        self._put_first(_Pending(pending.task, attempts))
+        _log.warning("%s; the range is read again", error)
+
+    def _put_first(self, pending: _Pending[_Task]) -> None:
+        with self._changed:
+            self._tasks.appendleft(pending)
             self._changed.notify_all()
-        _log.warning("%s; the %s is read again", error, self._unit)

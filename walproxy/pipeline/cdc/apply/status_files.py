@@ -17,7 +17,7 @@ import msgspec
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import format_lsn, parse_lsn
 from walproxy.pipeline.cdc.apply.job_file import OWN_FOLDER, Job
-from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
+from walproxy.pipeline.cdc.apply.parallel_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.tables import Tables
 from walproxy.pipeline.lake.disk import TEMPORARY_SUFFIX, storage_errors
 from walproxy.pipeline.lake.location import LakeLocation

@@ -1,43 +1,52 @@
-"""The copy of one table: its columns, its rows, and the commit that puts them in.
+"""The copy of one table: its columns, its ranges, and the commit that puts its rows in.
 
-A table is read as a whole by one session, or in ranges by several (range_copy.py). Either way one commit puts all rows
-in, with the position of the snapshot. Before the commit the job's file names the copy: after a crash, a table that has
-this position is not copied again.
+A table is read in ranges of its blocks, a small one in one range (copy_ranges.py). Each range becomes Parquet files,
+durable before they count. When all are there, one commit puts all rows in, with the position of the snapshot. Before
+that the job's file names the copy: after a crash, a table that has this position is not copied again.
+
+The state of a copy of several ranges is kept (copy_state.py). When the job was killed, the next copy has another
+snapshot, and ranges may have changed. Each range that is copied is compared with the new snapshot, which sends two
+numbers in place of its rows; those that are not the same are read again. So the copy is that of the new snapshot in any
+case.
 """
 
 import contextlib
-import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Final
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
-from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, StorageFailed
+from safekeeper.base.errors import ConfigurationError, RemoteProtocolError, StorageFailed, WalproxyError
 from safekeeper.base.lsn import format_lsn
-from walproxy.pipeline.cdc.apply.copies import Copy, CopyPlan, plan_copy, put_copy, takes_files
-from walproxy.pipeline.cdc.apply.copy_ranges import CopyRange, ranges_of
-from walproxy.pipeline.cdc.apply.copying import Snapshot
-from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
+from walproxy.pipeline.cdc.apply.copies import Copy, plan_copy, put_copy
+from walproxy.pipeline.cdc.apply.copy_ranges import CopyRange, is_comparable, is_same, ranges_of
+from walproxy.pipeline.cdc.apply.copy_state import CopiedRange, CopyBasis, CopyState
+from walproxy.pipeline.cdc.apply.copying import Snapshot, copied_rows
+from walproxy.pipeline.cdc.apply.following import FollowingTable, Position, library_errors
 from walproxy.pipeline.cdc.apply.job_file import Copying, KnownTable
-from walproxy.pipeline.cdc.apply.options import TablePolicy
-from walproxy.pipeline.cdc.apply.range_copy import RangeCopy, RangeOptions
+from walproxy.pipeline.cdc.apply.options import ApplyOptions
 from walproxy.pipeline.cdc.apply.source_columns import fields_of, known_of, text_arrays
-from walproxy.pipeline.cdc.column_types import BadValue
 from walproxy.pipeline.cdc.published_tables import PublishedTable
-from walproxy.pipeline.cdc.server import Connection, SourceRefused
-from walproxy.pipeline.lake.parquet_files import DataFile
+from walproxy.pipeline.cdc.server import Connection, SourceRefused, one_line_errors
+from walproxy.pipeline.cdc.slot_stream import Stopped
+from walproxy.pipeline.lake.disk import make_folder, storage_errors, sync_folder
+from walproxy.pipeline.lake.files import NewLakeFile, read_footer_of
+from walproxy.pipeline.lake.parquet_files import DataFile, parts_of
 
 _log = logging.getLogger(__name__)
 
 TABLE_ERRORS: Final = (SourceRefused, RemoteProtocolError, ConfigurationError, StorageFailed)
 """Errors of one table that do not affect the others. A full disk affects all."""
 
-_HELD_BATCHES: Final = 2
-"""A table that has less is read before it is written. A table of less than a batch has one."""
 
-_Rows = tuple[Iterable[pa.RecordBatch], Sequence[DataFile] | None]
+class Task(NamedTuple):
+    """A range of a table, by its number, and what it had become in an earlier snapshot."""
+
+    copy: "TableCopy"
+    number: int
+    copied: CopiedRange | None
 
 
 class TableCopy:
@@ -52,8 +61,8 @@ class TableCopy:
         reason: why it is copied.
 
     Attributes:
-        reason: the same, and what was found in the rows.
-        ranges: of a table that is not to be read as a whole. `put_whole` finds them.
+        ranges: of the table, once it was begun.
+        error: why the copy has failed.
     """
 
     def __init__(
@@ -61,22 +70,27 @@ class TableCopy:
         source: Snapshot,
         made: PublishedTable,
         following: FollowingTable,
-        policy: TablePolicy,
+        options: ApplyOptions,
         bad_text: set[str],
         *,
         lists: bool,
         reason: str,
     ) -> None:
         self.made = made
-        self.reason = reason
-        self.ranges: list[CopyRange] = []
         self.position = Position(source.lsn, 0)
+        self.ranges: list[CopyRange] = []
+        self.error: WalproxyError | None = None
         self._source = source
         self._following = following
-        self._policy = policy
-        self._as_text = policy.text_columns(made.table)
+        self._options = options
+        self._as_text = options.text_columns(made.table)
         self._bad_text = bad_text
         self._lists = lists
+        self._reason = reason
+        self._state_file = options.copy_state_file(following)
+        self._found = 0
+        self._changed = 0
+        self._may_be_committed = False
 
     @property
     def copying(self) -> Copying:
@@ -90,103 +104,197 @@ class TableCopy:
             self.made,
             self._as_text,
             self._bad_text,
-            self._policy.mode,
-            bad_as_null=self._policy.on_bad_value == "null",
+            self._options.mode,
+            bad_as_null=self._options.on_bad_value == "null",
             lists=self._lists,
         )
 
-    def put_whole(
-        self,
-        session: Connection,
-        range_bytes: int,
-        streaming: AbstractContextManager[object],
-        begin: Callable[[], None],
-    ) -> bool:
-        """Read the table as a whole and commit its rows; return False if it is to be read in ranges, which it is not.
+    @property
+    def is_in_ranges(self) -> bool:
+        """Whether the table has more than one range, so that a state is kept."""
+        return len(self.ranges) > 1
+
+    @property
+    def done(self) -> int:
+        """The number of ranges that are copied."""
+        return self._state.done
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranges are copied."""
+        return self.done == len(self.ranges)
+
+    def begin(self, range_bytes: int, note: Callable[[], None]) -> list[Task]:
+        """Decide about the columns; return what is to be read, or only compared with what was copied before.
 
         Args:
-            session: one of the snapshot.
-            streaming: entered while rows are read and written at the same time, as the libraries of the formats may
-                need a thread of theirs for each such table: those of delta-rs are as many as the machine has cores.
-            begin: notes the copy in the job's file. Raises TableMoved: another job has replaced that.
+            range_bytes: of a table that a range has, about.
+            note: notes the copy in the job's file. Raises TableMoved: another job has replaced that.
 
         Raises:
-            SourceUnavailable: nothing was committed.
-            SourceRefused, ConfigurationError, StorageFailed, StorageFull, ArchiveError.
+            SourceUnavailable, SourceRefused, ConfigurationError, StorageFailed, StorageFull, ArchiveError.
         """
         self._require_copyable()
-        self.ranges = ranges_of(session, self.made, range_bytes)
-        if self.ranges:
-            return False
-        state_file = self._policy.copy_state_file(self._following)
-        state_file.forget(state_file.read())  # It was larger once.
-
-        @contextlib.contextmanager
-        def whole(plan: CopyPlan) -> Iterator[_Rows]:
-            rows = self._source.rows_by(session, self.made, plan.schema, null_if_bad=self._null_if_bad(plan))
-            try:
-                first = list(itertools.islice(rows, _HELD_BATCHES))
-                is_read = len(first) < _HELD_BATCHES and (self._policy.mode == "mirror" or plan.before is None)
-                with contextlib.nullcontext() if is_read else streaming:
-                    yield itertools.chain(first, rows), None
-            finally:
-                try:
-                    rows.close()
-                except ValueError:  # The commit has failed while a thread of the format's library was reading.
-                    session.close()
-
-        self._put(whole, begin)
-        return True
-
-    def put_ranges(self, options: RangeOptions, begin: Callable[[], None]) -> None:
-        """Read the ranges of the table by sessions of its own, and commit its rows.
-
-        Raises:
-            Stopped: on request. What was read stays for the next copy.
-            Others: as `put_whole`.
-        """
-        self._require_copyable()
-        state_file = self._policy.copy_state_file(self._following)
-
-        @contextlib.contextmanager
-        def in_ranges(plan: CopyPlan) -> Iterator[_Rows]:
-            def columns() -> tuple[pa.Schema, bool]:
-                begin()
-                is_direct = takes_files(self._following, self._policy.mode, plan)
-                return self._following.file_schema(plan.schema) if is_direct else plan.schema, is_direct
-
-            made, nulls = self.made, self._null_if_bad(plan)
-            copy = RangeCopy(self._source, made, self.ranges, self._following, state_file, columns, nulls)
-            with self._source.connection.transaction():
-                state = copy.copy(options)
-            yield state_file.rows(state), state.files if state.basis.is_direct else None
-            if not state.basis.is_direct:
-                state_file.remove_files(state)
-            state_file.remove()
-
-        self._put(in_ranges, begin)
-
-    def _put(self, reading: Callable[[CopyPlan], AbstractContextManager[_Rows]], begin: Callable[[], None]) -> None:
-        mode = self._policy.mode
-        while True:
-            as_text = [*self._as_text, *self._bad_text]
-            plan = plan_copy(
-                self._following, mode, fields_of(self.made, type(self._following), as_text, lists=self._lists)
+        as_text = [*self._as_text, *self._bad_text]
+        fields = fields_of(self.made, type(self._following), as_text, lists=self._lists)
+        self._plan = plan_copy(self._following, self._options.mode, fields)
+        self._bad_text |= self._plan.as_text
+        _log.info("copying %s as of %s: %s", self.made.table, format_lsn(self.position.lsn), self._reason)
+        is_direct = self._options.mode == "mirror" and self._following.takes_files(self._plan.schema)
+        schema = self._following.file_schema(self._plan.schema, require_only_job=note) if is_direct else None
+        schema = schema or self._plan.schema
+        with self._source.connection.transaction():
+            self.ranges = ranges_of(self._source.connection, self.made, range_bytes)
+            state = self._begun(
+                CopyBasis(
+                    self._source.origin,
+                    self.made.fingerprint,
+                    schema.to_string(show_field_metadata=True),
+                    sorted(self._null_if_bad),
+                    self.made.row_filter,
+                    is_direct,
+                )
             )
-            self._bad_text |= plan.as_text
-            _log.info("copying %s as of %s: %s", self.made.table, format_lsn(self.position.lsn), self.reason)
+        location = self._state_file.files_location(state)
+        if location.folder is not None:
+            with storage_errors(f"make {location.folder}"):
+                make_folder(location.folder)
+        if self.is_in_ranges:
+            self._state_file.write(state)
+        if self.is_in_ranges or not is_direct:
+            self._state_file.remove_files(state, kept=state.files)
+        self._new_file = NewLakeFile(location, state.id, schema)
+        self._before = state.copied
+        self._found = state.done
+        self._state = msgspec.structs.replace(state, copied=[None] * len(state.ranges))
+        tasks = [Task(self, number, copied) for number, copied in enumerate(self._before)]
+        # The ranges that are only compared come first: whether they count is known then.
+        return sorted(tasks, key=lambda task: task.copied is None)
+
+    def _begun(self, basis: CopyBasis) -> CopyState:
+        """Return the state of a copy that was interrupted, if it is of use; else a new one."""
+        found = self._state_file.read()
+        if found is None or found.basis != basis or not self.is_in_ranges or self._is_committed(found):
+            self._state_file.forget(found)
+            return CopyState.new(basis, self.ranges)
+        self.ranges = found.ranges
+        copied = [
+            each
+            if each is not None
+            and each.lsn <= self._source.lsn
+            and is_comparable(self._source.connection, each.horizon_xid)
+            else None
+            for each in found.copied
+        ]
+        return msgspec.structs.replace(found, copied=copied)
+
+    def _is_committed(self, state: CopyState) -> bool:
+        """Return whether the table has the files already: a commit whose reply was lost."""
+        return state.basis.is_direct and not self._following.live_files().isdisjoint(file.path for file in state.files)
+
+    def read(self, session: Connection, task: Task, is_over: Callable[[], bool]) -> CopiedRange:
+        """Read a range into files, or see that it has not changed.
+
+        Args:
+            session: one of the snapshot, which can read another range after an error.
+            is_over: returns whether the files are of use no longer.
+
+        Raises:
+            BadValue: a value cannot be one of its column's type.
+            Stopped: the files are of use no longer.
+            SourceUnavailable, SourceRefused, StorageFailed, StorageFull, ArchiveError.
+        """
+        each, snapshot = self.ranges[task.number], self._source
+        doing = f"copy {self.made.table}"
+        # What Arrow refuses of one table must not end the copies of the others.
+        with (
+            library_errors(doing, self._new_file.location.folder),
+            one_line_errors(doing),
+            session.transaction(),
+        ):
+            # The planner may take a scan of all blocks for cheaper, for each range.
+            session.execute("SET LOCAL enable_seqscan = on" if each.is_whole else "SET LOCAL enable_seqscan = off")
+            if task.copied is not None and self._is_same(session, each, task.copied):
+                return msgspec.structs.replace(task.copied, lsn=snapshot.lsn, horizon_xid=snapshot.horizon_xid)
+            files: list[DataFile] = []
             try:
-                with reading(plan) as (rows, files):
-                    # Only the job that can note something is the one that may replace a table.
-                    copy = Copy(plan, self.made.key, rows, self.position, self._source.unix_us, files)
-                    put_copy(self._following, mode, copy, require_only_job=begin)
-                return
-            except BadValue as error:
-                column = error.column.removeprefix(f"{self.made.table}.")
-                if self._policy.on_bad_value != "text" or column in self._bad_text:
-                    raise
-                self._bad_text.add(column)
-                self.reason += f"; its column {error.column.rpartition('.')[2]} is kept as text from now on"
+                with contextlib.closing(self._rows(session, each)) as rows:
+                    for part in parts_of(_until(is_over, rows)):
+                        file = self._new_file.write(part)
+                        files += [file] if file is not None else []
+            except BaseException:
+                for file in files:
+                    self._new_file.remove(file)
+                raise
+        return CopiedRange(snapshot.lsn, snapshot.horizon_xid, sum(file.rows for file in files), files)
+
+    def _rows(self, session: Connection, each: CopyRange) -> Generator[pa.RecordBatch]:
+        condition, nulls = each.condition(self.made.row_filter), self._null_if_bad
+        return copied_rows(session, each.source(), condition, self.made.table, self._new_file.schema, nulls)
+
+    def _is_same(self, session: Connection, each: CopyRange, copied: CopiedRange) -> bool:
+        store = self._new_file.location.store()
+        try:
+            if any(read_footer_of(store, file).rows != file.rows for file in copied.files):
+                return False
+        except ConfigurationError:  # A file is missing, or another one.
+            return False
+        return is_same(session, each, self.made.row_filter, copied.horizon_xid, copied.rows)
+
+    def take(self, results: Sequence[tuple[Task, CopiedRange | WalproxyError]]) -> None:
+        """Take over what `read` has returned or raised, durably. Raises the first of the errors."""
+        copied = list(self._state.copied)
+        for task, result in results:
+            if isinstance(result, CopiedRange):
+                copied[task.number] = result
+                self._changed += task.copied is not None and task.copied.files != result.files
+        location = self._new_file.location
+        if location.folder is not None:
+            with storage_errors(f"sync {location.folder}"):
+                sync_folder(location.folder)
+        self._state = msgspec.structs.replace(self._state, copied=copied)
+        if self.is_in_ranges:
+            # Those that are not compared yet are kept, too: the job may end.
+            kept = [now or before for now, before in zip(copied, self._before, strict=True)]
+            self._state_file.write(msgspec.structs.replace(self._state, copied=kept))
+        for _, result in results:
+            if isinstance(result, WalproxyError):
+                raise result
+
+    def leave(self, results: Sequence[tuple[Task, CopiedRange | WalproxyError]]) -> None:
+        """Keep what was read of several ranges for the next copy, and remove the files of a single one.
+
+        The files stay if the table has them, or may get them: a store may make a commit whose reply was lost later.
+        """
+        with contextlib.suppress(WalproxyError):
+            if self.is_in_ranges:
+                self.take(results)
+            elif not self._may_be_committed:
+                self._state_file.remove_files(self._state)
+
+    def commit(self, note: Callable[[], None]) -> None:
+        """Put the rows in. Arguments and errors as those of `begin`."""
+        state, is_direct = self._state, self._state.basis.is_direct
+        if self._found:
+            _log.info(
+                "%s: %d of %d ranges had been copied before, and %d of them had changed up to %s",
+                self.made.table,
+                self._found,
+                len(self.ranges),
+                self._changed,
+                format_lsn(self.position.lsn),
+            )
+        if self.is_in_ranges:
+            self._state_file.remove_files(state, kept=state.files)
+        rows, files = self._state_file.rows(state), state.files if is_direct else None
+        copy = Copy(self._plan, self.made.key, rows, self.position, self._source.unix_us, files)
+        self._may_be_committed = is_direct and self._new_file.location.folder is None
+        # Only the job that can note something is the one that may replace a table.
+        put_copy(self._following, self._options.mode, copy, require_only_job=note)
+        if not is_direct:
+            self._state_file.remove_files(state)
+        if self.is_in_ranges:
+            self._state_file.remove()
 
     def _require_copyable(self) -> None:
         if self.made.problem is not None:
@@ -197,5 +305,17 @@ class TableCopy:
             self._bad_text |= text_arrays(self.made)
         _ = self.known  # Whether it can be followed.
 
-    def _null_if_bad(self, plan: CopyPlan) -> frozenset[str]:
-        return frozenset(plan.schema.names) - set(self.made.key) if self._policy.on_bad_value == "null" else frozenset()
+    @property
+    def _null_if_bad(self) -> frozenset[str]:
+        """The columns of which values become null that their type cannot hold."""
+        if self._options.on_bad_value != "null":
+            return frozenset()
+        return frozenset(self._plan.schema.names) - set(self.made.key)
+
+
+def _until(is_over: Callable[[], bool], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches. Raises Stopped when the work is over."""
+    for batch in batches:
+        if is_over():
+            raise Stopped("the copy is over")
+        yield batch

@@ -7,9 +7,10 @@ delay that doubles with each failure.
 """
 
 import contextlib
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,15 +18,14 @@ import pyarrow as pa
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
-from walproxy.pipeline.cdc.apply.copies_at_once import copy_tables
 from walproxy.pipeline.cdc.apply.copying import Snapshot, SnapshotDelayed
 from walproxy.pipeline.cdc.apply.fingerprint import Fingerprint
 from walproxy.pipeline.cdc.apply.following import FollowingTable, Position
 from walproxy.pipeline.cdc.apply.job_file import Copying, Job, KnownTable, Quarantined
-from walproxy.pipeline.cdc.apply.options import TablePolicy
-from walproxy.pipeline.cdc.apply.range_copy import RangeOptions
+from walproxy.pipeline.cdc.apply.options import ApplyOptions
+from walproxy.pipeline.cdc.apply.parallel_copy import CopyOptions, copy_tables
 from walproxy.pipeline.cdc.apply.table_copy import TABLE_ERRORS, TableCopy
-from walproxy.pipeline.cdc.apply.target import Target
+from walproxy.pipeline.cdc.apply.target import TargetTable
 from walproxy.pipeline.cdc.changes import Change, ChangedRows
 from walproxy.pipeline.cdc.column_types import BadValue, arrow_type, is_array
 from walproxy.pipeline.cdc.messages import NotUnderstood, Relation
@@ -60,23 +60,23 @@ class Tables:
     """
 
     def __init__(
-        self, policy: TablePolicy, asking: Connection, job: Job, ranges: RangeOptions, *, waits_for_copies: bool
+        self, options: ApplyOptions, asking: Connection, job: Job, copy_options: CopyOptions, *, waits_for_copies: bool
     ) -> None:
         """Take up the tables of a job.
 
         Args:
-            ranges: how large tables are copied.
+            copy_options: how tables are copied.
             waits_for_copies: a copy waits for open transactions as long as it takes; else the other tables go on.
         """
-        self._policy = policy
+        self._options = options
         self._asking = asking
-        self._ranges = ranges
+        self._copy_options = copy_options
         self._snapshot_wait_s = None if waits_for_copies else _SNAPSHOT_WAIT_S
         self._lists = job.arrays == "list"
         self._types: dict[tuple[int, int], pa.DataType] = {}
         self._followings: dict[TableName, FollowingTable] = {}
-        self._targets: dict[TableName, Target] = {}
-        self._by_oid: dict[int, Target] = {}
+        self._targets: dict[TableName, TargetTable] = {}
+        self._by_oid: dict[int, TargetTable] = {}
         self._to_copy: dict[TableName, str] = {}
         self._being_copied: dict[TableName, str] = {}
         self._copying: dict[TableName, Copying] = {}
@@ -101,7 +101,7 @@ class Tables:
             elif published[name] not in self._targets:
                 self._to_copy.setdefault(published[name], reason)
 
-    def __iter__(self) -> Iterator[Target]:
+    def __iter__(self) -> Iterator[TargetTable]:
         return iter(list(self._targets.values()))
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Tables:
     def following(self, table: TableName) -> FollowingTable:
         """Return a table of the folder, whether it exists or not."""
         if table not in self._followings:
-            self._followings[table] = self._policy.following(table)
+            self._followings[table] = self._options.following(table)
         return self._followings[table]
 
     def look(self) -> None:
@@ -157,11 +157,11 @@ class Tables:
         now = time.monotonic()
         return any(str(table) in self.quarantined and each.retry_at <= now for table, each in self._problems.items())
 
-    def target_of(self, relation: Relation) -> Target | None:
+    def target_of(self, relation: Relation) -> TargetTable | None:
         """Return the table that follows a relation, None if there is none."""
         return self._by_oid.get(relation.oid)
 
-    def take(self, target: Target, change: Change | ChangedRows) -> int:
+    def take(self, target: TargetTable, change: Change | ChangedRows) -> int:
         """Have a table take its next changes; return their number. Raises SourceUnavailable, StorageFull."""
         with self._copied_instead(target):
             if isinstance(change, Change):
@@ -192,13 +192,14 @@ class Tables:
     def copy(self, wait_for_quorum: Callable[[Lsn], None], note: Callable[[], None]) -> None:
         """Copy the tables that need it, all as of one position; `note` is called before each commit.
 
-        A table that is altered between the snapshot and its lock is copied with another snapshot. If open transactions
+        A table that is altered between the snapshot and its lock, or one of whose columns becomes text because of a
+        value, is copied with another snapshot. If open transactions
         delay the snapshot, the tables are quarantined, and the next snapshot is waited for twice as long.
 
         Raises:
             SourceRefused, SourceUnavailable, StorageFull.
         """
-        for attempt in range(_COPY_ATTEMPTS):
+        for attempt in itertools.count(1):
             for target in self:
                 if target.copy_reason is not None:
                     self.copy_again(target.table, target.copy_reason)
@@ -206,12 +207,12 @@ class Tables:
                 return
             _log.info("waiting for the transactions in progress before tables are copied")
             try:
-                with self._policy.snapshot(self._asking, wait_s=self._snapshot_wait_s) as source:
+                with self._options.snapshot(self._asking, wait_s=self._snapshot_wait_s) as source:
                     # What the copy shows must be on the quorum before any client reads it here.
                     wait_for_quorum(source.lsn)
                     if self._snapshot_wait_s is not None:
                         self._snapshot_wait_s = _SNAPSHOT_WAIT_S
-                    self._copy_as_of(source, note, is_last=attempt == _COPY_ATTEMPTS - 1)
+                    self._copy_as_of(source, note, is_last=attempt >= _COPY_ATTEMPTS)
             except SnapshotDelayed as error:
                 self._put_off(str(error))
                 return
@@ -247,21 +248,26 @@ class Tables:
                 if made.fingerprint == now[table].fingerprint:
                     following, bad_text = self.following(table), self._bad_text.setdefault(table, set())
                     copies.append(
-                        TableCopy(source, made, following, self._policy, bad_text, lists=self._lists, reason=reason)
+                        TableCopy(source, made, following, self._options, bad_text, lists=self._lists, reason=reason)
                     )
                 elif is_last:
                     raise SourceRefused(f"{table} could not be copied: it is altered continually")
                 else:
                     self._to_copy[table] = reason
 
-        def begin(waiting: Sequence[TableCopy]) -> None:
-            for copy in waiting:
-                self._copying[copy.made.table] = copy.copying
+        def note_copy(copy: TableCopy) -> None:
+            self._copying[copy.made.table] = copy.copying
             note()
 
-        with contextlib.closing(copy_tables(source, copies, self._ranges, begin)) as results:
+        with contextlib.closing(copy_tables(source, copies, self._copy_options, note_copy)) as results:
             for copy, error in results:
-                with self._quarantining(copy.made.table, copy.made):
+                table = copy.made.table
+                if isinstance(error, BadValue) and self._keep_as_text(table, error):
+                    self._copying.pop(table, None)
+                    column = error.column.rpartition(".")[2]
+                    self._to_copy[table] = f"{reasons[table]}; its column {column} is kept as text from now on"
+                    continue
+                with self._quarantining(table, copy.made):
                     if error is not None:
                         raise error
                     self._end_copy(copy)
@@ -276,15 +282,18 @@ class Tables:
         self._end_quarantine(table)
         self._follow(table, copy.known, copy.position)
 
-    def _keep_as_text(self, table: TableName, error: BadValue) -> None:
-        """Note that a column becomes text because of a value, if it is to."""
-        if self._policy.on_bad_value == "text":
-            self._bad_text.setdefault(table, set()).add(error.column.removeprefix(f"{table}."))
+    def _keep_as_text(self, table: TableName, error: BadValue) -> bool:
+        """Note that a column becomes text because of a value, if it is to; return whether it was not text before."""
+        column, texts = error.column.removeprefix(f"{table}."), self._bad_text.setdefault(table, set())
+        if self._options.on_bad_value != "text" or column in texts:
+            return False
+        texts.add(column)
+        return True
 
     def _take_up(self, table: TableName, known: KnownTable) -> None:
         """Follow a table that was copied before."""
         self._bad_text[table] = set(known.bad_text)
-        if known.as_text != self._policy.text_columns(table):
+        if known.as_text != self._options.text_columns(table):
             raise ConfigurationError(
                 f"{table} was copied with other columns as text, {known.as_text}: copy it again with "
                 f"--copy-again {table}"
@@ -308,17 +317,17 @@ class Tables:
         with self._quarantining(table):
             following = self.following(table)
             if following.position() == Position(copying.lsn, 0):
-                self._policy.copy_state_file(following).remove()  # Its files are the table's.
+                self._options.copy_state_file(following).remove()  # Its files are the table's.
                 self._take_up(table, copying.known)
                 self._end_quarantine(table)
 
     def _follow(self, table: TableName, known: KnownTable, position: Position) -> None:
-        target = Target(self.following(table), known, self._type_of, position, self._policy.mode)
+        target = TargetTable(self.following(table), known, self._type_of, position, self._options.mode)
         self._targets[table] = self._by_oid[known.fingerprint.oid] = target
 
     @property
     def _bad_as_null(self) -> bool:
-        return self._policy.on_bad_value == "null"
+        return self._options.on_bad_value == "null"
 
     def _drop(self, table: TableName) -> None:
         target = self._targets.pop(table, None)
@@ -362,7 +371,7 @@ class Tables:
                 self.quarantined[str(table)] = Quarantined(str(error), since)
 
     @contextlib.contextmanager
-    def _copied_instead(self, target: Target) -> Iterator[None]:
+    def _copied_instead(self, target: TargetTable) -> Iterator[None]:
         """Copy a table again if it does not take its changes in the block; if that fails too, it is quarantined."""
         try:
             yield
@@ -380,8 +389,8 @@ class Tables:
 
     def published(self) -> Mapping[TableName, PublishedTable]:
         """Return the tables that are published now, and selected. Raises SourceRefused, SourceUnavailable."""
-        listed = published_tables(self._asking, self._policy.publications)
-        return {each.table: each for each in listed if self._policy.is_wanted(each.table)}
+        listed = published_tables(self._asking, self._options.publications)
+        return {each.table: each for each in listed if self._options.is_wanted(each.table)}
 
     def is_empty(self, oid: int) -> bool:
         """Return whether a relation has no page. Raises SourceRefused, SourceUnavailable."""

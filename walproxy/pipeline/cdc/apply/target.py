@@ -83,7 +83,7 @@ class _NewPartition(NamedTuple):
         return self.creator is None or (self.creator - first.xid) % _XIDS < _XIDS // 2
 
 
-class Target:
+class TargetTable:
     """One table that follows.
 
     Attributes:

@@ -18,10 +18,10 @@ from safekeeper.base.lsn import Lsn, format_lsn
 from walproxy.pipeline.cdc.apply.copying import Snapshot
 from walproxy.pipeline.cdc.apply.job import ApplyJob, ApplyOptions, no_report, opened_job
 from walproxy.pipeline.cdc.apply.job_file import only_job
+from walproxy.pipeline.cdc.apply.parallel_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.present_rows import present_rows
-from walproxy.pipeline.cdc.apply.range_copy import CopyProgress
 from walproxy.pipeline.cdc.apply.row_hashes import Comparison, compare_rows
-from walproxy.pipeline.cdc.apply.target import Target
+from walproxy.pipeline.cdc.apply.target import TargetTable
 from walproxy.pipeline.cdc.publication import TableName
 from walproxy.pipeline.cdc.published_tables import PublishedTable
 from walproxy.pipeline.cdc.server import SourceRefused
@@ -147,7 +147,7 @@ def _verify(
     raise TablesDiffer(f"not verified, as they are altered continually or gone: {names}")
 
 
-def _compared(options: ApplyOptions, source: Snapshot, made: PublishedTable, target: Target) -> Verified:
+def _compared(options: ApplyOptions, source: Snapshot, made: PublishedTable, target: TargetTable) -> Verified:
     following = target.following
     if target.known.is_full:
         return _logged(Verified(made.table, source.lsn, None))
