@@ -133,7 +133,7 @@ class Prefetcher:
         self._fetch_ahead(pool, folder)
         delivered_at = time.monotonic()
         while time.monotonic() - delivered_at < _IDLE_S and self._is_wanted(folder):
-            if self._has_delivered(folder):
+            if self._has_more_to_fetch(folder):
                 delivered_at = time.monotonic()
                 self._fetch_ahead(pool, folder)
             else:
@@ -153,8 +153,8 @@ class Prefetcher:
         except OSError:
             return False
 
-    def _has_delivered(self, folder: int) -> bool:
-        """Return whether to fetch: a segment was delivered, from the folder or otherwise, or was the last one."""
+    def _has_more_to_fetch(self, folder: int) -> bool:
+        """Note the delivered segment, from the folder or otherwise; return whether it is new, or was the last one."""
         for name, job in list(self._under_way.items()):
             if job.done():
                 del self._under_way[name]

@@ -1,7 +1,6 @@
 """Copies of tables whose reads and commits fail, or are much faster than their begin."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -86,8 +85,9 @@ def test_small_tables_are_committed_before_all_are_begun(tmp_path: Path, monkeyp
     begin = Made.begin
 
     def slow_begin(copy: Made, range_bytes: int, note: Callable[[], None]) -> list[Task]:
+        before = [each for each in copies if each.is_begun]
         tasks = begin(copy, range_bytes, note)
-        time.sleep(0.05)
+        wait_for(lambda: all(each.is_read for each in before), "what was begun before is read", TIMEOUT_S)
         open_at_once.append(sum(each.is_begun and not each.is_committed for each in copies))
         return tasks
 
