@@ -59,8 +59,11 @@ def agent_name(written: Any) -> str:
 
 
 def endpoints(written: Any) -> tuple[str, ...]:
-    """Parse URLs, separated by commas; none if empty."""
-    found = tuple(each.strip() for each in str(written).split(",") if each.strip())
+    """Parse URLs, separated by commas, or a TOML list of them; none if empty."""
+    parts = written.split(",") if isinstance(written, str) else written
+    if not isinstance(parts, list) or not all(isinstance(each, str) for each in parts):
+        raise ValueError(f"{written!r} is not a list of URLs")
+    found = tuple(each.strip() for each in parts if each.strip())
     for each in found:
         if not each.startswith(("http://", "https://")):
             raise ValueError(f"{each!r} is not a URL such as http://etcd1:2379")

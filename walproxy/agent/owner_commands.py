@@ -17,9 +17,11 @@ from safekeeper.base.errors import ConfigurationError
 from walproxy.postgres.local_server import end_with_parent
 from walproxy.postgres.problems import ServerProblem
 
-# They would lead the programs to another server. Passwords, TLS and service files remain.
+# They would lead the programs to another server, and a restore_command to the safekeepers' listeners for proxies.
+# Passwords, TLS and service files remain.
 _MISLEADING = frozenset(
     {"PGDATA", "PGHOST", "PGHOSTADDR", "PGPORT", "PGUSER", "PGDATABASE", "PGSERVICE", "PGOPTIONS", "PGAPPNAME"}
+    | {"WALPROXY_SAFEKEEPERS"}
 )
 _OUTPUT_SHOWN = 400
 

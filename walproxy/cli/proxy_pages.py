@@ -17,6 +17,7 @@ from safekeeper.base.settings import (
     address,
     config_option,
     folder,
+    key,
     load,
     option,
     optional,
@@ -42,6 +43,7 @@ class _PageConfig:
     """What a command needs for the pages of a proxy."""
 
     url: str | None = option("URL of the proxy's HTTP listener", parse=optional(text), default=None)
+    http_tls: bool = key("Whether the proxy serves HTTPS", parse=yes_or_no, default=False)
     tls_ca: Path | None = option("CAs that sign the certificate of an https URL", parse=optional(folder), default=None)
     http_password_file: Path | None = option("File of the password", parse=optional(folder), default=None)
 
@@ -108,7 +110,7 @@ def proxy_pages(url: str | None, config: Path | None) -> ProxyPages:
         urls: tuple[str, ...] = (settings.url,)
     else:
         places = _proxy_addresses(file, socket.gethostname()) if file is not None else [address(DEFAULT_HTTP)]
-        scheme = "https" if yes_or_no(found.get("http_tls", Given("", False)).value) else "http"
+        scheme = "https" if settings.http_tls else "http"
         urls = tuple(f"{scheme}://{place}" for place in places)
     needs_tls = settings.tls_ca is not None and any(each.startswith("https:") for each in urls)
     password = http_password(settings.http_password_file)

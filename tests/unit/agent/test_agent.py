@@ -16,7 +16,7 @@ from tests.unit.failover.looks import greeting
 from walproxy.agent import guards, steps
 from walproxy.agent.activity import Activity
 from walproxy.agent.agent import Agent
-from walproxy.agent.config import AgentConfig
+from walproxy.agent.config import AgentConfig, endpoints
 from walproxy.agent.decision import FailOver
 from walproxy.agent.server_look import ServerState
 from walproxy.agent.state import ClusterView, LogPositions
@@ -142,4 +142,7 @@ async def test_a_failover_is_given_up_if_it_lasts_too_long_without_its_guards(
 def test_the_others_have_patience_with_the_guards_that_are_configured(tmp_path: Path) -> None:
     assert agent(tmp_path)._decider.own.guards_s == 0.0
     guarded = agent(tmp_path, fence_command="true", lease_etcd="http://etcd:2379", lease_ttl="7")
+    assert endpoints(["http://etcd1:2379", "https://etcd2:2379"]) == ("http://etcd1:2379", "https://etcd2:2379")
+    with pytest.raises(ValueError, match="is not a list of URLs"):
+        endpoints(2379)
     assert guarded._decider.own.guards_s >= 7.0 + guards._FENCE_TIMEOUT_S

@@ -138,6 +138,15 @@ def test_a_proxy_on_loopback_is_looked_for_on_its_own_machine_only(file: Path, m
         proxy_pages(None, file)
 
 
+def test_a_wrong_value_of_http_is_one_line_with_its_place(file: Path) -> None:
+    file.write_text('http_tls = "maybe"\n')
+    with pytest.raises(ConfigurationError, match=f"^{file}: http_tls: "):
+        proxy_pages(None, file)
+    file.write_text('[proxy]\nhttp_listen = "nowhere"\n')
+    with pytest.raises(ConfigurationError, match=rf"^{file}: proxy\.http_listen: "):
+        proxy_pages(None, file)
+
+
 def test_three_servers_of_one_machine_have_their_proxies_on_ports_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "walproxy.toml"
     servers = (f'[servers.pg{i}]\naddress = "127.0.0.1:543{i}"\nproxy_http = "127.0.0.1:545{i}"\n' for i in (1, 2))

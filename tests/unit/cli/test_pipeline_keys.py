@@ -85,10 +85,10 @@ def test_the_keys_that_the_file_accepts_are_those_of_the_commands() -> None:
 
 
 def test_settings_of_the_store_are_taken_from_the_top_of_the_file_too(file: Path) -> None:
-    file.write_text('lake_options = {region = "eu", endpoint = "http://store"}\n[pipeline]\ntarget_size = "much"\n')
+    file.write_text('lake_options = {region = "eu", hosts = "a=1,b", port = 9000}\n[pipeline]\ntarget_size = "much"\n')
     refused = CliRunner().invoke(pipeline, ["maintain", "/tables", "--config", str(file)]).exception
     assert f"{file}: pipeline.target_size: " in str(refused)
     with click.Context(maintain, info_name="maintain") as context:
         maintain.parse_args(context, ["/tables", "--config", str(file), "-c", "target_size=1MB"])
-    assert context.params["lake_options"] == {"region": "eu", "endpoint": "http://store"}
+    assert context.params["lake_options"] == {"region": "eu", "hosts": "a=1,b", "port": "9000"}
     assert context.params["target_size"] == 1 << 20

@@ -1,15 +1,20 @@
 """What a job reports, over HTTP: before its first step, while it waits, and with a quarantined table."""
 
+import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
+from safekeeper.net.tls import ServerTls
+from tests.unit.certificates import Authority
 from walproxy.pipeline.cdc.apply.status_files import ApplyStatus, StatusFiles, TableStatus
 from walproxy.pipeline.cdc.apply.status_pages import served_pages
 from walproxy.pipeline.lake.location import LakeLocation
@@ -34,6 +39,17 @@ def got(address: Address, path: str) -> tuple[int, str]:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def test_the_pages_are_served_over_tls_with_a_certificate(status: StatusFiles, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tls = ServerTls(*authority.sign("job"))
+    context = ssl.create_default_context(cafile=authority.ca)
+    with served_pages(status, LOOPBACK, tls) as address:
+        with urllib.request.urlopen(f"https://{address}/status", timeout=10, context=context) as reply:
+            assert reply.status == 200
+        with pytest.raises(http.client.BadStatusLine):
+            urllib.request.urlopen(f"http://{address}/status", timeout=10)
 
 
 def report(**tables: TableStatus) -> ApplyStatus:
@@ -92,7 +108,7 @@ def test_while_a_table_is_copied_it_is_not_ready_and_its_ranges_are_shown(
 
 
 def test_a_client_of_another_network_is_refused_and_a_port_in_use_is_one_line(status: StatusFiles) -> None:
-    with served_pages(status, LOOPBACK, Networks.parse("192.0.2.0/24")) as address:
+    with served_pages(status, LOOPBACK, networks=Networks.parse("192.0.2.0/24")) as address:
         with pytest.raises((urllib.error.URLError, ConnectionError)):
             got(address, "/status")
         with pytest.raises(ConfigurationError, match="could not serve HTTP at"), served_pages(status, address):

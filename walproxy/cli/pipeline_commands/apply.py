@@ -12,7 +12,7 @@ from safekeeper.base import logs
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
-from safekeeper.process.credential_files import http_access
+from safekeeper.process.credential_files import http_access, server_tls
 from walproxy.cli.configuration import APPLY
 from walproxy.cli.parameters import ADDRESS, DURATION, HOST_NAMES, NETWORKS, SIZE
 from walproxy.cli.pipeline_commands.keys import KeyedCommand, iceberg_catalog, key, keys_options, lake_options
@@ -109,6 +109,9 @@ _COPY_RANGE_MIN_BYTES: Final = 1 << 20
     help="WAL that the slot may retain on the primary; above it the slot is created again and all tables are copied.",
 )
 @click.option("--http-listen", type=ADDRESS, help="Address on which to serve /status, /metrics and /readyz.")
+@key("http_tls", type=bool, default=False, help="Serve HTTPS with tls_cert and tls_key.")
+@key("tls_cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate of HTTPS.")
+@key("tls_key", type=click.Path(path_type=Path), metavar="FILE", help="Private key of the certificate.")
 @key("http_allow", type=NETWORKS, help="Networks from which HTTP is accepted.")
 @key("http_hosts", type=HOST_NAMES, default="", help="Host names of HTTP, besides IP addresses and localhost.")
 @key("http_password_file", type=click.Path(path_type=Path), metavar="FILE", help="File of the password for HTTP.")
@@ -140,6 +143,9 @@ def apply(
     on_bad_value: OnBadValue,
     max_retained: int | None,
     http_listen: Address | None,
+    http_tls: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     http_allow: Networks | None,
     http_hosts: frozenset[str],
     http_password_file: Path | None,
@@ -177,6 +183,8 @@ def apply(
         )
     if copy_range_size < _COPY_RANGE_MIN_BYTES:
         raise ConfigurationError(f"copy_range_size: the minimum is {_COPY_RANGE_MIN_BYTES >> 20} MB")
+    if http_tls and (tls_cert is None or tls_key is None):
+        raise ConfigurationError("http_tls needs tls_cert and tls_key")
     from walproxy.cli.pipeline_work.apply import ApplyOptions, LakeLocation, apply_until_signal, verify_once
 
     options = ApplyOptions(
@@ -197,6 +205,7 @@ def apply(
         on_bad_value,
         max_retained,
         http_listen=http_listen,
+        http_tls=server_tls(tls_cert, tls_key) if http_tls else None,
         http_allow=http_allow,
         http_access=http_access(http_hosts, http_password_file),
         mode=mode,

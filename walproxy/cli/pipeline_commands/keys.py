@@ -167,7 +167,7 @@ def _take_file(context: click.Context, parameter: click.Parameter, config: Path 
     by_name = {each.name: each for each in command.keys}
     for name, given in file.values(command.role).items() if file is not None else ():
         if name in by_name and name not in _given(context):
-            _give(context, name, Given(given.place, _as_written(given.value, by_name[name].multiple)))
+            _give(context, name, Given(given.place, _as_written(given.value, by_name[name])))
 
 
 def _given(context: click.Context) -> dict[str, Given]:
@@ -180,14 +180,14 @@ def _give(context: click.Context, name: str, given: Given) -> None:
     context.default_map = {name: each.value for name, each in _given(context).items()}
 
 
-def _as_written(value: Any, is_multiple: bool) -> Any:
-    """Return a value of TOML as it would be written on a command line."""
+def _as_written(value: Any, key: Key) -> Any:
+    """Return a value of TOML as it would be written on a command line, or a table of texts, which may have commas."""
+    if isinstance(value, dict) and key.type is KEY_VALUES:
+        return {name: str(each) for name, each in value.items()}
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, dict):
-        parts = tuple(f"{name}={each}" for name, each in value.items())
-    elif isinstance(value, list):
+    if isinstance(value, list):
         parts = tuple(str(each) for each in value)
     else:
         parts = (str(value),)
-    return parts if is_multiple else ",".join(parts)
+    return parts if key.multiple else ",".join(parts)

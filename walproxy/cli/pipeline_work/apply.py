@@ -19,9 +19,10 @@ __all__ = ["ApplyOptions", "LakeLocation", "apply_until_signal", "copy_bar", "ve
 
 
 def apply_until_signal(options: ApplyOptions, *, once: bool) -> None:
-    """Follow the source, up to now if `once`, else until SIGTERM or SIGINT; SIGHUP reads the password of HTTP again."""
-    password = options.http_access.password
-    reload = partial(_reload, password) if password is not None and not once else None
+    """Follow the source, up to now if `once`, else until SIGTERM or SIGINT; SIGHUP reads HTTP's files again."""
+    found = {"the password of HTTP": options.http_access.password, "the certificate of HTTP": options.http_tls}
+    files: dict[str, Reloadable] = {name: each for name, each in found.items() if each is not None}
+    reload = partial(_reload, files) if files and not once else None
     with stopped_by_signals(reload) as stop, copy_bar(Console(stderr=True)) as on_copy:
         run_apply(options, once=once, stop=stop, on_copy=on_copy)
 
@@ -32,8 +33,7 @@ def verify_once(options: ApplyOptions, *, repair: bool) -> None:
         run_verify(options, repair=repair, stop=stop, on_copy=on_copy)
 
 
-def _reload(password: Reloadable) -> None:
-    files = {"the password of HTTP": password}
+def _reload(files: dict[str, Reloadable]) -> None:
     say_changes(reload_files(files), files)
 
 

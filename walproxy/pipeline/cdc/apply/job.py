@@ -140,8 +140,10 @@ def _served(options: ApplyOptions, status: StatusFiles) -> Iterator[None]:
         return
     from walproxy.pipeline.cdc.apply.status_pages import served_pages
 
-    with served_pages(status, options.http_listen, options.http_allow, options.http_access) as address:
-        _log.info("HTTP on %s", address)
+    with served_pages(
+        status, options.http_listen, options.http_tls, options.http_allow, options.http_access
+    ) as address:
+        _log.info("%s on %s", "HTTPS" if options.http_tls is not None else "HTTP", address)
         yield
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.http_access import OPEN_TO_ALL, HttpAccess
+from safekeeper.net.tls import ServerTls
 from walproxy.pipeline.cdc.apply.copy_state import CopyStateFile
 from walproxy.pipeline.cdc.apply.copying import Snapshot, snapshot
 from walproxy.pipeline.cdc.apply.following import FollowingTable
@@ -41,6 +42,7 @@ class ApplyOptions(NamedTuple):
         max_retained_bytes: of WAL that the slot may retain; beyond it the job starts over with a new slot.
         keys_max: rows of a table that a verification names at most.
         http_listen: where the job's status is served over HTTP; None: nowhere.
+        http_tls: the certificate of HTTPS, None for HTTP.
         http_allow: the networks from which that is read, None for all.
         http_access: the host names and the password of requests.
         mode: what the tables keep of changes.
@@ -67,6 +69,7 @@ class ApplyOptions(NamedTuple):
     max_retained_bytes: int | None = None
     keys_max: int = 20
     http_listen: Address | None = None
+    http_tls: ServerTls | None = None
     http_allow: Networks | None = None
     http_access: HttpAccess = OPEN_TO_ALL
     mode: FollowingMode = "mirror"

@@ -16,6 +16,7 @@ from safekeeper.base.networks import Networks
 from safekeeper.base.settings import Address
 from safekeeper.net.http_access import OPEN_TO_ALL, HttpAccess
 from safekeeper.net.http_server import Answer, Route, Text, serve_http
+from safekeeper.net.tls import ServerTls
 from walproxy.pipeline.cdc.apply.status_files import StatusFiles, metrics_text
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,11 +25,16 @@ _T = TypeVar("_T")
 
 @contextlib.contextmanager
 def served_pages(
-    status: StatusFiles, address: Address, networks: Networks | None = None, access: HttpAccess = OPEN_TO_ALL
+    status: StatusFiles,
+    address: Address,
+    tls: ServerTls | None = None,
+    networks: Networks | None = None,
+    access: HttpAccess = OPEN_TO_ALL,
 ) -> Iterator[Address]:
     """Serve the pages as long as the block runs; yield the address, with the port.
 
     Args:
+        tls: the certificate of HTTPS, None for HTTP.
         networks: the networks from which clients are accepted, None for all.
         access: see `serve_http`.
 
@@ -43,7 +49,7 @@ def served_pages(
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     try:
-        listener = result_of(serve_http(_routes(status), address, networks=networks, access=access))
+        listener = result_of(serve_http(_routes(status), address, tls=tls, networks=networks, access=access))
         try:
             yield listener.address
         finally:
