@@ -127,7 +127,7 @@ def test_rows_that_cannot_be_computed_leave_nothing_behind(spark: SparkSession, 
         assert files_of(table) == set()
 
 
-def test_what_makes_no_sense_is_told_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_reported_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
     with open_table(tmp_path, "t", "delta", pa.schema([pa.field("lsn", pa.int64()), pa.field("kind", pa.int16())])):
         pass
     for mode, complaint in [

@@ -864,7 +864,7 @@ BUGS: dict[str, Bug] = {
         "checks",
         "an acceptor's commit_lsn only advances in one log",
         "elections",
-        _acceptor(dropped.CommitAsTold),
+        _acceptor(dropped.CommitAsSent),
         checked=True,
     ),
     "truncate_above_commit_here": Bug(
