@@ -141,7 +141,7 @@ def test_the_types_of_elements_are_those_of_the_catalogs(source: Source) -> None
     assert typed <= {name for oid, name, _, _ in listed if is_array(oid)}
 
 
-@pytest.mark.parametrize(("table_format", "mode"), pairs("iceberg-mirror", "delta-append", "delta-soft-delete"))
+@pytest.mark.parametrize(("table_format", "mode"), pairs("iceberg-mirror", "delta-append"))
 def test_arrays_are_lists_in_copies_and_in_changes(
     source: Source, tmp_path: Path, table_format: TableFormat, mode: FollowingMode, caplog: pytest.LogCaptureFixture
 ) -> None:
