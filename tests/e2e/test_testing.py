@@ -40,7 +40,10 @@ def test_the_example_of_the_page_passes_in_containers(tmp_path: Path) -> None:
 
 def test_a_cluster_of_containers_suffers_everything_and_leaves_nothing_behind() -> None:
     with WalproxyCluster(proxies=2, standbys=1, engine="containers", volatile_disks=True) as cluster:
-        assert len(labelled(["ps"], owner())) == len(cluster.members) + 1  # and the relay
+        running = labelled(["ps"], owner())
+        assert len(running) == len(cluster.members) + 1, {
+            name: cluster.logs(name) for name in cluster.members
+        }  # + relay
         suffer_everything(cluster)
     for kind in (["ps", "--all"], ["network", "ls"], ["volume", "ls"]):
         assert labelled(kind, owner()) == []

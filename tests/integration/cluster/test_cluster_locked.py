@@ -239,7 +239,7 @@ KNOCKS = {
     "wrong secret": Knock(
         proxys, SECRET + "!", "refuses the proof of the shared secret", "proof of the shared secret is wrong"
     ),
-    "no secret": Knock(proxys, "", "set the proxy's secret_file", "the proxy sends no proof of a shared secret"),
+    "no secret": Knock(proxys, "", "set secret_file or WALPROXY_SECRET", "the proxy sends no proof of a shared secret"),
     "plaintext": Knock(lambda house: None, SECRET, "set the proxy's tls_ca", "the peer does not use TLS"),
     "no certificate": Knock(
         lambda house: ClientTls(house.cluster.authority.ca), SECRET, "set tls_cert", "no client certificate"

@@ -129,6 +129,8 @@ def test_a_commit_that_waited_for_a_quorum_counts_with_all_its_time_and_remote_a
     cluster = new_gated("-c", "remote_apply_standbys=a").start_gated()
     with standby_of(cluster, name="a"):
         wait_for(lambda: cluster.status()["apply_problem"] is None, "the standby streams", PATIENCE_S)
+        # The proxy reads the settings every 2 s.
+        wait_for(lambda: cluster.status()["gate"]["state"] == "gated", "the gate is seen", PATIENCE_S)
         commit_until_each_is_timed(cluster, cluster.status()["times"], level="remote_apply")
         assert cluster.status()["times"]["apply"]["count"] > 0
         assert levels_of_the_command(cluster)["remote_apply"]["slowest"]["name"] == "standby a"
