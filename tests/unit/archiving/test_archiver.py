@@ -187,7 +187,7 @@ def test_an_archiver_that_is_replaced_stops_and_says_no_more_how_far_it_is(tmp_p
 # What is there already.
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
 def test_a_restarted_archiver_uploads_nothing_twice(tmp_path: Path, url: str, reported: bool) -> None:
     end_lsn = BASE_LSN + 2_500_000
     with archiving(tmp_path, url, 2_500_000) as (_, leader):
