@@ -216,7 +216,8 @@ def test_no_table_is_committed_without_the_session_that_holds_the_locks(
 
     options = options_of(source, tmp_path, "delta", copy_sessions=2)
     Reads(monkeypatch, 2, terminate)
-    with pytest.raises(SourceUnavailable, match="snapshot"):
+    # A session that begins to read misses the snapshot, or the one that has it is used first.
+    with pytest.raises(SourceUnavailable, match=r"snapshot|terminating connection"):
         run_apply(options, once=True)
     assert not positions(options)
     run_apply(options, once=True)
