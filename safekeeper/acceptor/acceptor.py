@@ -98,7 +98,7 @@ class Acceptor(AcceptorLog):
     Attributes:
         has_readers, standbys: the readers of this safekeeper, as last passed to `readers_changed`.
         archiver: the safekeeper that archives, as last assigned by a leader; 0 if none was since the start.
-        heard_healthy_at: when a proposer last reported that it is healthy (step 2), None if none has since the start.
+        healthy_seen_at: when a proposer last reported that it is healthy (step 2), None if none has since the start.
         awaits_election: whether no `Elected` was received since the start, or since the last vote: no WAL is removed.
     """
 
@@ -111,7 +111,7 @@ class Acceptor(AcceptorLog):
         self._archive_progress: tuple[Lsn, str] = (0, "")
         self.awaits_election = True
         self._is_to_cut = False  # A term that gives WAL up was not adopted, for want of disk space.
-        self.heard_healthy_at: float | None = None
+        self.healthy_seen_at: float | None = None
         self._greeted: set[int] = set()
         self._checked = control
         self._checked_logs_adopted = self.logs_adopted
@@ -214,7 +214,7 @@ class Acceptor(AcceptorLog):
             yield from self._send_answer()
         if standbys != self.standbys:
             self.standbys = standbys
-            yield from self._tell_standbys()
+            yield from self._send_standbys()
 
     def archive_reported(self, archived_lsn: Lsn, problem: str, archive_id: str = "") -> Effects:
         """Record that the archive contains the WAL retained below `archived_lsn` (0: not verified yet); or a problem.
@@ -347,7 +347,7 @@ class Acceptor(AcceptorLog):
                 yield from self._refuse(connection, RefusalCode.OTHER_SYSTEM, reason, close=True)
                 return
         self._greeted.add(connection)
-        yield from self._tell_folders(connection)
+        yield from self._send_folders(connection)
         term, log_tli, floor = self.log_end
         yield Send(
             connection,
@@ -366,7 +366,7 @@ class Acceptor(AcceptorLog):
                 flush_lsn=self.flush_lsn,
                 commit_lsn=self.commit_lsn,
                 truncate_lsn=self.truncate_lsn,
-                replaced=_told_of(control.replaced),
+                replaced=_replaced_in(control.replaced),
                 log_tli=log_tli,
                 floor=floor,
             ),
@@ -471,7 +471,7 @@ class Acceptor(AcceptorLog):
             yield from self._persist(promised=message.leader_id)
         # A delayed request may be that of the leader that this acceptor follows.
         self.awaits_election = self.following is None
-        yield from self._tell_folders(connection)
+        yield from self._send_folders(connection)
         yield Send(
             connection,
             VoteResponse(
@@ -552,7 +552,7 @@ class Acceptor(AcceptorLog):
         self._advance_commit()
         yield from self._send_answer()
         if self.has_readers:
-            yield from self._tell_standbys()
+            yield from self._send_standbys()
         yield from self._report_archive()
         yield from self._settle_forks()
 
@@ -619,7 +619,7 @@ class Acceptor(AcceptorLog):
         if connection == self.leader_connection and message.request_id in self._greeted:
             yield Send(message.request_id, msgspec.structs.replace(message, request_id=0))
 
-    def _tell_folders(self, connection: int) -> Effects:
+    def _send_folders(self, connection: int) -> Effects:
         """Tell a proposer what is known of the members' data folders, before the answer that it decides by."""
         if self.control.membership is not None:
             yield Send(connection, FolderStates(self.control.cluster_id, (self.folder_state, *self._folders())))
@@ -694,7 +694,7 @@ class Acceptor(AcceptorLog):
         assert following is not None  # It accepts appends of the leader that it follows only.
         following.on_append(message, now)
         if message.healthy:
-            self.heard_healthy_at = now
+            self.healthy_seen_at = now
         self.write_lsn = message.begin_lsn + len(message.payload)
         self._advance_commit()
         if message.truncate_lsn > self.truncate_lsn:
@@ -709,7 +709,7 @@ class Acceptor(AcceptorLog):
         if answer is not None and self.leader_connection is not None:
             yield Send(self.leader_connection, answer)
 
-    def _tell_standbys(self) -> Effects:
+    def _send_standbys(self) -> Effects:
         if self.leader_connection is not None:
             yield Send(self.leader_connection, StandbyFeedback(self.standbys))
 
@@ -894,7 +894,7 @@ class Acceptor(AcceptorLog):
         yield from self._refuse(connection, RefusalCode.GENERATION, reason, close=True)
 
 
-def _told_of(replaced: ControlState | None) -> Replaced | None:
+def _replaced_in(replaced: ControlState | None) -> Replaced | None:
     """Return the part of a greeting about the cluster that a rebootstrap has replaced."""
     if replaced is None or replaced.membership is None:
         return None

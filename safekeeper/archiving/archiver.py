@@ -229,14 +229,14 @@ class Archiver:
             while not self._see_log():
                 await self._wait(None)
             epoch, acceptor = self._view.epoch, self._acceptor
-            told_lsn = acceptor.archived_lsn if acceptor.archive_id == self.archive_id else 0
+            reported_lsn = acceptor.archived_lsn if acceptor.archive_id == self.archive_id else 0
             plan = ArchivingPlan(self._view.log, self._history_tlis(), self._acceptor.control.segment_size)
             listing = await self._workers[0].run(partial(uploader.listing, *plan.folders()))
             if epoch == self._view.epoch:
                 break
         plan.follow(self._view.log, self._history_tlis())
         for archived in listing.objects:
-            if archived.file.kind != "history" and archived.file.end_lsn <= told_lsn:
+            if archived.file.kind != "history" and archived.file.end_lsn <= reported_lsn:
                 plan.found(archived.file)
         return plan
 

@@ -128,13 +128,13 @@ class AuthenticationFailed(RemoteProtocolError):
     """A peer does not prove that it has the shared secret, or one of the two sides has none.
 
     Attributes:
-        tell: the reason to send to the peer before its connection is closed, a `safekeeper.peers.peer_auth.Reason`;
+        refusal: the reason to send to the peer before its connection is closed, a `safekeeper.peers.peer_auth.Reason`;
             None for nothing.
     """
 
-    def __init__(self, message: str, tell: int | None = None) -> None:
+    def __init__(self, message: str, refusal: int | None = None) -> None:
         super().__init__(message)
-        self.tell = tell
+        self.refusal = refusal
 
 
 class LocalProtocolError(WalproxyError):

@@ -113,21 +113,21 @@ class Admission:
         self._arrived_at[number] = now
         return evicted
 
-    def prove(self, number: int, heard_at: Callable[[int], float] | None = None) -> Proved:
+    def prove(self, number: int, received_at: Callable[[int], float] | None = None) -> Proved:
         """Count an unproven connection as proven.
 
         Args:
-            heard_at: the time at which a proven connection last received data. If given, the new one is always
+            received_at: the time at which a proven connection last received data. If given, the new one is always
                 admitted; without it the new one is refused above the maximum, and stays unproven until it is closed.
         """
         if number in self._proven or number not in self._unproven:
             return Proved(number in self._proven)
         evicted = 0
         if len(self._proven) >= self.budget.proven_max:
-            if heard_at is None or not self._proven:
+            if received_at is None or not self._proven:
                 self.refusals += 1
                 return Proved(False)
-            evicted = min(self._proven, key=heard_at)
+            evicted = min(self._proven, key=received_at)
             self.leave(evicted)
         self.leave(number)
         self._proven.add(number)

@@ -155,7 +155,7 @@ class Listener(ABC, Generic[_Connection]):
         if more is not None:
             self._log.warning("%s%s", line, more)
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         """Log a line about a known client, rate-limited."""
         more = self._familiar.admit()
         if more is not None:

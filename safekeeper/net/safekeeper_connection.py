@@ -149,7 +149,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
         except ConfigurationError as error:
             self.abort(str(error))
             return
-        self._decoder.speak(ACCEPTOR_AUTHENTICATION)
+        self._decoder.use(ACCEPTOR_AUTHENTICATION)
         self.reason = "the safekeeper closed the connection before it proved the shared secret: see its log"
         certificate_der = transport.channel.server_certificate_der if isinstance(transport, TlsTransport) else b""
         authentication = ProposerSide(
@@ -186,7 +186,7 @@ class SafekeeperConnection(asyncio.BufferedProtocol):
             self._transport.write(encode_authentication(answer))
         if authentication.done:
             self._decoder.deliver = self._received
-            self._decoder.speak(ACCEPTOR_DIALECT)
+            self._decoder.use(ACCEPTOR_DIALECT)
             self._open()
 
     def _open(self) -> None:

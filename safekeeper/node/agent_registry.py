@@ -125,13 +125,13 @@ class AgentRegistry:
 
     def _view(self, now: float) -> AgentView:
         acceptor = self._acceptor
-        control, heard_at = acceptor.control, acceptor.heard_healthy_at
+        control, healthy_at = acceptor.control, acceptor.healthy_seen_at
         term, log_tli, floor = acceptor.log_end
         return AgentView(
             cluster_id=control.cluster_id,
             incarnation=control.incarnation,
             promised=control.promised,
-            leader_age_ms=_milliseconds(now - (self._started_at if heard_at is None else heard_at)),
+            leader_age_ms=_milliseconds(now - (self._started_at if healthy_at is None else healthy_at)),
             last_term=term,
             log_tli=log_tli,
             floor=floor,

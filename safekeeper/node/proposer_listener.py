@@ -68,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         number: the connection's number, 0 if it was not admitted.
         host: the peer's address.
         peer: the peer's address and port, for the log.
-        heard_at: when bytes were last received, in the loop's time.
+        received_at: when bytes were last received, in the loop's time.
     """
 
     def __init__(self, listener: "ProposerListener") -> None:
@@ -96,7 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self.number = 0
         self.host = ""
         self.peer = ""
-        self.heard_at = 0.0
+        self.received_at = 0.0
 
     # Called by asyncio.
 
@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         prepare_socket(transport.get_extra_info("socket"))
         self.write = self._transport.write
         self._transport.set_write_buffer_limits(WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES)
-        self.heard_at = self._listener.now()
+        self.received_at = self._listener.now()
         self._open = True
         self._listener.admit(self, self.host)
         if self._secret is not None:
@@ -136,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._is_usual:
             if self._open:
                 self._decoder.buffer_updated(nbytes)
-                self.heard_at = self._now()
+                self.received_at = self._now()
                 if self._proven:
                     self.pump()
                 elif not self._waits_for_turn:
@@ -147,7 +147,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         # Appends, nearly always.
         decoder, node, number = self._decoder, self._node, self.number
-        now = self.heard_at = self._now()
+        now = self.received_at = self._now()
         try:
             message: Any = decoder.next_append(nbytes)
             while type(message) is AppendRequest:
@@ -241,15 +241,15 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _refuse(self, error: RemoteProtocolError) -> None:
-        if isinstance(error, AuthenticationFailed) and error.tell is not None:
-            self._transport.write(encode_authentication(Refused(Reason(error.tell))))
+        if isinstance(error, AuthenticationFailed) and error.refusal is not None:
+            self._transport.write(encode_authentication(Refused(Reason(error.refusal))))
         self._listener.close(self.number, str(error), broken=True)
 
     def _authenticate(self, authentication: AcceptorSide, message: AuthenticationMessage) -> None:
         self._transport.write(encode_authentication(authentication.receive(message)))
         if authentication.done:
             self._authentication = None
-            self._decoder.speak(PROPOSER_DIALECT)
+            self._decoder.use(PROPOSER_DIALECT)
             self._prove()
 
     def _is_valid_greeting(self, message: ProposerMessage) -> bool:
@@ -353,7 +353,7 @@ class ProposerListener(Listener[Connection]):
         if broken:
             self._warn(line)
         else:
-            self._tell(line)
+            self._report(line)
 
     def resume(self) -> None:
         """See Outbox."""
@@ -375,7 +375,7 @@ class ProposerListener(Listener[Connection]):
 
     def proved(self, connection: Connection) -> None:
         """Count the connection as proven. Above the limit another one is closed for it."""
-        evicted = self.admission.prove(connection.number, lambda number: self._connections[number].heard_at).evicted
+        evicted = self.admission.prove(connection.number, lambda number: self._connections[number].received_at).evicted
         if evicted:
             limit = self.admission.budget.proven_max
             self.close(evicted, f"idle for longest of {limit} authenticated ones (connections_max)", broken=False)
@@ -400,6 +400,6 @@ class ProposerListener(Listener[Connection]):
         for number, connection in list(self._connections.items()):
             if number in self.waiting:
                 continue  # Its messages are not being read.
-            if now - connection.heard_at > self._idle_timeout_s:
+            if now - connection.received_at > self._idle_timeout_s:
                 self.close(number, f"no data for {self._idle_timeout_s:g} s", broken=False)
         return min(WATCH_INTERVAL_S, self._greeting_timeout_s / 4)

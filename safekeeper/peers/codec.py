@@ -376,7 +376,7 @@ class FrameDecoder(Generic[_Message]):
         self._append_leader_id = NOBODY
         self._generation = 0
 
-    def speak(self, dialect: Dialect[_Message]) -> None:
+    def use(self, dialect: Dialect[_Message]) -> None:
         """Decode the bytes after the last message as another dialect."""
         self._dialect = dialect
         self._kinds = dialect.kinds

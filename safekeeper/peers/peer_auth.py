@@ -153,9 +153,9 @@ class _Side:
         text = _TEXT.pack(_LABEL, role, self._safekeeper_id, *self._binding, proposer_nonce, acceptor_nonce)
         return hmac.digest(self._key, text, "sha256")
 
-    def _fail(self, message: str, tell: Reason | None = None) -> AuthenticationFailed:
+    def _fail(self, message: str, refusal: Reason | None = None) -> AuthenticationFailed:
         self._state = _State.FAILED
-        return AuthenticationFailed(message, tell)
+        return AuthenticationFailed(message, refusal)
 
 
 class ProposerSide(_Side):
@@ -218,7 +218,7 @@ class AcceptorSide(_Side):
         """Handle the proxy's next message and return the reply.
 
         Raises:
-            AuthenticationFailed: the proxy does not prove that it has the secret. `tell` is the message to send to it.
+            AuthenticationFailed: the proxy does not prove that it has the secret; `refusal` is sent to it.
         """
         if isinstance(message, Hello) and self._state is _State.NEW:
             self._proposer_nonce = message.nonce

@@ -90,7 +90,7 @@ def say_changes(changed: list[str], files: Mapping[str, Reloadable | None]) -> N
         _log.info("reloaded certificates, users and secrets; changed: %s", ", ".join(changed) or "nothing")
 
 
-def tell_validity(tls: ServerTls | ClientTls | None, cert: Path | None) -> None:
+def report_validity(tls: ServerTls | ClientTls | None, cert: Path | None) -> None:
     """Log when the certificate in `cert` expires; as a warning if that is soon."""
     if tls is None or tls.valid_until is None:
         return

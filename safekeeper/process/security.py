@@ -32,10 +32,10 @@ from safekeeper.process.credential_files import (
     Reloadable,
     http_access,
     reload_files,
+    report_validity,
     require_pair,
     say_changes,
     server_tls,
-    tell_validity,
 )
 from safekeeper.serving.users import KnownUsers, LocalUsers, Users
 
@@ -104,7 +104,7 @@ class Protection:
             local_secret = LocalSecret()  # This listener requires none, those of other safekeepers here may.
         self.peers = Credentials(peer_tls, shared, local_secret)
         self.allow = AllowLists(config.allow, config.pg_allow, config.http_allow)
-        tell_validity(self.proposers_tls, config.tls_cert)
+        report_validity(self.proposers_tls, config.tls_cert)
 
     @property
     def obstacle_to_peers(self) -> str:
@@ -146,7 +146,7 @@ class Protection:
             "the password of HTTP": self.http_access.password,
         }
         say_changes(reload_files(files), files)
-        tell_validity(self.proposers_tls, self._config.tls_cert)
+        report_validity(self.proposers_tls, self._config.tls_cert)
         self.http_access = self.http_access._replace(hosts=new.http_hosts)
         self._take_networks(AllowLists(new.allow, new.pg_allow, new.http_allow))
 

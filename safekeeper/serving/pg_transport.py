@@ -55,7 +55,7 @@ class PgTransport(asyncio.Protocol, ABC):
         """Return the session of a client that connects from `host`."""
 
     @abstractmethod
-    def heard(self) -> None:
+    def on_received(self) -> None:
         """Note that bytes were received."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class PgTransport(asyncio.Protocol, ABC):
     def data_received(self, data: bytes) -> None:
         if not self.is_open:
             return
-        self.heard()
+        self.on_received()
         if self.turns is None:
             self._handle_bytes(data)
             return

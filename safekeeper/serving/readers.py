@@ -77,7 +77,7 @@ class ReaderHub:
         self._at_archive: dict[int, Reader] = {}  # Those that wait for the archive.
         self._read_through = read_through
         self._thread = Worker("reader", loop)
-        self._feedback = FeedbackTimer(loop, self._tell_node)
+        self._feedback = FeedbackTimer(loop, self._report_to_node)
         self._pump_scheduled = False
         self._chunk: _Chunk | None = None  # The last one.
         self._unserved = RateLimit(lines=10, interval_s=60)
@@ -208,7 +208,7 @@ class ReaderHub:
         if self._read_through is not None:
             self._read_through.close()
 
-    def _tell_node(self) -> None:
+    def _report_to_node(self) -> None:
         self._node.readers_changed(bool(self._readers), tuple(reader.standby() for reader in self._readers.values()))
 
     # Serving.

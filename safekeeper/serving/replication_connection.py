@@ -126,7 +126,7 @@ class ReplicationClient(PgTransport):
         number: the connection's number, 0 if it was not admitted.
         user, name: its user and application_name, from the login.
         reader: its stream, None while it does not stream.
-        heard_at: when bytes were last received, in the loop's time.
+        received_at: when bytes were last received, in the loop's time.
     """
 
     def __init__(self, listener: ConnectionOwner) -> None:
@@ -140,7 +140,7 @@ class ReplicationClient(PgTransport):
         self.user = ""
         self.name = ""
         self.reader: Reader | None = None
-        self.heard_at = self._made_at
+        self.received_at = self._made_at
 
     def __str__(self) -> str:
         who = f" ({self.name or 'no application_name'}, user {self.user})" if self.user else ""
@@ -161,9 +161,9 @@ class ReplicationClient(PgTransport):
             mock_salt=listener.mock_salt,
         )
 
-    def heard(self) -> None:
+    def on_received(self) -> None:
         """See PgTransport."""
-        self.heard_at = self._listener.now()
+        self.received_at = self._listener.now()
         self._pinged = False
 
     def broken(self, reason: str) -> None:
@@ -391,7 +391,7 @@ class ReplicationClient(PgTransport):
 
     def watch(self, now: float) -> None:
         """Close the connection if no data was received within the timeout; request a reply before that."""
-        silent_s, timeout_s = now - self.heard_at, self._listener.timeout_s
+        silent_s, timeout_s = now - self.received_at, self._listener.timeout_s
         streams = self.session.state in (SessionState.COPY, SessionState.COPY_ENDING)
         if not self.user and now - self._made_at > self._listener.greeting_timeout_s:
             reason = f"not authenticated within {self._listener.greeting_timeout_s:g} s"

@@ -120,7 +120,7 @@ class ReplicationListener(Listener[ReplicationClient]):
                 flush_lsn=format_lsn(reader.flush_lsn),
                 apply_lsn=format_lsn(reader.apply_lsn),
                 lag_bytes=max(0, self.hub.readable_end(reader) - reader.position_lsn),
-                last_reply_s=round(now - connection.heard_at, 3),
+                last_reply_s=round(now - connection.received_at, 3),
             )
             for connection in self._connections.values()
             if (reader := connection.reader) is not None
@@ -151,12 +151,12 @@ class ReplicationListener(Listener[ReplicationClient]):
         if reason and stranger:
             self._warn(f"closed {connection}: {reason}")
         elif reason:
-            self._tell(f"closed {connection}: {reason}")
+            self._report(f"closed {connection}: {reason}")
         connection.close()
 
     def note_refusal(self, line: str) -> None:
         """Log that a command was refused; rate-limited, because a standby retries indefinitely."""
-        self._tell(line)
+        self._report(line)
 
     def note(self, line: str, *, level: int = logging.INFO) -> None:
         """Log what a client has caused, rate-limited."""

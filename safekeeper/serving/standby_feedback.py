@@ -14,23 +14,23 @@ PATIENCE_S = 0.1
 
 
 class FeedbackTimer:
-    """Calls `tell` when the feedback is due.
+    """Calls `send` when the feedback is due.
 
     Args:
-        tell: sends the present feedback to the leader.
+        send: sends the present feedback to the leader.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[], None]) -> None:
         self._loop = loop
-        self._tell = tell
+        self._send = send
         self._due_at = 0.0
-        self._told_at = -PAUSE_S
+        self._reported_at = -PAUSE_S
         self._handle: asyncio.Handle | None = None
 
     def changed(self, *, urgent: bool) -> None:
         """Schedule a call after a change. `urgent`: a commit may wait for it."""
         now = self._loop.time()
-        due_at = max(now if urgent else now + PATIENCE_S, self._told_at + PAUSE_S)
+        due_at = max(now if urgent else now + PATIENCE_S, self._reported_at + PAUSE_S)
         if self._handle is not None:
             if self._due_at <= due_at:
                 return
@@ -46,5 +46,5 @@ class FeedbackTimer:
 
     def _fire(self) -> None:
         self._handle = None
-        self._told_at = self._loop.time()
-        self._tell()
+        self._reported_at = self._loop.time()
+        self._send()

@@ -141,7 +141,7 @@ def test_the_types_of_elements_are_those_of_the_catalogs(source: Source) -> None
     assert typed <= {name for oid, name, _, _ in listed if is_array(oid)}
 
 
-@pytest.mark.parametrize(("table_format", "mode"), pairs("iceberg-mirror", "delta-append", "delta-soft-delete"))
+@pytest.mark.parametrize(("table_format", "mode"), pairs("iceberg-mirror", "delta-append"))
 def test_arrays_are_lists_in_copies_and_in_changes(
     source: Source, tmp_path: Path, table_format: TableFormat, mode: FollowingMode, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,7 +228,7 @@ def test_a_value_that_is_no_list_becomes_null_on_demand(source: Source, tmp_path
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_tables_with_text_keep_it_until_they_are_told_otherwise(
+def test_tables_with_text_keep_it_until_they_are_asked_otherwise(
     source: Source, tmp_path: Path, mode: FollowingMode, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = options_of(source, tmp_path, mode=mode, arrays="text")
@@ -290,7 +290,7 @@ def test_lists_become_text_with_all_their_old_rows(
     assert {row["flags"] for row in found if row["id"] == 1 and row["flags"]} == {"{t,NULL,f}"}
 
 
-def test_spark_reads_arrays_as_lists_if_it_is_told_to(spark: SparkSession, source: Source) -> None:
+def test_spark_reads_arrays_as_lists_if_it_is_asked_to(spark: SparkSession, source: Source) -> None:
     source.run(*STORY)
     given = {"conninfo": source.conninfo, "slot": source.slot, "publication": source.publication, "table": "t"}
 

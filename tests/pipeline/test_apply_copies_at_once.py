@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of, rows_here
+from tests.pipeline.formats import MOSTLY_DELTA
 from tests.pipeline.logical_server import Source, client, wait_until
 from walproxy.pipeline.cdc.apply import table_copy
 from walproxy.pipeline.cdc.apply.following import Position
@@ -85,7 +86,7 @@ class Reads:
         yield from self._real(session, relation, condition, table, *more)
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_DELTA)
 def test_several_tables_are_copied_at_once_as_of_one_position(
     source: Source, tmp_path: Path, table_format: TableFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +127,9 @@ run_apply(ApplyOptions(conninfo, slot, (publication,), LakeLocation.parse(place)
 """Commits copies, and kills itself when the next one is named in the job's file."""
 
 
-@pytest.mark.parametrize(("table_format", "mode"), [("delta", "append"), ("iceberg", "mirror")])
+@pytest.mark.parametrize(
+    ("table_format", "mode"), [("delta", "append"), pytest.param("iceberg", "mirror", marks=pytest.mark.nightly)]
+)
 def test_copies_that_were_committed_before_a_kill_are_not_made_again(
     source: Source,
     tmp_path: Path,

@@ -23,6 +23,7 @@ from tests.pipeline.apply_fixtures import (
     rows_here,
     start_bench,
 )
+from tests.pipeline.formats import MOSTLY_DELTA, MOSTLY_ICEBERG
 from tests.pipeline.logical_server import Source
 from tests.pipeline.test_apply import Crash, crash_once
 from walproxy.cli.pipeline_commands.query import query
@@ -113,7 +114,7 @@ def sorted_pairs(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [*sorted(found[:5], key=lambda row: row[3]), *found[5:]]
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_DELTA)
 def test_each_change_is_one_row_and_a_copy_removes_none(
     source: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:
@@ -147,7 +148,7 @@ def test_each_change_is_one_row_and_a_copy_removes_none(
     assert [row[0] for row in history(options)[-5:]] == ["reset", *["copy"] * 4]
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_ICEBERG)
 def test_deleted_rows_stay_also_over_a_copy_and_come_back(
     source: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from safekeeper.base.settings import Address
 from tests.pipeline.apply_fixtures import compare, options_of, rows_here
+from tests.pipeline.formats import MOSTLY_DELTA, MOSTLY_ICEBERG
 from tests.pipeline.logical_server import Source, client, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.pipeline.cdc.apply import tables as tables_module
@@ -24,7 +25,7 @@ from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.slot import usable_slot
-from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
+from walproxy.pipeline.choices import TableFormat
 from walproxy.postgres.local_server import LocalPostgres
 
 SETUP = (
@@ -98,7 +99,7 @@ def test_a_bad_table_is_quarantined_and_the_others_go_on(
     compare(source, options.location, "delta", "good", "bad")
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_DELTA)
 def test_bad_values_become_null_or_text_as_the_options_demand(
     source: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:
@@ -233,7 +234,7 @@ def test_a_slot_that_retains_too_much_is_made_again_and_everything_is_copied(
     run_apply(options, once=True)
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_ICEBERG)
 def test_a_larger_precision_is_followed_in_place_where_the_format_can(
     source: Source, tmp_path: Path, table_format: TableFormat, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from safekeeper.base.errors import ConfigurationError
 from tests.integration.archive.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of, rows_here
+from tests.pipeline.formats import MOSTLY_DELTA, MOSTLY_ICEBERG
 from tests.pipeline.logical_server import Source, client, logical_server, wait_until
 from tests.torture.majors import all_servers
 from walproxy.cli.pipeline_commands.cdc import cdc
@@ -143,7 +144,7 @@ def files_of_copies(options: ApplyOptions) -> list[Path]:
     return [*folder.rglob("copy-*.parquet"), *folder.glob("_walproxy_apply/copies/*.json")]
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_ICEBERG)
 @pytest.mark.parametrize("sessions", [1, 3])
 def test_a_copy_in_ranges_has_the_rows_of_one_position_while_others_write(
     source: Source, tmp_path: Path, table_format: TableFormat, sessions: int, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +184,7 @@ def test_a_copy_in_ranges_has_the_rows_of_one_position_while_others_write(
     assert all(each.is_same for each in run_verify(options, repair=False))
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_DELTA)
 def test_on_postgres_15_too(old_server: LocalPostgres, tmp_path: Path, table_format: TableFormat) -> None:
     with closing(Source(old_server)) as source:
         filled(source)
@@ -319,7 +320,7 @@ def test_what_no_longer_fits_is_read_again(
 
 
 @pytest.mark.parametrize("mode", ["append", "soft-delete"])
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_ICEBERG)
 def test_the_other_modes_copy_in_ranges_and_continue(
     source: Source, tmp_path: Path, table_format: TableFormat, mode: FollowingMode, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -505,7 +506,7 @@ def test_a_value_that_cannot_be_stored_quarantines_the_table_or_makes_its_column
     assert len(files_of_copies(options)) >= watch.seen[-1].ranges  # The table's, and those of its former state.
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_DELTA)
 def test_a_copy_into_an_object_store_continues(
     source: Source,
     tmp_path: Path,

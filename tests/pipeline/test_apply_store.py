@@ -20,6 +20,7 @@ from safekeeper.base.errors import ConfigurationError, StorageFailed
 from tests.integration.archive.faulty_relay import FaultyRelay, Forward, Request, answer, drop_the_answer
 from tests.integration.archive.object_stores import Server
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
+from tests.pipeline.formats import MOSTLY_DELTA
 from tests.pipeline.logical_server import Source, wait_until
 from walproxy.cli.pipeline_commands.cdc import cdc
 from walproxy.pipeline.cdc.apply import delta, iceberg
@@ -32,7 +33,6 @@ from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.apply.status_files import read_status
 from walproxy.pipeline.cdc.apply.verify import run_verify
 from walproxy.pipeline.cdc.publication import TableName
-from walproxy.pipeline.choices import TABLE_FORMATS
 from walproxy.pipeline.lake.location import LakeLocation
 from walproxy.pipeline.lake.position import TableMoved
 
@@ -271,7 +271,7 @@ def ids_in(table: FollowingTable) -> list[int]:
     return sorted(table.to_arrow()["id"].to_pylist())
 
 
-@pytest.fixture(params=TABLE_FORMATS)
+@pytest.fixture(params=MOSTLY_DELTA)
 def new_table(moto: Server, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], FollowingTable]]:
     """A function that opens the same table each time."""
     place = moto.place(prefix_of(request))

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tests.pipeline.apply_fixtures import ApplyProcess, compare, options_of
+from tests.pipeline.formats import MOSTLY_DELTA, MOSTLY_ICEBERG
 from tests.pipeline.logical_server import Source
 from tests.pipeline.random_steps import SETUP, TABLES, RandomSteps
 from walproxy.pipeline.cdc.apply.following import Merge, Position
@@ -15,7 +16,7 @@ from walproxy.pipeline.cdc.apply.opening import following_table
 from walproxy.pipeline.cdc.apply.verify import TablesDiffer, run_verify
 from walproxy.pipeline.cdc.publication import parse_table
 from walproxy.pipeline.cdc.slot import create_slot
-from walproxy.pipeline.choices import FOLLOWING_MODES, TABLE_FORMATS, FollowingMode, TableFormat
+from walproxy.pipeline.choices import FOLLOWING_MODES, FollowingMode, TableFormat
 
 SEEDS = {"delta": 7, "iceberg": 8}
 STEPS = 24
@@ -37,7 +38,7 @@ def harm(options: ApplyOptions, name: str, **columns: pa.Array) -> None:
         table.merge(gone, list(columns), Position(*position), expected=Position(*position))
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_ICEBERG)
 def test_rows_that_a_table_lacks_are_named_and_repaired(
     source: Source, tmp_path: Path, table_format: TableFormat
 ) -> None:
@@ -67,7 +68,7 @@ def test_rows_that_a_table_lacks_are_named_and_repaired(
 @pytest.mark.parametrize(
     "mode", ["mirror", *(pytest.param(mode, marks=pytest.mark.nightly) for mode in FOLLOWING_MODES[1:])]
 )
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_DELTA)
 def test_random_steps_of_ddl_and_dml_leave_nothing_to_find(
     source: Source, tmp_path: Path, table_format: TableFormat, mode: FollowingMode
 ) -> None:

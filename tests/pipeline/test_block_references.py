@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from safekeeper.base.errors import ConfigurationError
+from tests.pipeline.formats import MOSTLY_DELTA, MOSTLY_ICEBERG
 from tests.pipeline.run_without_spark import run_segments
 from tests.pipeline.small_wal import MIB, decoded_rows, small_wal, write_wal
 from tests.unit.table_rows import open_table
@@ -38,7 +39,7 @@ def without(columns: frozenset[str], view: str) -> list[str]:
     return [name for name in arrow_schema(view).names if name not in columns]
 
 
-@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+@pytest.mark.parametrize("table_format", MOSTLY_DELTA)
 def test_a_new_folder_has_them_in_a_table_of_their_own(source: str, tmp_path: Path, table_format: TableFormat) -> None:
     run_segments(config(source, tmp_path, "records", "blocks", table_format=table_format))
     assert columns(tmp_path, "records") == without(frozenset({"blocks"}), "records")
@@ -51,7 +52,7 @@ def test_a_new_folder_has_them_in_a_table_of_their_own(source: str, tmp_path: Pa
         run_segments(config(source, tmp_path, "records"))
 
 
-@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+@pytest.mark.parametrize("table_format", MOSTLY_ICEBERG)
 def test_a_table_with_the_references_keeps_them_beside_the_other_table(
     source: str, tmp_path: Path, table_format: TableFormat
 ) -> None:

@@ -267,7 +267,7 @@ def test_a_server_that_other_slots_hold_back_ends_a_run_in_one_line(
 
 
 @pytest.mark.usefixtures("held_back")
-def test_a_job_whose_server_is_held_back_stops_when_it_is_told_to(
+def test_a_job_whose_server_is_held_back_stops_when_it_is_asked_to(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop, is_waiting = threading.Event(), threading.Event()

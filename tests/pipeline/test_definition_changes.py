@@ -37,7 +37,9 @@ class Worked(NamedTuple):
 
 
 @pytest.fixture(
-    scope="module", params=[15, pytest.param(17, marks=pytest.mark.nightly), 18], ids=lambda major: f"pg{major}"
+    scope="module",
+    params=[*(pytest.param(major, marks=pytest.mark.nightly) for major in (15, 17)), 18],
+    ids=lambda major: f"pg{major}",
 )
 def worked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worked]:
     major: int = request.param

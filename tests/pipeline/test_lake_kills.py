@@ -16,6 +16,7 @@ from aiohttp import web
 from tests.integration.archive.archive_fixtures import credentials
 from tests.integration.archive.faulty_relay import FaultyRelay, Forward, Request
 from tests.integration.archive.object_stores import MotoServer, SeaweedServer, Server
+from tests.pipeline.formats import MOSTLY_ICEBERG
 from tests.pipeline.run_without_spark import TABLES, run_segments
 from tests.pipeline.small_wal import decoded_rows, small_wal, write_wal
 from tests.pipeline.test_run import next_event, process
@@ -40,7 +41,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write_wal(tmp_path / "pg_wal", small_wal(SEGMENTS * MIB + 200_000))
 
 
-@pytest.fixture(params=["delta", "iceberg"])
+@pytest.fixture(params=MOSTLY_ICEBERG)
 def location(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> LakeLocation:
     """A place for tables of each format."""
     place = server.place("lake/" + re.sub(r"\W+", "-", request.node.name))

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from safekeeper.base.errors import ConfigurationError
 from tests.integration.archive.faulty_relay import FaultyRelay, answer
 from tests.integration.archive.object_stores import Server
+from tests.pipeline.formats import MOSTLY_DELTA
 from tests.unit.table_rows import SMALL, small
 from walproxy.cli.pipeline_commands.maintain import maintain as command
 from walproxy.pipeline.jobs.maintain import Maintained, maintain
@@ -23,7 +24,7 @@ from walproxy.pipeline.lake.table import LakeTable, RemovedFiles
 OF_ANY_AGE_S = -3600.0
 
 
-@pytest.fixture(params=["delta", "iceberg"])
+@pytest.fixture(params=MOSTLY_DELTA)
 def location(moto: Server, request: pytest.FixtureRequest, tmp_path: Path) -> LakeLocation:
     """An empty place for tables of each format."""
     place = moto.place("maintain/" + re.sub(r"\W+", "-", request.node.name))

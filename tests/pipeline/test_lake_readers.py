@@ -258,7 +258,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("table_format", TABLE_FORMATS)
-@pytest.mark.parametrize("is_stored", [False, True], ids=["folder", "s3"])
+@pytest.mark.parametrize("is_stored", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["folder", "s3"])
 def test_tables_that_follow_are_equal_in_every_reader(
     spark: SparkSession, empty: Source, tmp_path: Path, moto: Server, table_format: TableFormat, is_stored: bool
 ) -> None:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from safekeeper.base.errors import ConfigurationError, StorageFailed, WalproxyError
+from tests.pipeline.formats import MOSTLY_DELTA, MOSTLY_ICEBERG
 from tests.pipeline.report_story import make_night, views_of, write_tables
 from tests.unit.table_rows import open_table
 from walproxy.cli.pipeline_commands.query import query as command
@@ -99,7 +100,7 @@ def test_the_wal_of_a_transaction_is_that_of_its_subtransactions_up_to_its_end(t
     ]
 
 
-@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+@pytest.mark.parametrize("table_format", MOSTLY_DELTA)
 def test_tables_of_every_format_are_read_and_lsns_converted(tmp_path: Path, table_format: TableFormat) -> None:
     lsn = 0x1_0000_2000
     write(tmp_path, "transactions", end(lsn, 1), end(lsn + 1, 2), table_format=table_format)
@@ -112,7 +113,7 @@ def test_tables_of_every_format_are_read_and_lsns_converted(tmp_path: Path, tabl
     assert rows_of(tmp_path, statement) == [{"text": "1/2000", "high": high, "time": TIME, "others": 0}]
 
 
-@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+@pytest.mark.parametrize("table_format", MOSTLY_ICEBERG)
 def test_only_files_that_are_part_of_the_table_are_read(tmp_path: Path, table_format: TableFormat) -> None:
     folder = tmp_path / "it's [1]"
     for lsn in (1, 2):

@@ -39,7 +39,7 @@ def table_format(request: pytest.FixtureRequest) -> TableFormat:
     return chosen
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.nightly)])
 def location(request: pytest.FixtureRequest, moto: Server, tmp_path: Path, table_format: TableFormat) -> LakeLocation:
     is_stored = request.param == "s3"
     place = moto.place(f"query-{table_format}") if is_stored else Place(str(tmp_path))

@@ -20,10 +20,11 @@ from pyspark.sql import SparkSession
 
 from safekeeper.base.errors import ConfigurationError
 from safekeeper.base.lsn import Lsn, parse_lsn
+from tests.pipeline.formats import MOSTLY_ICEBERG
 from tests.pipeline.small_wal import Pieces, add_transactions, decoded_rows, small_wal, table_rows, write_wal
 from tests.unit.table_rows import open_table
 from tests.unit.wal_builder import MIB, WalBuilder
-from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
+from walproxy.pipeline.choices import TableFormat
 from walproxy.pipeline.jobs import run_folder
 from walproxy.pipeline.jobs.run import BatchDone, RunConfig, RunEnd, Waiting, _Job, run
 from walproxy.pipeline.jobs.run_folder import RunFolder
@@ -166,6 +167,7 @@ if "python_streaming_source_runner" in " ".join(sys.orig_argv):
 """
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_after_a_process_of_spark_that_started_too_late(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +238,7 @@ def test_a_batch_that_is_called_for_while_the_stream_is_stopped_does_not_block_t
     assert query.is_stopped
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_ICEBERG)
 def test_of_two_runs_without_a_lock_the_slower_one_ends_and_each_record_is_there_once(
     folder: str, wal: WalBuilder, tmp_path: Path, table_format: TableFormat
 ) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
+from tests.pipeline.formats import MOSTLY_DELTA
 from tests.unit.table_rows import Table, folder_of, lsns_of, open_table
 from walproxy.pipeline.choices import TABLE_FORMATS, TableFormat
 from walproxy.pipeline.schemas import spark_ddl
@@ -31,7 +32,7 @@ def files_of(table: Table) -> set[str]:
     return {path.name for path in folder_of(table).glob("*.parquet")}
 
 
-@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("table_format", MOSTLY_DELTA)
 def test_a_batch_query_adds_its_rows(spark: SparkSession, tmp_path: Path, table_format: TableFormat) -> None:
     writer = rows(spark, 0, 10).write.format("pgtable").option("table", "t").option("tableFormat", table_format)
     writer.mode("append").save(str(tmp_path))
@@ -127,7 +128,7 @@ def test_rows_that_cannot_be_computed_leave_nothing_behind(spark: SparkSession, 
         assert files_of(table) == set()
 
 
-def test_what_makes_no_sense_is_told_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_reported_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
     with open_table(tmp_path, "t", "delta", pa.schema([pa.field("lsn", pa.int64()), pa.field("kind", pa.int16())])):
         pass
     for mode, complaint in [

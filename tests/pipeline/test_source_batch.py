@@ -65,7 +65,7 @@ def test_a_range_of_time_has_the_transactions_of_that_time(spark: SparkSession, 
     assert rows(spark, folder, **options, **later).num_rows == 0
 
 
-def test_what_is_wrong_is_told_in_one_line(spark: SparkSession, wal: WalBuilder, tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported_in_one_line(spark: SparkSession, wal: WalBuilder, tmp_path: Path) -> None:
     damaged = write_wal(tmp_path / "damaged", wal)
     path = next(Path(damaged).glob("*3"))
     content = bytearray(path.read_bytes())

@@ -66,6 +66,7 @@ def joined(options: object) -> str:
     return ",".join(f"{name}={value}" for name, value in options.items())
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_while_its_tasks_write_costs_no_record_and_doubles_none(
     moto: Server, tmp_path: Path
 ) -> None:

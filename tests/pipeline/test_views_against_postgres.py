@@ -54,7 +54,9 @@ class Worked:
 
 
 @pytest.fixture(
-    scope="module", params=[15, pytest.param(17, marks=pytest.mark.nightly), 18], ids=lambda major: f"pg{major}"
+    scope="module",
+    params=[*(pytest.param(major, marks=pytest.mark.nightly) for major in (15, 17)), 18],
+    ids=lambda major: f"pg{major}",
 )
 def worked(request: pytest.FixtureRequest) -> Iterator[Worked]:
     major: int = request.param

@@ -103,7 +103,7 @@ def test_a_range_means_the_same(made: MadeWal) -> None:
         assert expected
 
 
-def test_who_reads_no_further_is_not_told_of_errors(made: MadeWal) -> None:
+def test_who_reads_no_further_gets_no_errors(made: MadeWal) -> None:
     command = [sys.executable, "-m", "walproxy", "pipeline", "waldump", str(made.folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -17,7 +17,7 @@ class Silence:
     def show(self, passed_s: float, what: str) -> None:
         """Nothing."""
 
-    def tell(self, passed_s: float, line: str) -> None:
+    def add_line(self, passed_s: float, line: str) -> None:
         """Nothing."""
 
 

@@ -105,7 +105,7 @@ class Leader(ScriptedProposer):
         self.send(ArchiveAssignment(self.leader_id, archiver, archived_lsn, self.archive_id))
         self.commit(self.commit_lsn)
 
-    def hear_of_archive(self, matches: Callable[[ArchiveReport], bool]) -> ArchiveReport:
+    def await_archive_report(self, matches: Callable[[ArchiveReport], bool]) -> ArchiveReport:
         """Wait for a report on the archive that `matches`; whatever comes before it is forgotten."""
         while True:
             report = self.archive_reports.pop(0) if self.archive_reports else super().receive(object)
@@ -265,7 +265,7 @@ class ReplicationHouse:
 
         def watch() -> None:
             (connection,) = (each for each in self.listener._connections.values() if each.name == name)
-            connection.heard_at -= seconds
+            connection.received_at -= seconds
             self.listener.watch()
 
         self.call(watch)

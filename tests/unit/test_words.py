@@ -43,6 +43,8 @@ IN_MESSAGES = IN_ANY_TEXT | {
     r"\bdocs/\S+\.md\b": "what to do, or a command's --help: an installed package has no docs folder",
     r"pip install '?walproxy\b": "walproxy.installation.pip_install, which is right in a checkout, too",
 }
+# In names that code and tests define; parts of a name are separated by underscores.
+IN_NAMES = re.compile(r"(?:^|_)(?:tells?|told|hears?|heard|overheard|unheard|speaks?|spoke)(?=_|$)")
 # Where a word is right: in quotations of other programs, in what somebody else has named, in figures of speech of SQL.
 RIGHT: dict[str, tuple[str, ...]] = {
     "docs/guide/costs.md": ("| nobody |",),  # the case's name in the table of walproxy bench
@@ -50,6 +52,7 @@ RIGHT: dict[str, tuple[str, ...]] = {
     "walproxy/postgres/binaries.py": ('"nobody"',),  # the user
 }
 
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 CODE = sorted(path for package in ("safekeeper", "walproxy") for path in (ROOT / package).rglob("*.py"))
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 
@@ -72,6 +75,16 @@ def messages(source: str) -> Iterator[str]:
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
         if is_text and " " in node.value:
             yield node.value
+
+
+def defined_names(source: str) -> Iterator[str]:
+    """Yield the names that a module defines: of functions, classes, parameters, variables and attributes."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
 
 
 def found(text: str, words: dict[str, str], right: tuple[str, ...]) -> list[str]:
@@ -97,6 +110,15 @@ def test_documents_avoid_them() -> None:
     assert {name: words for name, words in wrong.items() if words} == {}
 
 
+def test_names_avoid_them() -> None:
+    wrong = {}
+    for path in [*CODE, *TESTS]:
+        source = path.read_text()
+        if re.search("tell|told|hear|spoke|speak", source):  # Parsing all of them takes much longer.
+            wrong[name_of(path)] = sorted(set(filter(IN_NAMES.search, defined_names(source))))
+    assert {name: words for name, words in wrong.items() if words} == {}
+
+
 def test_they_are_found_where_they_are_and_what_is_right_is_left_alone() -> None:
     source = (
         '"""Nobody reads."""\n\ndef f():\n    """It says so."""\n    raise E(f"{x} says that it is no file (S2)")\n'
@@ -105,4 +127,6 @@ def test_they_are_found_where_they_are_and_what_is_right_is_left_alone() -> None
     printed = "\n".join(messages(source))
     assert [line.split(":")[0] for line in found(printed, IN_MESSAGES, ())] == ["'says'", "'is no '", "'(S2)'"]
     assert found(printed, IN_MESSAGES, ("says that it is no file (S2)",)) == []
+    defines = "def tell_x(unheard):\n    node.is_told = 1\n    teller, shear, file.read = file.tell(), 2, 3\n"
+    assert list(filter(IN_NAMES.search, defined_names(defines))) == ["tell_x", "unheard", "is_told"]
     assert set(RIGHT) <= {name_of(path) for path in [*CODE, *DOCUMENTS]}

@@ -125,7 +125,7 @@ class Agent:
 
     def _received(self, view: ClusterView) -> None:
         self._decider.saw(view)
-        silent_s = view.leader_heard_age_s
+        silent_s = view.leader_silent_s
         if self.work.state is WorkState.SETTLING and silent_s is not None and silent_s < SILENCE_S:
             self.work.end()
         self._changed.set()

@@ -190,7 +190,7 @@ class Decider:
         resigned_at: when it gave up the lead; None if it has not, or if that is over.
         retry_at: before then it does not try to fail over, to start or to rejoin again.
         orders_done: ids of the orders that it has executed or refused.
-        leader_heard_at: when a quorum of safekeepers last received a message of a leader; None if that is unknown.
+        leader_seen_at: when a quorum of safekeepers last received a message of a leader; None if that is unknown.
     """
 
     own: Own
@@ -198,7 +198,7 @@ class Decider:
     resigned_at: float | None = None
     retry_at: float = 0.0
     orders_done: set[str] = field(default_factory=set)
-    leader_heard_at: float | None = None
+    leader_seen_at: float | None = None
     _quorum_seen_at: float | None = None
     _quorum_since: float = 0.0
     _hangs_since: float | None = None
@@ -209,10 +209,10 @@ class Decider:
 
     def saw(self, view: ClusterView) -> None:
         """Take an exchange into account: it bounds from below when the safekeepers last heard a leader."""
-        if view.leader_heard_age_s is not None:
-            heard_at = view.sent_at - view.leader_heard_age_s
-            if self.leader_heard_at is None or heard_at > self.leader_heard_at:
-                self.leader_heard_at = heard_at
+        if view.leader_silent_s is not None:
+            received_at = view.sent_at - view.leader_silent_s
+            if self.leader_seen_at is None or received_at > self.leader_seen_at:
+                self.leader_seen_at = received_at
         if view.has_quorum:
             if self._quorum_seen_at is None or view.sent_at - self._quorum_seen_at > FRESH_S:
                 self._quorum_since = view.sent_at
@@ -280,9 +280,9 @@ class Decider:
                 return Wait(look.problem or f"PostgreSQL is {look.state.value}")
 
     def _remember(self, now: float, look: ServerLook) -> None:
-        if self.leader_heard_at is None:
+        if self.leader_seen_at is None:
             # Found running by an agent that has just started: it has a second to hear from the safekeepers.
-            self.leader_heard_at = now - demote_after_s(self.own.dead_after_s) + FIRST_VIEW_S
+            self.leader_seen_at = now - demote_after_s(self.own.dead_after_s) + FIRST_VIEW_S
         if look.state is ServerState.PRIMARY:
             self._was_primary = True
         elif look.state in (ServerState.STANDBY, ServerState.STOPPED, ServerState.MISSING):
@@ -297,7 +297,7 @@ class Decider:
 
     def _silent_s(self, now: float) -> float:
         """Return for how long, at most, the safekeepers have heard no leader."""
-        return now - self.leader_heard_at if self.leader_heard_at is not None else 0.0
+        return now - self.leader_seen_at if self.leader_seen_at is not None else 0.0
 
     def _dead_after_s(self, view: ClusterView) -> float:
         """Return how long the most impatient agent waits."""
@@ -357,7 +357,7 @@ class Decider:
             return Wait(view.problem or "no quorum of the safekeepers")
         if not view.log.tli:
             return Wait("the safekeepers have no WAL")
-        age_s = view.leader_heard_age_s or 0.0
+        age_s = view.leader_silent_s or 0.0
         resigned = any(report.has_resigned for report in fresh_reports(view)) and leader_of(view) is None
         if not resigned:
             if age_s < self.own.dead_after_s:
@@ -424,7 +424,7 @@ class Decider:
             return FailOver(order) if is_free else None
         if leader is not None:
             return Refuse(order, f"{leader.name} leads: use switchover")
-        return FailOver(order) if (view.leader_heard_age_s or 0.0) >= SILENCE_S else None
+        return FailOver(order) if (view.leader_silent_s or 0.0) >= SILENCE_S else None
 
     def _stopped(self, now: float, look: ServerLook, view: ClusterView) -> Step:
         if look.is_in_recovery:

@@ -76,7 +76,7 @@ class AgentSight(Sight):
         """Return whether an elect quorum and a commit quorum of the members, of each half, have replied."""
         return self.cluster is not None and has_quorum(self.cluster.membership, self._members().keys())
 
-    def leader_heard_age_s(self) -> float | None:
+    def leader_silent_s(self) -> float | None:
         """Return for how long no leader that is healthy can have been, in seconds; None without a quorum.
 
         It is the largest x such that an elect quorum of each half reports that it has received nothing of a healthy

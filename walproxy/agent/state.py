@@ -43,7 +43,7 @@ class ClusterView:
         cluster_id: "" if no safekeeper has one.
         has_quorum: whether a quorum of safekeepers replied.
         is_new: a quorum of the listed safekeepers replies, and none of them has a cluster.
-        leader_heard_age_s: for how long, at least, no quorum has received from a proxy with a primary; None without a
+        leader_silent_s: for how long, at least, no quorum has received from a proxy with a primary; None without a
             quorum.
         problem: why the safekeepers that did not reply did not, one line; "" if all replied.
         system_id: of the log; 0 for an empty one.
@@ -54,7 +54,7 @@ class ClusterView:
     cluster_id: str = ""
     has_quorum: bool = False
     is_new: bool = False
-    leader_heard_age_s: float | None = None
+    leader_silent_s: float | None = None
     problem: str = ""
     system_id: int = 0
     log: LogPositions = LogPositions()
@@ -124,7 +124,7 @@ def view_of(sight: AgentSight, settings: AgentSettings | None = None) -> Cluster
         cluster_id=sight.cluster.id if sight.cluster is not None else "",
         has_quorum=sight.has_quorum(),
         is_new=sight.is_new(),
-        leader_heard_age_s=sight.leader_heard_age_s(),
+        leader_silent_s=sight.leader_silent_s(),
         problem=sight.missing(),
         system_id=sight.system_id(),
         log=positions,

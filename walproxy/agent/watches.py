@@ -82,7 +82,7 @@ class ClusterWatch:
             received(view)
             ended_at = time.monotonic()
             next_at = began_at + interval_s
-            silent_s = view.leader_heard_age_s
+            silent_s = view.leader_silent_s
             if silent_s is not None and silent_s < self.dead_after_s:
                 # Not up to an interval later than the loss of the leader can be known.
                 next_at = min(next_at, ended_at + self.dead_after_s - silent_s + _AFTER_LOSS_S)

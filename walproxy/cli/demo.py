@@ -11,7 +11,7 @@ from safekeeper.base.errors import EXIT_FINE, EXIT_UNEXPECTED, ConfigurationErro
 from walproxy.cli.parameters import postgres_option
 from walproxy.cli.pipeline import check_pipeline
 from walproxy.lab.demo.steps import QUICK_STEPS, STEPS
-from walproxy.lab.demo.story import tell
+from walproxy.lab.demo.story import run_story
 from walproxy.postgres.binaries import choose_server
 
 _PLAIN_WIDTH = 200  # Of lines that no terminal breaks.
@@ -49,5 +49,5 @@ def demo(clients: int, major: int | None, keep: Path | None, quick: bool) -> Non
             check_pipeline()
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}; or skip the tables: walproxy demo --quick") from None
-    held = tell(choose_server(major), clients, keep, console, QUICK_STEPS if quick else STEPS)
+    held = run_story(choose_server(major), clients, keep, console, QUICK_STEPS if quick else STEPS)
     sys.exit(EXIT_FINE if held else EXIT_UNEXPECTED)

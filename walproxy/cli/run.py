@@ -22,7 +22,7 @@ from safekeeper.base.signals import reload_settings, take_signals
 from safekeeper.net.admission import Wish
 from safekeeper.net.http_server import HTTP_BUDGET, serve_http
 from safekeeper.net.listener import Listener
-from safekeeper.process.credential_files import http_access, server_tls, tell_validity
+from safekeeper.process.credential_files import http_access, report_validity, server_tls
 from safekeeper.process.open_files import listener_budgets
 from safekeeper.web.page import with_page
 from walproxy.cli.configuration import load_proxy
@@ -88,7 +88,7 @@ async def _serve(
         if new is not None:
             proxy.reconfigure(new)
             reload_credentials(proxy.credentials, http_tls, http.access.password)
-            tell_validity(proxy.credentials.tls or http_tls, config.tls_cert)
+            report_validity(proxy.credentials.tls or http_tls, config.tls_cert)
             http.networks = new.http_allow
             http.access = http.access._replace(hosts=new.http_hosts)
 
@@ -120,7 +120,7 @@ async def _serve(
         logs.log_event(
             logger, "proxy-started", {}, "starts as run %s, HTTP on %s; process %d", run, http.address, os.getpid()
         )
-        tell_validity(proxy.credentials.tls or http_tls, config.tls_cert)
+        report_validity(proxy.credentials.tls or http_tls, config.tls_cert)
         error = await proxy.run()
         for drain in drains:
             await drain

@@ -180,7 +180,7 @@ class StressBar(SecondsBar):
         if self._console.is_terminal:
             super().show(passed_s, escape(what))
 
-    def tell(self, passed_s: float, line: str) -> None:
+    def add_line(self, passed_s: float, line: str) -> None:
         """Print a line with the time of its event."""
         self._console.print(f"{passed_s:7.1f} s  {line}", markup=False, soft_wrap=True)
 

@@ -151,7 +151,7 @@ class Leadership(Replication):
 
     # Connections of members.
 
-    def is_told(self, identity: Identity) -> bool:
+    def has_sent(self, identity: Identity) -> bool:
         """Return whether a safekeeper was sent `Elected` on its present connection.
 
         Another greeting on it answers an earlier one. If `Elected` were sent again, with the oldest WAL of that moment,
@@ -423,15 +423,15 @@ class Leadership(Replication):
         term = self.leader_id.term
         return [FolderState(*p.identity, term=term, flush_lsn=p.flush_lsn) for p in self._counted]
 
-    def tell_folders(self, known: KnownFolders) -> None:
+    def send_folders(self, known: KnownFolders) -> None:
         """Tell every member that follows what is known of the members' data folders, if it was not told yet."""
         folders = tuple(known[identity] for identity in sorted(self._voters & known.keys()))
         if not folders:
             return
         message = FolderStates(self.elected.cluster_id, folders)
         for safekeeper_id, progress in self.members.items():
-            if progress.follows and progress.told_folders != message:
-                progress.told_folders = message
+            if progress.follows and progress.sent_folders != message:
+                progress.sent_folders = message
                 self._out.append(SendMessage(safekeeper_id, message))
 
     def continue_change(self, now: float) -> None:

@@ -94,7 +94,7 @@ class Progress:
         has_readers: replication clients stream from it, so commits are sent to it at once.
         refusal: the reason for which it refused WAL, or `Elected`; empty if it has not, or if an append has succeeded
             since.
-        told_folders: what it was last told of the members' data folders on this connection, None before.
+        sent_folders: what it was last told of the members' data folders on this connection, None before.
         is_doubted: a connection to it was closed with WAL in flight, and no append has succeeded since: a refusal may
             have been lost with that connection.
     """
@@ -127,7 +127,7 @@ class Progress:
     has_readers: bool = False
     refusal: str = ""
     is_doubted: bool = False
-    told_folders: FolderStates | None = None
+    sent_folders: FolderStates | None = None
 
     @classmethod
     def of(cls, identity: Identity, voter: bool, known: "Progress | None") -> "Progress":

@@ -51,10 +51,10 @@ class Proposer(SafekeeperEvents, PrimaryEvents):
                 self.candidacy.was_elected = True  # The seal holds: this run never takes over again.
             self.leadership.tick(now)
             self._hang_up_removed(self.leadership, now)
-            if now >= self._tell_folders_at:
-                self._tell_folders_at = now + FOLDERS_INTERVAL_S
+            if now >= self._send_folders_at:
+                self._send_folders_at = now + FOLDERS_INTERVAL_S
                 known = self._learn_of_term()
-                self.leadership.tell_folders(known)
+                self.leadership.send_folders(known)
             if self.config.replace_lost:
                 self.leadership.replace_lost(now)
             self._follow_leadership(now)

@@ -59,7 +59,7 @@ class ProposerState:
         self._probe_sequence: int | None = None
         self._next_attempt_at = 0.0
         self._without_primary_since: float | None = None
-        self._tell_folders_at = 0.0
+        self._send_folders_at = 0.0
         self._jitter = 0.5
         self._steady: dict[int, Progress] = {}
 

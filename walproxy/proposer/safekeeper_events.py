@@ -135,10 +135,10 @@ class SafekeeperEvents(OperatorEvents):
     def _on_older_copy(self, safekeeper_id: int, greeting: AcceptorGreeting, known: FolderState, now: float) -> None:
         """Count a data folder no more that was replaced by an older copy of itself; as a leader, tell it so (S8e)."""
         leadership, folder = self.leadership, self.peers[safekeeper_id].folder
-        is_told = leadership is not None and leadership.elected.cluster_id == greeting.cluster_id
+        has_sent = leadership is not None and leadership.elected.cluster_id == greeting.cluster_id
         reason = older_copy_reason(safekeeper_id, folder, known)
-        self.roster.refuse(safekeeper_id, None, reason, disconnects=not is_told)
-        if leadership is not None and is_told:
+        self.roster.refuse(safekeeper_id, None, reason, disconnects=not has_sent)
+        if leadership is not None and has_sent:
             # It returns with another incarnation, as a folder that was lost does.
             self._out.append(self.roster.ask(safekeeper_id, FolderIsOlder(leadership.leader_id, known), now))
         elif self.campaign is not None:

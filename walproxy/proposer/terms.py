@@ -99,7 +99,7 @@ class Terms(Attempts):
             self.roster.refuse(safekeeper_id, RefusalCode.OTHER_CLUSTER, reason)
         elif greeting.membership and Cluster(greeting.cluster_id, greeting.membership).is_later_than(ours):
             self._end_term(now, "a member has a newer membership")
-        elif not leadership.is_told((safekeeper_id, greeting.incarnation)):
+        elif not leadership.has_sent((safekeeper_id, greeting.incarnation)):
             # On this connection it may have acknowledged WAL with another data folder, which may return (S8e).
             self._learn_of_term()
             leadership.on_greeting((safekeeper_id, greeting.incarnation), now)

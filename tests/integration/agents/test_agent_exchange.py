@@ -41,11 +41,11 @@ class Agent:
 
 
 def has_lost_the_leader_for(age_s: float) -> Callable[[AgentSight], bool]:
-    return lambda sight: (sight.leader_heard_age_s() or 0.0) >= age_s
+    return lambda sight: (sight.leader_silent_s() or 0.0) >= age_s
 
 
 def has_a_leader(sight: AgentSight) -> bool:
-    age_s = sight.leader_heard_age_s()
+    age_s = sight.leader_silent_s()
     return age_s is not None and age_s < 1.0
 
 

@@ -259,20 +259,20 @@ def test_no_wrong_proxy_leads_the_cluster(house: House, name: str) -> None:
     assert reply in answered and len(answered.splitlines()) == 1, answered
 
 
-def test_a_proof_that_was_overheard_proves_nothing_on_another_connection(house: House) -> None:
+def test_a_proof_that_was_recorded_proves_nothing_on_another_connection(house: House) -> None:
     i, context = next(_turns), proxys(house).context
     nonce = secrets.token_bytes(NONCE_BYTES)
     with undisturbed(house.load):
         with Prover(house.cluster.port(i), context) as proxy:
             side = ProposerSide(SECRET.encode(), i, nonce, proxy.certificate_der)
-            overheard = side.receive(proxy.ask(side.begin()))
-            assert overheard is not None
-            side.receive(proxy.ask(overheard))
+            recorded = side.receive(proxy.ask(side.begin()))
+            assert recorded is not None
+            side.receive(proxy.ask(recorded))
             assert side.done
         log = house.cluster.safekeepers[i].log_path
         with warned_once(log, "proof of the shared secret is wrong"), Prover(house.cluster.port(i), context) as thief:
             assert isinstance(thief.ask(Hello(nonce)), Challenge)
-            assert thief.ask(overheard) == Refused(Reason.WRONG_PROOF)
+            assert thief.ask(recorded) == Refused(Reason.WRONG_PROOF)
 
 
 def test_a_safekeeper_that_returns_our_own_proof_is_refused(house: House) -> None:

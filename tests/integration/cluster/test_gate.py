@@ -106,7 +106,7 @@ def test_a_setting_that_lets_commits_pass_is_found_within_seconds_and_so_is_its_
     assert level is CheckLevel.WARNING and "commits of role postgres (off) do not wait" in line
 
 
-@EVERY
+@MOSTLY_NEWEST
 def test_a_standby_that_is_chosen_instead_of_the_proxy_or_beside_it_is_found(new_gated: NewGated) -> None:
     cluster = new_gated().start_gated()
     until(cluster, GateState.GATED)

@@ -214,5 +214,5 @@ def _decoded(decoder: FrameDecoder[Any], data: bytes) -> list[Any]:
     """Return a proxy's next messages: after its proof of the shared secret they are a proposer's."""
     messages = decoder.feed(data)
     if any(isinstance(message, Proof) for message in messages):
-        decoder.speak(PROPOSER_DIALECT)
+        decoder.use(PROPOSER_DIALECT)
     return messages

@@ -406,7 +406,7 @@ class FollowsTheDeposed(Acceptor):
         self.following = following
 
 
-class CommitAsTold(Acceptor):
+class CommitAsSent(Acceptor):
     """Takes a leader's commit_lsn for its own, also if it is lower."""
 
     def _advance_commit(self) -> None:

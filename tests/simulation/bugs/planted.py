@@ -844,7 +844,7 @@ BUGS: dict[str, Bug] = {
         "the sealing term is led until the standby has the log",
         "failovers",
         ((failover_world, "sealed_timeline", dropped_seals.sealed_and_left),),
-        quick=24,
+        quick=64,
     ),
     "promise_goes_back": Bug(
         "checks",
@@ -864,7 +864,7 @@ BUGS: dict[str, Bug] = {
         "checks",
         "an acceptor's commit_lsn only advances in one log",
         "elections",
-        _acceptor(dropped.CommitAsTold),
+        _acceptor(dropped.CommitAsSent),
         checked=True,
     ),
     "truncate_above_commit_here": Bug(
@@ -994,7 +994,7 @@ BUGS: dict[str, Bug] = {
         "the feed forgets its positions with the term",
         "switches",
         ((PrimaryFeed, "report", proxies.report_positions_only),),
-        quick=5,
+        quick=24,
     ),
     "older_status_update_wins": _in_proxy(
         "S1",

@@ -429,7 +429,7 @@ _LEFT_OUT = {
     # They follow from the other fields; time stands still.
     *("rule", "_voters", "_counted", "_with_readers", "_answered_until"),
     # For agents only, and no decision is made from it.
-    "heard_healthy_at",
+    "healthy_seen_at",
     # What `check` compares with: this world does not ask it.
     *("_checked", "_checked_logs_adopted", "_checked_commit_lsn", "_checked_truncate_lsn"),
 }

@@ -49,7 +49,7 @@ _OF = Progress.of
 SEEDS = 12
 RANDOM_SEEDS = 100
 # The seed to begin at, where the first one that finds a wrong decision is late: from there on others are tried.
-FIRST_SEEDS = {"is_told": 200, "of": 400}
+FIRST_SEEDS = {"has_sent": 200, "of": 400}
 # What a command, an agent or a member sends, and no proposer.
 SENT_BY_OTHERS = {"AgentExchange", "EventExchange", "PeerRead", "ChangeMembers"}
 
@@ -128,7 +128,7 @@ def test_a_wrong_decision_is_found_in_a_cluster(
         (campaign_module, "check_vote", _nothing),
         (Leadership, "replace_lost", _nothing),
         (Campaign, "_note_won", _nothing),
-        (Leadership, "is_told", _is_sent_whatever_folder_it_has),
+        (Leadership, "has_sent", _is_sent_whatever_folder_it_has),
         (Progress, "of", _of_any_folder),
         (Archiving, "_take", _forgets_no_archive),
         (Replication, "_stop_pull", _with_its_own_number),

@@ -137,7 +137,7 @@ class Bench:
             self.acceptor.check()
             return self.effects
 
-    def tell(self, message: Any, connection: int = 1) -> Any:
+    def deliver(self, message: Any, connection: int = 1) -> Any:
         """Let a message arrive; return its answer."""
         self.run(message_effects(self.acceptor, connection, message, self.now))
         return self.answer()
@@ -158,11 +158,11 @@ class Bench:
 
     def greet(self, connection: int = 1, **changes: Any) -> Any:
         greeting = ProposerGreeting(PROTOCOL_VERSION, "run1", 1)
-        return self.tell(msgspec.structs.replace(greeting, **changes), connection)
+        return self.deliver(msgspec.structs.replace(greeting, **changes), connection)
 
     def append(self, begin_lsn: int, payload: bytes = b"", connection: int = 1, **changes: Any) -> Any:
         request = AppendRequest(P1, 1, begin_lsn, 0, 0, 0, True, payload)
-        return self.tell(msgspec.structs.replace(request, **changes), connection)
+        return self.deliver(msgspec.structs.replace(request, **changes), connection)
 
     def flush(self) -> Any:
         self.run(flushed_effects(self.acceptor, self.acceptor.write_lsn))
@@ -183,14 +183,14 @@ def member() -> Bench:
     """Return a member that has promised nobody and has no WAL."""
     bench = Bench()
     bench.greet()
-    assert isinstance(bench.tell(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS)), Bootstrapped)
+    assert isinstance(bench.deliver(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS)), Bootstrapped)
     return bench
 
 
 def following(wal_bytes: int = 0) -> Bench:
     """Return a member that follows P1 on connection 1, with so much WAL on disk."""
     bench = member()
-    bench.tell(elected(P1, (1, BASE, 1)))
+    bench.deliver(elected(P1, (1, BASE, 1)))
     if wal_bytes:
         bench.append(BASE, b"w" * wal_bytes)
         bench.flush()
@@ -226,29 +226,29 @@ def test_a_bootstrap_starts_from_no_vote_no_term_and_no_wal(changes: dict[str, A
 @pytest.mark.parametrize(
     ("version", "upgraded"), [(PROTOCOL_VERSION - 1, "the proxy"), (PROTOCOL_VERSION + 1, "this safekeeper")]
 )
-def test_a_greeting_of_another_version_is_told_which_side_to_upgrade(version: int, upgraded: str) -> None:
+def test_a_greeting_of_another_version_is_answered_with_the_side_to_upgrade(version: int, upgraded: str) -> None:
     answer = member().greet(connection=2, protocol_version=version)
     assert answer.code is RefusalCode.VERSION
     assert answer.reason.startswith(f"the proxy has protocol version {version}, this safekeeper has {PROTOCOL_VERSION}")
     assert f": upgrade {upgraded} to the release of its peer" in answer.reason
 
 
-def test_nothing_is_heard_before_the_greeting() -> None:
+def test_nothing_is_received_before_the_greeting() -> None:
     with pytest.raises(RemoteProtocolError, match="before the greeting"):
-        Bench().tell(asks(P1))
+        Bench().deliver(asks(P1))
 
 
 def test_a_bootstrap_that_names_another_folder_is_refused() -> None:
     bench = Bench(ControlState(safekeeper_id=1, incarnation="9" * 32))
     bench.greet()
-    answer = bench.tell(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS))
+    answer = bench.deliver(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS))
     assert answer.code is RefusalCode.NOT_A_MEMBER
 
 
 def test_a_rebootstrap_sets_the_wal_aside_and_keeps_the_promise() -> None:
     bench = following(100)
     again = Bootstrap("d" * 32, 7, SEGMENT, 150000, Membership(2, MEMBERS.members), replace=True)
-    assert isinstance(bench.tell(again), Bootstrapped)
+    assert isinstance(bench.deliver(again), Bootstrapped)
     assert bench.kinds() == ["Persist", "SetWalAside", "Persist", "Send"]
     assert bench.control.promised == P1
     assert (bench.control.history, bench.acceptor.flush_lsn) == ((), 0)
@@ -277,10 +277,10 @@ def undo(generation: int = 3, *, discard: bool = False, cluster_id: str = CLUSTE
 def test_an_undo_brings_the_log_back_that_a_rebootstrap_has_set_aside() -> None:
     bench = following(100)
     before = bench.control
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     kept = bench.greet().replaced
     assert kept is not None and (kept.cluster_id, kept.membership) == (CLUSTER, MEMBERS)
-    assert isinstance(bench.tell(undo()), Bootstrapped)
+    assert isinstance(bench.deliver(undo()), Bootstrapped)
     assert bench.kinds()[:6] == ["InspectSetAside", "Persist", "SetWalAside", "Persist", "RestoreWal", "Persist"]
     assert bench.effects[2] == SetWalAside(f"undone-{NEW}") and bench.effects[4] == RestoreWal(NEW)
     control = bench.control
@@ -292,16 +292,16 @@ def test_an_undo_brings_the_log_back_that_a_rebootstrap_has_set_aside() -> None:
 
 def test_what_was_promised_between_a_rebootstrap_and_its_undo_stays_promised() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
-    assert bench.tell(asks(LeaderId(9, "run9"), Membership(2, MEMBERS.members), NEW)).granted
-    bench.tell(undo())
-    assert not bench.tell(asks(LeaderId(8, "run8"), Membership(3, MEMBERS.members))).granted
+    bench.deliver(rebootstrap())
+    assert bench.deliver(asks(LeaderId(9, "run9"), Membership(2, MEMBERS.members), NEW)).granted
+    bench.deliver(undo())
+    assert not bench.deliver(asks(LeaderId(8, "run8"), Membership(3, MEMBERS.members))).granted
 
 
 def test_a_greeting_describes_the_log_that_a_rebootstrap_has_replaced() -> None:
     bench = following(100)
     bench.append(BASE + 100, commit_lsn=BASE + 60)
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     assert bench.greet().replaced == Replaced(CLUSTER, 7, SEGMENT, 150000, MEMBERS, BASE, BASE + 60)
 
 
@@ -309,93 +309,93 @@ def test_a_greeting_describes_the_log_that_a_rebootstrap_has_replaced() -> None:
 def test_a_rebootstrap_whose_generation_is_not_higher_is_refused_and_changes_nothing(generation: int) -> None:
     bench = following(100)
     before = bench.control
-    assert bench.tell(rebootstrap(generation)).code is RefusalCode.GENERATION
+    assert bench.deliver(rebootstrap(generation)).code is RefusalCode.GENERATION
     assert bench.kinds() == ["Send"] and bench.control == before and bench.acceptor.leader == P1
 
 
 def test_an_undo_is_refused_once_wal_was_written_since() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
-    bench.tell(asks(P2, Membership(2, MEMBERS.members), NEW))
+    bench.deliver(rebootstrap())
+    bench.deliver(asks(P2, Membership(2, MEMBERS.members), NEW))
     adopted = msgspec.structs.replace(
         elected(P2, (2, BASE, 1)), cluster_id=NEW, membership=Membership(2, MEMBERS.members)
     )
-    assert isinstance(bench.tell(adopted), AppendResponse)
+    assert isinstance(bench.deliver(adopted), AppendResponse)
     before = bench.control
-    answer = bench.tell(undo())
+    answer = bench.deliver(undo())
     assert answer.code is RefusalCode.NOT_EMPTY and "an undo would remove it" in answer.reason
     assert bench.control == before and bench.acceptor.leader == P2, "its leader goes on"
-    assert isinstance(bench.tell(undo(discard=True)), Bootstrapped)
+    assert isinstance(bench.deliver(undo(discard=True)), Bootstrapped)
     assert bench.control.cluster_id == CLUSTER and bench.acceptor.leader is None
 
 
 def test_an_undo_with_the_very_membership_of_the_replaced_cluster_is_refused() -> None:
     """Its generation is above the present one: a leader of the newer cluster has changed the members back."""
     bench = following(100)
-    bench.tell(Reconfigure(P1, Membership(3, MEMBERS.members, author=1)))
-    bench.tell(rebootstrap(4))
+    bench.deliver(Reconfigure(P1, Membership(3, MEMBERS.members, author=1)))
+    bench.deliver(rebootstrap(4))
     new = Membership(2, MEMBERS.members, author=2)
-    assert isinstance(bench.tell(elected(P2, (2, BASE, 1), cluster_id=NEW, membership=new)), AppendResponse)
+    assert isinstance(bench.deliver(elected(P2, (2, BASE, 1), cluster_id=NEW, membership=new)), AppendResponse)
     before = bench.control
     message = undo(discard=True)
-    answer = bench.tell(msgspec.structs.replace(message, membership=Membership(3, MEMBERS.members, author=1)))
+    answer = bench.deliver(msgspec.structs.replace(message, membership=Membership(3, MEMBERS.members, author=1)))
     assert answer.code is RefusalCode.GENERATION
     assert answer.reason.startswith("generation 3 of term 1 is not above generation 3 of term 1 of this cluster")
     assert bench.control == before
     later = msgspec.structs.replace(message, membership=Membership(4, MEMBERS.members, author=1))
-    assert isinstance(bench.tell(later), Bootstrapped)
+    assert isinstance(bench.deliver(later), Bootstrapped)
 
 
 def test_an_undo_is_refused_if_the_members_were_taken_over_since_the_command_asked_for_them() -> None:
     """The rebootstrap has not reached this safekeeper: it has followed a leader of a later term meanwhile."""
     bench = following(100)
     later = msgspec.structs.replace(MEMBERS, author=2, generation=2)
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1), membership=later))
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 100, 1), membership=later))
     before = bench.control
-    answer = bench.tell(undo())
+    answer = bench.deliver(undo())
     assert answer.code is RefusalCode.GENERATION
     assert answer.reason == "generation 3 is not above generation 2 of term 2 of this cluster: run the command again"
-    bench.tell(rebootstrap(3))
-    assert bench.tell(undo(4)).code is RefusalCode.GENERATION, "it keeps them"
+    bench.deliver(rebootstrap(3))
+    assert bench.deliver(undo(4)).code is RefusalCode.GENERATION, "it keeps them"
     assert before.membership == later
     message = undo(4)
     known = msgspec.structs.replace(message.membership, author=2)
-    assert isinstance(bench.tell(msgspec.structs.replace(message, membership=known)), Bootstrapped)
+    assert isinstance(bench.deliver(msgspec.structs.replace(message, membership=known)), Bootstrapped)
 
 
 def test_an_undo_is_refused_when_what_was_set_aside_is_gone() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     bench.aside.clear()
     before = bench.control
-    assert bench.tell(undo()).reason == "it is gone"
+    assert bench.deliver(undo()).reason == "it is gone"
     assert bench.control == before
 
 
 def test_nobody_comes_back_as_a_member_of_a_cluster_whose_log_it_does_not_keep() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
-    answer = bench.tell(undo(cluster_id="e" * 32))
+    bench.deliver(rebootstrap())
+    answer = bench.deliver(undo(cluster_id="e" * 32))
     assert answer.code is RefusalCode.NOT_A_MEMBER and "wipe it" in answer.reason
 
 
 def test_a_folder_that_was_empty_before_the_rebootstrap_is_a_learner_after_the_undo() -> None:
     bench = Bench()
     bench.greet()
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     bench.aside.clear()  # There was nothing to set aside.
     members = (Member(1, "9" * 32), *MEMBERS.members[1:])
-    assert isinstance(bench.tell(msgspec.structs.replace(undo(), membership=Membership(3, members))), Bootstrapped)
+    assert isinstance(bench.deliver(msgspec.structs.replace(undo(), membership=Membership(3, members))), Bootstrapped)
     assert bench.acceptor.state == "learner" and bench.acceptor.flush_lsn == 0
 
 
 def test_what_an_undo_finds_is_the_log_up_to_the_last_byte_that_was_on_disk() -> None:
     bench = following(100)
     bench.append(BASE + 100, b"w" * 50)
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     kept = bench.control.replaced
     assert kept is not None and (kept.commit_lsn, kept.truncate_to) == (0, BASE + 100), "acknowledged, if not committed"
-    bench.tell(undo())
+    bench.deliver(undo())
     assert bench.effects[0] == InspectSetAside(NEW, kept)
     assert TruncateWal(BASE + 100, 1) in bench.effects and bench.control.truncate_to is None
     assert bench.acceptor.flush_lsn == bench.acceptor.write_lsn == BASE + 100
@@ -405,46 +405,46 @@ def test_a_learner_by_an_undo_keeps_nothing_of_the_cluster_that_is_undone() -> N
     """A repeated undo would bring that one back; and the name of its WAL is given to no other one."""
     bench = Bench()
     bench.greet()
-    bench.tell(rebootstrap(1))
+    bench.deliver(rebootstrap(1))
     new = msgspec.structs.replace(elected(P2, (2, BASE, 1)), cluster_id=NEW, membership=rebootstrap(1).membership)
-    bench.tell(new)
+    bench.deliver(new)
     old = Membership(2, (Member(1, "9" * 32), *MEMBERS.members[1:]))
-    bench.tell(msgspec.structs.replace(undo(discard=True), membership=old))
+    bench.deliver(msgspec.structs.replace(undo(discard=True), membership=old))
     assert SetWalAside(f"undone-{NEW}") in bench.effects
     assert bench.greet().replaced is None and bench.acceptor.state == "learner"
 
 
 def test_a_learner_that_keeps_the_log_of_a_third_cluster_leaves_that_where_it_is() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     other = Membership(3, (Member(1, "9" * 32), *MEMBERS.members[1:]))
-    assert isinstance(bench.tell(msgspec.structs.replace(undo(cluster_id="e" * 32), membership=other)), Bootstrapped)
+    assert isinstance(bench.deliver(msgspec.structs.replace(undo(cluster_id="e" * 32), membership=other)), Bootstrapped)
     assert bench.aside[NEW] and bench.acceptor.flush_lsn == 0 and bench.acceptor.state == "learner"
 
 
 def test_a_member_that_the_rebootstrap_has_not_reached_takes_the_newer_membership_only() -> None:
     bench = following(100)
-    assert isinstance(bench.tell(undo()), Bootstrapped)
+    assert isinstance(bench.deliver(undo()), Bootstrapped)
     assert bench.kinds() == ["Persist", "Send"]
     assert bench.control.membership == Membership(3, MEMBERS.members)
     assert bench.acceptor.flush_lsn == BASE + 100
-    assert isinstance(bench.tell(undo()), Bootstrapped), "repeated"
-    assert bench.tell(undo(2)).code is RefusalCode.GENERATION
+    assert isinstance(bench.deliver(undo()), Bootstrapped), "repeated"
+    assert bench.deliver(undo(2)).code is RefusalCode.GENERATION
 
 
 def test_a_rebootstrap_that_is_repeated_keeps_what_the_first_one_has_replaced() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
-    bench.tell(rebootstrap(3, "e" * 32))
+    bench.deliver(rebootstrap())
+    bench.deliver(rebootstrap(3, "e" * 32))
     assert bench.greet().replaced.cluster_id == CLUSTER
-    bench.tell(undo(4))
+    bench.deliver(undo(4))
     assert RestoreWal(NEW) in bench.effects and bench.acceptor.flush_lsn == BASE + 100
 
 
 @pytest.mark.parametrize("after", ["Persist", "SetWalAside", "RestoreWal"])
 def test_a_crash_in_the_middle_of_an_undo_is_finished_at_the_start(after: str) -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     effects = bench.acceptor.receive(1, undo(), bench.now)
     result: Any = None
     while True:
@@ -466,15 +466,15 @@ def test_a_crash_in_the_middle_of_an_undo_is_finished_at_the_start(after: str) -
 
 def test_a_member_says_nothing_of_its_log_before_an_undo_has_brought_it_back() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     bench.greet(2)
     bench.full = RestoreWal
-    assert bench.tell(undo()).code is RefusalCode.STORAGE_FULL
+    assert bench.deliver(undo()).code is RefusalCode.STORAGE_FULL
     assert bench.control.cluster_id == CLUSTER
-    answer = bench.tell(asks(LeaderId(9, "run9"), Membership(3, MEMBERS.members)), connection=2)
+    answer = bench.deliver(asks(LeaderId(9, "run9"), Membership(3, MEMBERS.members)), connection=2)
     assert answer.code is RefusalCode.STORAGE_FULL, "it would vote without WAL that it has acknowledged"
     bench.full = None
-    answer = bench.tell(asks(LeaderId(9, "run9"), Membership(3, MEMBERS.members)), connection=2)
+    answer = bench.deliver(asks(LeaderId(9, "run9"), Membership(3, MEMBERS.members)), connection=2)
     assert answer.granted and answer.flush_lsn == BASE + 100
 
 
@@ -483,7 +483,7 @@ def test_a_member_says_nothing_of_its_log_before_an_undo_has_brought_it_back() -
 
 def test_a_vote_is_on_disk_before_it_is_said() -> None:
     bench = member()
-    answer = bench.tell(asks(P1))
+    answer = bench.deliver(asks(P1))
     assert answer.granted
     assert bench.kinds() == ["Persist", "Send"]
     assert bench.control.promised == P1
@@ -492,7 +492,7 @@ def test_a_vote_is_on_disk_before_it_is_said() -> None:
 def test_a_vote_carries_the_state_after_the_wal_was_flushed() -> None:
     bench = following(100)
     bench.append(BASE + 100, b"more")
-    answer = bench.tell(asks(P2))
+    answer = bench.deliver(asks(P2))
     assert bench.kinds() == ["FlushWal", "Persist", "Send"]
     assert isinstance(answer, VoteResponse)
     assert (answer.flush_lsn, answer.history) == (BASE + 104, (HistoryEntry(1, BASE, 1),))
@@ -501,8 +501,8 @@ def test_a_vote_carries_the_state_after_the_wal_was_flushed() -> None:
 @pytest.mark.parametrize("run", ["run0", "run9"])
 def test_a_term_is_promised_once_whatever_the_run(run: str) -> None:
     bench = member()
-    bench.tell(asks(P2))
-    answer = bench.tell(asks(LeaderId(2, run)))
+    bench.deliver(asks(P2))
+    answer = bench.deliver(asks(LeaderId(2, run)))
     assert not answer.granted
     assert answer.promised == P2
     assert bench.kinds() == ["Send"]
@@ -510,14 +510,14 @@ def test_a_term_is_promised_once_whatever_the_run(run: str) -> None:
 
 def test_the_same_run_may_ask_again() -> None:
     bench = member()
-    bench.tell(asks(P2))
-    assert bench.tell(asks(P2)).granted
-    assert not bench.tell(asks(P1)).granted
+    bench.deliver(asks(P2))
+    assert bench.deliver(asks(P2)).granted
+    assert not bench.deliver(asks(P1)).granted
 
 
 def test_a_promise_ends_the_leader() -> None:
     bench = following(100)
-    bench.tell(asks(P2))
+    bench.deliver(asks(P2))
     assert bench.append(BASE + 100, b"late").code is RefusalCode.STALE_TERM
 
 
@@ -527,7 +527,7 @@ def test_a_stranger_does_not_vote() -> None:
     stranger = Bench(bench.control)
     stranger.greet()
     assert stranger.acceptor.state == "learner"
-    assert stranger.tell(asks(P2)).code is RefusalCode.NOT_A_MEMBER
+    assert stranger.deliver(asks(P2)).code is RefusalCode.NOT_A_MEMBER
 
 
 def test_a_vote_is_decided_under_the_membership_of_the_request_which_is_not_stored() -> None:
@@ -535,9 +535,9 @@ def test_a_vote_is_decided_under_the_membership_of_the_request_which_is_not_stor
     own = bench.control.membership
     assert own is not None
     without_it = Membership(2, own.members[1:], author=1)
-    assert bench.tell(asks(LeaderId(9, "run9"), without_it)).code is RefusalCode.NOT_A_MEMBER
+    assert bench.deliver(asks(LeaderId(9, "run9"), without_it)).code is RefusalCode.NOT_A_MEMBER
     later = msgspec.structs.replace(own, generation=own.generation + 1, author=7)
-    assert bench.tell(asks(LeaderId(9, "run9"), later)).granted
+    assert bench.deliver(asks(LeaderId(9, "run9"), later)).granted
     assert bench.control.membership == own
 
 
@@ -546,8 +546,8 @@ def test_a_safekeeper_that_is_new_in_the_membership_of_the_request_votes() -> No
     bench = Bench(msgspec.structs.replace(following().control, membership=own))
     bench.greet()
     assert bench.acceptor.state == "learner"
-    assert bench.tell(asks(P2, own)).code is RefusalCode.NOT_A_MEMBER
-    assert bench.tell(asks(P2, Membership(2, own.members, MEMBERS.members, author=1))).granted
+    assert bench.deliver(asks(P2, own)).code is RefusalCode.NOT_A_MEMBER
+    assert bench.deliver(asks(P2, Membership(2, own.members, MEMBERS.members, author=1))).granted
 
 
 @pytest.mark.parametrize(
@@ -559,14 +559,14 @@ def test_a_vote_under_an_older_membership_is_refused(own: tuple[int, int], asked
 
     bench = Bench(msgspec.structs.replace(following().control, membership=of(own)))
     bench.greet()
-    assert bench.tell(asks(LeaderId(9, "run9"), of(asked))).code is RefusalCode.GENERATION
+    assert bench.deliver(asks(LeaderId(9, "run9"), of(asked))).code is RefusalCode.GENERATION
     bench.greet()
-    assert bench.tell(asks(LeaderId(9, "run9"), of(own))).granted
+    assert bench.deliver(asks(LeaderId(9, "run9"), of(own))).granted
 
 
 def test_a_vote_for_a_candidate_of_another_cluster_is_refused_whatever_its_membership() -> None:
     later = msgspec.structs.replace(MEMBERS, author=7, generation=9)
-    assert following().tell(asks(LeaderId(9, "run9"), later, NEW)).code is RefusalCode.GENERATION
+    assert following().deliver(asks(LeaderId(9, "run9"), later, NEW)).code is RefusalCode.GENERATION
 
 
 # A change of the members.
@@ -578,16 +578,16 @@ def next_members(generation: int = 2, author: int = 1) -> Membership:
 
 def test_a_membership_is_on_disk_before_it_is_said_to_be() -> None:
     bench = following()
-    assert bench.tell(Reconfigure(P1, next_members())) == Reconfigured(P1, 2)
+    assert bench.deliver(Reconfigure(P1, next_members())) == Reconfigured(P1, 2)
     assert bench.kinds() == ["Persist", "Send"]
     assert bench.control.membership == next_members()
-    assert bench.tell(Reconfigure(P1, next_members())) == Reconfigured(P1, 2)
+    assert bench.deliver(Reconfigure(P1, next_members())) == Reconfigured(P1, 2)
     assert bench.kinds() == ["Send"], "it is there already"
 
 
 def test_appends_behind_a_membership_have_its_generation() -> None:
     bench = following()
-    bench.tell(Reconfigure(P1, next_members()))
+    bench.deliver(Reconfigure(P1, next_members()))
     assert isinstance(bench.append(BASE, b"x", generation=2), type(None))
     assert bench.acceptor.write_lsn == BASE + 1
     answer = bench.append(BASE + 1, b"y", sequence=7)
@@ -606,36 +606,36 @@ def test_appends_behind_a_membership_have_its_generation() -> None:
 )
 def test_a_membership_is_refused(message: Reconfigure, code: RefusalCode) -> None:
     bench = following()
-    bench.tell(Reconfigure(P1, next_members()))
+    bench.deliver(Reconfigure(P1, next_members()))
     before = bench.control
-    assert bench.tell(message).code is code
+    assert bench.deliver(message).code is code
     assert bench.control == before
 
 
 def test_a_membership_of_a_deposed_leader_is_refused() -> None:
     bench = following()
-    bench.tell(asks(P2))
-    assert bench.tell(Reconfigure(P1, next_members())).code is RefusalCode.STALE_TERM
+    bench.deliver(asks(P2))
+    assert bench.deliver(Reconfigure(P1, next_members())).code is RefusalCode.STALE_TERM
 
 
 def test_a_membership_that_is_not_the_senders_breaks_the_protocol() -> None:
     with pytest.raises(RemoteProtocolError, match="a membership that is not its own: generation 2 of term 7"):
-        following().tell(Reconfigure(P1, next_members(author=7)))
+        following().deliver(Reconfigure(P1, next_members(author=7)))
 
 
 def test_who_is_no_member_any_more_follows_as_a_learner_and_does_not_vote() -> None:
     bench = following()
-    bench.tell(Reconfigure(P1, Membership(3, MEMBERS.members[1:], author=1)))
+    bench.deliver(Reconfigure(P1, Membership(3, MEMBERS.members[1:], author=1)))
     assert bench.acceptor.state == "learner"
     bench.append(BASE, b"x", generation=3)
     assert bench.flush().flush_lsn == BASE + 1
-    assert bench.tell(asks(P2, Membership(3, MEMBERS.members[1:], author=1))).code is RefusalCode.NOT_A_MEMBER
+    assert bench.deliver(asks(P2, Membership(3, MEMBERS.members[1:], author=1))).code is RefusalCode.NOT_A_MEMBER
 
 
 def test_a_full_disk_promises_nothing() -> None:
     bench = member()
     bench.full = Persist
-    assert bench.tell(asks(P1)).code is RefusalCode.STORAGE_FULL
+    assert bench.deliver(asks(P1)).code is RefusalCode.STORAGE_FULL
     assert bench.acceptor.control.promised.term == 0
 
 
@@ -645,18 +645,18 @@ def test_a_full_disk_promises_nothing() -> None:
 def test_a_live_healthy_leader_keeps_others_away() -> None:
     bench = following()
     request = PreVoteRequest("run2")
-    assert bench.tell(request, 1) == PreVoteResponse(False, "run1")
-    assert bench.tell(PreVoteRequest("run1")).granted
-    assert bench.tell(PreVoteRequest("run2", takeover=True)).granted
+    assert bench.deliver(request, 1) == PreVoteResponse(False, "run1")
+    assert bench.deliver(PreVoteRequest("run1")).granted
+    assert bench.deliver(PreVoteRequest("run2", takeover=True)).granted
     bench.append(BASE, healthy=False)
-    assert bench.tell(request).granted
+    assert bench.deliver(request).granted
 
 
 def test_a_closed_connection_is_silence_at_once() -> None:
     bench = following()
     bench.greet(connection=2)
     bench.acceptor.disconnected(1)
-    assert bench.tell(PreVoteRequest("run2"), connection=2).granted
+    assert bench.deliver(PreVoteRequest("run2"), connection=2).granted
 
 
 # Adoption (S5, S6).
@@ -664,7 +664,7 @@ def test_a_closed_connection_is_silence_at_once() -> None:
 
 def test_the_first_history_brings_the_base_and_is_on_disk_first() -> None:
     bench = member()
-    answer = bench.tell(elected(P1, (1, BASE, 1)))
+    answer = bench.deliver(elected(P1, (1, BASE, 1)))
     assert bench.kinds()[:3] == ["Persist", "ResetWal", "Persist"]
     assert bench.kinds()[-1] == "Send"
     assert isinstance(answer, AppendResponse)
@@ -675,9 +675,9 @@ def test_the_first_history_brings_the_base_and_is_on_disk_first() -> None:
 def test_no_room_for_the_first_segment_claims_nothing() -> None:
     bench = following(100)
     bench.full = ResetWal
-    assert bench.tell(elected(P2, (2, BASE, 2))).code is RefusalCode.STORAGE_FULL
+    assert bench.deliver(elected(P2, (2, BASE, 2))).code is RefusalCode.STORAGE_FULL
     bench.full = None
-    vote = bench.tell(asks(LeaderId(3, "run3")))
+    vote = bench.deliver(asks(LeaderId(3, "run3")))
     assert (vote.flush_lsn, vote.history) == (0, ())
 
 
@@ -691,7 +691,7 @@ def test_no_room_to_note_the_end_of_a_reset_claims_nothing() -> None:
 
 def test_a_history_that_diverges_cuts_after_it_is_on_disk() -> None:
     bench = following(100)
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
+    answer = bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
     persists = [effect.control.truncate_to for effect in bench.effects if isinstance(effect, Persist)]
     assert bench.kinds()[:3] == ["Persist", "TruncateWal", "Persist"]
     assert persists == [BASE + 40, None]
@@ -714,13 +714,13 @@ def test_a_crash_between_the_history_and_the_cut_is_finished_at_the_start() -> N
 def test_what_could_not_be_cut_yet_is_no_part_of_the_adopted_history() -> None:
     bench = following(100)
     bench.full = TruncateWal  # As for want of a file descriptor.
-    assert bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.STORAGE_FULL
-    vote = bench.tell(asks(LeaderId(3, "run3")))
+    assert bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.STORAGE_FULL
+    vote = bench.deliver(asks(LeaderId(3, "run3")))
     assert (last_term(vote.history), vote.flush_lsn) == (2, BASE + 40), "term 1's bytes are not those of term 2"
     again = Acceptor(bench.control, BASE + 100)
     assert again.flush_lsn == BASE + 40
     bench.full = None
-    answer = bench.tell(elected(LeaderId(3, "run3"), (1, BASE, 1), (2, BASE + 40, 1), (3, BASE + 40, 1)))
+    answer = bench.deliver(elected(LeaderId(3, "run3"), (1, BASE, 1), (2, BASE + 40, 1), (3, BASE + 40, 1)))
     assert bench.effects[0] == TruncateWal(BASE + 40, 1) and answer.flush_lsn == BASE + 40
 
 
@@ -731,7 +731,7 @@ def test_a_committed_record_is_never_cut(tli: int, record_end_lsn: int) -> None:
     bench = following(100)
     bench.append(BASE + 100, commit_lsn=BASE + 100)
     bench.record_end_of = lambda lsn: record_end_lsn
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, tli)))
+    answer = bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 40, tli)))
     assert answer.code is RefusalCode.HISTORY
     assert bench.control.history == (HistoryEntry(1, BASE, 1),)
     assert bench.acceptor.flush_lsn == BASE + 100
@@ -745,7 +745,7 @@ def test_a_committed_part_of_a_record_is_cut_whether_the_fork_left_a_trace_or_no
     bench = following(120)
     bench.append(BASE + 120, commit_lsn=BASE + 100)
     bench.record_end_of = lambda lsn: record_end_lsn
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, tli)))
+    answer = bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 40, tli)))
     assert isinstance(answer, AppendResponse)
     assert (bench.acceptor.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 40, BASE + 40)
 
@@ -757,7 +757,7 @@ def test_a_member_that_was_away_cuts_what_was_given_up_meanwhile() -> None:
         bench.record_end_of = lambda lsn: lsn + 50
         bench.greet(connection=2)
         given_up = elected(LeaderId(3, "run3"), (1, BASE, 1), (2, BASE + 100, 2, gives_up), (3, BASE + 200, 2))
-        answer = bench.tell(given_up, connection=2)
+        answer = bench.deliver(given_up, connection=2)
         if gives_up:
             assert answer.flush_lsn == bench.acceptor.commit_lsn == BASE + 100
         else:
@@ -767,33 +767,33 @@ def test_a_member_that_was_away_cuts_what_was_given_up_meanwhile() -> None:
 def test_another_log_is_refused_when_something_is_committed() -> None:
     bench = following(100)
     bench.append(BASE + 100, commit_lsn=BASE + 100)
-    assert bench.tell(elected(P2, (2, BASE, 1))).code is RefusalCode.HISTORY
+    assert bench.deliver(elected(P2, (2, BASE, 1))).code is RefusalCode.HISTORY
 
 
 def test_another_log_is_taken_when_nothing_is_committed_but_the_base() -> None:
     bench = following(100)
     bench.append(BASE + 100, commit_lsn=BASE)
-    answer = bench.tell(elected(P2, (2, BASE, 2)))
+    answer = bench.deliver(elected(P2, (2, BASE, 2)))
     assert isinstance(answer, AppendResponse)
     assert answer.flush_lsn == BASE
 
 
 def test_a_deposed_winner_is_refused() -> None:
     bench = member()
-    bench.tell(asks(P2))
-    assert bench.tell(elected(P1, (1, BASE, 1))).code is RefusalCode.STALE_TERM
+    bench.deliver(asks(P2))
+    assert bench.deliver(elected(P1, (1, BASE, 1))).code is RefusalCode.STALE_TERM
 
 
 def test_a_repeated_elected_changes_nothing() -> None:
     bench = following(100)
-    bench.tell(elected(P1, (1, BASE, 1)))
+    bench.deliver(elected(P1, (1, BASE, 1)))
     assert bench.kinds() == ["Send", "Send"]  # The answer, and a word on the archive.
 
 
 def test_the_newest_connection_of_a_proposer_wins() -> None:
     bench = following(100)
     bench.greet(connection=2)
-    bench.tell(elected(P1, (1, BASE, 1)), connection=2)
+    bench.deliver(elected(P1, (1, BASE, 1)), connection=2)
     assert Close(1, "the same proposer has reconnected") in bench.effects
     assert bench.append(BASE + 100, b"old", connection=1).code is RefusalCode.NOT_ADOPTED
     assert bench.append(BASE + 100, connection=2, sequence=1).write_lsn == BASE + 100
@@ -851,8 +851,8 @@ def test_commit_lsn_is_never_above_what_is_flushed() -> None:
 
 def test_wal_whose_flush_before_a_new_segment_fails_is_not_reported_as_flushed() -> None:
     bench = following(100)
-    bench.tell(asks(P2))
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
+    bench.deliver(asks(P2))
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
     bench.full = FlushWal
     assert bench.append(BASE + 100, b"a" * 300, leader_id=P2).code == RefusalCode.STORAGE_FULL
     assert (bench.acceptor.flush_lsn, bench.acceptor.write_lsn) == (BASE + 100, BASE + 300)
@@ -863,10 +863,10 @@ def test_wal_whose_flush_before_a_new_segment_fails_is_not_reported_as_flushed()
 
 def test_recovery_reads_are_for_the_promised_proposer_only() -> None:
     bench = following(100)
-    answer = bench.tell(ReadRequest(P1, 5, BASE + 10, BASE + 30))
+    answer = bench.deliver(ReadRequest(P1, 5, BASE + 10, BASE + 30))
     assert isinstance(answer, ReadResponse)
     assert (answer.request_id, answer.begin_lsn, len(answer.payload)) == (5, BASE + 10, 20)
-    assert bench.tell(ReadRequest(P2, 6, BASE, BASE + 1)).code is RefusalCode.STALE_TERM
+    assert bench.deliver(ReadRequest(P2, 6, BASE, BASE + 1)).code is RefusalCode.STALE_TERM
 
 
 # Histories that lack their oldest terms.
@@ -890,7 +890,7 @@ def test_a_history_that_had_outgrown_every_message_is_made_to_fit_at_the_start()
     assert bench.control.forgotten_term == 150_000 - HISTORY_ENTRIES_MAX
     assert [entry.term for entry in bench.control.history[:2]] == [1, 150_001 - HISTORY_ENTRIES_MAX]
     bench.greet()
-    answer = bench.tell(asks(LeaderId(150_001, "run1")))
+    answer = bench.deliver(asks(LeaderId(150_001, "run1")))
     assert answer.granted and answer.forgotten_term == bench.control.forgotten_term
     assert sum(map(len, encode(answer))) < CONTROL_BYTES_MAX // 4
     # The next term's history is as long, and adopted without a cut.
@@ -901,7 +901,7 @@ def test_a_history_that_had_outgrown_every_message_is_made_to_fit_at_the_start()
     history, forgotten_term = shorten_history(history, {voter: answer}, voter, alone)
     message = msgspec.structs.replace(elected(answer.leader_id), history=history, forgotten_term=forgotten_term)
     assert sum(map(len, encode(message))) < CONTROL_BYTES_MAX // 4
-    assert bench.tell(message).flush_lsn == answer.flush_lsn
+    assert bench.deliver(message).flush_lsn == answer.flush_lsn
     assert bench.control.history[-1].term == 150_001
 
 
@@ -925,7 +925,7 @@ def test_a_member_whose_last_term_is_forgotten_keeps_the_records_that_it_knows_t
     bench.record_end_of = lambda lsn: record_end_lsn if lsn == last_record_lsn else 0
     bench.greet(connection=2)
     message = elected(LeaderId(9, "run9"), (1, BASE, 1), (8, BASE + 200, 1), (9, BASE + 400, 1), forgotten_term=7)
-    answer = bench.tell(message, connection=2)
+    answer = bench.deliver(message, connection=2)
     assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (kept_lsn, kept_lsn)
     assert bench.control.forgotten_term == 7
 
@@ -937,12 +937,12 @@ def test_a_member_that_has_itself_forgotten_its_last_term_follows_one_that_has_n
     bench.record_end_of = lambda lsn: BASE + 100
     forgetful = elected(LeaderId(8, "run8"), (1, BASE, 1), (6, BASE + 400, 1), (8, BASE + 500, 1), forgotten_term=5)
     bench.greet(connection=2)
-    assert bench.tell(forgetful, connection=2).flush_lsn == BASE + 100
+    assert bench.deliver(forgetful, connection=2).flush_lsn == BASE + 100
     assert bench.control.forgotten_term == 5
     # Others have been elected without having heard of term 8: both logs have term 6, above the end of this one.
     bench.greet(connection=3)
     entries = ((1, BASE, 1), (5, BASE + 80, 1), (6, BASE + 400, 1), (9, BASE + 450, 1))
-    answer = bench.tell(elected(LeaderId(9, "run9"), *entries), connection=3)
+    answer = bench.deliver(elected(LeaderId(9, "run9"), *entries), connection=3)
     assert (answer.flush_lsn, bench.control.forgotten_term) == (BASE + 100, 0)
 
 
@@ -951,17 +951,17 @@ def test_a_member_that_may_be_of_the_quorum_cuts_nothing_for_terms_that_it_has_f
     entries = ((1, BASE, 1), (3, BASE + 200, 1), (4, BASE + 250, 1))
     bench.greet(connection=2)
     message = elected(LeaderId(4, "run4"), *entries, forgotten_term=2, settled_lsn=BASE + 201)
-    assert bench.tell(message, connection=2).flush_lsn == BASE
+    assert bench.deliver(message, connection=2).flush_lsn == BASE
     bench.append(BASE, b"w" * 200, leader_id=LeaderId(4, "run4"), connection=2)
     bench.flush()
     before = bench.control
     bench.greet(connection=3)
     fork = ((1, BASE, 1), (5, BASE + 100, 2, True))
-    answer = bench.tell(elected(LeaderId(5, "run5"), *fork), connection=3)
+    answer = bench.deliver(elected(LeaderId(5, "run5"), *fork), connection=3)
     assert answer.code is RefusalCode.RANGE
     assert "the terms that the two logs share are forgotten" in answer.reason
     assert bench.control is before and bench.acceptor.flush_lsn == BASE + 200
-    answer = bench.tell(elected(LeaderId(5, "run5"), *fork, commit_lsn=BASE + 100), connection=3)
+    answer = bench.deliver(elected(LeaderId(5, "run5"), *fork, commit_lsn=BASE + 100), connection=3)
     assert answer.flush_lsn == BASE
 
 
@@ -971,7 +971,7 @@ def test_a_member_whose_last_term_is_forgotten_keeps_nothing_that_was_given_up_s
     bench.last_record_of = lambda lsn: BASE + 80
     bench.greet(connection=2)
     entries = ((1, BASE, 1), (5, BASE + 60, 2, True), (8, BASE + 200, 2), (9, BASE + 400, 2))
-    answer = bench.tell(elected(LeaderId(9, "run9"), *entries, forgotten_term=7), connection=2)
+    answer = bench.deliver(elected(LeaderId(9, "run9"), *entries, forgotten_term=7), connection=2)
     assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (BASE + 60, BASE + 60)
 
 
@@ -984,7 +984,7 @@ def settled(*entries: tuple[int, ...]) -> Bench:
     bench.record_end_of = lambda lsn: lsn + 8
     entries = entries or ((1, BASE, 1),)
     leader_id = LeaderId(entries[-1][0], "run1")
-    bench.tell(elected(leader_id, *entries))
+    bench.deliver(elected(leader_id, *entries))
     bench.append(BASE, b"w" * 100, leader_id=leader_id)
     bench.flush()
     bench.append(BASE + 100, commit_lsn=BASE + 50, leader_id=leader_id)
@@ -1085,27 +1085,27 @@ def test_an_answer_that_is_not_the_leaders_is_not_relayed() -> None:
 def test_a_change_of_the_members_without_a_leader_is_refused() -> None:
     bench = member()
     bench.greet(connection=9)
-    assert bench.tell(WANTED, connection=9).code is RefusalCode.NO_LEADER
+    assert bench.deliver(WANTED, connection=9).code is RefusalCode.NO_LEADER
 
 
 # Tail terms (step 12).
 
 
-def test_a_tail_term_is_granted_only_if_no_other_proposer_is_heard_healthy_or_not() -> None:
+def test_a_tail_term_is_granted_only_if_no_other_proposer_is_present_healthy_or_not() -> None:
     bench = following(100)
     bench.append(BASE + 100, healthy=False)
     bench.greet(2)
-    assert bench.tell(PreVoteRequest("run2"), connection=2) == PreVoteResponse(True)
-    assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(False, "run1")
-    assert bench.tell(TailPreVoteRequest("run1"), connection=2) == PreVoteResponse(True, "run1")
+    assert bench.deliver(PreVoteRequest("run2"), connection=2) == PreVoteResponse(True)
+    assert bench.deliver(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(False, "run1")
+    assert bench.deliver(TailPreVoteRequest("run1"), connection=2) == PreVoteResponse(True, "run1")
     bench.now += HEARTBEAT_TIMEOUT_S
-    assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(True)
+    assert bench.deliver(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(True)
 
 
 def test_a_tail_term_is_granted_before_any_leader_and_as_soon_as_the_leader_has_disconnected() -> None:
-    assert member().tell(TailPreVoteRequest("run2")) == PreVoteResponse(True)
+    assert member().deliver(TailPreVoteRequest("run2")) == PreVoteResponse(True)
     bench = following(100)
     bench.greet(2)
-    assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(False, "run1")
+    assert bench.deliver(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(False, "run1")
     bench.acceptor.disconnected(1)
-    assert bench.tell(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(True)
+    assert bench.deliver(TailPreVoteRequest("run2"), connection=2) == PreVoteResponse(True)

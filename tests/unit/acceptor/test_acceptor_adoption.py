@@ -86,9 +86,9 @@ def unflushed(flushed: int = 100, written: int = 150) -> Bench:
 def test_wal_that_was_written_is_on_disk_before_another_term_is_adopted(start: int, votes_first: bool) -> None:
     bench = unflushed()
     if votes_first:
-        bench.tell(asks(P2))
+        bench.deliver(asks(P2))
         assert bench.kinds() == ["FlushWal", "Persist", "Send"]
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + start, 1)))
+    answer = bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + start, 1)))
     assert ("FlushWal" in bench.kinds()) is not votes_first
     if not votes_first:
         assert bench.kinds()[:2] == ["FlushWal", "Persist"]
@@ -100,17 +100,17 @@ def test_wal_that_was_written_is_on_disk_before_another_term_is_adopted(start: i
 def test_wal_that_was_written_is_on_disk_before_the_same_term_is_answered_on_another_connection() -> None:
     bench = unflushed()
     bench.greet(connection=2)
-    answer = bench.tell(elected(P1, (1, BASE, 1)), connection=2)
+    answer = bench.deliver(elected(P1, (1, BASE, 1)), connection=2)
     assert bench.kinds()[0] == "FlushWal" and "Persist" not in bench.kinds()
     assert answer.flush_lsn == BASE + 150
 
 
 def test_a_repeated_request_for_a_vote_reports_what_was_written_since_once_it_is_on_disk() -> None:
     bench = following(100)
-    bench.tell(asks(P2))
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1)))
+    bench.deliver(asks(P2))
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 100, 1)))
     bench.append(BASE + 100, b"more", leader_id=P2)
-    answer = bench.tell(asks(P2))
+    answer = bench.deliver(asks(P2))
     assert bench.kinds() == ["FlushWal", "Send"]
     assert answer.granted and answer.flush_lsn == BASE + 104
     assert bench.acceptor.leader == P2, "it is the leader's own request, which comes late"
@@ -155,8 +155,8 @@ def test_after_a_fork_below_what_all_members_had_nothing_is_removed_until_it_is_
     bench.timed_lsns = tuple(range(BASE, BASE + size, SEGMENT // 2))
     request = EVERYTHING._replace(has_archive=has_archive)
     bench.append(BASE + size, commit_lsn=BASE + size, truncate_lsn=BASE + size)
-    bench.tell(ArchiveAssignment(P1, 2, BASE + size))
-    bench.tell(elected(P2, (1, BASE, 1), (2, fork_lsn, 2, True)))
+    bench.deliver(ArchiveAssignment(P1, 2, BASE + size))
+    bench.deliver(elected(P2, (1, BASE, 1), (2, fork_lsn, 2, True)))
     assert bench.acceptor.truncate_lsn == bench.control.truncate_lsn == 0
     bench.append(fork_lsn, b"n" * 3 * SEGMENT, leader_id=P2)
     bench.flush()
@@ -175,7 +175,7 @@ def test_after_a_fork_below_what_all_members_had_nothing_is_removed_until_it_is_
 @pytest.mark.parametrize("start", [100, 101])
 def test_a_term_that_begins_where_the_log_ends_cuts_nothing_and_names_the_next_segment(start: int, tli: int) -> None:
     bench = following(100)
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + start, tli)))
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + start, tli)))
     cuts = {effect for effect in bench.effects if isinstance(effect, TruncateWal)}
     assert cuts == ({TruncateWal(BASE + 100, tli)} if start == 100 else set())
     persisted = [effect.control.truncate_to for effect in bench.effects if isinstance(effect, Persist)]
@@ -186,17 +186,17 @@ def test_a_term_that_begins_where_the_log_ends_cuts_nothing_and_names_the_next_s
 def test_a_connection_that_broke_where_the_timeline_changes_names_the_next_segment_again() -> None:
     history = ((1, BASE, 1), (2, BASE + 300, 2))
     bench = following(100)
-    bench.tell(elected(P2, *history))
+    bench.deliver(elected(P2, *history))
     bench.append(BASE + 100, b"a" * 200, leader_id=P2)
     bench.flush()
     bench.greet(connection=2)
-    bench.tell(elected(P2, *history), connection=2)
+    bench.deliver(elected(P2, *history), connection=2)
     assert TruncateWal(BASE + 300, 2) in bench.effects and "Persist" not in bench.kinds()
     bench.append(BASE + 300, b"b", leader_id=P2, connection=2)
     assert bench.kinds() == ["WriteWal"], "the segment has its name already"
     bench.flush()
     bench.greet(connection=3)
-    bench.tell(elected(P2, *history), connection=3)
+    bench.deliver(elected(P2, *history), connection=3)
     assert not any(isinstance(effect, TruncateWal) for effect in bench.effects)
 
 
@@ -205,7 +205,7 @@ def test_a_log_that_is_cut_at_its_very_beginning_stays_there_and_shows_its_reade
     bench.record_end_of = lambda lsn: lsn + 8
     bench.append(BASE + 100, commit_lsn=BASE + 50)
     assert bench.acceptor.readable_lsn == BASE + 50
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE, 2, True)))
+    answer = bench.deliver(elected(P2, (1, BASE, 1), (2, BASE, 2, True)))
     assert answer.flush_lsn == BASE and bench.control.wal_begin_lsn == BASE
     assert bench.acceptor.readable_lsn == BASE == bench.acceptor.commit_lsn
     bench.record_end_of = lambda lsn: 0
@@ -220,7 +220,7 @@ def test_a_log_begins_nowhere_but_at_the_start_of_a_segment(base_lsn: int) -> No
     bench = member()
     before = bench.control
     with pytest.raises(RemoteProtocolError, match="a log cannot begin there"):
-        bench.tell(elected(P1, (1, BASE, 1), base_lsn=base_lsn))
+        bench.deliver(elected(P1, (1, BASE, 1), base_lsn=base_lsn))
     assert bench.acceptor.control == before
 
 
@@ -228,7 +228,7 @@ def test_a_commit_that_is_known_by_the_leader_is_readable_as_soon_as_it_is_elect
     bench = following(100)
     bench.record_end_of = lambda lsn: lsn + 8
     bench.greet(connection=2)
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1), commit_lsn=BASE + 50), connection=2)
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 100, 1), commit_lsn=BASE + 50), connection=2)
     assert bench.acceptor.commit_lsn == bench.acceptor.readable_lsn == BASE + 50
 
 
@@ -241,7 +241,7 @@ def test_a_history_that_ends_in_another_term_than_its_leader_s_breaks_the_protoc
 ) -> None:
     bench = following(100)
     with pytest.raises(RemoteProtocolError, match="with a history that ends in another term"):
-        bench.tell(elected(P2, *entries))
+        bench.deliver(elected(P2, *entries))
     assert bench.acceptor.leader == P1
 
 
@@ -261,13 +261,13 @@ def test_a_history_that_cannot_be_breaks_the_protocol_and_changes_nothing(
     bench = following(100)
     before = bench.control
     with pytest.raises(RemoteProtocolError, match="term history"):
-        bench.tell(elected(P2, *entries))
+        bench.deliver(elected(P2, *entries))
     assert bench.acceptor.control is before and bench.acceptor.leader == P1
 
 
 def has_promised() -> Bench:
     bench = member()
-    bench.tell(asks(P1))
+    bench.deliver(asks(P1))
     return bench
 
 
@@ -281,7 +281,7 @@ def test_a_folder_of_another_cluster_is_refused_if_it_has_promised_or_adopted_an
 ) -> None:
     bench = made()
     before = bench.acceptor.control
-    answer = bench.tell(elected(P2, (2, BASE, 1), cluster_id=NEW))
+    answer = bench.deliver(elected(P2, (2, BASE, 1), cluster_id=NEW))
     if is_refused:
         assert answer.code is RefusalCode.OTHER_CLUSTER and "wipe its data folder" in answer.reason
         assert bench.kinds() == ["Send", "Close"] and bench.acceptor.control is before
@@ -294,7 +294,7 @@ def test_a_folder_of_another_cluster_is_refused_if_it_has_promised_or_adopted_an
 def test_a_log_of_another_postgresql_is_refused(made: Any, changes: dict[str, int]) -> None:
     bench = made()
     before = bench.acceptor.control
-    answer = bench.tell(elected(P2, (2, 2 * BASE, 1), base_lsn=2 * BASE, **changes))
+    answer = bench.deliver(elected(P2, (2, 2 * BASE, 1), base_lsn=2 * BASE, **changes))
     assert answer.code is RefusalCode.OTHER_SYSTEM and bench.kinds() == ["Send", "Close"]
     assert bench.acceptor.control is before
 
@@ -316,7 +316,7 @@ def test_an_older_membership_is_not_adopted(cluster_id: str, author: int, genera
     bench = Bench(msgspec.structs.replace(member().control, membership=own))
     bench.greet()
     theirs = msgspec.structs.replace(MEMBERS, author=author, generation=generation)
-    answer = bench.tell(elected(P1, (1, BASE, 1), membership=theirs, cluster_id=cluster_id))
+    answer = bench.deliver(elected(P1, (1, BASE, 1), membership=theirs, cluster_id=cluster_id))
     if is_refused:
         assert answer.code is RefusalCode.GENERATION and bench.kinds() == ["Send", "Close"]
         assert bench.acceptor.control.membership == own
@@ -327,7 +327,7 @@ def test_an_older_membership_is_not_adopted(cluster_id: str, author: int, genera
 def test_the_same_history_under_a_later_membership_is_stored_without_another_adoption() -> None:
     bench = following(100)
     later = msgspec.structs.replace(MEMBERS, author=1, generation=2)
-    bench.tell(elected(P1, (1, BASE, 1), membership=later))
+    bench.deliver(elected(P1, (1, BASE, 1), membership=later))
     assert bench.kinds() == ["Persist", "Send", "Send"]
     assert bench.control.membership == later and bench.control.promised == P1
     assert bench.append(BASE + 100, b"x", generation=1).code is RefusalCode.GENERATION
@@ -335,17 +335,17 @@ def test_the_same_history_under_a_later_membership_is_stored_without_another_ado
 
 def test_the_winner_of_a_term_that_another_candidate_was_promised_is_promised_it_instead() -> None:
     bench = member()
-    bench.tell(asks(LeaderId(2, "other")))
-    bench.tell(elected(P2, (2, BASE, 1)))
+    bench.deliver(asks(LeaderId(2, "other")))
+    bench.deliver(elected(P2, (2, BASE, 1)))
     assert bench.control.promised == P2
-    assert bench.tell(asks(LeaderId(2, "other"))).promised == P2
+    assert bench.deliver(asks(LeaderId(2, "other"))).promised == P2
 
 
 def test_a_leader_that_follows_another_one_elsewhere_closes_no_connection_and_begins_anew() -> None:
     bench = following(100)
     bench.append(BASE + 100, sequence=7, commit_lsn=BASE + 60)
     bench.greet(connection=2)
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1), commit_lsn=BASE + 80), connection=2)
+    answer = bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 100, 1), commit_lsn=BASE + 80), connection=2)
     assert not any(isinstance(effect, Close) for effect in bench.effects)
     assert (answer.sequence, bench.acceptor.commit_lsn) == (0, BASE + 80)
     assert (bench.acceptor.leader, bench.acceptor.leader_connection) == (P2, 2)
@@ -360,7 +360,7 @@ def test_the_end_of_another_connection_than_the_leader_s_ends_no_leader() -> Non
     bench.acceptor.disconnected(2)
     assert bench.append(BASE + 100, b"x") is None and bench.kinds() == ["WriteWal"]
     with pytest.raises(RemoteProtocolError, match="before the greeting"):
-        bench.tell(asks(P2), connection=2)
+        bench.deliver(asks(P2), connection=2)
 
 
 # What may be removed for want of disk space while a term waits to be adopted.
@@ -377,11 +377,11 @@ def test_wal_is_removed_for_a_term_that_lacks_space_unless_that_gives_up_wal_ane
     bench.timed_lsns = tuple(range(BASE, BASE + size, SEGMENT // 2))
     entries: tuple[tuple[Any, ...], ...] = ((1, BASE, 1), (2, BASE + size, 2, gives_up))
     if is_adopted:
-        bench.tell(elected(P2, *entries))
+        bench.deliver(elected(P2, *entries))
     bench.append(BASE + size, commit_lsn=BASE + size, truncate_lsn=BASE + size, leader_id=P2 if is_adopted else P1)
-    assert bench.tell(asks(P3)).granted
+    assert bench.deliver(asks(P3)).granted
     bench.full = Persist
-    answer = bench.tell(elected(P3, *entries, (3, BASE + size, 2)))
+    answer = bench.deliver(elected(P3, *entries, (3, BASE + size, 2)))
     assert answer.code is RefusalCode.STORAGE_FULL
     bench.full = None
     assert bool(bench.run(bench.acceptor.trim(EVERYTHING))) is (is_adopted or not gives_up)
@@ -394,9 +394,9 @@ def test_wal_is_removed_for_an_append_that_lacks_space_once_the_term_that_gives_
     bench.timed_lsns = tuple(range(BASE, BASE + size, SEGMENT // 2))
     message = elected(P2, (1, BASE, 1), (2, BASE + size, 2, True))
     bench.full = Persist
-    assert bench.tell(message).code is RefusalCode.STORAGE_FULL
+    assert bench.deliver(message).code is RefusalCode.STORAGE_FULL
     bench.full = None
-    assert isinstance(bench.tell(message), AppendResponse)
+    assert isinstance(bench.deliver(message), AppendResponse)
     bench.append(BASE + size, commit_lsn=BASE + size, truncate_lsn=BASE + size, leader_id=P2)
     bench.full = WriteWal
     assert bench.append(BASE + size, b"x", leader_id=P2).code is RefusalCode.STORAGE_FULL
@@ -427,7 +427,7 @@ def test_a_bootstrap_needs_an_empty_folder_or_one_of_the_same_bootstrap(
     bench.greet()
     before = bench.acceptor.control
     bootstrap = msgspec.structs.replace(Bootstrap(CLUSTER, 7, SEGMENT, 150000, MEMBERS), **message)
-    answer = bench.tell(bootstrap)
+    answer = bench.deliver(bootstrap)
     if is_refused:
         assert answer.code is RefusalCode.NOT_EMPTY and bench.kinds() == ["Send"]
         assert bench.acceptor.control is before
@@ -439,8 +439,8 @@ def test_a_bootstrap_needs_an_empty_folder_or_one_of_the_same_bootstrap(
 
 def test_a_repeated_rebootstrap_is_confirmed_and_sets_nothing_aside_again() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
-    assert isinstance(bench.tell(rebootstrap()), Bootstrapped)
+    bench.deliver(rebootstrap())
+    assert isinstance(bench.deliver(rebootstrap()), Bootstrapped)
     assert bench.kinds() == ["Send"]
 
 
@@ -448,9 +448,9 @@ def test_what_was_archived_of_a_log_that_was_set_aside_is_not_reported_of_the_ne
     bench = following(100)
     bench.append(BASE + 100, commit_lsn=BASE + 100)
     bench.run(bench.acceptor.archive_reported(BASE + 50, "a problem", "a" * 32))
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     new = elected(P2, (2, BASE, 1), cluster_id=NEW, membership=Membership(2, MEMBERS.members))
-    bench.tell(new)
+    bench.deliver(new)
     (report,) = (e.message for e in bench.effects if isinstance(e, Send) and isinstance(e.message, ArchiveReport))
     assert (report.archived_lsn, report.problem) == (0, "a problem")
 
@@ -458,15 +458,15 @@ def test_what_was_archived_of_a_log_that_was_set_aside_is_not_reported_of_the_ne
 def test_what_was_archived_of_a_log_that_is_undone_is_not_reported_of_the_one_that_comes_back() -> None:
     bench = following(100)
     bench.append(BASE + 100, commit_lsn=BASE + 100)
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     members = Membership(2, MEMBERS.members)
-    bench.tell(elected(P2, (2, BASE, 1), cluster_id=NEW, membership=members))
+    bench.deliver(elected(P2, (2, BASE, 1), cluster_id=NEW, membership=members))
     bench.append(BASE, b"n" * 100, leader_id=P2, generation=2)
     bench.flush()
     bench.append(BASE + 100, leader_id=P2, generation=2, commit_lsn=BASE + 100)
     bench.run(bench.acceptor.archive_reported(BASE + 50, "", "a" * 32))
-    assert isinstance(bench.tell(undo(discard=True)), Bootstrapped)
-    bench.tell(elected(P3, (1, BASE, 1), (3, BASE + 100, 1), membership=Membership(3, MEMBERS.members)))
+    assert isinstance(bench.deliver(undo(discard=True)), Bootstrapped)
+    bench.deliver(elected(P3, (1, BASE, 1), (3, BASE + 100, 1), membership=Membership(3, MEMBERS.members)))
     assert bench.acceptor.commit_lsn == BASE + 100
     (report,) = (e.message for e in bench.effects if isinstance(e, Send) and isinstance(e.message, ArchiveReport))
     assert report.archived_lsn == 0
@@ -475,9 +475,9 @@ def test_what_was_archived_of_a_log_that_is_undone_is_not_reported_of_the_one_th
 def test_a_cut_that_is_not_finished_is_finished_before_the_log_is_set_aside() -> None:
     bench = following(100)
     bench.full = TruncateWal
-    assert bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.STORAGE_FULL
+    assert bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.STORAGE_FULL
     bench.full = None
-    assert isinstance(bench.tell(rebootstrap()), Bootstrapped)
+    assert isinstance(bench.deliver(rebootstrap()), Bootstrapped)
     assert bench.kinds()[:4] == ["TruncateWal", "Persist", "Persist", "SetWalAside"]
     assert bench.effects[0] == TruncateWal(BASE + 40, 1)
 
@@ -508,7 +508,7 @@ def test_a_greeting_is_refused_only_for_what_both_sides_know(
     else:
         assert answer.code is code and bench.kinds() == ["Send", "Close"]
         with pytest.raises(RemoteProtocolError, match="before the greeting"):
-            bench.tell(asks(P2), connection=9)
+            bench.deliver(asks(P2), connection=9)
 
 
 def test_the_state_of_a_safekeeper_is_that_of_its_membership_and_its_leader() -> None:
@@ -516,7 +516,7 @@ def test_the_state_of_a_safekeeper_is_that_of_its_membership_and_its_leader() ->
     assert empty.state == "empty" and not empty.is_voter
     bench = member()
     assert bench.acceptor.state == "idle" and bench.acceptor.is_voter
-    bench.tell(elected(P1, (1, BASE, 1)))
+    bench.deliver(elected(P1, (1, BASE, 1)))
     assert bench.acceptor.state == "following"
     bench.acceptor.disconnected(1)
     assert bench.acceptor.state == "idle"
@@ -543,19 +543,19 @@ def test_a_leader_keeps_others_away_until_the_heartbeat_timeout(
     bench.append(BASE, healthy=is_healthy)
     bench.now += after_s
     known = "run1" if not granted else ""
-    assert bench.tell(PreVoteRequest("run2")) == PreVoteResponse(granted, known)
-    assert bench.tell(TailPreVoteRequest("run2")) == PreVoteResponse(tail_granted, "" if tail_granted else "run1")
+    assert bench.deliver(PreVoteRequest("run2")) == PreVoteResponse(granted, known)
+    assert bench.deliver(TailPreVoteRequest("run2")) == PreVoteResponse(tail_granted, "" if tail_granted else "run1")
 
 
-def test_a_leader_that_has_sent_wal_is_heard_since_then() -> None:
+def test_a_leader_that_has_sent_wal_is_seen_since_then() -> None:
     bench = following()
     bench.record_end_of = lambda lsn: lsn + 8
     bench.now += HEARTBEAT_TIMEOUT_S
     bench.append(BASE, b"w" * 10)
-    assert not bench.tell(PreVoteRequest("run2")).granted
-    bench.tell(elected(P1, (1, BASE, 1)))
+    assert not bench.deliver(PreVoteRequest("run2")).granted
+    bench.deliver(elected(P1, (1, BASE, 1)))
     bench.now += HEARTBEAT_TIMEOUT_S - 0.01
-    assert not bench.tell(PreVoteRequest("run2")).granted, "so it is by its Elected"
+    assert not bench.deliver(PreVoteRequest("run2")).granted, "so it is by its Elected"
 
 
 # Votes.
@@ -575,7 +575,7 @@ def test_a_member_of_the_membership_of_the_request_votes(
     control = ControlState(safekeeper_id=1, incarnation=OWN, cluster_id=CLUSTER if own else "", membership=own)
     bench = Bench(control)
     bench.greet()
-    answer = bench.tell(asks(P1, asked))
+    answer = bench.deliver(asks(P1, asked))
     if code is None:
         assert answer.granted and bench.control.promised == P1
     else:
@@ -596,17 +596,17 @@ def _truncates(bench: Bench) -> None:
 
 
 def _archives(bench: Bench) -> None:
-    bench.tell(ArchiveAssignment(P1, 2, BASE + 50))
+    bench.deliver(ArchiveAssignment(P1, 2, BASE + 50))
 
 
 def _names_another_archive(bench: Bench) -> None:
-    bench.tell(ArchiveAssignment(P1, 2, BASE + 50))
+    bench.deliver(ArchiveAssignment(P1, 2, BASE + 50))
     bench.run(bench.acceptor.checkpoint())
-    bench.tell(ArchiveAssignment(P1, 2, BASE + 50, "a" * 32))
+    bench.deliver(ArchiveAssignment(P1, 2, BASE + 50, "a" * 32))
 
 
 def _learns_of_folders(bench: Bench) -> None:
-    bench.tell(FolderStates(CLUSTER, (FolderState(2, "2" * 32, 4, 1, BASE + 50),)))
+    bench.deliver(FolderStates(CLUSTER, (FolderState(2, "2" * 32, 4, 1, BASE + 50),)))
 
 
 @pytest.mark.parametrize("moves", [_commits, _truncates, _archives, _names_another_archive, _learns_of_folders])
@@ -649,7 +649,7 @@ def test_another_archive_is_reported_although_nothing_else_has_changed() -> None
 def test_a_read_is_answered_with_a_bounded_number_of_bytes() -> None:
     bench = following(3 * SEGMENT)
     for size, answered in ((SEGMENT - 1, SEGMENT - 1), (SEGMENT, SEGMENT), (SEGMENT + 1, SEGMENT)):
-        answer = bench.tell(ReadRequest(P1, 5, BASE + 7, BASE + 7 + size))
+        answer = bench.deliver(ReadRequest(P1, 5, BASE + 7, BASE + 7 + size))
         assert bench.effects[0] == ReadWal(BASE + 7, BASE + 7 + answered)
         assert len(answer.payload) == answered
 
@@ -744,8 +744,8 @@ def test_events_are_exchanged_within_a_cluster_only() -> None:
     bench = following()
     bench.greet(connection=2)
     exchange = EventExchange(CLUSTER)
-    assert bench.tell(exchange, connection=2) is None and bench.effects == [ServeEvents(2, exchange)]
-    answer = bench.tell(msgspec.structs.replace(exchange, cluster_id=NEW), connection=2)
+    assert bench.deliver(exchange, connection=2) is None and bench.effects == [ServeEvents(2, exchange)]
+    answer = bench.deliver(msgspec.structs.replace(exchange, cluster_id=NEW), connection=2)
     assert answer.code is RefusalCode.OTHER_CLUSTER and bench.kinds() == ["Send"]
 
 
@@ -753,5 +753,5 @@ def test_an_older_membership_in_elected_is_refused_before_anything_of_this_term_
     bench = unflushed()
     older = msgspec.structs.replace(MEMBERS, generation=0)
     message: Elected = elected(P2, (1, BASE, 1), (2, BASE + 100, 1), membership=older)
-    assert bench.tell(message).code is RefusalCode.GENERATION
+    assert bench.deliver(message).code is RefusalCode.GENERATION
     assert bench.kinds() == ["Send", "Close"] and bench.acceptor.leader == P1

@@ -11,14 +11,14 @@ def test_an_agent_of_this_cluster_is_served_and_nothing_changes() -> None:
     bench = following(100)
     bench.greet(2)
     before = vars(bench.acceptor).copy()
-    bench.tell(EXCHANGE, 2)
+    bench.deliver(EXCHANGE, 2)
     assert bench.effects == [ServeAgent(2, EXCHANGE)]
     assert vars(bench.acceptor) == before
 
 
 def test_an_agent_of_another_cluster_is_refused() -> None:
     bench = member()
-    refusal = bench.tell(AgentExchange("other", ""))
+    refusal = bench.deliver(AgentExchange("other", ""))
     assert refusal.code is RefusalCode.OTHER_CLUSTER
     assert (
         refusal.reason
@@ -30,38 +30,38 @@ def test_an_agent_of_another_cluster_is_refused() -> None:
 def test_an_agent_of_a_safekeeper_without_a_cluster_is_refused() -> None:
     bench = Bench()
     bench.greet()
-    refusal = bench.tell(EXCHANGE)
+    refusal = bench.deliver(EXCHANGE)
     assert refusal.code is RefusalCode.NOT_A_MEMBER
     assert refusal.reason == "safekeeper 1 does not belong to a cluster yet: start walproxy run first"
 
 
 def test_only_a_message_that_reports_health_counts_as_of_a_healthy_leader() -> None:
     bench = following()
-    assert bench.acceptor.heard_healthy_at is None
+    assert bench.acceptor.healthy_seen_at is None
     bench.append(BASE, healthy=False)
-    assert bench.acceptor.heard_healthy_at is None
+    assert bench.acceptor.healthy_seen_at is None
     bench.append(BASE)
     bench.now += 1
     bench.append(BASE, b"w", healthy=False)
-    assert bench.acceptor.heard_healthy_at == bench.now - 1
+    assert bench.acceptor.healthy_seen_at == bench.now - 1
 
 
 def test_when_a_leader_was_healthy_is_known_after_it_is_gone() -> None:
     bench = following()
     bench.append(BASE, b"w")
-    heard_at = bench.now
+    received_at = bench.now
     bench.acceptor.disconnected(1)
     bench.now += 5
     bench.greet(2)
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 1, 1)), 2)
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 1, 1)), 2)
     assert bench.acceptor.leader == P2 != P1
-    assert bench.acceptor.heard_healthy_at == heard_at
+    assert bench.acceptor.healthy_seen_at == received_at
 
 
 def test_the_end_of_the_log_is_that_of_its_bytes() -> None:
     bench = member()
     assert bench.acceptor.log_end == (0, 0, 0)
-    bench.tell(elected(P1, (1, BASE, 3, False, 2)))
+    bench.deliver(elected(P1, (1, BASE, 3, False, 2)))
     assert bench.acceptor.log_end == (1, 0, 2)
     bench.append(BASE, b"w")
     bench.flush()

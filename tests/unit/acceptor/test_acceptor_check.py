@@ -17,8 +17,8 @@ def following() -> Bench:
     """Return a member that follows P1, has promised it, and has committed 40 of its 100 bytes."""
     bench = member()
     bench.greet()
-    bench.tell(asks(P1))
-    bench.tell(elected(P1, (1, BASE, 1)))
+    bench.deliver(asks(P1))
+    bench.deliver(elected(P1, (1, BASE, 1)))
     bench.append(BASE, b"x" * 100)
     bench.flush()
     bench.append(BASE + 100, commit_lsn=BASE + 40, truncate_lsn=BASE + 30)
@@ -122,8 +122,8 @@ def test_the_first_check_compares_positions_with_those_on_disk(harm: Callable[[A
 def test_positions_may_go_back_with_the_log_that_replaces_theirs() -> None:
     bench = following()
     bench.greet(2)
-    bench.tell(asks(P2), 2)
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 2)), 2)
+    bench.deliver(asks(P2), 2)
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 40, 2)), 2)
     assert (bench.acceptor.commit_lsn, bench.acceptor.truncate_lsn) == (BASE + 40, 0)
 
 

@@ -53,7 +53,7 @@ def test_its_own_folder_is_the_first_in_each_greeting_and_vote() -> None:
     bench = following(100)
     assert own(bench) == FolderState(1, OWN, 1, 1, BASE + 100)
     bench.folder_states = None
-    bench.tell(VoteRequest(P2, 1, CLUSTER, MEMBERS))
+    bench.deliver(VoteRequest(P2, 1, CLUSTER, MEMBERS))
     assert bench.folder_states == FolderStates(CLUSTER, (FolderState(1, OWN, 1, 1, BASE + 100),))
 
 
@@ -77,7 +77,7 @@ def test_a_start_that_the_disk_has_no_room_to_count_is_not_claimed_before_it_is_
         assert bench.control.starts == bench.acceptor.folder_state.starts == control.starts + 1
 
 
-def test_nothing_is_told_of_folders_before_there_is_a_cluster() -> None:
+def test_nothing_is_reported_of_folders_before_there_is_a_cluster() -> None:
     bench = Bench()
     bench.greet()
     assert bench.folder_states is None
@@ -87,13 +87,13 @@ def test_what_the_leader_knows_of_the_other_members_is_remembered_and_written_la
     bench = following(100)
     stranger = FolderState(9, "9" * 32, 1, 1, BASE)
     itself = FolderState(1, OWN, 9, 9, BASE)
-    bench.tell(FolderStates(CLUSTER, (itself, SECOND, THIRD, stranger)))
+    bench.deliver(FolderStates(CLUSTER, (itself, SECOND, THIRD, stranger)))
     assert bench.effects == []
     bench.run(bench.acceptor.checkpoint())
     assert bench.kinds() == ["Persist"] and bench.control.folders == (SECOND, THIRD)
     bench.run(bench.acceptor.checkpoint())
     assert bench.effects == []
-    bench.tell(FolderStates(CLUSTER, (msgspec.structs.replace(SECOND, flush_lsn=BASE), THIRD)))
+    bench.deliver(FolderStates(CLUSTER, (msgspec.structs.replace(SECOND, flush_lsn=BASE), THIRD)))
     again = started_again(bench)
     own(again)
     assert again.folder_states is not None and again.folder_states.folders[1:] == (SECOND, THIRD)
@@ -102,30 +102,30 @@ def test_what_the_leader_knows_of_the_other_members_is_remembered_and_written_la
 def test_only_its_leader_is_believed_and_only_of_its_cluster() -> None:
     bench = following(100)
     bench.greet(2)
-    bench.tell(FolderStates(CLUSTER, (SECOND,)), connection=2)
-    bench.tell(FolderStates("d" * 32, (SECOND,)))
+    bench.deliver(FolderStates(CLUSTER, (SECOND,)), connection=2)
+    bench.deliver(FolderStates("d" * 32, (SECOND,)))
     assert bench.acceptor.folders == {}
 
 
 def test_a_folder_that_is_no_member_s_any_more_is_forgotten() -> None:
     bench = following(100)
-    bench.tell(FolderStates(CLUSTER, (SECOND, THIRD)))
+    bench.deliver(FolderStates(CLUSTER, (SECOND, THIRD)))
     left = msgspec.structs.replace(MEMBERS, generation=2, members=MEMBERS.members[:2], author=1)
-    bench.tell(Reconfigure(P1, left))
-    bench.tell(FolderStates(CLUSTER, (SECOND, THIRD)))
+    bench.deliver(Reconfigure(P1, left))
+    bench.deliver(FolderStates(CLUSTER, (SECOND, THIRD)))
     assert list(bench.acceptor.folders.values()) == [SECOND]
 
 
 def test_a_rebootstrap_forgets_them_and_its_undo_brings_them_back() -> None:
     bench = following(100)
-    bench.tell(FolderStates(CLUSTER, (SECOND, THIRD)))
+    bench.deliver(FolderStates(CLUSTER, (SECOND, THIRD)))
     starts = bench.control.starts
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     assert bench.control.folders == ()
     bench = Bench(bench.control, 0)
     bench.aside[rebootstrap().cluster_id] = BASE + 100
     bench.greet()
-    bench.tell(undo())
+    bench.deliver(undo())
     assert bench.control.folders == (SECOND, THIRD)
     assert bench.control.starts == starts + 1, "the starts of the folder, not of its log"
 
@@ -144,34 +144,34 @@ def test_an_older_copy_goes_on_under_another_incarnation_with_the_wal_that_it_ha
     bench = following(100)
     bench.greet(2)
     known = msgspec.structs.replace(own(bench), flush_lsn=BASE + 200)
-    bench.tell(FolderIsOlder(P2, known), connection=2)
+    bench.deliver(FolderIsOlder(P2, known), connection=2)
     assert bench.kinds() == ["Persist", "Close"]
     (close,) = (effect for effect in bench.effects if isinstance(effect, Close))
     assert close.connection == 2 and "older copy" in close.reason and "walproxy members replace" in close.reason
     control = bench.control
     assert control.incarnation == successor_of(OWN, *P2) and control.promised == P1 and bench.acceptor.leader is None
     assert not bench.acceptor.is_voter and bench.acceptor.flush_lsn == BASE + 100
-    assert refused(bench.tell(VoteRequest(P2, 1, CLUSTER, MEMBERS), connection=2)) is RefusalCode.NOT_A_MEMBER
-    bench.tell(FolderIsOlder(P2, known), connection=2)
+    assert refused(bench.deliver(VoteRequest(P2, 1, CLUSTER, MEMBERS), connection=2)) is RefusalCode.NOT_A_MEMBER
+    bench.deliver(FolderIsOlder(P2, known), connection=2)
     assert bench.effects == [], "it was told before"
     # It joins the term as a learner, where its log ends.
     bench.greet(3)
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 200, 1)), connection=3)
+    answer = bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 200, 1)), connection=3)
     assert answer.flush_lsn == BASE + 100
 
 
 def test_a_deposed_leader_has_nothing_to_say_about_the_folder() -> None:
     bench = following(100)
-    bench.tell(VoteRequest(P2, 1, CLUSTER, MEMBERS))
+    bench.deliver(VoteRequest(P2, 1, CLUSTER, MEMBERS))
     known = msgspec.structs.replace(own(bench), flush_lsn=BASE + 200)
-    assert refused(bench.tell(FolderIsOlder(P1, known), connection=2)) is RefusalCode.STALE_TERM
+    assert refused(bench.deliver(FolderIsOlder(P1, known), connection=2)) is RefusalCode.STALE_TERM
     assert bench.control.incarnation == OWN
 
 
 def test_another_member_s_state_says_nothing_about_this_folder() -> None:
     bench = following(100)
     bench.greet(2)
-    bench.tell(FolderIsOlder(LeaderId(9, "run9"), SECOND), connection=2)
+    bench.deliver(FolderIsOlder(LeaderId(9, "run9"), SECOND), connection=2)
     assert bench.effects == [] and bench.control.incarnation == OWN
 
 

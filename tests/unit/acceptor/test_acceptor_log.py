@@ -77,7 +77,7 @@ def test_a_log_whose_own_last_term_the_other_one_has_forgotten_is_dropped(
     own = entries((1, BASE, 1), (2, BASE + 2 * SEGMENT, 1))
     bench = restarted(own, BASE + 5 * SEGMENT, wal_begin_lsn=begin_lsn, commit_lsn=BASE + 4 * SEGMENT)
     fork = ((1, BASE, 1), (5, BASE + SEGMENT, 2, True), (9, BASE + SEGMENT, 2))
-    answer = bench.tell(elected(P9, *fork, forgotten_term=forgotten_term))
+    answer = bench.deliver(elected(P9, *fork, forgotten_term=forgotten_term))
     if is_dropped:
         assert answer == AppendResponse(P9, BASE, BASE, 0) and ResetWal(BASE, 1) in bench.effects
     else:
@@ -97,7 +97,7 @@ def test_a_term_that_this_log_has_shows_no_quorum_without_it(settled: int, is_dr
     own = entries((1, BASE, 1), (3, BASE + SEGMENT // 2, 1))
     bench = restarted(own, BASE + 5 * SEGMENT, wal_begin_lsn=BASE + 4 * SEGMENT)
     fork = ((1, BASE, 1), (3, BASE + SEGMENT // 2, 1), (5, BASE + 2 * SEGMENT, 2, True), (9, BASE + 3 * SEGMENT, 2))
-    answer = bench.tell(elected(P9, *fork, settled_lsn=BASE + settled))
+    answer = bench.deliver(elected(P9, *fork, settled_lsn=BASE + settled))
     assert isinstance(answer, AppendResponse) is is_dropped
     assert is_dropped or answer.code is RefusalCode.RANGE
 
@@ -106,7 +106,7 @@ def test_a_log_that_may_be_replaced_and_has_nothing_committed_is_not_searched_fo
     bench = restarted(entries((1, BASE, 1), (2, BASE + 50, 1)), BASE + 100)
     assert bench.acceptor.commit_lsn == 0
     history = ((1, BASE, 1), (8, BASE + 200, 1), (9, BASE + 400, 1))
-    answer = bench.tell(elected(P9, *history, forgotten_term=7, settled_lsn=BASE))
+    answer = bench.deliver(elected(P9, *history, forgotten_term=7, settled_lsn=BASE))
     assert answer.flush_lsn == BASE and kinds(bench, FindRecords) == []
     assert bench.acceptor.commit_lsn == BASE
 
@@ -132,13 +132,13 @@ def test_what_was_given_up_counts_only_where_this_log_was_not_yet_cut_for_it(
     bench.record_end_of = lambda lsn: BASE + 100
     term, offset = given_up
     history = ((1, BASE, 1), (term, BASE + offset, 1, True), (8, BASE + 200, 1), (9, BASE + 400, 1))
-    answer = bench.tell(elected(P9, *history, forgotten_term=7))
+    answer = bench.deliver(elected(P9, *history, forgotten_term=7))
     assert (answer.flush_lsn, bench.acceptor.commit_lsn) == (BASE + kept, BASE + kept)
 
 
 def test_a_history_of_this_log_that_is_not_all_forgotten_shows_that_another_log_is_another_one() -> None:
     bench = restarted(entries((5, BASE, 1), (6, BASE + 50, 1)), BASE + 300, commit_lsn=BASE + 100)
-    answer = bench.tell(elected(P9, (3, BASE, 1), (9, BASE + 20, 1), forgotten_term=4))
+    answer = bench.deliver(elected(P9, (3, BASE, 1), (9, BASE + 20, 1), forgotten_term=4))
     assert answer.code is RefusalCode.HISTORY and "it is another log" in answer.reason
     assert kinds(bench, FindRecords) == []
 
@@ -151,19 +151,19 @@ def test_a_cut_exactly_where_the_commits_end_loses_nothing_and_nothing_is_search
     bench = following(100)
     bench.append(BASE + 100, commit_lsn=BASE + 40)
     bench.record_end_of = lambda lsn: lsn
-    answer = bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
+    answer = bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
     assert answer.flush_lsn == BASE + 40 and kinds(bench, FindRecords) == []
     bench = following(100)
     bench.append(BASE + 100, commit_lsn=BASE + 41)
     bench.record_end_of = lambda lsn: lsn
-    assert bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.HISTORY
+    assert bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 40, 1))).code is RefusalCode.HISTORY
 
 
 def test_an_archived_position_above_a_cut_is_cut_and_one_below_it_stays() -> None:
     for archived_lsn, kept_lsn in ((BASE + 30, BASE + 30), (BASE + 90, BASE + 40)):
         bench = following(100)
-        bench.tell(ArchiveAssignment(P1, 2, archived_lsn, "a" * 32))
-        bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
+        bench.deliver(ArchiveAssignment(P1, 2, archived_lsn, "a" * 32))
+        bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 40, 1)))
         assert bench.control.archived_lsn == kept_lsn and bench.control.archive_id == "a" * 32
 
 
@@ -194,7 +194,7 @@ def test_pulled_wal_lets_readers_pass_a_fork_whose_record_was_committed_by_a_flu
     bench.append(BASE + 20, b"w" * 80, commit_lsn=BASE + 100)
     bench.flush()
     assert (acceptor.commit_lsn, acceptor.readable_lsn) == (BASE + 100, BASE)
-    bench.tell(pull())
+    bench.deliver(pull())
     bench.run(acceptor.pulled(P1, BASE + 100, b"p" * 10))
     assert bench.kinds() == ["WriteWal", "FindRecordEnd"]
     assert acceptor.readable_lsn == BASE + 100
@@ -204,17 +204,17 @@ def test_pulled_wal_lets_readers_pass_a_fork_whose_record_was_committed_by_a_flu
 
 def test_a_heartbeat_may_begin_where_the_first_pull_of_a_term_did_also_after_another_one() -> None:
     bench = following(100)
-    bench.tell(pull())
+    bench.deliver(pull())
     bench.run(bench.acceptor.pulled(P1, BASE + 100, b"p" * 100))
-    bench.tell(pull())
+    bench.deliver(pull())
     for begin in (100, 150, 200):
         assert isinstance(bench.append(BASE + begin, sequence=begin), AppendResponse)
 
 
 def test_an_append_that_ends_where_the_timeline_changes_neither_flushes_nor_names_a_segment() -> None:
     bench = following(100)
-    bench.tell(asks(P2))
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
+    bench.deliver(asks(P2))
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
     bench.append(BASE + 100, b"a" * 200, leader_id=P2)
     assert bench.kinds() == ["WriteWal"]
     bench.append(BASE + 300, b"b", leader_id=P2)
@@ -223,8 +223,8 @@ def test_an_append_that_ends_where_the_timeline_changes_neither_flushes_nor_name
 
 def test_an_append_over_two_changes_of_timeline_names_a_segment_for_each() -> None:
     bench = following(100)
-    bench.tell(asks(P9))
-    bench.tell(elected(P9, (1, BASE, 1), (5, BASE + 200, 2), (9, BASE + 300, 3)))
+    bench.deliver(asks(P9))
+    bench.deliver(elected(P9, (1, BASE, 1), (5, BASE + 200, 2), (9, BASE + 300, 3)))
     bench.append(BASE + 100, b"a" * 100 + b"b" * 100 + b"c" * 50, leader_id=P9)
     assert bench.kinds() == ["WriteWal", "FlushWal", "TruncateWal"] * 2 + ["WriteWal"]
     assert kinds(bench, TruncateWal) == [TruncateWal(BASE + 200, 2), TruncateWal(BASE + 300, 3)]
@@ -267,18 +267,18 @@ def test_wal_that_could_not_be_set_aside_yet_is_not_claimed() -> None:
     bench = following(100)
     bench.greet(2)
     bench.full = SetWalAside
-    assert bench.tell(rebootstrap()).code is RefusalCode.STORAGE_FULL
+    assert bench.deliver(rebootstrap()).code is RefusalCode.STORAGE_FULL
     assert (bench.acceptor.write_lsn, bench.acceptor.flush_lsn, bench.control.set_aside) == (0, 0, True)
     bench.full = None
-    assert isinstance(bench.tell(rebootstrap()), Bootstrapped)
+    assert isinstance(bench.deliver(rebootstrap()), Bootstrapped)
 
 
 def test_positions_that_are_counted_or_verified_again_are_not_kept_for_an_undo() -> None:
     bench = archived()
     bench.run(bench.acceptor.checkpoint())
-    bench.tell(ArchiveAssignment(P1, 2, END, "a" * 32))
+    bench.deliver(ArchiveAssignment(P1, 2, END, "a" * 32))
     assert bench.acceptor.truncate_lsn == END
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     kept = bench.control.replaced
     assert kept is not None and kept.commit_lsn == END
     assert (kept.truncate_lsn, kept.archived_lsn, kept.archive_id) == (0, 0, "")
@@ -288,26 +288,26 @@ def test_positions_that_are_counted_or_verified_again_are_not_kept_for_an_undo()
 
 def test_a_member_without_wal_is_set_aside_and_comes_back_without_a_cut() -> None:
     bench = member()
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     kept = bench.control.replaced
     assert kept is not None and kept.truncate_to is None
     bench.aside[NEW] = 0
-    assert isinstance(bench.tell(undo()), Bootstrapped)
+    assert isinstance(bench.deliver(undo()), Bootstrapped)
     assert kinds(bench, TruncateWal) == [] and bench.acceptor.flush_lsn == 0
 
 
 def test_a_rebootstrap_of_a_folder_that_belonged_to_no_cluster_keeps_nothing() -> None:
     bench = Bench(ControlState(safekeeper_id=1, incarnation=OWN))
     bench.greet()
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     assert (bench.control.replaced, bench.control.replaced_wal) == (None, "")
 
 
 def test_a_rebootstrap_of_a_cluster_that_has_wal_keeps_that_one_and_not_what_it_had_replaced() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
-    bench.tell(elected(P2, (2, BASE, 1), cluster_id=NEW, membership=rebootstrap().membership))
-    bench.tell(rebootstrap(3, "e" * 32))
+    bench.deliver(rebootstrap())
+    bench.deliver(elected(P2, (2, BASE, 1), cluster_id=NEW, membership=rebootstrap().membership))
+    bench.deliver(rebootstrap(3, "e" * 32))
     kept = bench.control.replaced
     assert kept is not None and (kept.cluster_id, bench.control.replaced_wal) == (NEW, "e" * 32)
     assert kept.replaced is None and kept.replaced_wal == ""
@@ -316,8 +316,8 @@ def test_a_rebootstrap_of_a_cluster_that_has_wal_keeps_that_one_and_not_what_it_
 def settled_then_replaced() -> Bench:
     """Return a member of a cluster that has replaced another one: both have five segments, all of it committed."""
     bench = archived()
-    bench.tell(rebootstrap())
-    bench.tell(elected(P1, (1, BASE, 1), cluster_id=NEW, membership=Membership(2, MEMBERS.members)))
+    bench.deliver(rebootstrap())
+    bench.deliver(elected(P1, (1, BASE, 1), cluster_id=NEW, membership=Membership(2, MEMBERS.members)))
     bench.append(BASE, b"n" * SIZE, generation=2)
     bench.flush()
     bench.append(END, generation=2, commit_lsn=END, truncate_lsn=END)
@@ -327,15 +327,15 @@ def settled_then_replaced() -> Bench:
 
 def test_a_log_that_comes_back_is_searched_from_its_own_beginning_for_a_record_with_a_time() -> None:
     bench = settled_then_replaced()
-    bench.tell(ArchiveAssignment(P1, 2, END))
+    bench.deliver(ArchiveAssignment(P1, 2, END))
     bench.timed_lsns = (END - 100,)
     bench.run(bench.acceptor.trim(ALL))
     assert kinds(bench, TrimWal), "the newer log was searched"
     bench.timed_lsns = (BASE + 100,)
-    assert isinstance(bench.tell(undo(discard=True)), Bootstrapped)
-    bench.tell(elected(P1, (1, BASE, 1), membership=Membership(3, MEMBERS.members)))
+    assert isinstance(bench.deliver(undo(discard=True)), Bootstrapped)
+    bench.deliver(elected(P1, (1, BASE, 1), membership=Membership(3, MEMBERS.members)))
     bench.append(END, generation=3, commit_lsn=END, truncate_lsn=END)
-    bench.tell(ArchiveAssignment(P1, 2, END))
+    bench.deliver(ArchiveAssignment(P1, 2, END))
     bench.run(bench.acceptor.trim(ALL))
     assert FindTimedRecord(BASE, END) in bench.effects and kinds(bench, TrimWal) == []
 
@@ -343,26 +343,26 @@ def test_a_log_that_comes_back_is_searched_from_its_own_beginning_for_a_record_w
 def test_a_log_that_comes_back_shows_readers_nothing_before_its_first_record_is_complete() -> None:
     bench = settled_then_replaced()
     bench.record_end_of = lambda lsn: 0
-    assert isinstance(bench.tell(undo(discard=True)), Bootstrapped)
+    assert isinstance(bench.deliver(undo(discard=True)), Bootstrapped)
     assert bench.acceptor.commit_lsn == END and bench.acceptor.readable_lsn == BASE
 
 
 @pytest.mark.parametrize("cluster_id", [CLUSTER, "e" * 32])
 def test_an_undo_brings_a_log_back_only_if_it_is_that_of_the_named_cluster(cluster_id: str) -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     members = MEMBERS.members if cluster_id == CLUSTER else (MEMBERS.members[1], MEMBERS.members[2])
     message = msgspec.structs.replace(undo(cluster_id=cluster_id), membership=Membership(3, members))
-    assert isinstance(bench.tell(message), Bootstrapped)
+    assert isinstance(bench.deliver(message), Bootstrapped)
     assert bench.control.cluster_id == cluster_id
     assert bench.acceptor.flush_lsn == (BASE + 100 if cluster_id == CLUSTER else 0)
 
 
 def test_an_undo_keeps_what_belongs_to_the_folder_and_not_to_its_log() -> None:
     bench = following(100)
-    bench.tell(rebootstrap())
+    bench.deliver(rebootstrap())
     bench.acceptor.control = msgspec.structs.replace(bench.control, starts=7)
-    bench.tell(undo())
+    bench.deliver(undo())
     assert bench.control.starts == 7
 
 
@@ -392,7 +392,7 @@ def test_the_search_for_a_timed_record_goes_on_where_it_ended_and_never_below_th
     bench.append(END, b"w" * 3 * SEGMENT)
     bench.flush()
     bench.append(END + 3 * SEGMENT, commit_lsn=END + 3 * SEGMENT, truncate_lsn=END + 3 * SEGMENT)
-    bench.tell(ArchiveAssignment(P1, 2, END + 3 * SEGMENT))
+    bench.deliver(ArchiveAssignment(P1, 2, END + 3 * SEGMENT))
     bench.run(bench.acceptor.trim(ALL))
     assert kinds(bench, FindTimedRecord) == [FindTimedRecord(END, END + 3 * SEGMENT)]
     assert bench.control.wal_begin_lsn == END + SEGMENT
@@ -410,13 +410,13 @@ def test_a_log_ends_with_the_term_and_the_timeline_of_its_last_byte() -> None:
         greeting = bench.greet()
         assert bench.acceptor.log_end == log_end
         assert (greeting.last_term, greeting.log_tli, greeting.floor) == log_end
-        vote = bench.tell(asks(P9))
+        vote = bench.deliver(asks(P9))
         assert vote.granted and vote.history == history[: 2 if flushed >= 200 else 1]
 
 
 @pytest.mark.parametrize("message", [rebootstrap(), undo()], ids=["rebootstrap", "undo of one that has not reached it"])
 def test_a_leader_of_the_replaced_membership_is_followed_no_longer(message: Any) -> None:
     bench = following(100)
-    assert isinstance(bench.tell(message), Bootstrapped)
+    assert isinstance(bench.deliver(message), Bootstrapped)
     assert bench.acceptor.leader is None and bench.acceptor.leader_connection is None
     assert bench.append(BASE + 100, b"x").code is RefusalCode.NOT_ADOPTED

@@ -40,7 +40,7 @@ def pull(number: int = 1, end_lsn: int = END, leader_id: LeaderId = P1, sources:
 
 def pulling(wal_bytes: int = 100) -> Bench:
     bench = following(wal_bytes)
-    assert bench.tell(pull()) is None
+    assert bench.deliver(pull()) is None
     assert bench.acceptor.pull == pull()
     return bench
 
@@ -103,13 +103,13 @@ def test_without_a_pull_nothing_is_written() -> None:
 
 def test_after_a_vote_for_a_higher_term_nothing_that_was_pulled_is_written() -> None:
     bench = pulling()
-    bench.tell(vote(P2), connection=1)
+    bench.deliver(vote(P2), connection=1)
     assert bench.acceptor.pull is None
     assert pulled(bench, 100, b"late") == []
     # Nor under the next leader, which has requested no such WAL; nor what was read in the older leader's name.
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1)))
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 100, 1)))
     assert pulled(bench, 100, b"late") == []
-    bench.tell(pull(1, leader_id=P2))
+    bench.deliver(pull(1, leader_id=P2))
     assert pulled(bench, 100, b"late") == []
     pulled(bench, 100, b"new", P2)
     assert written(bench) == [(100, b"new")]
@@ -117,7 +117,7 @@ def test_after_a_vote_for_a_higher_term_nothing_that_was_pulled_is_written() -> 
 
 def test_another_elected_and_the_end_of_the_connection_end_the_pull() -> None:
     bench = pulling()
-    bench.tell(elected(P1, (1, BASE, 1)))
+    bench.deliver(elected(P1, (1, BASE, 1)))
     assert bench.acceptor.pull is None and pulled(bench, 100, b"late") == []
     bench = pulling()
     bench.acceptor.disconnected(1)
@@ -127,18 +127,18 @@ def test_another_elected_and_the_end_of_the_connection_end_the_pull() -> None:
 def test_a_pull_is_taken_of_the_leader_on_its_connection_only() -> None:
     bench = following(100)
     bench.greet(connection=2)
-    assert bench.tell(pull(), connection=2).code is RefusalCode.NOT_ADOPTED
-    assert bench.tell(pull(leader_id=P2)).code is RefusalCode.NOT_ADOPTED
-    bench.tell(vote(P2))
-    assert bench.tell(pull()).code is RefusalCode.STALE_TERM
+    assert bench.deliver(pull(), connection=2).code is RefusalCode.NOT_ADOPTED
+    assert bench.deliver(pull(leader_id=P2)).code is RefusalCode.NOT_ADOPTED
+    bench.deliver(vote(P2))
+    assert bench.deliver(pull()).code is RefusalCode.STALE_TERM
     assert bench.acceptor.pull is None
 
 
 def test_a_pull_without_sources_or_without_a_range_ends_at_once() -> None:
     bench = pulling()
-    assert bench.tell(pull(2, sources=())) == PullEnded(P1, 2, BASE + 100)
-    assert bench.tell(pull(3, sources=())) == PullEnded(P1, 3, BASE + 100)
-    assert bench.tell(pull(4, end_lsn=BASE + 100)) == PullEnded(P1, 4, BASE + 100)
+    assert bench.deliver(pull(2, sources=())) == PullEnded(P1, 2, BASE + 100)
+    assert bench.deliver(pull(3, sources=())) == PullEnded(P1, 3, BASE + 100)
+    assert bench.deliver(pull(4, end_lsn=BASE + 100)) == PullEnded(P1, 4, BASE + 100)
     assert bench.acceptor.pull is None
 
 
@@ -146,7 +146,7 @@ def test_only_the_pull_that_is_under_way_can_fail() -> None:
     bench = pulling()
     first = bench.acceptor.pull
     assert first is not None
-    bench.tell(pull(2))
+    bench.deliver(pull(2))
     assert bench.run(bench.acceptor.pull_failed(first, "gone")) == []
     second = bench.acceptor.pull
     assert second is not None
@@ -167,12 +167,12 @@ def test_nothing_is_pulled_into_a_log_that_was_to_begin_anew_when_the_disk_was_f
     bench = pulling()
     bench.full = ResetWal
     skip = elected(P1, (1, BASE, 1), base_lsn=BASE + 2 * SEGMENT, settled_lsn=BASE + 2 * SEGMENT)
-    assert bench.tell(skip).code is RefusalCode.STORAGE_FULL
+    assert bench.deliver(skip).code is RefusalCode.STORAGE_FULL
     bench.full = None
     assert bench.acceptor.write_lsn == 0 and bench.acceptor.leader is None
     assert bench.run(bench.acceptor.pulled(P1, 0, b"a" * 10)) == []
     bench.greet(2)
-    answer = bench.tell(skip, connection=2)
+    answer = bench.deliver(skip, connection=2)
     assert isinstance(answer, AppendResponse) and answer.flush_lsn == BASE + 2 * SEGMENT
 
 
@@ -191,15 +191,15 @@ def test_heartbeats_may_begin_anywhere_in_what_was_pulled_and_bytes_may_not() ->
     # In another adoption there was no pull.
     bench = pulling()
     pulled(bench, 100, b"a" * 400)
-    bench.tell(elected(P1, (1, BASE, 1)))
+    bench.deliver(elected(P1, (1, BASE, 1)))
     assert bench.append(BASE + 100).code is RefusalCode.POSITION
 
 
 def test_pulled_wal_over_a_change_of_timeline_begins_another_segment() -> None:
     bench = following(100)
-    bench.tell(vote(P2))
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
-    bench.tell(pull(leader_id=P2))
+    bench.deliver(vote(P2))
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 300, 2)))
+    bench.deliver(pull(leader_id=P2))
     pulled(bench, 100, b"a" * 300, P2)
     assert bench.kinds() == ["WriteWal", "FlushWal", "TruncateWal", "WriteWal"]
     assert bench.acceptor.write_lsn == BASE + 400
@@ -220,7 +220,7 @@ def asked_by_a_member(bench: Bench) -> Bench:
 def test_a_member_is_served_on_a_connection_of_its_own() -> None:
     bench = asked_by_a_member(following(100))
     request = peer_read(10, 90)
-    assert bench.tell(request, connection=2) is None
+    assert bench.deliver(request, connection=2) is None
     assert bench.effects == [ServeRead(2, request)]
     assert bench.acceptor.serves(request)
 
@@ -228,18 +228,18 @@ def test_a_member_is_served_on_a_connection_of_its_own() -> None:
 @pytest.mark.parametrize(("begin", "end"), [(-1, 10), (90, 101)])
 def test_a_member_is_not_served_what_is_not_here(begin: int, end: int) -> None:
     bench = asked_by_a_member(following(100))
-    assert bench.tell(peer_read(begin, end), connection=2).code is RefusalCode.RANGE
+    assert bench.deliver(peer_read(begin, end), connection=2).code is RefusalCode.RANGE
     assert not bench.acceptor.serves(peer_read(begin, end))
 
 
 def test_the_log_of_a_term_that_was_promised_and_not_adopted_is_not_served() -> None:
     bench = asked_by_a_member(following(100))
-    bench.tell(vote(P2))
+    bench.deliver(vote(P2))
     assert not bench.acceptor.serves(peer_read(10, 90)), "a read that was under way"
-    assert bench.tell(peer_read(10, 90, P2), connection=2).code is RefusalCode.NOT_ADOPTED
+    assert bench.deliver(peer_read(10, 90, P2), connection=2).code is RefusalCode.NOT_ADOPTED
     assert bench.kinds() == ["Send", "Close"]
-    assert bench.tell(peer_read(10, 90), connection=2).code is RefusalCode.STALE_TERM
-    bench.tell(elected(P2, (1, BASE, 1), (2, BASE + 100, 1)))
+    assert bench.deliver(peer_read(10, 90), connection=2).code is RefusalCode.STALE_TERM
+    bench.deliver(elected(P2, (1, BASE, 1), (2, BASE + 100, 1)))
     assert bench.acceptor.serves(peer_read(10, 90, P2))
 
 
@@ -250,15 +250,15 @@ def test_an_adoption_that_is_not_finished_serves_nothing() -> None:
         restarted = asked_by_a_member(Bench(control, BASE + 100))
         restarted.acceptor.control = control  # As before the start has finished it.
         assert not restarted.acceptor.serves(peer_read(10, 20))
-        assert restarted.tell(peer_read(10, 20), connection=2).code is RefusalCode.NOT_ADOPTED
+        assert restarted.deliver(peer_read(10, 20), connection=2).code is RefusalCode.NOT_ADOPTED
 
 
 def test_a_source_serves_after_a_restart_too_without_its_leader() -> None:
     bench = asked_by_a_member(Bench(following(100).control, BASE + 100))
-    assert bench.tell(peer_read(10, 90), connection=2) is None
+    assert bench.deliver(peer_read(10, 90), connection=2) is None
     assert bench.effects == [ServeRead(2, peer_read(10, 90))]
 
 
 def test_a_member_that_follows_nobody_serves_nothing() -> None:
     bench = asked_by_a_member(member())
-    assert bench.tell(peer_read(0, 0), connection=2).code is RefusalCode.STALE_TERM
+    assert bench.deliver(peer_read(0, 0), connection=2).code is RefusalCode.STALE_TERM

@@ -43,7 +43,7 @@ class Bench(test_acceptor.Bench):
 
     def adopts(self, *history: HistoryEntry, commit_lsn: int = 0) -> None:
         self.greet()
-        self.tell(elected(LeaderId(history[-1].term, "run1"), history=history, commit_lsn=commit_lsn))
+        self.deliver(elected(LeaderId(history[-1].term, "run1"), history=history, commit_lsn=commit_lsn))
 
     def gets(self, size: int, commit_lsn: int) -> None:
         """Take so many bytes, flush them, and hear of a commit."""
@@ -160,7 +160,7 @@ def test_a_log_that_begins_behind_a_fork_is_of_the_later_timeline() -> None:
 # What the proposer hears of readers.
 
 
-def test_a_proposer_that_is_adopted_hears_of_the_standbys_again() -> None:
+def test_a_proposer_that_is_adopted_receives_the_standbys_again() -> None:
     bench = Bench()
     standbys = (Standby("a", BASE, BASE, BASE),)
     bench.run(bench.acceptor.readers_changed(True, standbys))

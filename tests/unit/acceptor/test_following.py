@@ -41,13 +41,13 @@ def following() -> Bench:
 
 
 def adopts(bench: Bench) -> None:
-    bench.tell(elected(P2, HISTORY, (2, BASE + bench.acceptor.flush_lsn % SEGMENT, 1)))
+    bench.deliver(elected(P2, HISTORY, (2, BASE + bench.acceptor.flush_lsn % SEGMENT, 1)))
     assert bench.acceptor.leader == P2
 
 
 def is_refused_another_leader(bench: Bench) -> None:
     commits(bench)
-    assert bench.tell(elected(P2, (2, BASE, 1))).code is RefusalCode.HISTORY
+    assert bench.deliver(elected(P2, (2, BASE, 1))).code is RefusalCode.HISTORY
 
 
 def commits(bench: Bench) -> None:
@@ -57,7 +57,7 @@ def commits(bench: Bench) -> None:
 def has_no_space_for_an_adoption(bench: Bench) -> None:
     bench.full = ResetWal
     skip = elected(P1, HISTORY, base_lsn=BASE + 2 * SEGMENT, settled_lsn=BASE + 2 * SEGMENT)
-    assert bench.tell(skip).code is RefusalCode.STORAGE_FULL
+    assert bench.deliver(skip).code is RefusalCode.STORAGE_FULL
 
 
 def fails_to_pull(bench: Bench) -> None:
@@ -72,23 +72,23 @@ def has_no_space_for_pulled_wal(bench: Bench) -> None:
 
 
 def is_an_older_copy(bench: Bench) -> None:
-    bench.tell(FolderIsOlder(P1, FolderState(1, OWN, 9, 1, BASE + 500)))
+    bench.deliver(FolderIsOlder(P1, FolderState(1, OWN, 9, 1, BASE + 500)))
 
 
 # The events of the table, by the beginning of their text.
 EVENTS: dict[str, Callable[[Bench], object]] = {
     "it adopts the history of an `Elected`": adopts,
-    "the leader's `PullWal` names a source and": lambda bench: bench.tell(pull()),
+    "the leader's `PullWal` names a source and": lambda bench: bench.deliver(pull()),
     "an `Elected` of another leader": is_refused_another_leader,
-    "another `PullWal`": lambda bench: bench.tell(pull(2)),
-    "the leader's `PullWal` names no source": lambda bench: bench.tell(pull(2, sources=())),
+    "another `PullWal`": lambda bench: bench.deliver(pull(2)),
+    "the leader's `PullWal` names no source": lambda bench: bench.deliver(pull(2, sources=())),
     "the WAL of the pull is written": lambda bench: pulled(bench, 100, b"a" * (END - BASE - 100)),
     "no source of the pull": fails_to_pull,
     "there is no disk space for WAL that was pulled": has_no_space_for_pulled_wal,
-    "it votes": lambda bench: bench.tell(asks(P2)),
+    "it votes": lambda bench: bench.deliver(asks(P2)),
     "there is no disk space for an adoption": has_no_space_for_an_adoption,
     "the leader's connection": lambda bench: bench.acceptor.disconnected(1),
-    "a rebootstrap": lambda bench: bench.tell(rebootstrap()),
+    "a rebootstrap": lambda bench: bench.deliver(rebootstrap()),
     "a `FolderIsOlder`": is_an_older_copy,
 }
 IN_STATE = {"idle": member, "following": following, "pulling": pulling}
@@ -119,7 +119,7 @@ def test_nothing_of_a_leader_outlives_it() -> None:
     bench.append(BASE + 100, b"w", commit_lsn=BASE + 500, sequence=7, healthy=False)
     before = bench.acceptor.following
     assert before is not None and (before.commit_lsn, before.sequence, before.is_healthy) == (BASE + 500, 7, False)
-    bench.tell(elected(P1, HISTORY, commit_lsn=BASE + 50))
+    bench.deliver(elected(P1, HISTORY, commit_lsn=BASE + 50))
     after = bench.acceptor.following
     assert after is not None and after is not before
     assert (after.commit_lsn, after.sequence, after.is_healthy, after.pull) == (BASE + 50, 0, True, None)

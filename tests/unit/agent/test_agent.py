@@ -65,7 +65,7 @@ def test_the_others_wait_until_the_safekeepers_have_received_a_heartbeat_of_the_
     for seconds in silent_s:
         if seconds is None:
             ours.work.resumed()
-        ours._received(ClusterView(has_quorum=True, leader_heard_age_s=seconds))
+        ours._received(ClusterView(has_quorum=True, leader_silent_s=seconds))
         waits.append(ours.report().is_failing_over)
     assert waits == [True, True, True, True, False], "before commits go on, a heartbeat is that of another proxy"
 

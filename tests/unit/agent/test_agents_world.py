@@ -56,7 +56,7 @@ PRIMARY, STANDBY, STOPPED, HANGS = (
 
 @dataclass
 class Safekeeper:
-    heard_at: float = 0.0
+    received_at: float = 0.0
     reports: dict[str, tuple[AgentReport, float]] = field(default_factory=dict)
     settings: tuple[int, AgentSettings] = (0, AgentSettings())
 
@@ -100,7 +100,7 @@ class World:
         self.random = random.Random(seed)
         self.now = 100.0
         self.dead_after_s = dead_after_s
-        self.safekeepers = {i: Safekeeper(heard_at=self.now) for i in SAFEKEEPERS}
+        self.safekeepers = {i: Safekeeper(received_at=self.now) for i in SAFEKEEPERS}
         self.cut: set[tuple[str, int]] = set()
         self.log_tli, self.floor = 1, 0
         self.writers: dict[int, str] = {1: "pg1"}
@@ -139,7 +139,7 @@ class World:
             if self.log_tli != node.tli:
                 self.log_tli = node.tli
             for safekeeper in self.reached(node):
-                safekeeper.heard_at = self.now
+                safekeeper.received_at = self.now
             if node.accepts_writes:
                 self.last_commit_at = self.now
 
@@ -217,12 +217,12 @@ class World:
             for name, (each, at) in safekeeper.reports.items():
                 if name not in reports or self.now - at < reports[name][1]:
                     reports[name] = each, self.now - at
-        ages = sorted((self.now - each.heard_at for each in reached), reverse=True)
+        ages = sorted((self.now - each.received_at for each in reached), reverse=True)
         has_quorum = len(reached) >= 2
         node.view = ClusterView(
             sent_at=clock - self.random.uniform(0.0, 0.2),
             has_quorum=has_quorum,
-            leader_heard_age_s=ages[1] if has_quorum else None,
+            leader_silent_s=ages[1] if has_quorum else None,
             log=LogPositions(tli=self.log_tli, floor=self.floor),
             agents=tuple(SeenReport(*reports[name]) for name in sorted(reports)),
             settings=max((each.settings for each in reached), key=lambda each: each[0], default=(0, AgentSettings()))[
@@ -274,7 +274,7 @@ class World:
         decider = node.decider
         if node.sealed_floor is None:
             reached = self.reached(node)
-            is_led = sum(self.now - each.heard_at < 1.0 for each in reached) > len(reached) - 2
+            is_led = sum(self.now - each.received_at < 1.0 for each in reached) > len(reached) - 2
             if len(reached) < 2 or is_led or node.state is not STANDBY:
                 decider.failed(self.clock(node))
                 return

@@ -64,7 +64,7 @@ LEADER = report("pg1", "primary", is_leader=True)
 def view(
     *reports: AgentReport,
     age_s: float = 0.0,
-    heard_s: float | None = 0.1,
+    silent_s: float | None = 0.1,
     log_tli: int = 1,
     floor: int = 0,
     has_quorum: bool = True,
@@ -74,7 +74,7 @@ def view(
     return ClusterView(
         sent_at=NOW,
         has_quorum=has_quorum,
-        leader_heard_age_s=heard_s if has_quorum else None,
+        leader_silent_s=silent_s if has_quorum else None,
         log=LogPositions(tli=log_tli, floor=floor, term=3, flush_lsn=1000),
         agents=tuple(SeenReport(each, age_s) for each in sorted(reports, key=lambda each: each.name)),
         **known,  # type: ignore[arg-type]
@@ -110,17 +110,17 @@ STEPS: dict[str, tuple[ServerLook, ClusterView, Step]] = {
         Wait("waiting for the quorum"),
     ),
     "a standby, and a leader": (STANDBY, view(report("pg2")), Wait()),
-    "a leader that is nearly lost": (STANDBY, view(report("pg2"), heard_s=4.9), Wait()),
-    "a leader that is lost": (STANDBY, view(report("pg2"), heard_s=5.0), FailOver()),
+    "a leader that is nearly lost": (STANDBY, view(report("pg2"), silent_s=4.9), Wait()),
+    "a leader that is lost": (STANDBY, view(report("pg2"), silent_s=5.0), FailOver()),
     "a standby without a quorum": (STANDBY, NO_QUORUM, Wait("safekeeper 1 is down")),
     "a leader that has resigned": (STANDBY, view(report("pg2"), RESIGNED), FailOver()),
     "another one leads": (STANDBY, view(report("pg2"), RESIGNED, report("pg3", "primary", is_leader=True)), Wait()),
     "a promoted server whose proxy is about to lead": (
-        *(STANDBY, view(report("pg2"), report("pg3", "primary", tli=2), heard_s=6.0, floor=1)),
+        *(STANDBY, view(report("pg2"), report("pg3", "primary", tli=2), silent_s=6.0, floor=1)),
         Wait("the leader is lost: pg3 is first"),
     ),
     "an old primary beside it": (
-        *(STANDBY, view(report("pg2"), report("pg1", "primary", tli=1), heard_s=6.0, floor=1)),
+        *(STANDBY, view(report("pg2"), report("pg1", "primary", tli=1), silent_s=6.0, floor=1)),
         FailOver(),
     ),
     "a stopped standby needs no quorum": (STOPPED_STANDBY, NO_QUORUM, StartStandby()),
@@ -144,7 +144,7 @@ def test_each_state_of_the_server_and_of_the_cluster_has_its_step(
 @pytest.mark.parametrize("look", [PRIMARY, STANDBY, STOPPED_PRIMARY])
 def test_server_of_another_system_is_left_alone(look: ServerLook) -> None:
     foreign = replace(look, system_id=8)
-    step = decide(foreign, view(report("pg2", system_id=8), floor=1, log_tli=5, heard_s=60.0))
+    step = decide(foreign, view(report("pg2", system_id=8), floor=1, log_tli=5, silent_s=60.0))
     assert isinstance(step, Wait) and "another system, 8" in step.reason
 
 
@@ -158,7 +158,7 @@ def test_old_primary_is_stopped(floor: int, log_tli: int, reason: str) -> None:
 
 def test_primary_ends_its_writes_before_others_may_act_and_allows_them_again() -> None:
     decider = Decider(Own("pg1"))
-    seen = view(heard_s=0.2)
+    seen = view(silent_s=0.2)
     decider.saw(seen)
     early = demote_after_s(5.0) - 0.3
     assert decider.decide(NOW + early, PRIMARY, seen, commits=True) == Wait()
@@ -182,18 +182,18 @@ def test_primary_that_a_new_agent_finds_ends_its_writes_soon_if_no_quorum_replie
 
 def test_impatience_of_another_agent_counts() -> None:
     decider = Decider(Own("pg1", stops_without_quorum=True))
-    seen = view(report("pg2", dead_after_s=1.0), heard_s=0.0)
+    seen = view(report("pg2", dead_after_s=1.0), silent_s=0.0)
     decider.saw(seen)
     assert decider.decide(NOW + 0.5, PRIMARY, seen, commits=True) == Wait()
     step = decider.decide(NOW + 0.7, PRIMARY, seen, commits=True)
     assert isinstance(step, EndWrites) and step.stops
 
 
-def test_primary_whose_proxy_is_not_heard_ends_its_writes_although_a_quorum_replies() -> None:
+def test_primary_whose_proxy_is_silent_ends_its_writes_although_a_quorum_replies() -> None:
     decider = Decider(Own("pg1"))
     decider.saw(view())
     decider.decide(NOW, PRIMARY, view(), commits=True)
-    silent = replace(view(heard_s=4.5), sent_at=NOW + 4.4)
+    silent = replace(view(silent_s=4.5), sent_at=NOW + 4.4)
     decider.saw(silent)
     step = decider.decide(NOW + 4.4, PRIMARY, silent, commits=False)
     assert isinstance(step, EndWrites) and "nothing from its proxy" in step.reason
@@ -209,7 +209,7 @@ def test_view_that_is_old_is_no_quorum() -> None:
 def test_standby_gives_the_leader_time_when_a_quorum_is_back() -> None:
     decider = watching(Own("pg2"))
     back_at = NOW + 30.0
-    back = replace(view(report("pg2"), heard_s=30.0), sent_at=back_at)
+    back = replace(view(report("pg2"), silent_s=30.0), sent_at=back_at)
     decider.saw(back)
     step = decider.decide(back_at, STANDBY, back, commits=False)
     assert isinstance(step, Wait) and "is back" in step.reason
@@ -237,7 +237,7 @@ def test_turns_of_the_candidates(own: dict[str, object], other: dict[str, object
     ours = report("pg2", **own)  # type: ignore[arg-type]
     theirs = report("pg3", **{"state": "standby", **other})  # type: ignore[arg-type]
     decider = watching(Own("pg2"))
-    lost = view(ours, theirs, heard_s=6.0)
+    lost = view(ours, theirs, silent_s=6.0)
     step = decider.decide(NOW, STANDBY, lost, commits=False)
     if first == "pg2":
         assert step == FailOver()
@@ -249,20 +249,20 @@ def test_turns_of_the_candidates(own: dict[str, object], other: dict[str, object
 
 def test_a_candidate_that_receives_the_rest_first_lets_the_first_one_go_on() -> None:
     decider = watching(Own("pg2"))
-    lost = view(report("pg2"), report("pg1"), heard_s=6.0)
+    lost = view(report("pg2"), report("pg1"), silent_s=6.0)
     assert decider.decide(NOW, STANDBY, lost, commits=False) == Wait("the leader is lost: pg1 is first")
     # The seal of pg1 delivers the rest, and this one reports it first.
-    ahead = view(report("pg2", received_lsn=950), report("pg1"), heard_s=6.0)
+    ahead = view(report("pg2", received_lsn=950), report("pg1"), silent_s=6.0)
     assert isinstance(decider.decide(NOW + 0.2, STANDBY, ahead, commits=False), Wait)
     # One that is no longer a candidate is not waited for.
-    gone = view(report("pg2", received_lsn=950), heard_s=6.0)
+    gone = view(report("pg2", received_lsn=950), silent_s=6.0)
     assert decider.decide(NOW + 0.3, STANDBY, gone, commits=False) == FailOver()
 
 
 def test_first_candidate_lets_another_failover_that_runs_go_on_for_a_while() -> None:
     busy = report("pg3", priority=1, received_lsn=800, is_failing_over=True)
     decider = watching(Own("pg2"))
-    lost = view(report("pg2"), busy, heard_s=6.0)
+    lost = view(report("pg2"), busy, silent_s=6.0)
     assert decider.decide(NOW, STANDBY, lost, commits=False) == Wait("the leader is lost: pg3 is first")
     later = replace(lost, sent_at=NOW + BUSY_S + 0.1)
     assert decider.decide(NOW + BUSY_S + 0.1, STANDBY, later, commits=False) == FailOver()
@@ -271,7 +271,7 @@ def test_first_candidate_lets_another_failover_that_runs_go_on_for_a_while() -> 
 def test_another_failover_has_the_time_of_its_guards_beside_its_own() -> None:
     busy = report("pg3", priority=1, received_lsn=800, is_failing_over=True)
     decider = watching(Own("pg2", guards_s=72.0))
-    lost = view(report("pg2"), busy, heard_s=6.0)
+    lost = view(report("pg2"), busy, silent_s=6.0)
     steps = {}
     for passed_s in (0.0, BUSY_S + 71.9, BUSY_S + 72.1):
         seen = replace(lost, sent_at=NOW + passed_s)
@@ -282,7 +282,7 @@ def test_another_failover_has_the_time_of_its_guards_beside_its_own() -> None:
 
 def test_failed_attempt_leaves_the_next_one_to_others() -> None:
     decider = watching(Own("pg2"))
-    lost = view(report("pg2"), heard_s=6.0)
+    lost = view(report("pg2"), silent_s=6.0)
     assert decider.decide(NOW, STANDBY, lost, commits=False) == FailOver()
     decider.failed(NOW)
     assert isinstance(decider.decide(NOW + 1, STANDBY, lost, commits=False), Wait)
@@ -293,11 +293,16 @@ def test_failed_attempt_leaves_the_next_one_to_others() -> None:
 @pytest.mark.parametrize(
     "look, seen, own, reason",
     [
-        (STANDBY, view(report("pg2"), heard_s=9.0), {"may_lead": False}, "no_failover"),
-        (STANDBY, view(heard_s=9.0), {}, "first report"),
-        (PAUSED, view(report("pg2", problem=PAUSED.problem), heard_s=9.0), {}, f"cannot be promoted: {PAUSED.problem}"),
-        (STANDBY, view(report("pg2", address="db9:5432"), heard_s=9.0), {}, "at db9:5432, has the name pg2, too"),
-        (STANDBY, view(report("pg2"), heard_s=9.0, log_tli=0), {}, "no WAL"),
+        (STANDBY, view(report("pg2"), silent_s=9.0), {"may_lead": False}, "no_failover"),
+        (STANDBY, view(silent_s=9.0), {}, "first report"),
+        (
+            PAUSED,
+            view(report("pg2", problem=PAUSED.problem), silent_s=9.0),
+            {},
+            f"cannot be promoted: {PAUSED.problem}",
+        ),
+        (STANDBY, view(report("pg2", address="db9:5432"), silent_s=9.0), {}, "at db9:5432, has the name pg2, too"),
+        (STANDBY, view(report("pg2"), silent_s=9.0, log_tli=0), {}, "no WAL"),
     ],
 )
 def test_standby_that_cannot_be_promoted_says_why(
@@ -360,12 +365,12 @@ def test_primary_whose_commits_go_on_while_no_look_succeeds_is_not_killed_and_is
     assert min(passed_s for passed_s, step in steps.items() if isinstance(step, Kill)) == 35
 
 
-def test_primary_that_hangs_without_a_leader_heard_is_killed_before_others_may_act() -> None:
+def test_primary_that_hangs_without_a_leader_seen_is_killed_before_others_may_act() -> None:
     decider = watching(Own("pg1"))
-    seen = view(heard_s=0.0)
+    seen = view(silent_s=0.0)
     decider.saw(seen)
     decider.decide(NOW, PRIMARY, seen, commits=True)
-    silent = replace(view(heard_s=3.9), sent_at=NOW + 3.9)
+    silent = replace(view(silent_s=3.9), sent_at=NOW + 3.9)
     decider.saw(silent)
     assert isinstance(decider.decide(NOW + 3.9, HANGING, silent, commits=False), Wait)
     assert isinstance(decider.decide(NOW + 4.0, HANGING, silent, commits=False), Kill)
@@ -393,7 +398,7 @@ def test_missing_data_folder_is_said() -> None:
 
 @pytest.mark.parametrize("look", [PRIMARY, STANDBY, STOPPED_PRIMARY, STOPPED_STANDBY])
 def test_paused_agent_changes_nothing(look: ServerLook) -> None:
-    seen = view(heard_s=60.0, floor=1, settings=AgentSettings(is_paused=True))
+    seen = view(silent_s=60.0, floor=1, settings=AgentSettings(is_paused=True))
     assert decide(look, seen) == Wait("paused")
 
 
@@ -441,9 +446,9 @@ def test_others_leave_the_resigned_leader_to_the_ordered_standby() -> None:
 
 def test_order_to_fail_over_needs_a_second_of_silence_only() -> None:
     settings = ordered("failover", "pg2")
-    assert decide(STANDBY, view(report("pg2"), heard_s=1.0, settings=settings)) == FailOver(settings.order)
-    assert decide(STANDBY, view(report("pg2"), heard_s=0.5, settings=settings)) == Wait()
-    refused = decide(STANDBY, view(LEADER, report("pg2"), heard_s=1.0, settings=settings))
+    assert decide(STANDBY, view(report("pg2"), silent_s=1.0, settings=settings)) == FailOver(settings.order)
+    assert decide(STANDBY, view(report("pg2"), silent_s=0.5, settings=settings)) == Wait()
+    refused = decide(STANDBY, view(LEADER, report("pg2"), silent_s=1.0, settings=settings))
     assert isinstance(refused, Refuse) and "pg1 leads" in refused.reason
 
 

@@ -82,23 +82,23 @@ def test_another_data_folder_and_a_learner_do_not_count() -> None:
 
 
 def test_the_leader_is_lost_for_as_long_as_an_elect_quorum_reports() -> None:
-    assert aged({1: 9000}).leader_heard_age_s() is None
-    assert aged({1: 9000, 2: 7000}).leader_heard_age_s() == 7.0
-    assert aged({1: 9000, 2: 7000, 3: 100}).leader_heard_age_s() == 7.0
-    assert aged({1: 9000, 2: 50, 3: 100}).leader_heard_age_s() == 0.1
-    assert aged({1: 9000, 2: 7000, 3: 8000}).leader_heard_age_s() == 8.0
+    assert aged({1: 9000}).leader_silent_s() is None
+    assert aged({1: 9000, 2: 7000}).leader_silent_s() == 7.0
+    assert aged({1: 9000, 2: 7000, 3: 100}).leader_silent_s() == 7.0
+    assert aged({1: 9000, 2: 50, 3: 100}).leader_silent_s() == 0.1
+    assert aged({1: 9000, 2: 7000, 3: 8000}).leader_silent_s() == 8.0
 
 
 def test_a_large_elect_quorum_must_agree_that_the_leader_is_lost() -> None:
     # Two of five commit: a leader may reach no more than these two.
     membership = Membership(1, members(1, 2, 3, 4, 5), quorum_sizes=QuorumSizes("2", "4"))
-    assert aged({1: 9000, 2: 9000, 3: 9000, 4: 100, 5: 100}, membership).leader_heard_age_s() == 0.1
-    assert aged({1: 9000, 2: 9000, 3: 9000, 4: 8000, 5: 100}, membership).leader_heard_age_s() == 8.0
+    assert aged({1: 9000, 2: 9000, 3: 9000, 4: 100, 5: 100}, membership).leader_silent_s() == 0.1
+    assert aged({1: 9000, 2: 9000, 3: 9000, 4: 8000, 5: 100}, membership).leader_silent_s() == 8.0
 
 
 def test_both_halves_of_a_joint_membership_must_have_lost_the_leader() -> None:
     joint = Membership(2, members(1, 2, 3), members(3, 4, 5))
-    assert aged({1: 9000, 2: 9000, 3: 50, 4: 7000, 5: 100}, joint).leader_heard_age_s() == 0.1
+    assert aged({1: 9000, 2: 9000, 3: 50, 4: 7000, 5: 100}, joint).leader_silent_s() == 0.1
 
 
 @st.composite
@@ -113,7 +113,7 @@ def test_the_leader_is_lost_for_x_iff_an_elect_quorum_of_each_half_reports_at_le
     membership: Membership, ages_ms: dict[int, int]
 ) -> None:
     seen = aged(ages_ms, membership)
-    age_s = seen.leader_heard_age_s()
+    age_s = seen.leader_silent_s()
     assert (age_s is None) is not seen.has_quorum()
     if age_s is not None:
         for x_ms in {0, *ages_ms.values(), *(each + 1 for each in ages_ms.values())}:

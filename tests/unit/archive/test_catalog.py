@@ -89,7 +89,7 @@ def test_missing_history_file_is_a_hole() -> None:
     assert catalog_of(whole(2, 4), history_file(2), histories={2: ((1, SEGMENT),)}).holes() == []
 
 
-def test_missing_history_file_beside_a_hole_is_told_too() -> None:
+def test_missing_history_file_beside_a_hole_is_reported_too() -> None:
     catalog = catalog_of(
         whole(1, 3), whole(2, 5), partial(3, 6, 9), histories={3: ((1, 4 * SEGMENT), (2, 6 * SEGMENT))}
     )

@@ -83,7 +83,7 @@ def test_object_that_does_not_fit_its_receipt_is_corrupt_and_leaves_no_file(
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
 
 
-def test_corruption_is_told_with_what_is_expected_and_what_was_found(store: ObjectStore) -> None:
+def test_corruption_is_reported_with_what_is_expected_and_what_was_found(store: ObjectStore) -> None:
     archived = put(store, history_file(2), b"1\t0/10\tx\n")
     damage(store, archived, b"1\t0/20\tx\n")
     wrong = google_crc32c.value(b"1\t0/20\tx\n")

@@ -330,7 +330,7 @@ def test_archivers_that_race_with_the_same_bytes_leave_one_file(tmp_path: Path) 
         assert_archived(store, FILE, DATA)
 
 
-def test_archivers_that_race_with_different_bytes_hear_of_it(tmp_path: Path) -> None:
+def test_archivers_that_race_with_different_bytes_receive_it(tmp_path: Path) -> None:
     for turn in range(10):
         url = str(tmp_path / str(turn))
         results = race(url, [DATA, OTHER])
@@ -444,7 +444,7 @@ def test_archive_is_claimed_once_and_by_one_cluster(store: Meddled) -> None:
     assert read_manifest(store) == found
 
 
-def test_archive_adopts_another_cluster_when_it_is_told_to(store: Meddled) -> None:
+def test_archive_adopts_another_cluster_when_it_is_asked_to(store: Meddled) -> None:
     with pytest.raises(ArchiveRefused, match=r"is not an archive: manifest\.json is missing"):
         adopt(store, "c2")
     uploader(store).claim()

@@ -50,13 +50,13 @@ def url(tmp_path: Path) -> str:
 
 @contextmanager
 def archiving(
-    directory: Path, url: str, length: int, *, told_lsn: int = 0, **options: Any
+    directory: Path, url: str, length: int, *, reported_lsn: int = 0, **options: Any
 ) -> Iterator[tuple[ReplicationHouse, Leader]]:
     """A house whose safekeeper archives, with so much committed WAL."""
     with ReplicationHouse(directory, archive=url, **options) as house:
         leader = house.led()
         write(leader, length)
-        leader.order_archive(1, told_lsn)
+        leader.order_archive(1, reported_lsn)
         house.call(house.archiver.start)
         yield house, leader
 
@@ -68,7 +68,7 @@ def write(leader: Leader, length: int) -> int:
 
 
 def wait_archived(leader: Leader, lsn: int) -> ArchiveReport:
-    return leader.hear_of_archive(lambda report: report.archived_lsn == lsn and not report.problem)
+    return leader.await_archive_report(lambda report: report.archived_lsn == lsn and not report.problem)
 
 
 def archived(url: str) -> dict[ArchivedFile, bytes]:
@@ -128,7 +128,7 @@ def test_an_open_segment_that_cannot_be_archived_is_a_problem_until_it_is(tmp_pa
     obstacle = Path(url) / partial_file(1, BASE_LSN, BASE_LSN + 1000, SEGMENT_SIZE).key(compressed=False)
     obstacle.mkdir(parents=True)
     with archiving(tmp_path, url, 1000, partial_interval_s=2 * DEADLINE_S) as (house, leader):
-        leader.hear_of_archive(lambda report: "could not" in report.problem)
+        leader.await_archive_report(lambda report: "could not" in report.problem)
         house.until(lambda: house.archiver.statistics.errors >= 5)
         assert house.call(lambda: house.archiver.problem)
         obstacle.rmdir()
@@ -158,7 +158,7 @@ def test_a_shutdown_does_not_wait_for_an_archive_that_cannot_be_reached(
     monkeypatch.setattr(safekeeper.archiving.archiver, "RETRY_S_MIN", 3600.0)
     Path(url).write_bytes(b"a file where the folder should be")
     with archiving(tmp_path, url, 1000) as (house, leader):
-        leader.hear_of_archive(lambda report: report.problem not in ("", NOT_LOOKED_YET))
+        leader.await_archive_report(lambda report: report.problem not in ("", NOT_LOOKED_YET))
         house.run(house.archiver.finish())
 
 
@@ -167,8 +167,8 @@ def test_whoever_is_not_the_archiver_looks_whether_it_could_and_uploads_nothing(
         leader = house.led()
         write(leader, 2 * SEGMENT_SIZE)
         house.call(house.archiver.start)
-        assert leader.hear_of_archive(lambda report: report.has_archive).problem
-        report = leader.hear_of_archive(lambda report: not report.problem)
+        assert leader.await_archive_report(lambda report: report.has_archive).problem
+        report = leader.await_archive_report(lambda report: not report.problem)
         assert (report.archived_lsn, report.is_archiver) == (0, False)
         assert archived(url) == {}
 
@@ -177,7 +177,7 @@ def test_an_archiver_that_is_replaced_stops_and_says_no_more_how_far_it_is(tmp_p
     with archiving(tmp_path, url, 1000, partial_interval_s=0.05) as (_, leader):
         wait_archived(leader, BASE_LSN + 1000)
         leader.order_archive(2)
-        leader.hear_of_archive(lambda report: not report.archived_lsn)
+        leader.await_archive_report(lambda report: not report.archived_lsn)
         write(leader, 2 * SEGMENT_SIZE)
         leader.order_archive(1)
         wait_archived(leader, BASE_LSN + 2 * SEGMENT_SIZE)
@@ -187,8 +187,8 @@ def test_an_archiver_that_is_replaced_stops_and_says_no_more_how_far_it_is(tmp_p
 # What is there already.
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_restarted_archiver_uploads_nothing_twice(tmp_path: Path, url: str, told: bool) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_restarted_archiver_uploads_nothing_twice(tmp_path: Path, url: str, reported: bool) -> None:
     end_lsn = BASE_LSN + 2_500_000
     with archiving(tmp_path, url, 2_500_000) as (_, leader):
         wait_archived(leader, end_lsn)
@@ -196,7 +196,7 @@ def test_a_restarted_archiver_uploads_nothing_twice(tmp_path: Path, url: str, to
         leader = house.leader("run2")
         leader.take_over(2, (HistoryEntry(1, BASE_LSN, 1), HistoryEntry(2, end_lsn, 1)), commit_lsn=end_lsn)
         leader.commit(end_lsn)
-        leader.order_archive(1, end_lsn if told else 0)
+        leader.order_archive(1, end_lsn if reported else 0)
         house.call(house.archiver.start)
         wait_archived(leader, end_lsn)
         assert house.call(lambda: house.archiver.statistics.times.count) == 0
@@ -239,7 +239,7 @@ def test_other_bytes_under_our_name_are_a_loud_problem_and_stay_as_they_are(
         leader.commit()
         leader.order_archive(1)
         house.call(house.archiver.start)
-        report = leader.hear_of_archive(lambda report: "another content" in report.problem)
+        report = leader.await_archive_report(lambda report: "another content" in report.problem)
         assert report.archived_lsn == BASE_LSN
     assert before.items() <= archived(url).items()
     assert any(record.levelname == "ERROR" and "cannot archive" in record.message for record in caplog.records)
@@ -256,7 +256,7 @@ def test_the_archive_of_another_cluster_is_left_alone(tmp_path: Path, url: str) 
     store = ObjectStore.open(url, makes_folder=True)
     store.put("manifest.json", msgspec.json.encode(manifest), absent=True)
     with archiving(tmp_path, url, 2 * SEGMENT_SIZE) as (_, leader):
-        report = leader.hear_of_archive(lambda report: "belongs to the database" in report.problem)
+        report = leader.await_archive_report(lambda report: "belongs to the database" in report.problem)
         assert report.archived_lsn == 0
     assert [info.key for info in store.list()] == ["manifest.json"]
 
@@ -271,7 +271,7 @@ def test_an_archive_that_is_gone_holds_up_nothing_and_is_caught_up_with(
         folder.rename(away)
         folder.write_bytes(b"a file where the folder should be")
         write(leader, 2 * SEGMENT_SIZE)
-        report = leader.hear_of_archive(lambda report: report.problem != "")
+        report = leader.await_archive_report(lambda report: report.problem != "")
         assert report.archived_lsn == BASE_LSN + 1000
         end_lsn = write(leader, 4 * SEGMENT_SIZE + 7)  # Commits go on.
         assert house.call(lambda: house.archiver.unarchived_bytes) == end_lsn - BASE_LSN - 1000
@@ -312,7 +312,7 @@ def test_the_segment_with_a_fork_is_archived_under_both_names(tmp_path: Path, ur
         successor = house.leader("run2")
         # What an operator gives up is cut, and archived_lsn goes back with it.
         successor.take_over(2, FORKED, histories=(HISTORY_FILE,), commit_lsn=FORK_LSN)
-        successor.hear_of_archive(lambda report: report.archived_lsn == BASE_LSN + SEGMENT_SIZE)
+        successor.await_archive_report(lambda report: report.archived_lsn == BASE_LSN + SEGMENT_SIZE)
         successor.write(child[FORK_LSN - BASE_LSN :])
         successor.commit()
         wait_archived(successor, end_lsn)
@@ -353,7 +353,7 @@ def test_an_upload_during_which_the_log_went_back_does_not_count_for_the_new_one
         third.write(bytes(2 * SEGMENT_SIZE))
         third.commit()
         may_put.set()
-        report = third.hear_of_archive(lambda report: "another content" in report.problem)
+        report = third.await_archive_report(lambda report: "another content" in report.problem)
         assert report.archived_lsn == BASE_LSN + SEGMENT_SIZE
     # What was committed then is there as it was.
     old = partial_file(1, BASE_LSN + SEGMENT_SIZE, BASE_LSN + SEGMENT_SIZE + 150_000, SEGMENT_SIZE)
@@ -388,7 +388,7 @@ def test_what_was_archived_of_the_cluster_that_an_undo_gives_up_does_not_count_f
         end_lsn = BASE_LSN + 2 * SEGMENT_SIZE
         third.take_over(3, (HistoryEntry(1, BASE_LSN, 1), HistoryEntry(3, end_lsn, 1)), commit_lsn=end_lsn)
         third.order_archive(1)
-        report = third.hear_of_archive(lambda report: "cluster" in report.problem)
+        report = third.await_archive_report(lambda report: "cluster" in report.problem)
         assert report.archived_lsn == 0
 
 
@@ -412,8 +412,8 @@ def test_an_archive_that_is_emptied_is_not_taken_for_the_same_one(
         first_id = leader.archive_id
         shutil.rmtree(url)
         write(leader, 2 * SEGMENT_SIZE)
-        leader.hear_of_archive(lambda report: "no longer the archive" in report.problem)
-        refused = leader.hear_of_archive(lambda report: "has no manifest.json" in report.problem).problem
+        leader.await_archive_report(lambda report: "no longer the archive" in report.problem)
+        refused = leader.await_archive_report(lambda report: "has no manifest.json" in report.problem).problem
         assert not Path(url).exists()
         # An operator begins an empty archive, with the command that the refusal names.
         assert CliRunner().invoke(cli, refused.rpartition(": walproxy ")[2].split()).exit_code == 0

@@ -52,7 +52,7 @@ def url(tmp_path: Path) -> str:
 def trim(house: ReplicationHouse, leader: Leader) -> int:
     """Have all WAL removed that may be; return where it begins now."""
     house.call(house.archiver.archive_now)
-    leader.hear_of_archive(lambda report: report.archived_lsn == leader.commit_lsn)
+    leader.await_archive_report(lambda report: report.archived_lsn == leader.commit_lsn)
     leader.order_archive(1, leader.commit_lsn)
     request = TrimRequest(None, keep_bytes=0, limit_bytes=0, has_archive=True)
     house.call(lambda: house.node.trim(lambda: request))

@@ -27,7 +27,7 @@ def test_a_fifo_without_a_writer_is_refused_at_once(flags: int, tmp_path: Path) 
         RealFileSystem().open(tmp_path / "fifo", read_only=flags == os.O_RDONLY)
 
 
-def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
+def test_a_folder_and_a_missing_file_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         read_regular(tmp_path)
     with pytest.raises(FileNotFoundError):

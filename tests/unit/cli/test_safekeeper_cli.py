@@ -313,7 +313,7 @@ def test_a_full_disk_refuses_appends_answers_reads_and_says_so(tmp_path: Path) -
             assert process.get("/readyz") == (200, {"ok": True})
 
 
-def test_a_process_archives_when_it_is_told_to_and_before_it_stops(tmp_path: Path) -> None:
+def test_a_process_archives_when_it_is_asked_to_and_before_it_stops(tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
     options = ("--archive", url, "-c", "archive_partial_interval=3600")
     with SafekeeperProcess(tmp_path / "sk", *options) as process, process.proposer() as proposer:

@@ -325,7 +325,7 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
             )  # type: ignore[misc]
             # The primary's password stands in this one, because the test put it there.
             assert SECRET not in outside_of(each.pid) and OTHER_SECRET not in outside_of(each.pid)
-        told = "\n".join(
+        reported = "\n".join(
             (
                 *process.lines,
                 good.log_path.read_text(),
@@ -336,7 +336,7 @@ def test_secrets_and_passwords_show_in_no_log_page_or_list_of_processes(tmp_path
         )
     verifier = users.partition("$")[2].rstrip("\n")
     for hidden in (SECRET, OTHER_SECRET, PASSWORD, *re.split(r"[$:]", verifier)[1:]):
-        assert hidden not in told
+        assert hidden not in reported
 
 
 def test_a_connection_string_that_is_wrong_does_not_show_its_password() -> None:

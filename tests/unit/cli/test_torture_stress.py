@@ -31,7 +31,7 @@ class Stress:
         plan.directory.mkdir()
         (plan.directory / "safekeeper-1.log").write_text("INFO")
         watcher.show(1.0, "kill [safekeeper1]")
-        watcher.tell(1.0, "kill [safekeeper1] for 2.0 s: commits resumed after 0.1 s")
+        watcher.deliver(1.0, "kill [safekeeper1] for 2.0 s: commits resumed after 0.1 s")
         if self.error is not None:
             raise self.error
         operations = [Operation(1, "unique", 1.0, 1.1, "ok", "insert 7")]

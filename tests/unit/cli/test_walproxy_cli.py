@@ -231,7 +231,7 @@ def test_an_address_where_it_cannot_listen_is_refused_with_what_to_correct() -> 
             assert f"could not serve HTTP at {address}" in line and part in line and "correct --http-listen" in line
 
 
-def test_a_file_that_another_user_may_not_read_is_told_and_the_rest_works_from_any_folder(tmp_path: Path) -> None:
+def test_a_file_that_another_user_may_not_read_is_reported_and_the_rest_works_from_any_folder(tmp_path: Path) -> None:
     file = tmp_path / "walproxy.toml"
     file.write_text("")
     file.chmod(0o600)
@@ -268,7 +268,7 @@ def test_the_module_is_the_same_as_the_program() -> None:
     assert "run" in answer.stdout and "rebootstrap" in answer.stdout
 
 
-def test_a_signal_ends_a_proxy_that_waits_and_the_log_says_who_spoke(tmp_path: Path) -> None:
+def test_a_signal_ends_a_proxy_that_waits_and_the_log_says_who_sent_it(tmp_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         directory = tmp_path / number.name
         directory.mkdir()
@@ -489,7 +489,7 @@ def test_watched_without_a_terminal_is_a_line_each_time_and_survives_a_proxy_tha
         process.wait()
 
 
-def test_status_of_what_does_not_speak_http_is_one_line(here: Here) -> None:
+def test_status_of_what_does_not_use_http_is_one_line(here: Here) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -614,7 +614,7 @@ def test_check_answers_as_monitoring_plugins_do(here: Here) -> None:
         assert here("status", "--url", url).stdout.startswith("NO QUORUM for 63 s: commits wait; waiting sessions: 5;")
 
 
-def test_check_is_critical_without_an_answer_and_unknown_if_it_cannot_tell(here: Here) -> None:
+def test_check_is_critical_without_an_answer_and_unknown_if_it_does_not_show(here: Here) -> None:
     result = here("check", "--url", "http://127.0.0.1:1")
     assert result.returncode == 2 and result.stdout.startswith("WALPROXY CRITICAL - no reply from ")
     result = here("check", "--url", "127.0.0.1")

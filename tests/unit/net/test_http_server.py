@@ -115,7 +115,7 @@ async def test_whoever_does_not_come_to_the_end_of_the_handshake_is_hung_up_on(
 
 
 @on_the_loop
-async def test_plaintext_is_told_so_with_one_line(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+async def test_plaintext_is_reported_with_one_line(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(authority) as listener:
         with connect(listener) as stranger:
             stranger.sendall(b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -34,7 +34,7 @@ def test_the_versions_are_labels() -> None:
     assert sample.labels["python"] == platform.python_version() and sample.labels["version"]
 
 
-def test_the_remaining_time_of_each_certificate_in_use_is_told_and_of_no_other(tmp_path: Path) -> None:
+def test_the_remaining_time_of_each_certificate_in_use_is_reported_and_of_no_other(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     expires_at = datetime.now(UTC) + timedelta(days=3)
     server = ServerTls(*authority.sign("server", valid_until=expires_at))

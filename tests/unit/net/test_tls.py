@@ -206,7 +206,7 @@ def test_no_session_is_resumed(authority: Authority, server_pair: Pair, client_p
 
 
 @pytest.mark.parametrize("data", [b"PW\x01\x01", b"GET / HTTP/1.1\r\n\r\n", b"\x00", b"\x80\x2e\x01\x00\x02"])
-def test_plaintext_is_noticed_at_its_first_byte_and_told_so(server_pair: Pair, data: bytes) -> None:
+def test_plaintext_is_noticed_at_its_first_byte_and_reported(server_pair: Pair, data: bytes) -> None:
     channel = ServerTls(*server_pair).channel()
     with pytest.raises(
         RemoteProtocolError, match="does not use TLS, and this listener requires it: set the peer's tls_ca"

@@ -118,7 +118,7 @@ async def test_events_that_could_not_be_written_are_written_with_the_next_ones(
         assert complaints() == ["could not write events, they are in memory only"]
         fs.full = False
         end_lsn = await node.append_durably(b"w" * 100)
-        assert node.told_flush_lsn() == end_lsn
+        assert node.sent_flush_lsn() == end_lsn
         await send(node, 2)
         await until(lambda: on_disk(folder) == 2)
         assert not node.node.failed.done()

@@ -142,13 +142,13 @@ class Bench:
     async def append_durably(self, payload: bytes) -> int:
         await until(lambda: self.node.ready)
         end_lsn = self.append(payload)
-        await until(lambda: self.told_flush_lsn() >= end_lsn)
+        await until(lambda: self.sent_flush_lsn() >= end_lsn)
         return end_lsn
 
     def answers(self) -> list[AppendResponse]:
         return [message for _, message in self.said if isinstance(message, AppendResponse)]
 
-    def told_flush_lsn(self) -> int:
+    def sent_flush_lsn(self) -> int:
         return self.answers()[-1].flush_lsn
 
     def refusal(self) -> Refusal | None:
@@ -195,9 +195,9 @@ async def test_an_append_is_called_flushed_only_when_the_disk_has_it(tmp_path: P
         end_lsn = sk.append(b"x" * 100)
         # The flush takes its time, so the leader is told what was received, and no more.
         await until(lambda: sk.answers()[-1].write_lsn == end_lsn)
-        assert sk.told_flush_lsn() == BASE_LSN
+        assert sk.sent_flush_lsn() == BASE_LSN
         sk.fs.release()
-        await until(lambda: sk.told_flush_lsn() == end_lsn)
+        await until(lambda: sk.sent_flush_lsn() == end_lsn)
 
 
 @on_the_loop
@@ -209,7 +209,7 @@ async def test_what_is_written_during_a_flush_is_covered_by_one_more(tmp_path: P
         for _ in range(10):
             end_lsn = sk.append(b"x" * 100)
         sk.fs.release()
-        await until(lambda: sk.told_flush_lsn() == end_lsn)
+        await until(lambda: sk.sent_flush_lsn() == end_lsn)
         assert len(sk.fs.synced_by) - before == 2
 
 
@@ -249,7 +249,7 @@ async def test_what_becomes_readable_is_shown_before_the_next_event_waits_for_th
 
 
 @on_the_loop
-async def test_readers_that_wait_for_a_position_are_told_of_nothing_before_it_but_of_every_other_event(
+async def test_readers_that_wait_for_a_position_get_nothing_before_it_but_every_other_event(
     tmp_path: Path,
 ) -> None:
     async with bench(tmp_path / "sk") as sk:
@@ -316,7 +316,7 @@ async def test_an_append_across_a_timeline_switch_goes_on_in_a_segment_of_the_ne
         vote = await sk.vote(2)
         await sk.ask(sk.elected((*vote.history, HistoryEntry(2, BASE_LSN + 300, 2))), AppendResponse)
         sk.append(b"b" * 500)
-        await until(lambda: sk.told_flush_lsn() >= BASE_LSN + 600)
+        await until(lambda: sk.sent_flush_lsn() >= BASE_LSN + 600)
         read = await sk.ask(ReadRequest(LeaderId(2, "run"), 1, BASE_LSN, BASE_LSN + 600), ReadResponse)
         assert read.payload == b"a" * 100 + b"b" * 500
         names = [file.name for file in (tmp_path / "sk" / WAL_FOLDER).iterdir()]
@@ -348,13 +348,13 @@ async def test_the_next_segment_is_prepared_before_it_is_needed(tmp_path: Path) 
 async def test_a_failed_fdatasync_ends_the_node_and_nothing_is_said_any_more(tmp_path: Path) -> None:
     async with bench(tmp_path / "sk") as sk:
         await sk.lead()
-        durable_lsn = sk.told_flush_lsn()
+        durable_lsn = sk.sent_flush_lsn()
         sk.fs.failing = True
         sk.append(b"x" * 100)
         assert isinstance(await failure(sk.node), StorageFailed)
         assert not sk.node.ready
         # That it was received may have been said before the sync failed; that it is on disk never is.
-        assert sk.told_flush_lsn() == durable_lsn
+        assert sk.sent_flush_lsn() == durable_lsn
         said = len(sk.said)
         sk.node.disconnected(CONNECTION)
         assert len(sk.said) == said
@@ -367,11 +367,11 @@ async def test_a_failed_fdatasync_on_the_loop_ends_the_node_too(tmp_path: Path) 
         sk.node.wal.average_flush_s = ALWAYS_QUICK_S
         await sk.append_durably(b"x" * 10)
         assert sk.fs.synced_by[-1] is threading.current_thread()
-        durable_lsn = sk.told_flush_lsn()
+        durable_lsn = sk.sent_flush_lsn()
         sk.fs.failing = True
         sk.append(b"x" * 100)
         assert isinstance(await failure(sk.node), StorageFailed)
-        assert sk.told_flush_lsn() == durable_lsn
+        assert sk.sent_flush_lsn() == durable_lsn
 
 
 @on_the_loop
@@ -506,7 +506,7 @@ async def test_draining_brings_everything_to_disk_and_takes_no_message_any_more(
         assert not sk.node.ready and not draining.done()
         sk.fs.release()
         await asyncio.wait_for(draining, DEADLINE_S)
-        assert sk.told_flush_lsn() == end_lsn
+        assert sk.sent_flush_lsn() == end_lsn
         stored = ControlFile(RealFileSystem(), tmp_path / "sk").load(ControlState)
         assert stored is not None and stored.commit_lsn == end_lsn
 

@@ -91,7 +91,7 @@ async def test_appends_that_are_available_together_are_flushed_together(tmp_path
         for is_last in (False, False, True):
             assert len(sk.fs.synced_by) == before
             assert append(sk, b"y" * 10, is_last=is_last)
-        await until(lambda: sk.told_flush_lsn() == begin_lsn + 30)
+        await until(lambda: sk.sent_flush_lsn() == begin_lsn + 30)
         assert len(sk.fs.synced_by) == before + 1
         assert (sk.fs.synced_by[-1] is threading.current_thread()) is is_quick
         sk.node.messages_handled()
@@ -106,9 +106,9 @@ async def test_while_a_flush_runs_in_the_thread_none_is_made_on_the_loop(tmp_pat
         before = len(sk.fs.synced_by)
         assert append(sk, b"b" * 10, is_last=True)
         assert threading.current_thread() not in sk.fs.synced_by[before:]
-        assert sk.told_flush_lsn() == begin_lsn
+        assert sk.sent_flush_lsn() == begin_lsn
         sk.fs.release()
-        await until(lambda: sk.told_flush_lsn() == begin_lsn + 20)
+        await until(lambda: sk.sent_flush_lsn() == begin_lsn + 20)
 
 
 @on_the_loop
@@ -132,7 +132,7 @@ async def test_a_quick_flush_is_answered_at_once_and_one_without_a_leader_to_nob
         sk.node.wal.average_flush_s = ALWAYS_QUICK_S
         said = len(sk.said)
         assert append(sk, b"a" * 10, is_last=True)
-        assert len(sk.said) == said + 1 and sk.told_flush_lsn() == begin_lsn + 10
+        assert len(sk.said) == said + 1 and sk.sent_flush_lsn() == begin_lsn + 10
         assert append(sk, b"b" * 10, is_last=False)
         sk.node.acceptor.disconnected(CONNECTION)
         sk.node.messages_handled()
@@ -279,7 +279,7 @@ async def test_a_drain_that_is_cancelled_harms_nothing_and_can_be_repeated(tmp_p
             await draining
         sk.fs.release()
         await asyncio.wait_for(sk.node.drain(), DEADLINE_S)
-        assert sk.told_flush_lsn() == begin_lsn + 10 and not sk.node.failed.done()
+        assert sk.sent_flush_lsn() == begin_lsn + 10 and not sk.node.failed.done()
 
 
 @on_the_loop

@@ -259,8 +259,8 @@ async def test_a_proxy_that_is_refused_again_and_again_cannot_fill_the_log(
             while await lost.receive() is not None:
                 pass
             lost.writer.close()
-        told = [record for record in caplog.records if "this is safekeeper 1, not 2" in record.getMessage()]
-        assert len(told) == 30
+        reported = [record for record in caplog.records if "this is safekeeper 1, not 2" in record.getMessage()]
+        assert len(reported) == 30
 
 
 @on_the_loop
@@ -458,7 +458,7 @@ async def test_a_connection_that_falls_silent_is_closed(tmp_path: Path, caplog: 
     async with house(tmp_path, idle_timeout_s=30) as there:
         client = await there.client()
         await client.lead()
-        there.connection().heard_at -= 31
+        there.connection().received_at -= 31
         there.listener.watch()
         assert await client.receive() is None
         await until(lambda: there.node.acceptor.leader is None)
@@ -472,7 +472,7 @@ async def test_a_connection_that_sends_anything_is_not_silent(tmp_path: Path) ->
         await client.lead()
         connection = there.connection()
         for number in range(2):
-            connection.heard_at = there.listener.now() - 31
+            connection.received_at = there.listener.now() - 31
             connection._is_usual = number == 1
             if number:
                 await client.append(BASE_LSN, b"x")
@@ -494,7 +494,7 @@ async def test_an_unreachable_peer_is_detected_and_little_is_kept_for_it(tmp_pat
 
 
 @on_the_loop
-async def test_a_peer_that_does_not_speak_tls_is_closed_with_a_warning(
+async def test_a_peer_that_does_not_use_tls_is_closed_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls = ServerTls(*Authority(tmp_path).sign("server"))
@@ -517,15 +517,15 @@ async def test_a_connection_whose_messages_wait_for_the_node_is_not_silent(tmp_p
         there.fs.hold()
         client.send(client.asks(LeaderId(2, "run1")), PreVoteRequest("run1"))
         await until(lambda: bool(there.listener.waiting))
-        connection.heard_at = there.listener.now() - 31
+        connection.received_at = there.listener.now() - 31
         there.listener.watch()
         assert there.listener.connection_count == 1
         there.fs.release()
         assert [type(await client.receive()) for _ in range(2)] == [VoteResponse, PreVoteResponse]
-        connection.heard_at = there.listener.now() - 29
+        connection.received_at = there.listener.now() - 29
         there.listener.watch()
         assert there.listener.connection_count == 1
-        connection.heard_at = there.listener.now() - 31
+        connection.received_at = there.listener.now() - 31
         there.listener.watch()
         assert there.listener.connection_count == 0 and await client.receive() is None
 

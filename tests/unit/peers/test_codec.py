@@ -541,14 +541,14 @@ def test_an_append_is_decoded_as_it_stands() -> None:
 def test_an_append_that_is_not_like_the_last_one_is_decoded_as_it_stands() -> None:
     frames = [append_frame(), append_frame(generation=2), append_frame(healthy=0), append_frame(), append_frame(term=8)]
     appends: Any = FrameDecoder(PROPOSER_DIALECT).feed(b"".join(frames))
-    told = [(append.leader_id.term, append.generation, append.healthy) for append in appends]
-    assert told == [(7, 1, True), (7, 2, True), (7, 1, False), (7, 1, True), (8, 1, True)]
+    reported = [(append.leader_id.term, append.generation, append.healthy) for append in appends]
+    assert reported == [(7, 1, True), (7, 2, True), (7, 1, False), (7, 1, True), (8, 1, True)]
     assert [append.payload for append in appends] == [b"WAL"] * 5
 
 
 def test_an_append_that_is_like_the_last_one_is_refused_in_another_dialect() -> None:
     decoder: FrameDecoder[Any] = decoder_of_appends()
-    decoder.speak(PROPOSER_AUTHENTICATION)
+    decoder.use(PROPOSER_AUTHENTICATION)
     with pytest.raises(RemoteProtocolError):
         decoder.feed(append_frame())
 

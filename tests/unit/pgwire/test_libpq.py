@@ -223,7 +223,7 @@ def next_result(connection: abc.PGconn) -> abc.PGresult | None:
     return connection.get_result()
 
 
-def test_libpq_connects_asks_and_hears_what_the_server_is() -> None:
+def test_libpq_connects_asks_and_receives_what_the_server_is() -> None:
     with serving() as server:
         connection = server.connect("application_name=s1")
         assert connection.parameter_status(b"integer_datetimes") == b"on"
@@ -269,7 +269,7 @@ def test_libpq_streams_and_ends_the_copy() -> None:
         assert server.served().events[2:4] == [StatusUpdate(3, 2, 1, False), CopyEnded()]
 
 
-def test_libpq_hears_where_the_next_timeline_begins() -> None:
+def test_libpq_receives_where_the_next_timeline_begins() -> None:
     with serving() as server:
         connection = server.connect()
         assert connection.exec_(b"START_REPLICATION 0/3000000 TIMELINE 1").status == pq.ExecStatus.COPY_BOTH
@@ -334,7 +334,7 @@ def test_libpq_logs_in_over_tls(tls: ServerTls, how: str) -> None:
         assert bool(first.data) == ("direct" in how)
 
 
-def test_libpq_that_demands_tls_is_told_that_there_is_none() -> None:
+def test_libpq_that_demands_tls_is_answered_that_there_is_none() -> None:
     with serving() as server:
         assert "server does not support SSL" in refusal(server.connect("sslmode=require"))
         assert is_let_in(server.connect("sslmode=prefer"))

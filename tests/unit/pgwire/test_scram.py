@@ -170,7 +170,7 @@ def test_a_proof_without_a_challenge_is_refused() -> None:
         server().verify(b"c=,r=x,p=" + base64.b64encode(bytes(32)))
 
 
-def test_a_proof_heard_in_another_exchange_is_of_no_use() -> None:
+def test_a_proof_received_in_another_exchange_is_of_no_use() -> None:
     first = server(make_verifier("pencil", RFC_SALT), nonce=RFC_SERVER_NONCE)
     first.challenge(SCRAM_SHA_256, RFC_CLIENT_FIRST)
     assert first.verify(RFC_CLIENT_FINAL) is not None

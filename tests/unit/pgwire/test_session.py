@@ -383,7 +383,7 @@ def test_a_clients_certificate_lets_in_whom_it_names() -> None:
     assert 'certificate authentication failed for user "you"' in theirs["M"]
 
 
-def test_plaintext_at_a_listener_with_tls_is_told_to_use_it() -> None:
+def test_plaintext_at_a_listener_with_tls_is_asked_to_use_it() -> None:
     ours, theirs = refusal(new_session(tls=True), startup())
     assert theirs == {
         "S": "FATAL",
@@ -394,7 +394,7 @@ def test_plaintext_at_a_listener_with_tls_is_told_to_use_it() -> None:
     assert ours == theirs["M"]
 
 
-def test_parameters_of_the_server_are_told() -> None:
+def test_parameters_of_the_server_are_reported() -> None:
     session = new_session(parameters={"server_version": "18.1", "in_hot_standby": "on"})
     session.receive(startup())
     assert messages_of(session.take_output()) == [
@@ -413,7 +413,7 @@ def test_a_newer_protocol_is_negotiated_down() -> None:
     assert [kind for kind, _ in rest] == ["R", "Z"]
 
 
-def test_a_client_of_a_database_is_told_what_this_is() -> None:
+def test_a_client_of_a_database_is_answered_what_this_is() -> None:
     _, theirs = refusal(new_session(), startup(replication=""))
     assert (theirs["C"], theirs["M"]) == (
         "0A000",
@@ -460,7 +460,7 @@ def test_a_client_with_the_password_and_the_certificate_is_let_in() -> None:
 
 
 @pytest.mark.parametrize(("user", "password"), [("me", "pencils"), ("you", "pencil")])
-def test_a_wrong_password_and_an_unknown_user_are_told_the_same(user: str, password: str) -> None:
+def test_a_wrong_password_and_an_unknown_user_get_the_same_answer(user: str, password: str) -> None:
     session = new_session(users=USERS)
     with pytest.raises(ClientRefused) as caught:
         log_in(session, password, user)
@@ -597,7 +597,7 @@ def test_only_start_replication_begins_a_copy() -> None:
         session.begin_copy()
 
 
-def test_the_end_of_a_timeline_is_told_once_both_sides_have_ended_the_copy() -> None:
+def test_the_end_of_a_timeline_is_reported_once_both_sides_have_ended_the_copy() -> None:
     session = streaming_session()
     session.end_copy()
     assert kinds_of(session.take_output()) == "c"
@@ -634,7 +634,7 @@ def test_the_next_copy_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "ours", "theirs"])
-def test_a_copy_that_fails_leaves_the_client_ready_and_its_last_words_unheard(end: str) -> None:
+def test_a_copy_that_fails_leaves_the_client_ready_and_its_last_words_ignored(end: str) -> None:
     session = streaming_session()
     if end == "ours":
         session.end_copy()

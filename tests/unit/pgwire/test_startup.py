@@ -20,7 +20,7 @@ def test_every_word_for_true_asks_for_physical_replication(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["", "database", "false", "off", "0", "o", "maybe"])
-def test_whoever_wants_a_database_is_told_what_this_is(word: str) -> None:
+def test_whoever_wants_a_database_is_answered_what_this_is(word: str) -> None:
     with pytest.raises(ClientRefused, match="connect with replication=true") as caught:
         admission(PROTOCOL_3_0, body(replication=word))
     assert caught.value.sqlstate == "0A000"

@@ -130,7 +130,7 @@ def test_a_switch_record_that_lies_on_a_border_is_passed_over_from_either_side(
     assert found + after.lsn.tolist() == whole.lsn.tolist()
 
 
-def test_a_page_of_zeros_is_told_from_a_damaged_one() -> None:
+def test_a_page_of_zeros_is_distinguished_from_a_damaged_one() -> None:
     wal = WalBuilder(2 * MIB - 4 * PAGE_SIZE)
     wal.switch()
     wal.add(of_length(10))

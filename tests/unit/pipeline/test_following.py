@@ -337,7 +337,7 @@ def test_rows_are_found_by_a_key_of_any_name() -> None:
         (Exception("(sqlite3.OperationalError) database or disk is full"), StorageFull),
     ],
 )
-def test_what_a_library_raises_is_one_line_and_a_full_disk_is_told_apart(
+def test_what_a_library_raises_is_one_line_and_a_full_disk_is_distinguished(
     tmp_path: Path, error: Exception, kind: type[WalproxyError]
 ) -> None:
     with pytest.raises(kind, match=r"^could not write it: .") as raised, library_errors("write it", tmp_path / "no"):

@@ -38,7 +38,7 @@ def test_a_frozen_version_has_no_maker_and_an_invalid_end_is_none() -> None:
     assert (version.xmin, version.xmax, version.is_heap_only) == (None, 0, True)
 
 
-def test_a_lock_and_a_multixact_are_told_apart_from_an_end() -> None:
+def test_a_lock_and_a_multixact_are_distinguished_from_an_end() -> None:
     version = row_version(page_of(750, 12, LOCK_ONLY | IS_MULTI), 1)
     assert (version.xmax, version.is_multi, version.is_locked_only) == (12, True, True)
 

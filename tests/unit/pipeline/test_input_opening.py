@@ -39,7 +39,7 @@ def test_the_url_becomes_a_connection_string_of_libpq() -> None:
         ("safekeeper://one:5433?user=me&secret=hidden", "libpq does not accept all of user, secret"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_told_without_its_secrets(url: str, problem: str) -> None:
+def test_a_url_that_cannot_be_used_is_reported_without_its_secrets(url: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(problem)) as caught:
         open_input(url)
     assert "hidden" not in str(caught.value)

@@ -180,7 +180,7 @@ def test_a_record_that_is_not_wholly_there_is_left_out_at_the_end_and_before_a_g
         starts(wal_input, whole)
 
 
-def test_wal_that_is_not_valid_is_told_with_its_file_and_checksums() -> None:
+def test_wal_that_is_not_valid_is_reported_with_its_file_and_checksums() -> None:
     wal = make_log(3 * MIB)
     record = next(record for record in wal.records if record.start_lsn > MIB + 500_000)
     wal.data[record.start_lsn + 100 - MIB] ^= 1
@@ -190,7 +190,7 @@ def test_wal_that_is_not_valid_is_told_with_its_file_and_checksums() -> None:
         starts(wal_input, plan_pieces(PATH, wal_input.extents(PATH)))
 
 
-def test_wal_of_another_system_is_told() -> None:
+def test_wal_of_another_system_is_reported() -> None:
     wal = make_log(2 * MIB, system_id=8)
     wal_input = BuiltInput(wal)
     with pytest.raises(

@@ -29,13 +29,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_all_tables_of_a_folder_are_tidied_up(folder: Path) -> None:
-    told: list[str] = []
-    one, two = maintain(LakeLocation.parse(folder), progress=lambda name, done, total: told.append(name))
+    reported: list[str] = []
+    one, two = maintain(LakeLocation.parse(folder), progress=lambda name, done, total: reported.append(name))
     assert (one.name, one.format, one.files, one.problem) == ("one", "delta", 1, None)
     assert one.compaction.files_removed == two.compaction.files_removed == 3
     assert (one.orphans.files, two.orphans.files) == (1, 0)
     assert one.expired.files == 0
-    assert told == ["one", "two"]
+    assert reported == ["one", "two"]
     for name in ("one", "two"):
         with open_table(folder, name) as table:
             assert lsns_of(table) == [0, 1, 2]

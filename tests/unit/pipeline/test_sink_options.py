@@ -26,7 +26,7 @@ def test_a_stream_is_named_by_its_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "[]", '{"name": 1}'])
-def test_a_checkpoint_without_an_id_is_told(tmp_path: Path, content: str | None) -> None:
+def test_a_checkpoint_without_an_id_is_reported(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "metadata").write_text(content)
     with pytest.raises(
@@ -49,7 +49,7 @@ def test_a_checkpoint_without_an_id_is_told(tmp_path: Path, content: str | None)
         (PLACE, True, "a stream needs the option 'writer' or 'checkpointLocation'"),
     ],
 )
-def test_what_makes_no_sense_is_told(options: dict[str, str], streaming: bool, complaint: str) -> None:
+def test_what_makes_no_sense_is_reported(options: dict[str, str], streaming: bool, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         SinkOptions.parse(options, overwrite=False, streaming=streaming)
 

@@ -69,7 +69,7 @@ def test_an_error_of_others_is_its_last_line() -> None:
     assert str(error) == "Spark: ZeroDivisionError: division by zero"
 
 
-def test_what_spark_says_is_told_without_its_plan() -> None:
+def test_what_spark_says_is_reported_without_its_plan() -> None:
     assert str(error_of(PySparkException(JAVAS))) == (
         "Spark: [TABLE_OR_VIEW_NOT_FOUND] The table or view `nothing` cannot be found. Verify the spelling and "
         "correctness of the schema and catalog."

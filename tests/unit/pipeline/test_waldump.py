@@ -337,7 +337,7 @@ def test_a_gap_is_named_and_passed_over_only_if_that_is_wanted(tmp_path: Path) -
         ("-f", "-z"),
     ],
 )
-def test_wrong_usage_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_wrong_usage_is_reported(tmp_path: Path, words: tuple[str, ...]) -> None:
     result = run(tmp_path, *words)
     assert isinstance(result.exception, SystemExit | click.UsageError)
     assert result.exit_code == 2

@@ -43,7 +43,7 @@ def test_payload_of_wal_shares_the_messages_memory() -> None:
 
 
 @pytest.mark.parametrize(("byte", "asked"), [(0, False), (1, True), (7, True)])
-def test_keepalive_tells_whether_a_reply_is_wanted(byte: int, asked: bool) -> None:
+def test_keepalive_reports_whether_a_reply_is_wanted(byte: int, asked: bool) -> None:
     message = memoryview(b"k" + struct.pack(">QqB", 0x16B374D848, 1, byte))
     assert parse_copy_message(message) == Keepalive(0x16B374D848, asked)
 

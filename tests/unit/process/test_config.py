@@ -190,7 +190,7 @@ def test_networks_are_a_text_or_a_list(tmp_path: Path) -> None:
             read(file)
 
 
-def test_changes_that_need_a_restart_are_told_from_those_that_do_not() -> None:
+def test_changes_that_need_a_restart_are_distinguished_from_those_that_do_not() -> None:
     old = read()
     new = dataclasses.replace(old, log_level="debug", proposer_listen=Address("x", 1))
     assert changed_options(old, new) == (["log_level"], ["proposer_listen"])

@@ -54,7 +54,7 @@ def pages(house: ReplicationHouse) -> tuple[dict[str, float], dict[str, Any]]:
     return numbers, status
 
 
-def test_positions_disk_and_archive_are_told_in_numbers_and_words(tmp_path: Path) -> None:
+def test_positions_disk_and_archive_are_reported_in_numbers_and_words(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
         leader = house.led()
         leader.write(WAL + b"not committed")
@@ -68,7 +68,7 @@ def test_positions_disk_and_archive_are_told_in_numbers_and_words(tmp_path: Path
         assert before["safekeeper_unarchived_bytes"] == len(WAL)
         leader.order_archive(1)
         house.call(house.archiver.start)
-        leader.hear_of_archive(lambda report: report.archived_lsn == END_LSN)
+        leader.await_archive_report(lambda report: report.archived_lsn == END_LSN)
         leader.order_archive(1, END_LSN)
         client = house.client()
         client.start(END_LSN)
@@ -105,7 +105,7 @@ def test_positions_disk_and_archive_are_told_in_numbers_and_words(tmp_path: Path
     assert archive["last_upload_at"] is not None
 
 
-def test_slots_are_told_in_numbers_and_one_that_holds_nothing_has_no_position(tmp_path: Path) -> None:
+def test_slots_are_reported_in_numbers_and_one_that_holds_nothing_has_no_position(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path, archive=str(tmp_path / "archive")) as house:
         leader = house.led()
         leader.write(WAL)

@@ -152,10 +152,10 @@ def test_a_certificate_that_expires_soon_is_a_warning(tmp_path: Path, caplog: py
     for name, days in (("late", 100), ("soon", 10)):
         pair = authority.sign(name, valid_until=datetime.now(UTC) + timedelta(days=days))
         Protection(config(tmp_path, tls_cert=str(pair.cert), tls_key=str(pair.key)))
-    told = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert [level for level, _ in told] == ["INFO", "WARNING"]
-    assert told[1][1].startswith(f"the certificate in {tmp_path / 'ca-soon.pem'} expires at 2")
-    assert told[1][1].endswith("UTC: renew it") and "renew" not in told[0][1]
+    reported = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in reported] == ["INFO", "WARNING"]
+    assert reported[1][1].startswith(f"the certificate in {tmp_path / 'ca-soon.pem'} expires at 2")
+    assert reported[1][1].endswith("UTC: renew it") and "renew" not in reported[0][1]
 
 
 @pytest.mark.parametrize(

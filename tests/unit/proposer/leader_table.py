@@ -54,7 +54,7 @@ class Table:
         self.leadership.on_wal_received(end_lsn, self.now)
         self.take()
 
-    def hears(self, safekeeper_id: int, *standbys: Standby) -> None:
+    def deliver(self, safekeeper_id: int, *standbys: Standby) -> None:
         self.leadership.on_standby_feedback(safekeeper_id, standbys)
         self.take()
 

@@ -49,16 +49,16 @@ def test_a_member_that_is_disconnected_is_not_waited_for_in_the_pre_vote(order: 
     table = campaigning()
     table.event(table.proposer.disconnected(3, table.now))
     assert table.proposer.phase is Phase.PRE_VOTING
-    table.hears(order[0], PreVoteResponse(False, "other"))
+    table.deliver(order[0], PreVoteResponse(False, "other"))
     assert table.proposer.phase is Phase.GATHERING, "one of three is no quorum"
 
 
 def test_a_pre_vote_that_was_denied_leaves_it_open_until_the_others_have_answered() -> None:
     table = campaigning()
-    table.hears(1, PreVoteResponse(False, "other"))
-    table.hears(2, PreVoteResponse(True))
+    table.deliver(1, PreVoteResponse(False, "other"))
+    table.deliver(2, PreVoteResponse(True))
     assert table.proposer.phase is Phase.PRE_VOTING
-    table.hears(3, PreVoteResponse(True))
+    table.deliver(3, PreVoteResponse(True))
     assert table.proposer.phase is Phase.VOTING
 
 
@@ -66,11 +66,11 @@ def deposed() -> Table:
     """Return a proposer that has led a term, and asks for pre-votes again."""
     table = Table()
     table.leads()
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
+    table.deliver(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, promised=LeaderId(9, "other")))
+        table.deliver(safekeeper_id, greeting(safekeeper_id, promised=LeaderId(9, "other")))
     # The first attempt began when two had greeted; the next one asks all.
-    table.hears(1, PreVoteResponse(False, ""))
+    table.deliver(1, PreVoteResponse(False, ""))
     table.sees()
     table.ticks()
     assert table.sent(PreVoteRequest).keys() == {1, 2, 3} and not table.proposer.is_spare
@@ -92,8 +92,8 @@ def test_a_proposer_that_has_led_is_fenced_by_a_quorum_that_follows_others(
     first: str, second: str, is_fenced: bool, is_spare: bool
 ) -> None:
     table = deposed()
-    table.hears(1, PreVoteResponse(False, first))
-    table.hears(2, PreVoteResponse(False, second))
+    table.deliver(1, PreVoteResponse(False, first))
+    table.deliver(2, PreVoteResponse(False, second))
     assert [type(finish.error) for finish in table.did(Finish)] == [Fenced] * is_fenced
     assert table.proposer.is_spare is is_spare
 
@@ -101,12 +101,12 @@ def test_a_proposer_that_has_led_is_fenced_by_a_quorum_that_follows_others(
 def test_a_spare_is_none_any_more_as_soon_as_it_asks_for_votes() -> None:
     table = campaigning()
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(False, "other"))
+        table.deliver(safekeeper_id, PreVoteResponse(False, "other"))
     assert table.proposer.is_spare and any("spare" in note.text for note in table.did(Note))
     table.ticks()
     assert [note for note in table.did(Note) if "spare" in note.text] == []
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, PreVoteResponse(False, "other"))
+        table.deliver(safekeeper_id, PreVoteResponse(False, "other"))
         assert [note for note in table.did(Note) if "spare" in note.text] == [], "it was noted before"
     table.ticks()
     table.collect_pre_votes(1, 2)
@@ -139,7 +139,7 @@ def test_a_vote_that_comes_after_the_decision_does_not_change_it() -> None:
     table.collect_votes(leader_id, 1, 2)
     table.ticks(0.2)
     assert table.did(IdentifyPrimary) and table.proposer.campaign is not None
-    table.hears(3, vote(leader_id, flush_lsn=END + 50))
+    table.deliver(3, vote(leader_id, flush_lsn=END + 50))
     assert table.said == [] and len(table.proposer.campaign.votes) == 2 and table.proposer.campaign.donor == 1
 
 
@@ -148,7 +148,7 @@ def test_a_voter_that_is_lost_after_the_decision_does_not_change_it(what: str) -
     table = verifying()
     assert table.proposer.campaign is not None
     if what == "refuses":
-        table.hears(3, Refusal(RefusalCode.NOT_A_MEMBER, "gone", LeaderId(5, "before")))
+        table.deliver(3, Refusal(RefusalCode.NOT_A_MEMBER, "gone", LeaderId(5, "before")))
     else:
         table.event(table.proposer.disconnected(3, table.now))
     assert len(table.proposer.campaign.votes) == 3 and not table.did(IdentifyPrimary)
@@ -159,19 +159,19 @@ def test_a_safekeeper_that_is_no_voter_is_not_asked_and_its_end_or_its_vote_chan
     table = Table()
     table.connects(1, 2)
     table.event(table.proposer.connected(3, table.now))
-    table.hears(3, STRANGER)
+    table.deliver(3, STRANGER)
     table.sees()
     table.collect_pre_votes(1, 2)
     assert table.sent(VoteRequest).keys() == {1, 2}
     leader_id = table.sent(VoteRequest)[1].leader_id
-    table.hears(3, vote(leader_id))
-    table.hears(1, vote(leader_id))
+    table.deliver(3, vote(leader_id))
+    table.deliver(1, vote(leader_id))
     table.event(table.proposer.disconnected(3, table.now))
     assert table.proposer.phase is Phase.VOTING
     table.event(table.proposer.connected(3, table.now))
-    table.hears(3, STRANGER)
+    table.deliver(3, STRANGER)
     assert table.sent(VoteRequest) == {}
-    table.hears(2, vote(leader_id))
+    table.deliver(2, vote(leader_id))
     assert table.did(IdentifyPrimary), "all voters have answered"
     assert table.proposer.campaign is not None and len(table.proposer.campaign.votes) == 2
 
@@ -180,7 +180,7 @@ def test_a_member_that_missed_the_end_of_the_bootstrap_is_sent_it_before_its_vot
     table = Table()
     table.connects(1, 2)
     table.event(table.proposer.connected(3, table.now))
-    table.hears(3, empty(3))
+    table.deliver(3, empty(3))
     table.sees()
     table.collect_pre_votes(1, 2)
     assert table.sent(Bootstrap).keys() == {3} and table.sent(VoteRequest).keys() == {1, 2, 3}
@@ -195,26 +195,26 @@ def test_without_a_primary_another_members_greeting_names_the_server() -> None:
     table.ticks(0.05)
     table.connects(1, 2)
     table.event(table.proposer.connected(3, table.now))
-    table.hears(3, empty(3))
+    table.deliver(3, empty(3))
     table.ticks(3.0)
     table.collect_pre_votes(1, 2)
-    told, greeting = table.sent(Bootstrap)[3], table.proposer.peers[1].greeting
+    reported, greeting = table.sent(Bootstrap)[3], table.proposer.peers[1].greeting
     assert greeting is not None and table.sent(VoteRequest).keys() == {1, 2, 3}
-    assert (told.cluster_id, told.membership) == (CLUSTER, MEMBERS)
-    assert (told.system_id, told.segment_size) == (greeting.system_id, greeting.segment_size)
-    assert told.server_version == greeting.server_version
+    assert (reported.cluster_id, reported.membership) == (CLUSTER, MEMBERS)
+    assert (reported.system_id, reported.segment_size) == (greeting.system_id, greeting.segment_size)
+    assert reported.server_version == greeting.server_version
     # The log of the third is chosen, whose own greeting does not name the server.
     leader_id = table.sent(VoteRequest)[3].leader_id
     table.event(table.proposer.disconnected(1, table.now))
-    table.hears(2, vote(leader_id))
-    table.hears(3, vote(leader_id, flush_lsn=END + 100))
+    table.deliver(2, vote(leader_id))
+    table.deliver(3, vote(leader_id, flush_lsn=END + 100))
     elected = table.sent(Elected)[3]
     assert (elected.system_id, elected.segment_size) == (greeting.system_id, greeting.segment_size)
 
 
 def test_a_vote_that_is_refused_and_then_given_on_another_connection_counts() -> None:
     table, leader_id = candidate()
-    table.hears(1, Refusal(RefusalCode.NOT_A_MEMBER, "reason", LeaderId(3, "before")))
+    table.deliver(1, Refusal(RefusalCode.NOT_A_MEMBER, "reason", LeaderId(3, "before")))
     table.event(table.proposer.disconnected(1, table.now))
     table.connects(1)
     assert table.sent(VoteRequest).keys() == {1}
@@ -231,7 +231,7 @@ def test_only_a_primary_with_equal_bytes_passes_the_check(crc: int) -> None:
     table = verifying()
     campaign = table.proposer.campaign
     assert campaign is not None and campaign.verification is not None
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, (1,)))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, (1,)))
     campaign.verification.on_primary_checked((crc,))
     assert campaign.verification.is_passed is (crc == 1)
     assert bool(campaign.verification.refusal) is (crc != 1)
@@ -240,7 +240,7 @@ def test_only_a_primary_with_equal_bytes_passes_the_check(crc: int) -> None:
 # What the members are told.
 
 
-def test_the_members_of_a_term_are_told_what_the_primary_and_the_donor_are() -> None:
+def test_the_members_of_a_term_are_sent_what_the_primary_and_the_donor_are() -> None:
     table = verifying(forgotten_term=2)
     campaign = table.proposer.campaign
     assert campaign is not None
@@ -253,14 +253,14 @@ def test_the_members_of_a_term_are_told_what_the_primary_and_the_donor_are() -> 
     assert message.membership == msgspec.structs.replace(MEMBERS, author=6)
 
 
-def test_they_are_told_what_the_primary_is_that_was_identified_last() -> None:
+def test_they_are_sent_what_the_primary_is_that_was_identified_last() -> None:
     campaign = verifying().proposer.campaign
     assert campaign is not None and campaign.primary is not None
     campaign.primary = msgspec.structs.replace(campaign.primary, server_version=150001)
     assert campaign.elected().server_version == 150001
 
 
-def test_in_a_tail_term_they_are_told_what_the_donor_s_log_is() -> None:
+def test_in_a_tail_term_they_are_sent_what_the_donor_s_log_is() -> None:
     table = table_of(server_version=140000)
     message = leads_tail(table, forgotten_term=2, commit_lsn=END - 7)[1]
     assert isinstance(message, Elected)
@@ -279,7 +279,7 @@ def test_a_term_that_was_held_without_a_commit_began_where_others_may_have_commi
     """All below its start counts, whatever this term itself has committed."""
     table = Table(several_primaries=True)
     held = table.leads()
-    table.hears(1, AppendResponse(held, END, END, 0))
+    table.deliver(1, AppendResponse(held, END, END, 0))
     assert table.proposer.leadership is not None and table.proposer.leadership.commit_lsn == 0
     table.event(table.proposer.primary_lost(table.now))
     promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 10),))
@@ -289,9 +289,9 @@ def test_a_term_that_was_held_without_a_commit_began_where_others_may_have_commi
     table.ticks()
     leader_id = table.collect_pre_votes(1, 2)
     # Not all vote: the votes alone would say END + 50.
-    table.hears(1, vote(leader_id, history=(*LOG, HistoryEntry(held.term, END, 1)), flush_lsn=END + 50))
-    table.hears(2, vote(leader_id))
+    table.deliver(1, vote(leader_id, history=(*LOG, HistoryEntry(held.term, END, 1)), flush_lsn=END + 50))
+    table.deliver(2, vote(leader_id))
     table.ticks(0.2)
     table.sees(promoted)
-    table.hears(1, TailResponse(0, END - 10, record_end_lsn, BASE))
+    table.deliver(1, TailResponse(0, END - 10, record_end_lsn, BASE))
     assert bool(table.did(RefusePrimary)) is is_refused

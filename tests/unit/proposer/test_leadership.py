@@ -71,11 +71,11 @@ def test_received_wal_of_a_data_folder_that_was_replaced_is_not_reported_again_w
     table.acks(1, START, readers=True)
     whose_second_member_has_lost_its_disk(table)
     assert table.reports() == []
-    table.hears(1, at(START + 20))
+    table.deliver(1, at(START + 20))
     assert table.reports() == [ReportStatus(START + 50, START + 50, START + 20)]
 
 
-def test_a_primary_that_streams_again_is_not_told_the_received_wal_of_a_data_folder_that_was_replaced() -> None:
+def test_a_primary_that_streams_again_is_not_sent_the_received_wal_of_a_data_folder_that_was_replaced() -> None:
     # Commits that wait for remote_write in that PostgreSQL would be released by a member that has nothing.
     table = Table()
     table.leadership.set_streaming(False)
@@ -85,7 +85,7 @@ def test_a_primary_that_streams_again_is_not_told_the_received_wal_of_a_data_fol
     assert table.reports() == [ReportStatus(START + 50, START + 50, START + 50)]
 
 
-def test_a_commit_is_told_while_the_members_own_flush_is_under_way() -> None:
+def test_a_commit_is_reported_while_the_members_own_flush_is_under_way() -> None:
     table = Table()
     table.receives(START + 50)
     table.acks(3, START + 50, flush_lsn=START, readers=True)
@@ -94,7 +94,7 @@ def test_a_commit_is_told_while_the_members_own_flush_is_under_way() -> None:
     assert table.heartbeats() == [3]
 
 
-def test_readers_that_come_when_all_is_said_hear_of_it_at_once() -> None:
+def test_readers_that_come_when_all_is_said_receive_it_at_once() -> None:
     table = Table()
     table.receives(START + 50)
     for safekeeper_id in (1, 2, 3):
@@ -105,7 +105,7 @@ def test_readers_that_come_when_all_is_said_hear_of_it_at_once() -> None:
     assert table.heartbeats() == []
 
 
-def test_a_commit_that_came_between_elected_and_its_answer_is_told_with_the_answer() -> None:
+def test_a_commit_that_came_between_elected_and_its_answer_is_reported_with_the_answer() -> None:
     table = Table()
     table.receives(START + 50)
     table.acks(1, START + 50)

@@ -93,7 +93,7 @@ def test_an_answer_moves_what_it_can_move(
     )
 
 
-def test_what_a_primary_was_told_when_it_began_to_stream_is_not_reported_again() -> None:
+def test_what_a_primary_was_sent_when_it_began_to_stream_is_not_reported_again() -> None:
     table = Table()
     table.receives(START + 100)
     for safekeeper_id in (1, 2):

@@ -49,7 +49,7 @@ class Table:
         self.leadership.on_append_response(safekeeper_id, response, self.now)
         self.take()
 
-    def hears(
+    def deliver(
         self, safekeeper_id: int, begin_lsn: int = BEGIN, archived_lsn: int = 0, is_archiver: bool = False
     ) -> None:
         report = ArchiveReport(begin_lsn, True, is_archiver, archived_lsn)
@@ -59,7 +59,7 @@ class Table:
     def joins(self, safekeeper_id: int, lsn: int, begin_lsn: int = BEGIN) -> None:
         self.welcomes(safekeeper_id)
         self.acks(safekeeper_id, lsn)
-        self.hears(safekeeper_id, begin_lsn)
+        self.deliver(safekeeper_id, begin_lsn)
 
     def ticks(self, seconds: float = 1.0) -> None:
         self.now += seconds
@@ -89,7 +89,7 @@ def test_before_anybody_has_said_what_it_keeps_a_log_begins_where_the_donors_doe
     first = table.welcomes(1)
     assert (first.base_lsn, first.settled_lsn) == (BEGIN, START - 7)
     # What a member has said before it has adopted the term may be of another log.
-    table.hears(1, BEGIN + SEGMENT)
+    table.deliver(1, BEGIN + SEGMENT)
     assert table.welcomes(2).base_lsn == BEGIN
 
 
@@ -125,7 +125,7 @@ def test_what_was_settled_before_the_term_stays_so() -> None:
 # Setting forward (S6).
 
 
-def test_a_member_whose_next_wal_nobody_keeps_is_told_where_to_go_on() -> None:
+def test_a_member_whose_next_wal_nobody_keeps_is_sent_where_to_go_on() -> None:
     table = Table(settled_lsn=BEGIN)
     table.joins(2, START, BEGIN + 6 * SEGMENT)
     table.welcomes(3)
@@ -146,8 +146,8 @@ def test_two_members_that_are_behind_do_not_wait_for_each_other() -> None:
     table.joins(3, BEGIN + SEGMENT)
     table.joins(1, START, BEGIN + 6 * SEGMENT)
     table.ticks(0.1)
-    told = [message.base_lsn for safekeeper_id in (2, 3) for message in table.elected(safekeeper_id)]
-    assert told == [BEGIN + 6 * SEGMENT] * 2
+    reported = [message.base_lsn for safekeeper_id in (2, 3) for message in table.elected(safekeeper_id)]
+    assert reported == [BEGIN + 6 * SEGMENT] * 2
 
 
 def test_a_member_that_others_have_no_newer_wal_than_waits() -> None:
@@ -179,7 +179,7 @@ def test_an_answer_that_crossed_the_word_to_go_on_elsewhere_does_no_harm() -> No
 # Who archives.
 
 
-def test_all_are_told_who_archives_when_it_is_named_and_how_far_the_archive_is_when_that_changes() -> None:
+def test_all_are_sent_who_archives_when_it_is_named_and_how_far_the_archive_is_when_that_changes() -> None:
     table = Table()
     for safekeeper_id in (1, 2):
         table.joins(safekeeper_id, START)
@@ -187,19 +187,19 @@ def test_all_are_told_who_archives_when_it_is_named_and_how_far_the_archive_is_w
     table.ticks(INCUMBENT_GRACE_S)
     assert table.orders() == {1: (1, 0), 2: (1, 0)}
     assert Note(Level.INFO, "safekeeper 1 is the archiver") in table.said
-    table.hears(1, archived_lsn=BEGIN + 7, is_archiver=True)
+    table.deliver(1, archived_lsn=BEGIN + 7, is_archiver=True)
     assert table.orders() == {1: (1, BEGIN + 7), 2: (1, BEGIN + 7)}
-    table.hears(1, archived_lsn=BEGIN + 7, is_archiver=True)
-    table.hears(2, archived_lsn=BEGIN + 9)
+    table.deliver(1, archived_lsn=BEGIN + 7, is_archiver=True)
+    table.deliver(2, archived_lsn=BEGIN + 9)
     assert table.orders() == {}
-    table.hears(1, archived_lsn=BEGIN + 5, is_archiver=True)
+    table.deliver(1, archived_lsn=BEGIN + 5, is_archiver=True)
     assert table.orders() == {1: (1, BEGIN + 5), 2: (1, BEGIN + 5)}
 
 
-def test_a_member_that_comes_later_is_told_behind_its_first_answer_and_only_then() -> None:
+def test_a_member_that_comes_later_is_sent_it_behind_its_first_answer_and_only_then() -> None:
     table = Table()
     table.joins(1, START)
-    table.hears(1, archived_lsn=BEGIN + 7, is_archiver=True)
+    table.deliver(1, archived_lsn=BEGIN + 7, is_archiver=True)
     table.ticks(0.1)
     table.welcomes(2)
     assert table.orders() == {}
@@ -209,7 +209,7 @@ def test_a_member_that_comes_later_is_told_behind_its_first_answer_and_only_then
     assert table.orders() == {}
 
 
-def test_one_that_is_gone_is_replaced_and_all_that_are_there_are_told() -> None:
+def test_one_that_is_gone_is_replaced_and_all_that_are_there_are_sent_it() -> None:
     table = Table()
     for safekeeper_id in (1, 2, 3):
         table.joins(safekeeper_id, START)

@@ -51,12 +51,12 @@ def test_wal_of_the_connection_before_counts_only_for_a_member_with_the_same_fol
     assert not Progress.of(identity, is_voter, known).adopted
 
 
-def test_a_term_is_told_to_a_data_folder_once_on_each_connection() -> None:
+def test_a_term_is_sent_to_a_data_folder_once_on_each_connection() -> None:
     table = Table()
-    assert table.leadership.is_told(ONE) and not table.leadership.is_told(OTHER)
-    assert not table.leadership.is_told((9, "9" * 32))
+    assert table.leadership.has_sent(ONE) and not table.leadership.has_sent(OTHER)
+    assert not table.leadership.has_sent((9, "9" * 32))
     table.leadership.disconnected(1, table.now)
-    assert not table.leadership.is_told(ONE)
+    assert not table.leadership.has_sent(ONE)
 
 
 @pytest.mark.parametrize("voter", [True, False])
@@ -334,7 +334,7 @@ def test_an_everyday_answer_of_a_member_with_readers_is_followed_by_a_commit_tha
 # Data folders, and the archive.
 
 
-def test_members_that_follow_are_told_of_data_folders_once_and_of_news() -> None:
+def test_members_that_follow_are_sent_data_folders_once_and_of_news() -> None:
     table = Table(answers=False)
     for safekeeper_id in (1, 2):
         table.acks(safekeeper_id, START)
@@ -342,20 +342,20 @@ def test_members_that_follow_are_told_of_data_folders_once_and_of_news() -> None
     assert sorted(known) == [MEMBERS.members[0].identity, MEMBERS.members[1].identity]
     stranger = FolderState(9, "9" * 32, 1, 1, START)
 
-    def told(states: dict[tuple[int, str], FolderState]) -> list[int]:
-        table.leadership.tell_folders(states)
+    def reported(states: dict[tuple[int, str], FolderState]) -> list[int]:
+        table.leadership.send_folders(states)
         table.take()
         messages = [a for a in table.said if isinstance(a, SendMessage) and isinstance(a.message, FolderStates)]
         assert all(stranger not in a.message.folders for a in messages)  # type: ignore[union-attr]
         return [a.safekeeper_id for a in messages]
 
-    assert told({stranger.identity: stranger}) == []
-    assert told({**known, stranger.identity: stranger}) == [1, 2]
-    assert told(known) == []
+    assert reported({stranger.identity: stranger}) == []
+    assert reported({**known, stranger.identity: stranger}) == [1, 2]
+    assert reported(known) == []
     table.acks(3, START)
-    assert told(known) == [3]
+    assert reported(known) == [3]
     moved = FolderState(1, "1" * 32, 2, 4, START + 5)
-    assert told({**known, moved.identity: moved}) == [1, 2, 3]
+    assert reported({**known, moved.identity: moved}) == [1, 2, 3]
 
 
 def test_a_report_of_the_archive_before_the_answer_to_elected_is_of_another_log() -> None:

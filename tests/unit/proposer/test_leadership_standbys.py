@@ -14,11 +14,11 @@ def test_an_advance_of_apply_alone_is_reported_at_once_and_only_once() -> None:
     for safekeeper_id in (1, 2):
         table.acks(safekeeper_id, START + 50, readers=safekeeper_id == 1)
     assert table.leadership.status() == ReportStatus(START + 50, START + 50, 0)
-    table.hears(1, at(START + 20))
+    table.deliver(1, at(START + 20))
     assert table.reports() == [ReportStatus(START + 50, START + 50, START + 20)]
-    table.hears(1, at(START + 20), Standby("other", START + 50))
+    table.deliver(1, at(START + 20), Standby("other", START + 50))
     assert table.reports() == []
-    table.hears(1, at(START + 10))
+    table.deliver(1, at(START + 10))
     assert table.reports() == [ReportStatus(START + 50, START + 50, START + 10)]
 
 
@@ -30,7 +30,7 @@ def test_a_write_position_that_was_lowered_with_an_apply_position_is_reported_wh
         table.acks(safekeeper_id, START + 100, readers=safekeeper_id == 1, flush_lsn=START + 50)
     assert table.reports()[-1].write_lsn == START + 100
     table.leadership.disconnected(2, table.now)
-    table.hears(1, at(START + 20))
+    table.deliver(1, at(START + 20))
     assert [(report.write_lsn, report.apply_lsn) for report in table.reports()] == [(START + 50, START + 20)]
     table.acks(3, START + 100, flush_lsn=START + 50)
     assert [report.write_lsn for report in table.reports()] == [START + 100]
@@ -39,7 +39,7 @@ def test_a_write_position_that_was_lowered_with_an_apply_position_is_reported_wh
 def test_apply_is_never_above_what_is_committed_and_0_before_the_terms_start_is() -> None:
     table = Table("a", answers=False)
     table.acks(1, START, readers=True)
-    table.hears(1, at(START + 90))
+    table.deliver(1, at(START + 90))
     assert table.reports() == [] and table.leadership.status() == ReportStatus(0, 0, 0)
     table.acks(2, START)
     assert table.reports() == [ReportStatus(START, START, START)]
@@ -48,7 +48,7 @@ def test_apply_is_never_above_what_is_committed_and_0_before_the_terms_start_is(
 def test_nobody_designated_apply_follows_flush_and_feedback_is_no_news() -> None:
     table = Table()
     table.acks(1, START, readers=True)
-    table.hears(1, at(START))
+    table.deliver(1, at(START))
     assert table.reports() == []
     assert table.leadership.status() == ReportStatus(START, START, START)
 
@@ -57,7 +57,7 @@ def test_nothing_is_reported_while_the_primary_does_not_stream() -> None:
     table = Table("a")
     table.leadership.set_streaming(False)
     table.acks(1, START, readers=True)
-    table.hears(1, at(START))
+    table.deliver(1, at(START))
     assert table.reports() == [] and table.leadership.status() == ReportStatus(0, 0, 0)
     table.leadership.set_streaming(True)
     table.take()
@@ -68,18 +68,18 @@ def test_feedback_of_a_safekeeper_that_has_not_adopted_the_term_says_nothing_of_
     table = Table("a")
     table.leadership.disconnected(1, table.now)
     table.leadership.on_greeting((1, "1" * 32), table.now)
-    table.hears(1, at(START))
+    table.deliver(1, at(START))
     assert table.standbys.rows() == [] and table.reports() == []
 
 
 def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
     table = Table("a")
     table.acks(1, START, readers=True)
-    table.hears(1, at(START), at(START, "other"))
+    table.deliver(1, at(START), at(START, "other"))
     table.standbys.disconnected(1)
     table.leadership.disconnected(1, table.now)
     table.leadership.on_greeting((1, "1" * 32), table.now)
-    table.hears(2, at(START, "b"))
+    table.deliver(2, at(START, "b"))
     table.acks(1, START)
     # They are gone, and what the designated one had replayed stays replayed.
     assert [(row.standby.name, row.connected) for row in table.standbys.rows()] == [("a", False), ("b", True)]
@@ -89,7 +89,7 @@ def test_an_answer_without_readers_says_that_no_standby_streams_there() -> None:
 def test_standbys_are_still_there_if_the_first_answer_has_readers() -> None:
     table = Table()
     table.acks(1, START, readers=True)
-    table.hears(1, at(START))
+    table.deliver(1, at(START))
     table.standbys.disconnected(1)
     table.leadership.disconnected(1, table.now)
     table.leadership.on_greeting((1, "1" * 32), table.now)
@@ -101,7 +101,7 @@ def test_standbys_are_still_there_if_the_first_answer_has_readers() -> None:
 def test_no_standby_streams_from_a_member_whose_first_answer_makes_it_skip_wal() -> None:
     table = Table()
     table.acks(1, START, readers=True)
-    table.hears(1, at(START, "other"))
+    table.deliver(1, at(START, "other"))
     table.standbys.disconnected(1)
     table.leadership.disconnected(1, table.now)
     table.receives(START + 100)
@@ -121,7 +121,7 @@ def test_wal_is_sent_before_a_report_after_which_the_window_may_shrink(monkeypat
     table.receives(START + 100)
     for safekeeper_id in (1, 2):
         table.acks(safekeeper_id, START + 100)
-    table.hears(1, at(START + 20))
+    table.deliver(1, at(START + 20))
     table.leadership.disconnected(3, table.now)
     table.leadership.on_greeting((3, "3" * 32), table.now)
     table.take()

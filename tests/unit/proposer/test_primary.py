@@ -85,7 +85,7 @@ def test_another_line_of_descent_is_refused() -> None:
         plan_log(history((1, 100, 4)), 500, primary(1, 900))
 
 
-def test_a_promotion_apart_that_took_the_same_number_is_told_by_its_fork() -> None:
+def test_a_promotion_apart_that_took_the_same_number_is_found_by_its_fork() -> None:
     assert plan_log(ONE_THEN_TWO, 500, primary(2, 900, (1, 250))) == LogPlan(250, 2, cuts=True)
     with pytest.raises(PrimaryRefused, match="promoted independently"):
         plan_log(ONE_THEN_TWO, 500, primary(2, 900, (1, 350)))

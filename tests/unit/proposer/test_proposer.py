@@ -90,7 +90,7 @@ class Table:
     def did(self, kind: type[Any]) -> list[Any]:
         return [action for action in self.said if isinstance(action, kind)]
 
-    def hears(self, safekeeper_id: int, message: Any) -> None:
+    def deliver(self, safekeeper_id: int, message: Any) -> None:
         self.event(self.proposer.message(safekeeper_id, message, self.now))
 
     def ticks(self, seconds: float = 1.0) -> None:
@@ -103,7 +103,7 @@ class Table:
     def connects(self, *safekeeper_ids: int, **changes: Any) -> None:
         for safekeeper_id in safekeeper_ids:
             self.event(self.proposer.connected(safekeeper_id, self.now))
-            self.hears(safekeeper_id, greeting(safekeeper_id, **changes))
+            self.deliver(safekeeper_id, greeting(safekeeper_id, **changes))
 
     def votes(self, **changes: Any) -> LeaderId:
         """Bring it from greetings to the vote of all; return the candidate."""
@@ -120,23 +120,23 @@ class Table:
         """Let these grant their pre-votes; return the candidate for which votes are requested, None if they are not."""
         leader_id = None
         for safekeeper_id in safekeeper_ids:
-            self.hears(safekeeper_id, PreVoteResponse(True))
+            self.deliver(safekeeper_id, PreVoteResponse(True))
             leader_id = next((request.leader_id for request in self.sent(VoteRequest).values()), leader_id)
         return leader_id
 
     def collect_votes(self, leader_id: LeaderId, *safekeeper_ids: int, **changes: Any) -> None:
         for safekeeper_id in safekeeper_ids:
-            self.hears(safekeeper_id, vote(leader_id, **changes))
+            self.deliver(safekeeper_id, vote(leader_id, **changes))
 
     def pass_check(self) -> None:
         """Let the donor and the primary report the same checksums of the WAL below END."""
-        self.hears(1, DigestResponse(self.proposer.term, BASE, END, CRCS))
+        self.deliver(1, DigestResponse(self.proposer.term, BASE, END, CRCS))
         self.event(self.proposer.primary_checked(BASE, END, CRCS, self.now))
 
     def acknowledge(self, leader_id: LeaderId, lsn: int, *safekeeper_ids: int) -> None:
         """Let these have the log up to a position."""
         for safekeeper_id in safekeeper_ids:
-            self.hears(safekeeper_id, AppendResponse(leader_id, lsn, lsn, 0))
+            self.deliver(safekeeper_id, AppendResponse(leader_id, lsn, lsn, 0))
 
     def leads(self) -> LeaderId:
         """Bring it from nothing to leading a term that begins at END."""
@@ -178,7 +178,7 @@ def greet_empty(table: "Table") -> None:
     """All three have been connected to, and greet: once to each connection, and once more, all after the last."""
     for _ in range(2):
         for safekeeper_id in (1, 2, 3):
-            table.hears(safekeeper_id, empty(safekeeper_id))
+            table.deliver(safekeeper_id, empty(safekeeper_id))
 
 
 def vote(leader_id: LeaderId, **changes: Any) -> VoteResponse:
@@ -192,9 +192,9 @@ def test_a_second_greeting_on_a_connection_on_which_the_term_was_announced_chang
     table.event(table.proposer.disconnected(3, table.now))
     table.event(table.proposer.connected(3, table.now))
     table.proposer.roster.greet(3, PRIMARY, table.now)  # It was greeted twice, as when the primary comes into sight.
-    table.hears(3, greeting(3))
+    table.deliver(3, greeting(3))
     assert table.sent(Elected).keys() == {3}
-    table.hears(3, greeting(3))
+    table.deliver(3, greeting(3))
     assert table.said == []
     table.event(table.proposer.disconnected(3, table.now))
     table.connects(3)
@@ -232,7 +232,7 @@ SLOTTED = msgspec.structs.replace(PRIMARY, slot="walproxy")
 def greets_again(table: Table, **of: AcceptorGreeting) -> None:
     assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, of.get(f"s{safekeeper_id}", empty(safekeeper_id)))
+        table.deliver(safekeeper_id, of.get(f"s{safekeeper_id}", empty(safekeeper_id)))
 
 
 def test_empty_safekeepers_of_a_primary_that_has_our_slot_are_no_first_start() -> None:
@@ -240,7 +240,7 @@ def test_empty_safekeepers_of_a_primary_that_has_our_slot_are_no_first_start() -
     table.sees(SLOTTED)
     table.connect(1, 2, 3)
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, empty(safekeeper_id))
+        table.deliver(safekeeper_id, empty(safekeeper_id))
     # Another proxy may have begun the cluster, and made the slot, a moment ago.
     greets_again(table)
     (note,) = table.did(Note)
@@ -259,7 +259,7 @@ def test_empty_safekeepers_of_a_primary_that_has_our_slot_are_no_first_start() -
     assert table.sent(PreVoteRequest) and not table.proposer.stuck
 
 
-def test_a_first_start_is_told_to_be_one_by_the_operator() -> None:
+def test_a_first_start_is_declared_by_the_operator() -> None:
     table = Table(bootstrap=True)
     table.sees(SLOTTED)
     table.connect(1, 2, 3)
@@ -278,7 +278,7 @@ def test_a_bootstrap_that_was_begun_with_these_folders_is_finished_whoever_made_
     table.sees(SLOTTED)
     table.connect(1, 2, 3)
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, half_done if safekeeper_id == 1 else empty(safekeeper_id))
+        table.deliver(safekeeper_id, half_done if safekeeper_id == 1 else empty(safekeeper_id))
     assert table.proposer.phase is Phase.PRE_VOTING and not table.proposer.stuck
 
 
@@ -287,7 +287,7 @@ def test_takeover_counts_once_in_a_run() -> None:
     assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {True}
     table.collect_pre_votes(1, 2, 3)
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, VoteResponse(LeaderId(6, "run1"), False, LeaderId(7, "other")))
+        table.deliver(safekeeper_id, VoteResponse(LeaderId(6, "run1"), False, LeaderId(7, "other")))
     # Another one was quicker: that was no takeover.
     table.ticks()
     assert {request.takeover for request in table.sent(PreVoteRequest).values()} == {True}
@@ -303,13 +303,13 @@ def test_greetings_of_different_times_are_not_combined_for_a_bootstrap() -> None
     table.sees()
     for safekeeper_id in (2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, empty(safekeeper_id))
+        table.deliver(safekeeper_id, empty(safekeeper_id))
     # Another proxy bootstraps 1 and 3, and they acknowledge WAL. Then the disk of 1 is lost. 2 has missed all of it.
     table.event(table.proposer.connected(1, table.now))
-    table.hears(1, wiped(1))
+    table.deliver(1, wiped(1))
     assert (table.sent(Bootstrap), table.sent(ProposerGreeting).keys()) == ({}, {1, 2, 3})
     for safekeeper_id, message in ((1, wiped(1)), (2, empty(2)), (3, greeting(3))):
-        table.hears(safekeeper_id, message)
+        table.deliver(safekeeper_id, message)
         assert table.sent(Bootstrap) == {}
     # 2 and 3 are a quorum of the cluster that there is.
     assert table.proposer.phase is Phase.PRE_VOTING
@@ -321,10 +321,10 @@ def test_a_greeting_that_was_requested_before_the_last_connection_does_not_count
     table.event(table.proposer.connected(3, table.now))
     table.connect(1, 2)
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, empty(safekeeper_id))  # That of 3 was on its way.
+        table.deliver(safekeeper_id, empty(safekeeper_id))  # That of 3 was on its way.
     assert table.sent(Bootstrap) == {}
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, empty(safekeeper_id))
+        table.deliver(safekeeper_id, empty(safekeeper_id))
     assert table.sent(Bootstrap).keys() == {1, 2, 3}
 
 
@@ -333,18 +333,18 @@ def test_a_bootstrap_needs_every_member() -> None:
     table.sees()
     for safekeeper_id in (1, 2):
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, empty(safekeeper_id))
+        table.deliver(safekeeper_id, empty(safekeeper_id))
         assert table.sent(Bootstrap) == {}
     table.event(table.proposer.connected(3, table.now))
-    table.hears(3, empty(3))
+    table.deliver(3, empty(3))
     assert table.sent(Bootstrap) == {}
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, empty(safekeeper_id))
+        table.deliver(safekeeper_id, empty(safekeeper_id))
     assert {message.membership for message in table.sent(Bootstrap).values()} == {MEMBERS}
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, Bootstrapped(CLUSTER, 1))
+        table.deliver(safekeeper_id, Bootstrapped(CLUSTER, 1))
         assert table.proposer.phase is Phase.BOOTSTRAPPING
-    table.hears(3, Bootstrapped(CLUSTER, 1))
+    table.deliver(3, Bootstrapped(CLUSTER, 1))
     assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
 
 
@@ -354,17 +354,17 @@ def test_after_a_bootstrap_that_was_interrupted_nobody_counts_as_empty_that_has_
     table.connect(1, 2, 3)
     greet_empty(table)
     for safekeeper_id in (2, 3):
-        table.hears(safekeeper_id, Bootstrapped(CLUSTER, 1))
+        table.deliver(safekeeper_id, Bootstrapped(CLUSTER, 1))
     table.event(table.proposer.disconnected(1, table.now))
     assert table.proposer.phase is Phase.GATHERING
     # Another proxy may lead by now: 2 and 3 are a quorum. Then the disk of 2 is lost, and 1 has missed all of it.
     table.event(table.proposer.disconnected(2, table.now))
     for safekeeper_id, lost in ((1, False), (2, True)):
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, wiped(safekeeper_id) if lost else empty(safekeeper_id))
+        table.deliver(safekeeper_id, wiped(safekeeper_id) if lost else empty(safekeeper_id))
     table.ticks()
     assert table.sent(Bootstrap) == {}
-    table.hears(3, greeting(3, promised=LeaderId(1, "another")))
+    table.deliver(3, greeting(3, promised=LeaderId(1, "another")))
     table.ticks()
     assert table.sent(PreVoteRequest).keys() == {1, 3}
 
@@ -400,8 +400,8 @@ def test_a_run_never_asks_for_a_term_twice() -> None:
     table = campaigning()
     terms = []
     for _ in range(2):
-        table.hears(1, PreVoteResponse(True))
-        table.hears(2, PreVoteResponse(True))
+        table.deliver(1, PreVoteResponse(True))
+        table.deliver(2, PreVoteResponse(True))
         terms.append(table.sent(VoteRequest)[1].leader_id.term)
         table.ticks(table.proposer.timing.vote_timeout_s + 1)
         table.ticks(60.0)
@@ -414,17 +414,17 @@ def test_whoever_greets_during_the_pre_vote_is_asked_for_its_vote_too() -> None:
     table.connects(1, 2)
     assert table.sent(PreVoteRequest).keys() == {1, 2}
     table.connects(3)
-    table.hears(1, PreVoteResponse(True))
-    table.hears(2, PreVoteResponse(True))
+    table.deliver(1, PreVoteResponse(True))
+    table.deliver(2, PreVoteResponse(True))
     assert table.sent(VoteRequest).keys() == {1, 2, 3}
 
 
 def test_votes_of_another_term_do_not_count() -> None:
     table = campaigning()
-    table.hears(1, PreVoteResponse(True))
-    table.hears(2, PreVoteResponse(True))
-    table.hears(1, vote(LeaderId(4, "run1")))
-    table.hears(2, vote(LeaderId(4, "run1")))
+    table.deliver(1, PreVoteResponse(True))
+    table.deliver(2, PreVoteResponse(True))
+    table.deliver(1, vote(LeaderId(4, "run1")))
+    table.deliver(2, vote(LeaderId(4, "run1")))
     table.ticks(0.5)
     assert table.proposer.phase is Phase.VOTING
 
@@ -438,8 +438,8 @@ def test_a_proxy_that_has_waited_for_its_primary_greets_again_before_its_first_e
     assert sorted(table.sent(ProposerGreeting)) == [1, 2, 3]
     # A failover may have sealed the log meanwhile: an election by the old greetings would be refused.
     assert bool(table.sent(PreVoteRequest)) == (waits_s < 1)
-    table.hears(1, greeting(1))
-    table.hears(2, greeting(2))
+    table.deliver(1, greeting(1))
+    table.deliver(2, greeting(2))
     assert table.proposer.phase is Phase.PRE_VOTING
 
 
@@ -464,14 +464,14 @@ def test_of_several_identities_that_are_due_the_last_one_counts() -> None:
 # The check of the primary (S9, S10).
 
 
-def test_nobody_is_told_before_the_primary_was_compared() -> None:
+def test_nothing_is_reported_before_the_primary_was_compared() -> None:
     table = campaigning()
     table.votes()
     table.sees()
     request = table.sent(DigestRequest)[1]
     assert (request.begin_lsn, request.end_lsn, request.back_to_timed) == (BASE, END, True)
     assert table.sent(Elected) == {} and not table.did(StartReplication)
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     (start,) = table.did(StartReplication)
     assert (start.check_begin_lsn, start.begin_lsn, start.resumes) == (BASE, END, False)
     assert table.sent(Elected) == {}
@@ -499,7 +499,7 @@ def crcs_of(begin_lsn: int, end_lsn: int) -> tuple[int, ...]:
 
 
 def answers(table: Table, begin_lsn: int, timed_lsn: int, end_lsn: int = END) -> None:
-    table.hears(1, DigestResponse(table.proposer.term, begin_lsn, end_lsn, crcs_of(begin_lsn, end_lsn), timed_lsn))
+    table.deliver(1, DigestResponse(table.proposer.term, begin_lsn, end_lsn, crcs_of(begin_lsn, end_lsn), timed_lsn))
 
 
 def test_a_primary_is_compared_back_to_a_record_that_bears_a_time() -> None:
@@ -528,7 +528,7 @@ def test_checksums_of_much_wal_come_in_several_answers() -> None:
 
 def test_an_answer_to_another_campaign_says_nothing() -> None:
     table = verifying()
-    table.hears(1, DigestResponse(table.proposer.term - 1, BASE, END + 10, (1, 2, 3), BASE))
+    table.deliver(1, DigestResponse(table.proposer.term - 1, BASE, END + 10, (1, 2, 3), BASE))
     assert not table.did(StartReplication) and not table.did(Finish)
 
 
@@ -546,7 +546,7 @@ def test_checksums_that_were_not_asked_for_break_the_protocol(begin_lsn: int, en
     table = verifying()
     crcs = crcs_of(begin_lsn, end_lsn) if pages is None else (1,) * pages
     with pytest.raises(RemoteProtocolError, match="not the requested ones"):
-        table.hears(1, DigestResponse(table.proposer.term, begin_lsn, end_lsn, crcs, BASE))
+        table.deliver(1, DigestResponse(table.proposer.term, begin_lsn, end_lsn, crcs, BASE))
 
 
 def test_a_log_without_a_record_that_bears_a_time_is_enough_from_its_very_beginning_only() -> None:
@@ -612,7 +612,7 @@ def test_a_primary_with_other_bytes_is_refused() -> None:
     table = campaigning()
     table.votes()
     table.sees()
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
     (finish,) = table.did(Finish)
     assert isinstance(finish.error, PrimaryRefused)
@@ -626,7 +626,7 @@ def test_a_fork_may_only_cut_a_record_that_nobody_was_promised(record_end_lsn: i
     fork_lsn = END - 100
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
     assert table.sent(TailRequest)[1].lsn == fork_lsn
-    table.hears(1, TailResponse(0, fork_lsn, record_end_lsn, BASE))
+    table.deliver(1, TailResponse(0, fork_lsn, record_end_lsn, BASE))
     assert bool(table.did(Finish)) == refused
     assert bool(table.sent(DigestRequest)) != refused
 
@@ -636,8 +636,8 @@ def test_data_loss_may_be_allowed_explicitly() -> None:
     table.votes()
     fork_lsn = END - 100
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
-    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
-    table.hears(1, DigestResponse(table.proposer.term, BASE, fork_lsn, CRCS))
+    table.deliver(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, fork_lsn, CRCS))
     assert table.did(StartReplication)
     table.event(table.proposer.primary_checked(BASE, fork_lsn, CRCS, table.now))
     assert table.sent(Elected)[1].history[-1].gives_up
@@ -651,7 +651,7 @@ def test_nothing_is_given_up_as_long_as_too_few_for_a_commit_quorum_have_voted()
     table.collect_votes(leader_id, 1, 2)
     fork_lsn = END - 100
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
-    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    table.deliver(1, TailResponse(0, fork_lsn, END - 50, BASE))
     (finish,) = table.did(Finish)
     assert "too few safekeepers have voted for a commit quorum to cut its log there" in str(finish.error)
 
@@ -674,8 +674,8 @@ def test_a_timeline_may_end_as_soon_as_the_term_is_led() -> None:
     table.event(table.proposer.timeline_ended(2, END + 50, table.now))
     assert table.proposer.phase is Phase.LEADING
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
-        table.hears(safekeeper_id, AppendResponse(leader_id, END + 50, END + 50, 0))
+        table.deliver(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+        table.deliver(safekeeper_id, AppendResponse(leader_id, END + 50, END + 50, 0))
     assert table.proposer.phase is not Phase.LEADING
 
 
@@ -686,9 +686,9 @@ def test_nothing_is_reported_before_the_terms_start_is_on_a_quorum() -> None:
     table = Table()
     leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
-    table.hears(1, AppendResponse(leader_id, END, END, 0))
+    table.deliver(1, AppendResponse(leader_id, END, END, 0))
     assert table.did(ReportStatus) == []
-    table.hears(2, AppendResponse(leader_id, END, END, 0))
+    table.deliver(2, AppendResponse(leader_id, END, END, 0))
     assert table.did(ReportStatus) == [ReportStatus(END, END, END)]
 
 
@@ -697,7 +697,7 @@ def test_wal_goes_to_whoever_has_adopted_the_history() -> None:
     leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
     assert table.did(SendAppend) == []
-    table.hears(2, AppendResponse(leader_id, END, END, 0))
+    table.deliver(2, AppendResponse(leader_id, END, END, 0))
     assert [(a.safekeeper_ids, a.begin_lsn, a.end_lsn) for a in table.did(SendAppend)] == [([2], END, END + 50)]
 
 
@@ -710,11 +710,11 @@ def test_answers_are_everyday_ones_once_the_terms_start_is_on_a_quorum_and_the_m
     table = Table()
     leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
-    table.hears(1, AppendResponse(leader_id, END, END, 0))
+    table.deliver(1, AppendResponse(leader_id, END, END, 0))
     assert steady(table) == []
-    table.hears(2, AppendResponse(leader_id, END, END, 0))
+    table.deliver(2, AppendResponse(leader_id, END, END, 0))
     assert steady(table) == [1, 2]
-    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    table.deliver(3, AppendResponse(leader_id, END, END, 0))
     assert steady(table) == [1, 2, 3]
 
 
@@ -749,12 +749,12 @@ def test_an_answer_that_ends_a_logged_problem_is_no_everyday_one() -> None:
     table.proposer.peers[2].log.is_new("some reason")
     table.ticks(0.1)
     assert steady(table) == [1, 3]
-    table.hears(2, AppendResponse(leader_id, END, END, 1))
+    table.deliver(2, AppendResponse(leader_id, END, END, 1))
     assert steady(table) == [1, 2, 3]
     assert table.proposer.peers[2].log.is_new("some reason")
 
 
-def test_a_primary_that_comes_back_hears_nothing_before_it_was_compared() -> None:
+def test_a_primary_that_comes_back_receives_nothing_before_it_was_compared() -> None:
     table = Table()
     leader_id = table.leads()
     table.event(table.proposer.wal_received(END + 50, table.now))
@@ -764,8 +764,8 @@ def test_a_primary_that_comes_back_hears_nothing_before_it_was_compared() -> Non
     assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
     table.sees(own=CRCS)
     sequence = table.proposer.leadership.sequence if table.proposer.leadership else 0
-    table.hears(3, AppendResponse(leader_id, END + 50, END + 50, sequence))
-    table.hears(1, AppendResponse(leader_id, END + 50, END + 50, sequence))
+    table.deliver(3, AppendResponse(leader_id, END + 50, END + 50, sequence))
+    table.deliver(1, AppendResponse(leader_id, END + 50, END + 50, sequence))
     (start,) = table.did(StartReplication)
     assert (start.check_begin_lsn, start.begin_lsn, start.resumes) == (BASE, END + 50, True)
     assert table.did(ReportStatus) == []
@@ -780,8 +780,8 @@ def test_a_primary_that_comes_back_with_other_bytes_is_refused() -> None:
     table.sees(own=CRCS)
     sequence = table.proposer.leadership.sequence if table.proposer.leadership else 0
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, 0))
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, sequence))
+        table.deliver(safekeeper_id, AppendResponse(leader_id, END, END, 0))
+        table.deliver(safekeeper_id, AppendResponse(leader_id, END, END, sequence))
     table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
     assert isinstance(table.did(Finish)[0].error, PrimaryRefused)
 
@@ -790,7 +790,7 @@ def test_a_higher_term_ends_the_term_and_nothing_is_reported_any_more() -> None:
     table = Table()
     leader_id = table.leads()
     table.acknowledge(leader_id, END, 1, 2)
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
+    table.deliver(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)]
     assert table.proposer.leadership is None
     assert table.sent(ProposerGreeting).keys() == {1, 2, 3}
@@ -799,12 +799,12 @@ def test_a_higher_term_ends_the_term_and_nothing_is_reported_any_more() -> None:
 def test_without_a_term_the_connection_to_the_primary_is_closed() -> None:
     table = Table()
     table.leads()
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
+    table.deliver(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, promised=LeaderId(9, "other")))
+        table.deliver(safekeeper_id, greeting(safekeeper_id, promised=LeaderId(9, "other")))
     table.ticks()
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, PreVoteResponse(False, ""))
+        table.deliver(safekeeper_id, PreVoteResponse(False, ""))
         if table.did(StopReplication):
             return
     raise AssertionError("the COPY of a term that is over stayed open")
@@ -816,11 +816,11 @@ def test_a_learner_is_fed_and_does_not_count() -> None:
     table.event(table.proposer.disconnected(3, table.now))
     table.event(table.proposer.connected(3, table.now))
     stranger = msgspec.structs.replace(empty(3), incarnation="9" * 32)
-    table.hears(3, stranger)
+    table.deliver(3, stranger)
     assert table.sent(Elected).keys() == {3}
     table.event(table.proposer.wal_received(END + 50, table.now))
-    table.hears(1, AppendResponse(leader_id, END + 50, END + 50, 0))
-    table.hears(3, AppendResponse(leader_id, END + 50, END + 50, 0))
+    table.deliver(1, AppendResponse(leader_id, END + 50, END + 50, 0))
+    table.deliver(3, AppendResponse(leader_id, END + 50, END + 50, 0))
     assert table.did(ReportStatus) == []
 
 
@@ -839,7 +839,7 @@ def test_a_primary_that_has_recycled_the_next_segment_too_is_refused_instead_of_
     border_lsn = BASE + SEGMENT
     table = segment_to_compare_is_gone(border_lsn)
     assert table.sent(TailRequest).keys() == {1}
-    table.hears(1, TailResponse(0, border_lsn, 0, BASE))
+    table.deliver(1, TailResponse(0, border_lsn, 0, BASE))
     assert table.proposer.phase is Phase.LEADING
     table.event(table.proposer.primary_segment_removed(table.now))
     (finish,) = table.did(Finish)
@@ -861,7 +861,7 @@ def test_a_member_that_a_rebootstrap_has_begun_with_counts_as_missing_and_ends_n
     for _ in range(2):
         table.event(table.proposer.disconnected(3, table.now))
         table.event(table.proposer.connected(3, table.now))
-        table.hears(3, begun)
+        table.deliver(3, begun)
         assert table.proposer.leadership is not None and not table.sent(Elected)
     assert "a rebootstrap, or the undo of one, has begun with it" in table.proposer.peers[3].problem
 
@@ -878,22 +878,22 @@ def test_a_term_ends_once_a_quorum_belongs_to_a_later_cluster(promised: LeaderId
         )
         table.event(table.proposer.disconnected(safekeeper_id, table.now))
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, later)
+        table.deliver(safekeeper_id, later)
     assert table.proposer.leadership is None
 
 
 # The archive, and WAL that is not kept any more.
 
 
-def test_a_report_of_the_archive_is_heard_in_a_term_only() -> None:
+def test_a_report_of_the_archive_is_received_in_a_term_only() -> None:
     table = Table()
     report = ArchiveReport(BASE, has_archive=True, is_archiver=True, archived_lsn=BASE + 50)
     table.connects(1)
-    table.hears(1, report)
+    table.deliver(1, report)
     assert table.said == []
     leader_id = table.leads()
-    table.hears(1, AppendResponse(leader_id, END, END, 0))
-    table.hears(1, report)
+    table.deliver(1, AppendResponse(leader_id, END, END, 0))
+    table.deliver(1, report)
     table.ticks(0.1)
     assert table.sent(ArchiveAssignment) == {1: ArchiveAssignment(leader_id, 1, BASE + 50)}
 
@@ -919,7 +919,7 @@ def test_a_list_that_lacks_members_is_refused_with_the_difference(listed: tuple[
     for safekeeper_id in listed:
         assert not table.did(Finish)
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, greeting(safekeeper_id) if safekeeper_id <= 3 else wiped(safekeeper_id))
+        table.deliver(safekeeper_id, greeting(safekeeper_id) if safekeeper_id <= 3 else wiped(safekeeper_id))
     (finish,) = table.did(Finish)
     assert isinstance(finish.error, ConfigurationError)
     missing = ", ".join(str(each) for each in (1, 2, 3) if each not in listed)
@@ -933,13 +933,13 @@ def test_a_listed_safekeeper_that_is_not_a_member_does_no_harm() -> None:
     assert table.proposer.refusal is None and table.proposer.phase is Phase.PRE_VOTING
 
 
-def test_lost_folders_in_a_list_that_fits_are_still_told_as_such() -> None:
+def test_lost_folders_in_a_list_that_fits_are_still_reported_as_such() -> None:
     table = lists(1, 2, 3)
     table.sees()
     table.connects(1)
     for safekeeper_id in (2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, wiped(safekeeper_id))
+        table.deliver(safekeeper_id, wiped(safekeeper_id))
     assert table.proposer.refusal is None and "data folders were lost" in table.proposer.stuck
 
 
@@ -950,7 +950,7 @@ def test_a_stranger_with_a_greater_membership_does_not_make_a_list_unfit() -> No
     table.connects(3, cluster_id="d" * 32, membership=others, incarnation="f" * 32)
     table.connects(1)
     table.event(table.proposer.connected(2, table.now))
-    table.hears(2, wiped(2))
+    table.deliver(2, wiped(2))
     assert table.proposer.refusal is None
 
 
@@ -959,12 +959,12 @@ def test_a_safekeeper_that_falls_silent_in_a_bootstrap_is_connected_to_again() -
     table.connect(1, 2, 3)
     table.sees()  # Each is greeted once more.
     for safekeeper_id in (1, 2, 3, 1, 2):
-        table.hears(safekeeper_id, empty(safekeeper_id))
+        table.deliver(safekeeper_id, empty(safekeeper_id))
     bootstrap = table.sent(Bootstrap)[1]
     # The answer to the second greeting was on its way.
-    table.hears(3, empty(3))
+    table.deliver(3, empty(3))
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, Bootstrapped(bootstrap.cluster_id, 1))
+        table.deliver(safekeeper_id, Bootstrapped(bootstrap.cluster_id, 1))
     table.now += table.proposer.timing.response_timeout_s + 1
     table.event(table.proposer.tick(table.now, 0.5))
     assert [action.safekeeper_id for action in table.did(Disconnect)] == [3]
@@ -989,8 +989,8 @@ def test_there_is_no_term_above_the_last_one() -> None:
     table = Table()
     table.connects(1, 2, promised=LeaderId(TERM_MAX, "other"))
     table.sees()
-    table.hears(1, PreVoteResponse(True))
-    table.hears(2, PreVoteResponse(True))
+    table.deliver(1, PreVoteResponse(True))
+    table.deliver(2, PreVoteResponse(True))
     assert not table.sent(VoteRequest) and table.proposer.phase is Phase.GATHERING
     assert f"term {TERM_MAX} was promised, the highest possible one" in table.did(Note)[0].text
 
@@ -1007,12 +1007,12 @@ def test_there_is_no_term_above_the_last_one() -> None:
 )
 def test_a_vote_whose_history_cannot_be_does_not_count(changes: dict[str, Any]) -> None:
     table = campaigning()
-    table.hears(1, PreVoteResponse(True))
-    table.hears(2, PreVoteResponse(True))
+    table.deliver(1, PreVoteResponse(True))
+    table.deliver(2, PreVoteResponse(True))
     leader_id = table.sent(VoteRequest)[1].leader_id
     assert leader_id.term == 6
     with pytest.raises(RemoteProtocolError, match=r"a vote for \(6, run1\) has a log that ends at"):
-        table.hears(1, vote(leader_id, **changes))
+        table.deliver(1, vote(leader_id, **changes))
     assert table.proposer.campaign is not None and not table.proposer.campaign.votes
 
 
@@ -1023,16 +1023,16 @@ def test_a_vote_whose_history_cannot_be_does_not_count(changes: dict[str, Any]) 
         {"history": tuple(HistoryEntry(term, BASE, 1) for term in range(1, 1 << 16)), "commit_lsn": 0},
     ],
 )
-def test_a_vote_that_is_too_long_for_what_is_told_to_the_members_does_not_count(changes: dict[str, Any]) -> None:
+def test_a_vote_that_is_too_long_for_what_is_sent_to_the_members_does_not_count(changes: dict[str, Any]) -> None:
     table = Table()
     table.connects(1, 2, 3, promised=LeaderId(1 << 16, "before"))
     table.sees()
-    table.hears(1, PreVoteResponse(True))
-    table.hears(2, PreVoteResponse(True))
+    table.deliver(1, PreVoteResponse(True))
+    table.deliver(2, PreVoteResponse(True))
     message = vote(table.sent(VoteRequest)[1].leader_id, **changes)
     encode(message)
     with pytest.raises(RemoteProtocolError, match=r"the histories of a vote for .* bytes: too many"):
-        table.hears(1, message)
+        table.deliver(1, message)
 
 
 def test_a_primary_that_is_refused_after_the_end_changes_nothing() -> None:
@@ -1048,7 +1048,7 @@ def test_a_message_after_the_end_changes_nothing() -> None:
     table = Table()
     table.leads()
     table.event(table.proposer.primary_refused("no link", table.now))
-    table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(99, "other")))
+    table.deliver(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(99, "other")))
     known = table.proposer.peers[2].greeting
     assert table.said == [] and known is not None and known.promised.term < 99
 
@@ -1056,12 +1056,12 @@ def test_a_message_after_the_end_changes_nothing() -> None:
 def test_what_follows_from_a_state_that_cannot_be_is_not_carried_out_later() -> None:
     table = Table()
     leader_id = table.leads()
-    table.hears(1, AppendResponse(leader_id, END, END, 0))
+    table.deliver(1, AppendResponse(leader_id, END, END, 0))
     leadership = table.proposer.leadership
     assert leadership is not None
     leadership._checked = (END + 1, 0)
     with pytest.raises(InvariantViolation):
-        table.hears(2, AppendResponse(leader_id, END, END, 0))  # END is committed with it, and reported.
+        table.deliver(2, AppendResponse(leader_id, END, END, 0))  # END is committed with it, and reported.
     leadership._checked = (0, 0)
     assert leadership.commit_lsn == END and table.event(table.proposer.disconnected(3, table.now)) == []
 
@@ -1073,4 +1073,4 @@ def test_an_everyday_answer_is_checked_as_every_event_is() -> None:
     assert steady(table) == [1, 2, 3] and table.proposer.leadership is not None
     table.proposer.leadership._checked = (END + 1, 0)
     with pytest.raises(InvariantViolation, match="has gone back"):
-        table.hears(1, AppendResponse(leader_id, END, END, 1))
+        table.deliver(1, AppendResponse(leader_id, END, END, 1))

@@ -50,17 +50,17 @@ def reports(lsn: int) -> StandbyFeedback:
 
 def loses_its_term(table: Table, promised: LeaderId = OTHER) -> None:
     """Let a safekeeper report a higher promise, and all greet again."""
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", promised))
+    table.deliver(3, Refusal(RefusalCode.STALE_TERM, "deposed", promised))
     assert table.proposer.leadership is None
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, promised=promised))
+        table.deliver(safekeeper_id, greeting(safekeeper_id, promised=promised))
     table.ticks()
 
 
 def follows(table: Table, leader_id: LeaderId, lsn: int) -> None:
     """Let a quorum, which has readers, have the log up to `lsn`."""
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, lsn, lsn, 0, has_readers=True))
+        table.deliver(safekeeper_id, AppendResponse(leader_id, lsn, lsn, 0, has_readers=True))
 
 
 def leads_with_wal(**config: Any) -> tuple[Table, LeaderId]:
@@ -88,7 +88,7 @@ def test_the_next_term_continues_an_open_copy_where_the_donor_s_log_ends(flush_l
     before = () if flush_lsn == END else (HistoryEntry(held.term, END, 1),)
     assert table.sent(Elected)[1].history == (*LOG, *before, HistoryEntry(10, flush_lsn, 1))
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(LeaderId(10, "run1"), flush_lsn, flush_lsn, 0))
+        table.deliver(safekeeper_id, AppendResponse(LeaderId(10, "run1"), flush_lsn, flush_lsn, 0))
     assert table.did(ReportStatus) == [ReportStatus(flush_lsn, flush_lsn, flush_lsn)]
     sent = [(a.begin_lsn, a.end_lsn) for a in table.did(SendAppend) if a.begin_lsn < a.end_lsn]
     assert sent == ([] if flush_lsn == RECEIVED else [(flush_lsn, RECEIVED)])
@@ -140,9 +140,9 @@ def test_a_term_that_continues_a_copy_sends_wal_of_the_window_from_before_its_st
     loses_its_term(table)
     asks_again(table, held, RECEIVED)
     leader_id = LeaderId(table.proposer.term, "run1")
-    table.hears(1, AppendResponse(leader_id, RECEIVED, RECEIVED, 0))
-    table.hears(1, ArchiveReport(BASE, has_archive=False))
-    table.hears(3, AppendResponse(leader_id, END + 10, END + 10, 0))
+    table.deliver(1, AppendResponse(leader_id, RECEIVED, RECEIVED, 0))
+    table.deliver(1, ArchiveReport(BASE, has_archive=False))
+    table.deliver(3, AppendResponse(leader_id, END + 10, END + 10, 0))
     sent = [(a.begin_lsn, a.end_lsn) for a in table.did(SendAppend) if a.begin_lsn < a.end_lsn]
     assert sent == ([(END + 10, RECEIVED)] if is_fed else [])
     assert bool(table.sent(ReadRequest)) is not is_fed
@@ -160,9 +160,9 @@ def awaits_link() -> tuple[Table, LeaderId]:
     leader_id = table.votes(flush_lsn=BORDER)
     table.sees(primary)
     crcs = tuple(range(SEGMENT // DIGEST_PAGE_SIZE))
-    table.hears(1, DigestResponse(table.proposer.term, BASE, BORDER, crcs, BASE + 100))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, BORDER, crcs, BASE + 100))
     table.event(table.proposer.primary_segment_removed(table.now))
-    table.hears(1, TailResponse(0, BORDER, 0, BASE + 8))
+    table.deliver(1, TailResponse(0, BORDER, 0, BASE + 8))
     (start,) = table.did(StartReplication)
     assert (start.check_begin_lsn, start.begin_lsn, start.previous_record_lsn) == (BORDER, BORDER, BASE + 8)
     assert table.proposer.phase is Phase.LEADING
@@ -172,7 +172,7 @@ def awaits_link() -> tuple[Table, LeaderId]:
 def test_nothing_is_reported_to_a_primary_whose_first_record_is_to_link_to_the_log_before_it_has() -> None:
     table, leader_id = awaits_link()
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, AppendResponse(leader_id, BORDER, BORDER, 0))
+        table.deliver(safekeeper_id, AppendResponse(leader_id, BORDER, BORDER, 0))
         assert table.did(ReportStatus) == [] and table.proposer.hot_standby_feedback() is None
     assert not table.proposer._steady, "the next WAL is no everyday event"
     table.ticks(0.3)
@@ -199,7 +199,7 @@ def loses_a_campaign(table: Table) -> float:
         table.ticks(0.01)
     leader_id = table.collect_pre_votes(1, 2)
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, VoteResponse(leader_id, False, LeaderId(leader_id.term, "other")))
+        table.deliver(safekeeper_id, VoteResponse(leader_id, False, LeaderId(leader_id.term, "other")))
     lost_at = table.now
     while table.proposer.phase is Phase.GATHERING:
         table.ticks(0.01)
@@ -218,9 +218,9 @@ def wins_a_term(table: Table) -> LeaderId:
 def is_deposed(table: Table) -> float:
     """Lose the term to another candidate, and return the time until the next campaign."""
     table.event(table.proposer.primary_lost(table.now))
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(table.proposer.term + 1, "other")))
+    table.deliver(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(table.proposer.term + 1, "other")))
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id))
+        table.deliver(safekeeper_id, greeting(safekeeper_id))
     table.sees()
     lost_at = table.now
     while table.proposer.phase is Phase.GATHERING:
@@ -266,7 +266,7 @@ def reconnects(table: Table, held: LeaderId) -> None:
     leadership = table.proposer.leadership
     assert leadership is not None
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, leadership.sequence))
+        table.deliver(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, leadership.sequence))
 
 
 def test_wal_of_a_primary_that_has_reconnected_is_not_taken_before_it_was_asked_for() -> None:
@@ -291,7 +291,7 @@ def test_a_term_that_is_confirmed_after_its_primary_was_lost_again_streams_nothi
     assert leadership is not None
     table.event(table.proposer.primary_lost(table.now))
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, leadership.sequence))
+        table.deliver(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, leadership.sequence))
         assert table.did(StartReplication) == [] and table.proposer.leadership is leadership
 
 
@@ -315,9 +315,9 @@ def test_a_reconnected_primary_streams_only_when_a_quorum_has_confirmed_the_term
     probed = leadership.sequence
     assert probed > before and {i for a in table.did(SendAppend) for i in a.safekeeper_ids} == {1, 2}
     for safekeeper_id, sequence in ((1, before), (2, before), (1, probed)):
-        table.hears(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, sequence))
+        table.deliver(safekeeper_id, AppendResponse(held, RECEIVED, RECEIVED, sequence))
         assert table.did(StartReplication) == []
-    table.hears(2, AppendResponse(held, RECEIVED, RECEIVED, probed))
+    table.deliver(2, AppendResponse(held, RECEIVED, RECEIVED, probed))
     (start,) = table.did(StartReplication)
     assert (start.check_begin_lsn, start.begin_lsn, start.resumes) == (BASE, RECEIVED, True)
     assert table.did(ReportStatus) == []
@@ -348,7 +348,7 @@ def votes_then_sees_a_fork(table: Table, held: LeaderId, flush_lsn: int, **chang
     leader_id = table.collect_pre_votes(1, 2)
     for safekeeper_id in (1, 2):
         history = (*LOG, HistoryEntry(held.term, END, 1))
-        table.hears(safekeeper_id, vote(leader_id, history=history, flush_lsn=flush_lsn, **changes))
+        table.deliver(safekeeper_id, vote(leader_id, history=history, flush_lsn=flush_lsn, **changes))
     table.ticks(table.proposer.timing.vote_grace_s + 0.05)
     assert table.did(IdentifyPrimary)
     table.sees(PROMOTED)
@@ -384,12 +384,12 @@ def test_what_a_held_term_may_have_committed_is_its_start_or_its_commit(
     table, held = leads_with_wal()
     if committed_lsn:
         for safekeeper_id in (1, 2):
-            table.hears(safekeeper_id, AppendResponse(held, RECEIVED, committed_lsn, 0))
+            table.deliver(safekeeper_id, AppendResponse(held, RECEIVED, committed_lsn, 0))
         leadership = table.proposer.leadership
         assert leadership is not None and leadership.commit_lsn == committed_lsn
     without_primary(table)
     votes_then_sees_a_fork(table, held, RECEIVED)
-    table.hears(1, TailResponse(0, FORK, record_end_lsn, BASE))
+    table.deliver(1, TailResponse(0, FORK, record_end_lsn, BASE))
     assert bool(table.did(Finish)) is is_refused
     assert bool(table.sent(DigestRequest)) is not is_refused
     if is_refused:
@@ -413,7 +413,7 @@ def test_the_commit_of_an_older_held_term_counts_in_a_later_one_that_has_committ
     table.collect_votes(leader_id, 1, 2, history=history, flush_lsn=RECEIVED)
     table.ticks(table.proposer.timing.vote_grace_s + 0.05)
     table.sees(PROMOTED)
-    table.hears(1, TailResponse(0, FORK, RECEIVED, BASE))
+    table.deliver(1, TailResponse(0, FORK, RECEIVED, BASE))
     (finish,) = table.did(Finish)
     assert isinstance(finish.error, PrimaryRefused)
 
@@ -421,7 +421,7 @@ def test_the_commit_of_an_older_held_term_counts_in_a_later_one_that_has_committ
 def test_what_a_standby_has_replayed_above_the_start_of_a_term_is_not_of_its_log() -> None:
     table, held = leads_with_wal(apply_rule=parse_apply_rule("a"))
     follows(table, held, RECEIVED)
-    table.hears(1, reports(RECEIVED))
+    table.deliver(1, reports(RECEIVED))
     assert table.did(ReportStatus) == [ReportStatus(RECEIVED, RECEIVED, RECEIVED)]
     loses_its_term(table)
     asks_again(table, held, END + 20)
@@ -429,7 +429,7 @@ def test_what_a_standby_has_replayed_above_the_start_of_a_term_is_not_of_its_log
     follows(table, leader_id, END + 20)
     follows(table, leader_id, RECEIVED)
     assert table.did(ReportStatus) == [ReportStatus(RECEIVED, RECEIVED, END + 20)]
-    table.hears(1, reports(RECEIVED))
+    table.deliver(1, reports(RECEIVED))
     assert table.did(ReportStatus) == [ReportStatus(RECEIVED, RECEIVED, RECEIVED)]
 
 
@@ -455,7 +455,7 @@ def test_a_segment_that_is_gone_in_a_campaign_closes_the_copy() -> None:
     table = campaigning()
     table.votes()
     table.sees()
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     assert table.did(StartReplication)
     table.event(table.proposer.primary_segment_removed(table.now))
     assert table.did(Finish)
@@ -493,14 +493,14 @@ def test_what_a_safekeeper_has_sent_before_it_was_disconnected_is_ignored() -> N
     table = Table()
     table.connects(1)
     table.event(table.proposer.disconnected(1, table.now))
-    table.hears(1, greeting(1))
+    table.deliver(1, greeting(1))
     assert table.proposer.peers[1].greeting is None
 
 
 def test_a_term_ends_when_the_only_member_that_has_its_start_greets_with_another_folder() -> None:
     table = Table()
     leader_id = table.leads()
-    table.hears(2, AppendResponse(leader_id, END, END, 0))
+    table.deliver(2, AppendResponse(leader_id, END, END, 0))
     table.event(table.proposer.disconnected(1, table.now))
     assert table.proposer.phase is Phase.LEADING
     table.connects(2, incarnation="e" * 32)

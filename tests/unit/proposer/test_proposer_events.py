@@ -96,7 +96,7 @@ def test_a_folder_of_another_cluster_follows_only_if_it_is_empty(has_log: bool) 
     table.event(table.proposer.connected(3, table.now))
     log = {"last_term": 1, "flush_lsn": END} if has_log else {}
     # A bootstrap has reached it that reached nobody else.
-    table.hears(3, msgspec.structs.replace(empty(3), cluster_id="d" * 32, membership=MEMBERS, **log))
+    table.deliver(3, msgspec.structs.replace(empty(3), cluster_id="d" * 32, membership=MEMBERS, **log))
     assert (3 in table.sent(Elected)) is not has_log
     assert (table.proposer.peers[3].refused_code is RefusalCode.OTHER_CLUSTER) is has_log
 
@@ -108,7 +108,7 @@ def test_a_folder_of_another_cluster_follows_only_if_it_is_empty(has_log: bool) 
 def test_only_a_higher_promise_ends_a_term(term: int, ends: bool) -> None:
     table, leader_id = leading()
     assert leader_id.term == 6
-    table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(term, "other")))
+    table.deliver(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(term, "other")))
     assert (table.proposer.leadership is None) is ends
     assert bool(table.sent(ProposerGreeting)) is ends
     assert table.did(ReportStatus) == [ReportStatus(0, 0, 0)] * ends
@@ -122,7 +122,7 @@ def test_only_a_higher_promise_ends_a_term(term: int, ends: bool) -> None:
 @pytest.mark.parametrize("code", [RefusalCode.POSITION, RefusalCode.NOT_ADOPTED, RefusalCode.GENERATION])
 def test_a_safekeeper_that_refuses_a_message_is_connected_to_again_and_the_term_continues(code: RefusalCode) -> None:
     table, leader_id = leading()
-    table.hears(2, Refusal(code, "reason", leader_id))
+    table.deliver(2, Refusal(code, "reason", leader_id))
     assert [(each.safekeeper_id, each.reason) for each in table.did(Disconnect)] == [(2, "reason")]
     assert [note.level for note in table.did(Note)] == [Level.WARNING]
     assert table.proposer.leadership is not None and not table.proposer.peers[2].refused
@@ -133,7 +133,7 @@ def test_a_safekeeper_that_refuses_a_message_is_connected_to_again_and_the_term_
 )
 def test_a_safekeeper_that_refuses_this_proposer_counts_as_missing(code: RefusalCode) -> None:
     table, leader_id = leading()
-    table.hears(2, Refusal(code, "reason", leader_id))
+    table.deliver(2, Refusal(code, "reason", leader_id))
     peer = table.proposer.peers[2]
     assert (peer.refused, peer.refused_code, peer.greeting) == ("reason", code, None)
     assert [each.safekeeper_id for each in table.did(Disconnect)] == [2]
@@ -142,7 +142,7 @@ def test_a_safekeeper_that_refuses_this_proposer_counts_as_missing(code: Refusal
 @pytest.mark.parametrize("code", list(RefusalCode))
 def test_a_refusal_to_vote_is_a_vote_less_and_of_a_learner_no_reason_to_leave_it_out(code: RefusalCode) -> None:
     table, _ = candidate()
-    table.hears(1, Refusal(code, "reason", LeaderId(3, "before")))
+    table.deliver(1, Refusal(code, "reason", LeaderId(3, "before")))
     campaign = table.proposer.campaign
     is_counted = code not in (
         RefusalCode.STALE_TERM,
@@ -165,7 +165,7 @@ def test_without_the_donor_s_answers_the_primary_is_not_checked(
     if code is None:
         table.event(table.proposer.disconnected(safekeeper_id, table.now))
     else:
-        table.hears(safekeeper_id, Refusal(code, "removed", LeaderId(6, "run1")))
+        table.deliver(safekeeper_id, Refusal(code, "removed", LeaderId(6, "run1")))
     assert (table.proposer.campaign is None) is is_lost
     assert (table.proposer.phase is Phase.GATHERING) is is_lost
 
@@ -173,21 +173,21 @@ def test_without_the_donor_s_answers_the_primary_is_not_checked(
 def test_a_campaign_is_lost_as_soon_as_no_quorum_can_vote_for_it() -> None:
     table, _ = candidate()
     for safekeeper_id, phase in ((1, Phase.VOTING), (2, Phase.GATHERING)):
-        table.hears(safekeeper_id, Refusal(RefusalCode.NOT_A_MEMBER, "reason", LeaderId(3, "before")))
+        table.deliver(safekeeper_id, Refusal(RefusalCode.NOT_A_MEMBER, "reason", LeaderId(3, "before")))
         assert table.proposer.phase is phase
     assert "not elected: a quorum did not vote for it" in [note.text for note in table.did(Note)]
 
 
 def test_a_member_without_disk_space_is_noted_and_connected_to_again() -> None:
     table, leader_id = leading()
-    table.hears(2, Refusal(RefusalCode.STORAGE_FULL, "no space", leader_id))
+    table.deliver(2, Refusal(RefusalCode.STORAGE_FULL, "no space", leader_id))
     assert [(each.safekeeper_id, each.reason) for each in table.did(Disconnect)] == [(2, "no space")]
     assert [note.text for note in table.did(Note)] == ["safekeeper 2 refuses WAL: no space"]
 
 
 def test_a_member_that_cannot_adopt_the_term_is_noted_and_stays_connected() -> None:
     table, leader_id = leading(1, 2)
-    table.hears(3, Refusal(RefusalCode.RANGE, "it retains its WAL", leader_id))
+    table.deliver(3, Refusal(RefusalCode.RANGE, "it retains its WAL", leader_id))
     assert [note.text for note in table.did(Note)] == ["safekeeper 3 does not take part in term 6: it retains its WAL"]
     assert table.did(Disconnect) == [] and not table.proposer.peers[3].refused
 
@@ -198,7 +198,7 @@ def test_a_primary_that_a_majority_of_greetings_refuses_is_another_postgresql() 
     for safekeeper_id in (1, 2):
         assert not table.did(Finish)
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, Refusal(RefusalCode.OTHER_SYSTEM, "another system", LeaderId(3, "before")))
+        table.deliver(safekeeper_id, Refusal(RefusalCode.OTHER_SYSTEM, "another system", LeaderId(3, "before")))
     (finish,) = table.did(Finish)
     assert isinstance(finish.error, PrimaryRefused) and "2 of 3 safekeepers refuse it" in str(finish.error)
 
@@ -208,12 +208,12 @@ def test_a_primary_that_a_majority_of_greetings_refuses_is_another_postgresql() 
 
 def test_a_vote_counts_no_more_once_its_connection_has_ended() -> None:
     table, leader_id = candidate()
-    table.hears(1, vote(leader_id))
+    table.deliver(1, vote(leader_id))
     table.event(table.proposer.disconnected(1, table.now))
-    table.hears(2, vote(leader_id))
+    table.deliver(2, vote(leader_id))
     table.ticks(0.2)
     assert table.proposer.phase is Phase.VOTING and not table.did(IdentifyPrimary)
-    table.hears(3, vote(leader_id))
+    table.deliver(3, vote(leader_id))
     table.ticks(0.2)
     assert table.proposer.phase is Phase.VERIFYING
 
@@ -226,14 +226,14 @@ def test_a_quorum_of_votes_waits_for_the_others_for_a_short_time(after_s: float,
     table.ticks(after_s)
     assert bool(table.did(IdentifyPrimary)) is is_won
     if not is_won:
-        table.hears(3, VoteResponse(leader_id, False, LeaderId(9, "other")))
+        table.deliver(3, VoteResponse(leader_id, False, LeaderId(9, "other")))
         assert table.did(IdentifyPrimary), "all have answered"
 
 
 def test_a_promise_that_a_vote_reports_raises_the_next_term_and_never_lowers_it() -> None:
     table, leader_id = candidate()
     for safekeeper_id, term in ((1, 20), (2, 4)):
-        table.hears(safekeeper_id, VoteResponse(leader_id, False, LeaderId(term, "other")))
+        table.deliver(safekeeper_id, VoteResponse(leader_id, False, LeaderId(term, "other")))
     known = [table.proposer.peers[i].greeting for i in (1, 2)]
     assert [each.promised.term for each in known if each is not None] == [20, 5]
     table.ticks(60.0)
@@ -246,12 +246,12 @@ def test_a_pre_vote_of_a_safekeeper_that_was_not_asked_or_comes_late_counts_for_
     table.sees()
     table.connects(1, 2)
     table.connects(3)
-    table.hears(3, PreVoteResponse(True))
-    table.hears(1, PreVoteResponse(True))
+    table.deliver(3, PreVoteResponse(True))
+    table.deliver(1, PreVoteResponse(True))
     assert table.proposer.phase is Phase.PRE_VOTING
-    table.hears(2, PreVoteResponse(True))
+    table.deliver(2, PreVoteResponse(True))
     assert table.proposer.phase is Phase.VOTING
-    table.hears(1, PreVoteResponse(False, "other"))
+    table.deliver(1, PreVoteResponse(False, "other"))
     assert table.proposer.phase is Phase.VOTING and not table.proposer.is_spare
 
 
@@ -260,9 +260,9 @@ def test_a_member_that_greets_during_the_votes_is_asked_for_its_vote() -> None:
     table.event(table.proposer.disconnected(3, table.now))
     table.connects(3)
     assert table.sent(VoteRequest).keys() == {3}
-    table.hears(3, vote(leader_id))
-    table.hears(1, vote(leader_id))
-    table.hears(2, vote(leader_id))
+    table.deliver(3, vote(leader_id))
+    table.deliver(1, vote(leader_id))
+    table.deliver(2, vote(leader_id))
     assert table.did(IdentifyPrimary)
     table.event(table.proposer.disconnected(3, table.now))
     table.connects(3)
@@ -283,7 +283,7 @@ def test_a_check_of_much_wal_has_more_time() -> None:
     begin_lsn = BASE - 3 * SEGMENT
     table = verifying(wal_begin_lsn=begin_lsn, history=(HistoryEntry(3, begin_lsn, 1),))
     crcs = tuple(range(-(-(END - begin_lsn) // DIGEST_PAGE_SIZE)))
-    table.hears(1, DigestResponse(table.proposer.term, begin_lsn, END, crcs, begin_lsn + 5))
+    table.deliver(1, DigestResponse(table.proposer.term, begin_lsn, END, crcs, begin_lsn + 5))
     assert table.did(StartReplication)
     for safekeeper_id in (1, 2, 3):
         table.proposer.peers[safekeeper_id].waiting_since = None
@@ -295,7 +295,7 @@ def test_a_check_of_much_wal_has_more_time() -> None:
 
 def test_while_the_slot_is_in_use_the_check_does_not_time_out() -> None:
     table = verifying()
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     assert table.did(StartReplication)
     for _ in range(10):
         for safekeeper_id in (1, 2, 3):
@@ -314,11 +314,11 @@ def test_while_the_slot_is_in_use_the_check_does_not_time_out() -> None:
 
 def test_answers_of_others_than_the_donor_are_no_answers_of_the_donor() -> None:
     table = verifying()
-    table.hears(2, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.deliver(2, DigestResponse(table.proposer.term, BASE, END, CRCS))
     assert table.did(StartReplication) == []
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     assert len(table.did(StartReplication)) == 1
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, (CRCS[0] + 1,)))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, (CRCS[0] + 1,)))
     assert table.did(StartReplication) == [], "they are known already"
 
 
@@ -350,7 +350,7 @@ def test_another_postgresql_that_answers_after_the_votes_is_refused_before_anyth
 @pytest.mark.parametrize(("end_lsn", "is_lost"), [(END - 1, True), (END + 1, True), (END, False)])
 def test_a_timeline_that_ends_during_the_check_ends_it_unless_its_wal_does_too(end_lsn: int, is_lost: bool) -> None:
     table = verifying()
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     assert table.did(StartReplication)
     table.event(table.proposer.timeline_ended(2, end_lsn, table.now))
     assert (table.proposer.campaign is None) is is_lost
@@ -379,7 +379,7 @@ def test_a_record_with_a_time_proves_the_primary_if_it_is_in_the_compared_range(
         table.votes(wal_begin_lsn=begin_lsn, history=(HistoryEntry(1, SEGMENT, 1),))
         table.sees()
         crcs = tuple(range(-(-(END - begin_lsn) // DIGEST_PAGE_SIZE)))
-        table.hears(1, DigestResponse(table.proposer.term, begin_lsn, END, crcs, timed_lsn))
+        table.deliver(1, DigestResponse(table.proposer.term, begin_lsn, END, crcs, timed_lsn))
         assert bool(table.did(StartReplication)) is (is_proof or allows)
         assert bool(table.did(Finish)) is not (is_proof or allows)
 
@@ -389,11 +389,11 @@ def test_the_next_checksums_continue_the_first(begin_lsn: int) -> None:
     first_lsn = BASE - 2 * SEGMENT
     table = verifying(wal_begin_lsn=first_lsn, history=(HistoryEntry(1, SEGMENT, 1),))
     pages = 2 * SEGMENT // DIGEST_PAGE_SIZE
-    table.hears(1, DigestResponse(table.proposer.term, first_lsn, BASE, (1,) * pages, first_lsn + 5))
+    table.deliver(1, DigestResponse(table.proposer.term, first_lsn, BASE, (1,) * pages, first_lsn + 5))
     assert table.sent(DigestRequest)[1].begin_lsn == BASE
     crcs = (1,) * (-(-(END - begin_lsn) // DIGEST_PAGE_SIZE))
     with pytest.raises(RemoteProtocolError, match="not the requested ones"):
-        table.hears(1, DigestResponse(table.proposer.term, begin_lsn, END, crcs, 0))
+        table.deliver(1, DigestResponse(table.proposer.term, begin_lsn, END, crcs, 0))
 
 
 @pytest.mark.parametrize("allow_data_loss", [False, True])
@@ -419,7 +419,7 @@ def test_a_report_of_records_elsewhere_than_at_the_fork_decides_nothing(lsn: int
     table.votes()
     table.sees(PROMOTED)
     assert table.sent(TailRequest)[1].lsn == FORK
-    table.hears(1, TailResponse(0, lsn, END, BASE))
+    table.deliver(1, TailResponse(0, lsn, END, BASE))
     assert not table.did(Finish) and not table.sent(DigestRequest) and table.proposer.campaign is not None
 
 
@@ -438,9 +438,9 @@ def test_a_fork_may_cut_what_no_quorum_has(
 ) -> None:
     table, leader_id = candidate()
     for safekeeper_id, flush_lsn in zip((1, 2, 3), commit_lsns, strict=True):
-        table.hears(safekeeper_id, vote(leader_id, flush_lsn=flush_lsn))
+        table.deliver(safekeeper_id, vote(leader_id, flush_lsn=flush_lsn))
     table.sees(PROMOTED)
-    table.hears(1, TailResponse(0, FORK, record_end_lsn, BASE))
+    table.deliver(1, TailResponse(0, FORK, record_end_lsn, BASE))
     assert bool(table.did(Finish)) is is_refused
 
 
@@ -449,8 +449,8 @@ def test_what_was_committed_before_a_term_is_settled_up_to_its_fork(settled_lsn:
     table = campaigning(allow_data_loss=True)
     table.votes(commit_lsn=settled_lsn)
     table.sees(PROMOTED)
-    table.hears(1, TailResponse(0, FORK, 0, BASE))
-    table.hears(1, DigestResponse(table.proposer.term, BASE, FORK, CRCS))
+    table.deliver(1, TailResponse(0, FORK, 0, BASE))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, FORK, CRCS))
     table.event(table.proposer.primary_checked(BASE, FORK, CRCS, table.now))
     message = table.sent(Elected)[1]
     assert message.settled_lsn == min(settled_lsn, FORK) and message.history == (*LOG, HistoryEntry(6, FORK, 2))
@@ -527,7 +527,7 @@ def test_feedback_of_standbys_is_reported_only_while_a_verified_primary_streams_
     standbys = (Standby("a", END, END, END, 700, 600),)
     assert table.proposer.hot_standby_feedback() is None
     table.acknowledge(leader_id, END, 1)
-    table.hears(1, StandbyFeedback(standbys))
+    table.deliver(1, StandbyFeedback(standbys))
     assert table.proposer.hot_standby_feedback() is None, "no quorum follows"
     table.acknowledge(leader_id, END, 2)
     assert table.proposer.hot_standby_feedback() == (700, 600)
@@ -545,7 +545,7 @@ def test_the_positions_of_a_term_are_known_while_it_is_led() -> None:
     assert (table.proposer.committed_lsns(), table.proposer.quorum_end_lsn) == ((END, 0), END)
     table.acknowledge(leader_id, END, 3)
     assert table.proposer.committed_lsns() == (END, END)
-    table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
+    table.deliver(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     assert table.proposer.committed_lsns() == (0, 0)
 
 
@@ -574,7 +574,7 @@ def test_whether_a_cluster_is_known() -> None:
     table = Table()
     assert not table.proposer.knows_a_cluster
     table.event(table.proposer.connected(1, table.now))
-    table.hears(1, empty(1))
+    table.deliver(1, empty(1))
     assert not table.proposer.knows_a_cluster
     table.connects(2)
     assert table.proposer.knows_a_cluster
@@ -594,12 +594,12 @@ def bootstrapping() -> tuple[Table, Bootstrap]:
 def test_a_confirmation_of_another_bootstrap_confirms_nothing() -> None:
     table, bootstrap = bootstrapping()
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, Bootstrapped(bootstrap.cluster_id, 1))
-    table.hears(3, Bootstrapped("e" * 32, 1))
+        table.deliver(safekeeper_id, Bootstrapped(bootstrap.cluster_id, 1))
+    table.deliver(3, Bootstrapped("e" * 32, 1))
     assert table.proposer.phase is Phase.BOOTSTRAPPING
-    table.hears(3, Bootstrapped(bootstrap.cluster_id, 1))
+    table.deliver(3, Bootstrapped(bootstrap.cluster_id, 1))
     assert table.proposer.phase is Phase.GATHERING
-    table.hears(3, Bootstrapped(bootstrap.cluster_id, 1))
+    table.deliver(3, Bootstrapped(bootstrap.cluster_id, 1))
     assert table.said == []
 
 
@@ -607,7 +607,7 @@ def test_a_confirmation_of_another_bootstrap_confirms_nothing() -> None:
 def test_a_bootstrap_that_a_safekeeper_leaves_begins_again_with_greetings(what: str) -> None:
     table, _ = bootstrapping()
     if what == "refusal":
-        table.hears(2, Refusal(RefusalCode.NOT_EMPTY, "it is not empty", LeaderId(0, "")))
+        table.deliver(2, Refusal(RefusalCode.NOT_EMPTY, "it is not empty", LeaderId(0, "")))
     else:
         table.event(table.proposer.disconnected(2, table.now))
     assert table.proposer.phase is Phase.GATHERING
@@ -626,7 +626,7 @@ def test_a_change_that_was_asked_for_before_the_last_one_is_refused(generation: 
     leadership = table.proposer.leadership
     assert leadership is not None
     assert leadership.membership == Membership(2, MEMBERS.members, two, author=leader_id.term)
-    table.hears(1, ChangeMembers(17, leadership.elected.cluster_id, generation, two))
+    table.deliver(1, ChangeMembers(17, leadership.elected.cluster_id, generation, two))
     refusal = table.sent(MembersAnswer)[1].refusal
     assert ("has changed meanwhile" in refusal) is is_refused and bool(refusal) is is_refused
 
@@ -634,7 +634,7 @@ def test_a_change_that_was_asked_for_before_the_last_one_is_refused(generation: 
 def test_a_change_asked_of_a_proposer_that_leads_no_term_is_answered() -> None:
     table = Table()
     table.connects(1, 2, 3)
-    table.hears(2, ChangeMembers(17, "c" * 32, 1, MEMBERS.members))
+    table.deliver(2, ChangeMembers(17, "c" * 32, 1, MEMBERS.members))
     assert table.sent(MembersAnswer)[2].refusal.startswith("this proxy leads no term")
     with pytest.raises(ConfigurationError, match="leads no term"):
         table.proposer.change_members(MEMBERS.members, table.now)
@@ -649,15 +649,15 @@ def test_a_message_ends_the_wait_for_an_answer_unless_it_is_only_about_data_fold
     assert table.sent(PreVoteRequest) and table.proposer.peers[1].waiting_since == asked_at
     table.now += 1.0
     folders = FolderStates(greeting(1).cluster_id, _folders(1))
-    table.hears(1, folders)
+    table.deliver(1, folders)
     assert table.proposer.peers[1].waiting_since == asked_at
-    table.hears(1, PreVoteResponse(False, "other"))
+    table.deliver(1, PreVoteResponse(False, "other"))
     assert table.proposer.peers[1].waiting_since is None
     table.event(table.proposer.disconnected(2, table.now))
     table.event(table.proposer.connected(2, table.now))
     greeted_at, table.now = table.now, table.now + 1.0
     assert table.proposer.peers[2].waiting_since == greeted_at
-    table.hears(2, PreVoteResponse(True))
+    table.deliver(2, PreVoteResponse(True))
     assert table.proposer.peers[2].waiting_since == table.now, "its greeting is still awaited"
 
 

@@ -31,8 +31,8 @@ def states(own: FolderState, *others: FolderState) -> FolderStates:
 def connects(table: Table, own: FolderState, *others: FolderState) -> None:
     """Let a safekeeper connect and greet; it says first what it knows of data folders."""
     table.event(table.proposer.connected(own.safekeeper_id, table.now))
-    table.hears(own.safekeeper_id, states(own, *others))
-    table.hears(own.safekeeper_id, greeting(own.safekeeper_id))
+    table.deliver(own.safekeeper_id, states(own, *others))
+    table.deliver(own.safekeeper_id, greeting(own.safekeeper_id))
 
 
 def notes(table: Table) -> list[str]:
@@ -79,8 +79,8 @@ def test_what_is_reported_after_it_was_greeted_is_no_evidence() -> None:
     table = Table()
     table.event(table.proposer.connected(3, table.now))
     connects(table, folder(1), folder(3, END + 10))  # Another leader may have sent it more since.
-    table.hears(3, states(folder(3)))
-    table.hears(3, greeting(3))
+    table.deliver(3, states(folder(3)))
+    table.deliver(3, greeting(3))
     assert table.did(Disconnect) == []
 
 
@@ -90,15 +90,15 @@ def test_a_vote_does_not_count_if_another_voter_knows_more_of_the_folder() -> No
         connects(table, folder(safekeeper_id))
     table.sees()
     leader_id = table.collect_pre_votes(1, 3)
-    table.hears(3, states(folder(3)))
-    table.hears(3, vote(leader_id))
-    table.hears(1, states(folder(1), folder(3, END + 10)))
-    table.hears(1, vote(leader_id))
+    table.deliver(3, states(folder(3)))
+    table.deliver(3, vote(leader_id))
+    table.deliver(1, states(folder(1), folder(3, END + 10)))
+    table.deliver(1, vote(leader_id))
     assert [action.safekeeper_id for action in table.did(Disconnect)] == [3]
     assert table.proposer.phase is Phase.GATHERING, "a quorum has not voted"
 
 
-def test_the_leader_tells_an_older_copy_that_it_is_one_and_not_that_a_term_was_won() -> None:
+def test_the_leader_sends_an_older_copy_that_it_is_one_and_not_that_a_term_was_won() -> None:
     table = Table()
     connects(table, folder(1), folder(3))
     connects(table, folder(2))
@@ -110,7 +110,7 @@ def test_the_leader_tells_an_older_copy_that_it_is_one_and_not_that_a_term_was_w
     table.event(table.proposer.disconnected(3, table.now))
     # It comes back as a learner.
     table.event(table.proposer.connected(3, table.now))
-    table.hears(3, greeting(3, incarnation="f" * 32))
+    table.deliver(3, greeting(3, incarnation="f" * 32))
     assert table.sent(Elected).keys() == {3}
 
 
@@ -121,7 +121,7 @@ def leads_with_wal_of_3(table: Table) -> LeaderId:
     leads_without(table)
     leadership = table.proposer.leadership
     assert leadership is not None
-    table.hears(3, AppendResponse(leadership.leader_id, END, END, 0))
+    table.deliver(3, AppendResponse(leadership.leader_id, END, END, 0))
     return leadership.leader_id
 
 
@@ -140,8 +140,8 @@ def test_what_a_folder_has_acknowledged_is_known_when_another_one_has_greeted_on
     table = Table()
     leader_id = leads_with_wal_of_3(table)
     # A leader elsewhere has let it take another identity; the greeting had been requested before.
-    table.hears(3, states(FolderState(3, "f" * 32, 2, leader_id.term, END)))
-    table.hears(3, greeting(3, incarnation="f" * 32))
+    table.deliver(3, states(FolderState(3, "f" * 32, 2, leader_id.term, END)))
+    table.deliver(3, greeting(3, incarnation="f" * 32))
     assert table.sent(Elected).keys() == {3}
     table.event(table.proposer.disconnected(3, table.now))
     connects(table, folder(3))  # The folder of before, as it was before the term.
@@ -151,7 +151,7 @@ def test_what_a_folder_has_acknowledged_is_known_when_another_one_has_greeted_on
 def test_what_a_member_has_acknowledged_in_a_term_is_known_when_the_term_has_ended() -> None:
     table = Table()
     leader_id = leads_with_wal_of_3(table)
-    table.hears(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(leader_id.term + 1, "other")))
+    table.deliver(2, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(leader_id.term + 1, "other")))
     assert table.proposer.leadership is None
     table.event(table.proposer.disconnected(3, table.now))
     connects(table, folder(3))  # As it was before the term.
@@ -162,11 +162,11 @@ def test_one_that_has_greeted_before_more_was_reported_is_greeted_again_when_the
     table = Table()
     for safekeeper_id in (1, 2, 3):
         connects(table, folder(safekeeper_id))
-    table.hears(2, states(folder(2), folder(3, END + 10)))
+    table.deliver(2, states(folder(2), folder(3, END + 10)))
     leads_without(table)
     assert table.sent(Elected).keys() == {1, 2} and table.sent(ProposerGreeting).keys() == {3}
-    table.hears(3, states(folder(3, END + 10)))
-    table.hears(3, greeting(3))
+    table.deliver(3, states(folder(3, END + 10)))
+    table.deliver(3, greeting(3))
     assert table.sent(Elected).keys() == {3}
 
 
@@ -177,8 +177,8 @@ def test_a_learner_that_has_less_than_it_once_had_stays_a_learner() -> None:
     leads_without(table)
     table.event(table.proposer.connected(3, table.now))
     # The undo of a rebootstrap has left it nothing of this cluster, of which it had been a member.
-    table.hears(3, states(FolderState(3, "f" * 32, 2, 0, 0)))
-    table.hears(3, greeting(3, incarnation="f" * 32))
+    table.deliver(3, states(FolderState(3, "f" * 32, 2, 0, 0)))
+    table.deliver(3, greeting(3, incarnation="f" * 32))
     assert table.sent(Elected).keys() == {3} and table.sent(FolderIsOlder) == table.sent(ProposerGreeting) == {}
 
 
@@ -188,13 +188,13 @@ def test_what_it_had_in_another_cluster_is_not_compared() -> None:
         connects(table, folder(safekeeper_id), folder(3))
     leads_without(table)
     table.event(table.proposer.connected(3, table.now))
-    table.hears(3, FolderStates("d" * 32, (folder(3, END - 1),)))
-    table.hears(3, greeting(3, cluster_id="d" * 32))
+    table.deliver(3, FolderStates("d" * 32, (folder(3, END - 1),)))
+    table.deliver(3, greeting(3, cluster_id="d" * 32))
     assert table.sent(ProposerGreeting) == {} and table.sent(FolderIsOlder) == {}
     assert "wipe its data folder" in table.proposer.peers[3].refused
 
 
-def test_the_members_are_told_what_is_known_of_each_other_when_it_is_news() -> None:
+def test_the_members_are_sent_what_is_known_of_each_other_when_it_is_news() -> None:
     table = Table()
     for safekeeper_id in (1, 2, 3):
         connects(table, folder(safekeeper_id))
@@ -206,7 +206,7 @@ def test_the_members_are_told_what_is_known_of_each_other_when_it_is_news() -> N
     assert table.sent(FolderStates) == {1: known, 2: known}
     table.ticks(FOLDERS_INTERVAL_S)
     assert table.sent(FolderStates) == {}
-    table.hears(3, AppendResponse(leader_id, END, END, 0))
+    table.deliver(3, AppendResponse(leader_id, END, END, 0))
     table.ticks(FOLDERS_INTERVAL_S)
     assert table.sent(FolderStates).keys() == {1, 2, 3}
 
@@ -216,19 +216,19 @@ def test_members_that_a_greeting_names_are_dialled_also_if_it_said_first_which_f
     del table.proposer.peers[3]
     members = (*MEMBERS.members[:2], Member(3, "3" * 32, "db3:5454"))
     table.event(table.proposer.connected(1, table.now))
-    table.hears(1, states(folder(1)))
-    table.hears(1, greeting(1, membership=Membership(1, members)))
+    table.deliver(1, states(folder(1)))
+    table.deliver(1, greeting(1, membership=Membership(1, members)))
     assert table.did(Dial) == [Dial(3, "db3:5454")]
 
 
-def test_a_leader_tells_an_older_copy_of_another_cluster_nothing() -> None:
+def test_a_leader_sends_an_older_copy_of_another_cluster_nothing() -> None:
     table = Table()
     table.leads()
     other = "f" * 32
     table.proposer.roster.learn(other, [folder(3)])
     table.event(table.proposer.disconnected(3, table.now))
     table.event(table.proposer.connected(3, table.now))
-    table.hears(3, FolderStates(other, (folder(3, END - 1),)))
-    table.hears(3, greeting(3, cluster_id=other))
+    table.deliver(3, FolderStates(other, (folder(3, END - 1),)))
+    table.deliver(3, greeting(3, cluster_id=other))
     assert not table.sent(FolderIsOlder)
     assert [each.safekeeper_id for each in table.did(Disconnect)] == [3]

@@ -70,7 +70,7 @@ class Leading(Table):
 
     def answers(self, safekeeper_id: int, lsn: int | None = None) -> None:
         lsn = self.flushed[safekeeper_id] = self.flushed.get(safekeeper_id, END) if lsn is None else lsn
-        self.hears(safekeeper_id, AppendResponse(self.leader_id, lsn, lsn, 0))
+        self.deliver(safekeeper_id, AppendResponse(self.leader_id, lsn, lsn, 0))
 
     def receives(self, lsn: int) -> None:
         self.event(self.proposer.wal_received(lsn, self.now))
@@ -80,7 +80,7 @@ class Leading(Table):
 
     def persists(self, *safekeeper_ids: int) -> None:
         for safekeeper_id in safekeeper_ids:
-            self.hears(safekeeper_id, Reconfigured(self.leader_id, self.membership.generation))
+            self.deliver(safekeeper_id, Reconfigured(self.leader_id, self.membership.generation))
 
     def reported(self) -> list[int]:
         return [status.flush_lsn for status in self.did(ReportStatus)]
@@ -212,7 +212,7 @@ def change(*wanted: Member, generation: int = 1, force: bool = False) -> ChangeM
 
 def test_a_relayed_change_is_made_and_answered() -> None:
     table = Leading()
-    table.hears(2, change(*MEMBERS.members, FOUR))
+    table.deliver(2, change(*MEMBERS.members, FOUR))
     assert table.sent(MembersAnswer) == {2: MembersAnswer(17)}
     assert table.membership.new_members == (*MEMBERS.members, FOUR)
 
@@ -233,7 +233,7 @@ def test_a_relayed_change_is_made_and_answered() -> None:
 )
 def test_a_relayed_change_that_cannot_be_is_answered_with_the_reason(message: ChangeMembers, refusal: str) -> None:
     table = Leading()
-    table.hears(2, message)
+    table.deliver(2, message)
     assert table.sent(MembersAnswer) == {2: MembersAnswer(17, refusal)}
     assert table.membership.new_members == ()
 
@@ -241,9 +241,9 @@ def test_a_relayed_change_that_cannot_be_is_answered_with_the_reason(message: Ch
 def test_a_removal_that_leaves_too_few_is_refused_unless_it_is_forced() -> None:
     table = Leading()
     table.event(table.proposer.disconnected(3, table.now))
-    table.hears(1, change(MEMBERS.members[0], MEMBERS.members[2]))
+    table.deliver(1, change(MEMBERS.members[0], MEMBERS.members[2]))
     assert table.sent(MembersAnswer)[1].refusal.startswith("of the members 1, 3 only 1 would follow")
-    table.hears(1, change(MEMBERS.members[0], MEMBERS.members[2], force=True))
+    table.deliver(1, change(MEMBERS.members[0], MEMBERS.members[2], force=True))
     assert table.sent(MembersAnswer)[1] == MembersAnswer(17)
     assert table.membership.new_members == (MEMBERS.members[0], MEMBERS.members[2])
 
@@ -254,13 +254,13 @@ def test_a_forced_removal_is_decided_also_if_commits_have_continued_without_that
     table.receives(END + 100)
     for safekeeper_id in (1, 2):
         table.answers(safekeeper_id, END + 100)
-    table.hears(1, change(MEMBERS.members[0], MEMBERS.members[2], force=True))
+    table.deliver(1, change(MEMBERS.members[0], MEMBERS.members[2], force=True))
     assert table.membership.new_members == (MEMBERS.members[0], MEMBERS.members[2])
 
 
 def test_a_request_that_is_repeated_is_accepted_unless_its_change_was_cancelled() -> None:
     table = Leading()
-    table.hears(1, msgspec.structs.replace(change(*MEMBERS.members[:2]), is_repeated=True))
+    table.deliver(1, msgspec.structs.replace(change(*MEMBERS.members[:2]), is_repeated=True))
     assert table.sent(MembersAnswer)[1] == MembersAnswer(17)
     assert table.membership.new_members == MEMBERS.members[:2]
 
@@ -272,15 +272,15 @@ def test_of_a_change_that_was_cancelled_only_a_repeated_request_is_refused_wheth
         assert table.proposer.leadership is not None
         table.proposer.leadership.cancelled = Target(two, QuorumSizes())
         request = change(*two, force=force)
-        table.hears(1, msgspec.structs.replace(request, is_repeated=True))
+        table.deliver(1, msgspec.structs.replace(request, is_repeated=True))
         assert table.sent(MembersAnswer)[1].refusal == "the change was cancelled"
         assert table.membership.new_members == ()
-        table.hears(1, request)
+        table.deliver(1, request)
         assert table.sent(MembersAnswer)[1].refusal == ""
         assert table.membership.new_members == two
 
 
-def test_a_safekeeper_that_is_to_be_dialled_at_another_address_is_told_no_term() -> None:
+def test_a_safekeeper_that_is_to_be_dialled_at_another_address_is_sent_no_term() -> None:
     table = Leading()
     table.proposer.peers[3].addresses = ("one:5454", "other:5454")
     table.event(table.proposer.disconnected(3, table.now))
@@ -292,7 +292,7 @@ def test_a_safekeeper_that_is_to_be_dialled_at_another_address_is_told_no_term()
 def test_a_member_that_the_list_lacks_is_dialled_at_its_address() -> None:
     table = Leading()
     five = Member(5, "5" * 32, "db5:5454")
-    table.hears(2, change(*MEMBERS.members, five))
+    table.deliver(2, change(*MEMBERS.members, five))
     assert table.did(Dial) == [Dial(5, "db5:5454")]
     assert table.membership.new_members == ()  # It is a learner first.
     table.connects(5, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
@@ -307,7 +307,7 @@ def test_a_member_that_another_host_replaces_is_dialled_there_and_the_old_one_is
         peer.addresses = ("one:5454", "other:5454")
     table.proposer.peers[3].addresses = ("old:5454",)
     moved = Member(3, "f" * 32, "new:5454")
-    table.hears(2, change(*MEMBERS.members[:2], moved))
+    table.deliver(2, change(*MEMBERS.members[:2], moved))
     assert table.did(Dial) == [Dial(3, "new:5454")]
     assert [each.safekeeper_id for each in table.did(Disconnect)] == [3]
     table.event(table.proposer.disconnected(3, table.now))
@@ -327,10 +327,10 @@ def test_a_member_that_another_host_replaces_is_dialled_there_and_the_old_one_is
     assert table.did(Disconnect) == [] and 3 in table.sent(Elected)
 
 
-def test_a_removed_member_that_the_list_lacks_is_told_and_then_disconnected() -> None:
+def test_a_removed_member_that_the_list_lacks_is_sent_that_and_then_disconnected() -> None:
     table = Leading()
     five = Member(5, "5" * 32, "db5:5454")
-    table.hears(2, change(*MEMBERS.members, five))
+    table.deliver(2, change(*MEMBERS.members, five))
     table.connects(5, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
     table.answers(5, END)
     table.persists(1, 2, 3, 4, 5)
@@ -338,7 +338,7 @@ def test_a_removed_member_that_the_list_lacks_is_told_and_then_disconnected() ->
     table.persists(1, 2, 3, 4, 5)
     table.persists(1, 2, 3, 4, 5)
     assert table.membership.members == (*MEMBERS.members, five)
-    table.hears(2, change(*MEMBERS.members, generation=table.membership.generation))
+    table.deliver(2, change(*MEMBERS.members, generation=table.membership.generation))
     table.persists(1, 2, 3, 4)
     table.persists(1, 2, 3, 4)
     table.ticks()
@@ -354,7 +354,7 @@ FIVE = Member(5, "5" * 32, "db5:5454")
 
 def test_a_newcomer_that_was_never_reached_is_no_longer_dialled_once_its_change_is_cancelled() -> None:
     table = Leading()
-    table.hears(2, change(*MEMBERS.members, FIVE))
+    table.deliver(2, change(*MEMBERS.members, FIVE))
     assert table.did(Dial) == [Dial(5, "db5:5454")] and 5 in table.proposer.peers
     table.ticks()
     assert table.did(HangUp) == []
@@ -370,15 +370,15 @@ def test_a_removed_member_is_disconnected_for_good_if_it_is_away_or_has_the_memb
     is_connected: bool, persists: bool
 ) -> None:
     table = Leading()
-    table.hears(2, change(*MEMBERS.members, FIVE))
+    table.deliver(2, change(*MEMBERS.members, FIVE))
     table.connects(5, membership=None, cluster_id="", promised=LeaderId(0, ""), last_term=0, flush_lsn=0, commit_lsn=0)
     table.answers(5, END)
     table.ticks(0.05)
     for _ in range(2):
         table.persists(1, 2, 3, 5)
     assert table.membership.members == (*MEMBERS.members, FIVE)
-    table.hears(5, StandbyFeedback((Standby("a", END, END, END, 700, 600),)))
-    table.hears(2, change(*MEMBERS.members, generation=table.membership.generation))
+    table.deliver(5, StandbyFeedback((Standby("a", END, END, END, 700, 600),)))
+    table.deliver(2, change(*MEMBERS.members, generation=table.membership.generation))
     table.ticks(0.05)
     assert table.did(HangUp) == [], "the joint membership needs it"
     table.persists(1, 2, 3)
@@ -445,7 +445,7 @@ def test_a_replacement_that_an_operator_has_cancelled_is_not_begun_again() -> No
 def test_what_waited_for_a_larger_quorum_is_committed_when_the_smaller_one_is_decided() -> None:
     table = Leading()
     table.receives(END + 100)
-    table.hears(1, AppendResponse(table.leader_id, END + 100, END + 100, 0, True))
+    table.deliver(1, AppendResponse(table.leader_id, END + 100, END + 100, 0, True))
     table.wants(*MEMBERS.members, sizes=QuorumSizes("1", "N"))
     table.persists(1)
     assert table.reported() == [] and table.membership.new_members
@@ -485,7 +485,7 @@ def before_the_check() -> tuple[Table, LeaderId]:
     table.collect_votes(leader_id, 1, 2)
     table.ticks(0.15)
     table.sees()
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     return table, leader_id
 
 
@@ -535,24 +535,24 @@ def test_an_elect_quorum_is_needed_to_ask_for_votes_and_to_win(membership: Membe
     assert table.sent(PreVoteRequest).keys() == set(range(1, needed + 1))
     for safekeeper_id in range(1, needed + 1):
         assert not table.sent(VoteRequest)
-        table.hears(safekeeper_id, PreVoteResponse(True))
+        table.deliver(safekeeper_id, PreVoteResponse(True))
     leader_id = table.sent(VoteRequest)[1].leader_id
     for safekeeper_id in range(1, needed + 1):
         assert not table.did(IdentifyPrimary)
-        table.hears(safekeeper_id, vote(leader_id))
+        table.deliver(safekeeper_id, vote(leader_id))
     assert table.did(IdentifyPrimary)
 
 
 @pytest.mark.parametrize(("membership", "fenced"), [(QUICK, False), (LARGE, True)], ids=["quick", "large"])
 def test_an_elect_quorum_that_follows_another_run_fences_this_one(membership: Membership, fenced: bool) -> None:
     table, _ = leading(membership)
-    table.hears(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
+    table.deliver(3, Refusal(RefusalCode.STALE_TERM, "deposed", LeaderId(9, "other")))
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, membership=membership, promised=LeaderId(9, "other")))
+        table.deliver(safekeeper_id, greeting(safekeeper_id, membership=membership, promised=LeaderId(9, "other")))
     done = []
     for answer in (PreVoteResponse(False, "other"), PreVoteResponse(False, "other"), PreVoteResponse(False, "")) * 2:
         safekeeper_id = len(done) % 3 + 1
-        table.hears(safekeeper_id, answer)
+        table.deliver(safekeeper_id, answer)
         done += [bool(table.did(Finish))]
         if table.proposer.campaign is None and not table.proposer.refusal:
             table.sees()
@@ -572,7 +572,7 @@ def test_a_commit_quorum_commits_keeps_the_term_and_confirms_it(membership: Memb
     for safekeeper_id in range(1, needed + 1):
         assert leadership.commit_lsn == 0 and not leadership.confirmed_since(probed)
         assert not leadership.answers(table.now) and not leadership.is_served(table.now)
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, probed))
+        table.deliver(safekeeper_id, AppendResponse(leader_id, END, END, probed))
         table.ticks(0.0)
     assert leadership.commit_lsn == END and leadership.confirmed_since(probed)
     assert leadership.answers(table.now) and leadership.is_served(table.now)
@@ -607,9 +607,9 @@ def test_what_no_commit_quorum_could_cut_is_not_given_up(
     fork_lsn = END - 100
     for safekeeper_id in (1, 2, 3):
         begin_lsn = BASE if safekeeper_id == 1 else fork_lsn + (safekeeper_id in lacking)
-        table.hears(safekeeper_id, vote(leader_id, wal_begin_lsn=begin_lsn))
+        table.deliver(safekeeper_id, vote(leader_id, wal_begin_lsn=begin_lsn))
     table.sees(msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, fork_lsn),)))
-    table.hears(1, TailResponse(0, fork_lsn, END - 50, BASE))
+    table.deliver(1, TailResponse(0, fork_lsn, END - 50, BASE))
     reasons = [str(finish.error) for finish in table.did(Finish)]
     assert bool(reasons) == refused and bool(table.sent(DigestRequest)) != refused
     if refused:

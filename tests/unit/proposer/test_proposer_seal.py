@@ -77,15 +77,15 @@ def is_voted_for(table: Table, **of_vote: Any) -> dict[int, Any]:
 
 def adopts(table: Table, elected: Elected, *safekeeper_ids: int) -> None:
     for safekeeper_id in safekeeper_ids:
-        table.hears(safekeeper_id, AppendResponse(elected.leader_id, END, END, 0))
+        table.deliver(safekeeper_id, AppendResponse(elected.leader_id, END, END, 0))
 
 
 def is_deposed(table: Table, elected: Elected) -> None:
     higher = elected.leader_id._replace(term=elected.leader_id.term + 50)
-    table.hears(1, Refusal(RefusalCode.STALE_TERM, "deposed", higher))
+    table.deliver(1, Refusal(RefusalCode.STALE_TERM, "deposed", higher))
     assert table.proposer.leadership is None and table.did(Finish) == []
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, promised=higher))
+        table.deliver(safekeeper_id, greeting(safekeeper_id, promised=higher))
     table.ticks(1)
 
 
@@ -98,7 +98,7 @@ def test_it_campaigns_at_once_and_as_a_proxy_does_that_leaves_a_healthy_one_alon
     assert table.sent(PreVoteRequest)[1] == PreVoteRequest("run1", takeover=False)
     notes = []
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, PreVoteResponse(False, "run2"))
+        table.deliver(safekeeper_id, PreVoteResponse(False, "run2"))
         notes += table.did(Note)
     assert table.sent(VoteRequest) == {} and table.proposer.is_spare and table.proposer.sealed is None
     assert [note.text for note in notes] == ["another proxy serves (run run2): nothing is sealed"]
@@ -177,7 +177,7 @@ def test_a_sealed_host_is_put_aside_in_a_term_without_another_term() -> None:
     table = Table(several_primaries=True)
     follows(table, PROMOTED, 1)
     term = table.proposer.term
-    table.hears(1, DigestResponse(term, BASE, END, CRCS))
+    table.deliver(1, DigestResponse(term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, CRCS, table.now))
     assert table.proposer.phase is Phase.LEADING
     table.event(table.proposer.primary_lost(table.now))

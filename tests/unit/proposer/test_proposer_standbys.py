@@ -18,13 +18,13 @@ def leading(rule: str = "") -> tuple[Table, LeaderId]:
     table.event(table.proposer.wal_received(END + 50, table.now))
     table.acknowledge(leader_id, END, 1, 2, 3)
     table.acknowledge(leader_id, END + 50, 1, 2, 3)
-    table.hears(1, replayed(END + 50))
+    table.deliver(1, replayed(END + 50))
     return table, leader_id
 
 
 def test_other_standbys_that_are_designated_are_reported_at_once_and_once() -> None:
     table, _ = leading()
-    table.hears(1, replayed(END + 20))
+    table.deliver(1, replayed(END + 20))
     assert table.did(ReportStatus) == []
     for rule, apply_lsn in (("a", END + 20), ("a", None), ("b", 0), ("", END + 50), ("", None)):
         table.event(table.proposer.set_apply_rule(parse_apply_rule(rule)))

@@ -107,7 +107,7 @@ def test_a_proposer_that_is_alive_is_left_alone_and_no_spare_is_announced() -> N
     table = table_of()
     asks(table)
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, PreVoteResponse(False, "run2"))
+        table.deliver(safekeeper_id, PreVoteResponse(False, "run2"))
     assert table.sent(VoteRequest) == {} and table.did(Note) == [] and not table.proposer.is_spare
     assert table.proposer.phase is Phase.GATHERING
 
@@ -117,7 +117,9 @@ def test_a_campaign_that_was_lost_is_repeated() -> None:
     asks(table)
     leader_id = table.collect_pre_votes(1, 2)
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, vote(leader_id, granted=False, promised=leader_id._replace(term=leader_id.term + 1)))
+        table.deliver(
+            safekeeper_id, vote(leader_id, granted=False, promised=leader_id._replace(term=leader_id.term + 1))
+        )
     assert table.proposer.campaign is None
     table.ticks(0.01)
     assert table.sent(TailPreVoteRequest) == {}, "candidates must not start at the same time"
@@ -146,12 +148,12 @@ def test_a_log_without_a_byte_gets_none() -> None:
     assert leads_tail(table_of(), history=(HistoryEntry(3, END, 1),)) == {}
 
 
-def test_the_end_of_the_log_is_committed_when_a_quorum_has_it_and_postgresql_is_told_nothing() -> None:
+def test_the_end_of_the_log_is_committed_when_a_quorum_has_it_and_postgresql_is_sent_nothing() -> None:
     table = table_of()
     elected = leads_tail(table)[1]
     reports = table.did(ReportStatus)
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(elected.leader_id, END, END, 0, has_readers=True))
+        table.deliver(safekeeper_id, AppendResponse(elected.leader_id, END, END, 0, has_readers=True))
         reports += table.did(ReportStatus)
     assert table.proposer.leadership.commit_lsn == END
     assert [action.header.commit_lsn for action in table.did(SendAppend)] == [END, END], "its readers see it at once"
@@ -162,7 +164,7 @@ def test_it_never_counts_as_healthy() -> None:
     table = table_of()
     elected = leads_tail(table)[1]
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, AppendResponse(elected.leader_id, END, END, 0))
+        table.deliver(safekeeper_id, AppendResponse(elected.leader_id, END, END, 0))
     table.ticks(0.5)
     heartbeats = table.did(SendAppend)
     assert heartbeats and not any(action.header.healthy for action in heartbeats)
@@ -176,8 +178,8 @@ def test_a_primary_ends_it_at_the_next_tick_and_is_compared() -> None:
     assert table.proposer.leadership is not None and table.said == [], "not within the event"
     table.ticks(0.05)
     assert table.proposer.leadership is None and table.sent(ProposerGreeting).keys() == {1, 2, 3}
-    table.hears(1, greeting(1))
-    table.hears(2, greeting(2))
+    table.deliver(1, greeting(1))
+    table.deliver(2, greeting(2))
     assert table.sent(PreVoteRequest).keys() == {1, 2}
 
 
@@ -209,13 +211,13 @@ def test_a_deposed_run_that_has_only_led_tail_terms_is_not_fenced() -> None:
     table = table_of()
     leader_id = leads_tail(table)[1].leader_id
     higher = leader_id._replace(term=leader_id.term + 1, proposer_id="run2")
-    table.hears(1, Refusal(RefusalCode.STALE_TERM, "deposed", higher))
+    table.deliver(1, Refusal(RefusalCode.STALE_TERM, "deposed", higher))
     assert table.proposer.leadership is None
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, greeting(safekeeper_id, promised=higher))
+        table.deliver(safekeeper_id, greeting(safekeeper_id, promised=higher))
     table.sees()
     table.ticks(0.5)  # the pause after a term that nobody had adopted
     assert table.sent(PreVoteRequest).keys() == {1, 2, 3}
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, PreVoteResponse(False, "run2"))
+        table.deliver(safekeeper_id, PreVoteResponse(False, "run2"))
     assert table.did(Finish) == [] and table.proposer.is_spare

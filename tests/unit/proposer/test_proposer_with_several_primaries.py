@@ -103,20 +103,20 @@ def test_an_old_primary_costs_no_term_that_has_gone_on_without_it() -> None:
     table.sees(PROMOTED, own=CRCS)
     sequence = table.proposer.leadership.sequence
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, sequence))
+        table.deliver(safekeeper_id, AppendResponse(leader_id, END, END, sequence))
         if table.did(StartReplication):
             break
     assert table.did(StartReplication)[0].resumes
 
 
-def test_other_bytes_on_the_same_timeline_cost_no_term_and_are_told_nothing() -> None:
+def test_other_bytes_on_the_same_timeline_cost_no_term_and_are_sent_nothing() -> None:
     table, leader_id = leads_switched()
     table.event(table.proposer.primary_lost(table.now))
     table.sees(PROMOTED, own=CRCS)
     assert table.proposer.leadership is not None
     sequence = table.proposer.leadership.sequence
     for safekeeper_id in (1, 2):
-        table.hears(safekeeper_id, AppendResponse(leader_id, END, END, sequence))
+        table.deliver(safekeeper_id, AppendResponse(leader_id, END, END, sequence))
         if table.did(StartReplication):
             break
     table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
@@ -149,7 +149,7 @@ def test_the_old_primary_comes_back_after_a_standby_that_lacks_acknowledged_wal(
     table.ticks()
     table.votes(history=log)
     table.sees(behind)
-    table.hears(1, TailResponse(0, fork_lsn, END, BASE))
+    table.deliver(1, TailResponse(0, fork_lsn, END, BASE))
     (refused,) = table.did(RefusePrimary)
     assert "may have been acknowledged" in refused.reason
     assert not table.did(StartReplication) and table.sent(Elected) == {}
@@ -167,7 +167,7 @@ def test_the_run_that_held_the_term_cuts_by_what_it_knows_to_be_committed(record
     table.event(table.proposer.wal_received(END + 50, table.now))
     table.acknowledge(leader_id, END, 1, 2)
     # Safekeeper 1 has more, which nobody was told of.
-    table.hears(1, AppendResponse(leader_id, END + 50, END + 50, 0))
+    table.deliver(1, AppendResponse(leader_id, END + 50, END + 50, 0))
     table.event(table.proposer.primary_lost(table.now))
     promoted = msgspec.structs.replace(PRIMARY, tli=2, ancestors=(Ancestor(1, END - 10),))
     table.sees(promoted)
@@ -176,11 +176,11 @@ def test_the_run_that_held_the_term_cuts_by_what_it_knows_to_be_committed(record
     table.ticks()
     candidate = table.collect_pre_votes(1, 2)
     # Not all vote, so that the votes alone would say END + 50.
-    table.hears(1, vote(candidate, history=log, flush_lsn=END + 50))
-    table.hears(2, vote(candidate, history=log))
+    table.deliver(1, vote(candidate, history=log, flush_lsn=END + 50))
+    table.deliver(2, vote(candidate, history=log))
     table.ticks(0.2)
     table.sees(promoted)
-    table.hears(1, TailResponse(0, END - 10, record_end_lsn, BASE))
+    table.deliver(1, TailResponse(0, END - 10, record_end_lsn, BASE))
     assert bool(table.did(RefusePrimary)) == refused
 
 
@@ -198,7 +198,7 @@ def test_what_members_said_of_another_postgresql_is_not_held_against_the_next_on
     assert not table.did(RefusePrimary)
     for safekeeper_id in (1, 2, 3):
         table.event(table.proposer.connected(safekeeper_id, table.now))
-        table.hears(safekeeper_id, greeting(safekeeper_id))
+        table.deliver(safekeeper_id, greeting(safekeeper_id))
     table.ticks()
     assert table.sent(PreVoteRequest) or table.proposer.phase is Phase.PRE_VOTING
 
@@ -237,7 +237,7 @@ def is_refused_by_its_bytes(table: Table, primary: PrimaryIdentity = OLD) -> Non
     assert table.sent(PreVoteRequest) or table.proposer.phase is Phase.PRE_VOTING
     table.votes()
     table.sees(primary)
-    table.hears(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
+    table.deliver(1, DigestResponse(table.proposer.term, BASE, END, CRCS))
     table.event(table.proposer.primary_checked(BASE, END, (2,), table.now))
     assert "differs from safekeeper 1's" in table.did(RefusePrimary)[0].reason
 
@@ -253,7 +253,7 @@ def comes_back(table: Table, primary: PrimaryIdentity, *greeted: int, after_s: f
     if not any(isinstance(action, SendMessage) and isinstance(action.message, PreVoteRequest) for action in said):
         for safekeeper_id in greeted or (1, 2, 3):
             assert safekeeper_id in asked
-            table.hears(safekeeper_id, greeting(safekeeper_id, **{**AS_SWITCHED, **changes}))
+            table.deliver(safekeeper_id, greeting(safekeeper_id, **{**AS_SWITCHED, **changes}))
             said += table.said
     table.said = said
 
@@ -279,9 +279,9 @@ def test_the_members_greet_again_each_time_before_a_refusal_is_repeated() -> Non
         said += table.said
         assert not any(isinstance(action, RefusePrimary) for action in said), "by greetings from before"
         for safekeeper_id in (1, 2):
-            table.hears(safekeeper_id, greeting(safekeeper_id, **AS_SWITCHED))
+            table.deliver(safekeeper_id, greeting(safekeeper_id, **AS_SWITCHED))
             assert not table.did(RefusePrimary), "the third may have another log"
-        table.hears(3, greeting(3, **AS_SWITCHED))
+        table.deliver(3, greeting(3, **AS_SWITCHED))
         assert [action.reason for action in table.did(RefusePrimary)] == [reason]
 
 
@@ -314,7 +314,7 @@ def test_a_quorum_whose_newest_log_fits_is_asked_for_its_votes() -> None:
     table.sees(OLD)
     leader_id = table.collect_pre_votes(1, 2, 3)
     for safekeeper_id in (1, 2, 3):
-        table.hears(safekeeper_id, vote(leader_id, **({"history": SWITCHED} if safekeeper_id == 1 else {})))
+        table.deliver(safekeeper_id, vote(leader_id, **({"history": SWITCHED} if safekeeper_id == 1 else {})))
     table.sees(OLD)
     assert table.did(RefusePrimary)
     table.event(table.proposer.disconnected(1, table.now))

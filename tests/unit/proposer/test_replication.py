@@ -330,7 +330,7 @@ def test_an_answer_during_a_pull_that_goes_no_further_is_no_progress_of_it() -> 
     assert again is not None and again.moved_at == table.now
 
 
-def test_a_member_that_skips_is_told_where_and_is_sent_nothing_until_it_is_there() -> None:
+def test_a_member_that_skips_is_sent_where_and_is_sent_nothing_until_it_is_there() -> None:
     table = lagging(wal_begin_lsn=START + 20)
     table.tick()
     (message,) = (a.message for a in table.said if isinstance(a, SendMessage) and isinstance(a.message, Elected))

@@ -10,7 +10,7 @@ from walproxy.proxy.members import Fleet
 
 
 @on_the_loop
-async def test_one_that_is_silent_is_given_up_and_one_that_is_down_is_told_apart() -> None:
+async def test_one_that_is_silent_is_given_up_and_one_that_is_down_is_distinguished() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         places = ((1, Address("127.0.0.1", silent.getsockname()[1])), (2, Address("127.0.0.1", 1)))
         fleet = Fleet(places, Credentials(), timeout_s=0.1)

@@ -50,7 +50,7 @@ def test_commits_that_do_not_wait_or_hang_are_critical_and_others_a_warning() ->
         assert verdict.level is level and text in verdict.line()
 
 
-def test_without_a_primary_the_reason_is_told() -> None:
+def test_without_a_primary_the_reason_is_reported() -> None:
     shown = status(state="waiting_for_primary", state_since_s=0.1, not_ready_s=30.0)
     shown.primary.problem = "cannot connect | to it"
     verdict = judge(shown, Thresholds())

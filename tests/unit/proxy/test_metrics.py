@@ -44,7 +44,7 @@ def test_whether_commits_wait_is_one_of_four_states_and_absent_for_a_spare() -> 
     }
 
 
-def test_positions_members_and_standbys_are_told_in_bytes() -> None:
+def test_positions_members_and_standbys_are_reported_in_bytes() -> None:
     shown = status(
         received_lsn="1/10",
         commit_lsn="1/8",
@@ -67,7 +67,7 @@ def test_positions_members_and_standbys_are_told_in_bytes() -> None:
     assert "walproxy_standby_apply_lag_bytes[standby2]" not in found
 
 
-def test_times_elections_and_refusals_are_told_and_each_reason_and_state_is_listed(proxy: Proxy) -> None:
+def test_times_elections_and_refusals_are_reported_and_each_reason_and_state_is_listed(proxy: Proxy) -> None:
     measured = proxy.measured
     measured.commits.commit.observe(0.003)
     measured.commits.members[2] = RecentHistogram()

@@ -88,7 +88,7 @@ class FakeConnection:
         self._ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.received_lsn = self.server_end_lsn = 0
         self.last_message_s = asyncio.get_running_loop().time()
-        self.told: list[tuple[int, int, int]] = []
+        self.reported: list[tuple[int, int, int]] = []
         self.feedback: list[tuple[int, int]] = []
         self.started: list[tuple[str | None, int, int]] = []
         self.reading = True
@@ -150,7 +150,7 @@ class FakeConnection:
 
     def send_status(self, write_lsn: int, flush_lsn: int, apply_lsn: int, *, reply_requested: bool = False) -> None:
         assert max(write_lsn, flush_lsn, apply_lsn) <= self.received_lsn
-        self.told.append((write_lsn, flush_lsn, apply_lsn))
+        self.reported.append((write_lsn, flush_lsn, apply_lsn))
 
     def send_hot_standby_feedback(self, xmin: int, catalog_xmin: int) -> None:
         self.feedback.append((xmin, catalog_xmin))
@@ -269,7 +269,7 @@ def house(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 
 @on_the_loop
-async def test_what_may_pass_is_waited_for_and_told_once(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_may_pass_is_waited_for_and_reported_once(house: House, caplog: pytest.LogCaptureFixture) -> None:
     house.primary.failures["connect"] = [problem(ProblemKind.UNREACHABLE, "nobody there") for _ in range(5)]
     async with house.running():
         await until(lambda: bool(house.owner.identities))
@@ -392,7 +392,7 @@ async def test_the_walsender_of_a_later_winner_is_not_ended_if_it_has_the_slot_a
     ],
 )
 @on_the_loop
-async def test_a_slot_that_cannot_be_freed_is_waited_for_on_the_same_connection_and_told_once(
+async def test_a_slot_that_cannot_be_freed_is_waited_for_on_the_same_connection_and_reported_once(
     obstacle: PrimaryProblem, expected: str, house: House, holder: type[FakeHolder], caplog: pytest.LogCaptureFixture
 ) -> None:
     holder.outcome = obstacle
@@ -506,13 +506,13 @@ async def test_nothing_is_reported_between_two_copies(house: House, monkeypatch:
         connection.arrive(bytes(SEGMENT_SIZE))
         connection.end_timeline(TimelineEnd(2, BEGIN_LSN))
         await until(lambda: len(connection.started) == 2)
-        connection.told.clear()
+        connection.reported.clear()
         house.feed.report(BEGIN_LSN, BEGIN_LSN, BEGIN_LSN)
-        assert connection.told == [] and not house.feed.streams
+        assert connection.reported == [] and not house.feed.streams
         starts.set()
         await until(lambda: house.feed.streams)
         house.feed.report(BEGIN_LSN, BEGIN_LSN, BEGIN_LSN)
-        assert connection.told == [(BEGIN_LSN, BEGIN_LSN, BEGIN_LSN)]
+        assert connection.reported == [(BEGIN_LSN, BEGIN_LSN, BEGIN_LSN)]
 
 
 @on_the_loop
@@ -520,14 +520,14 @@ async def test_postgresql_receives_changed_positions_at_once_and_at_most_what_wa
     async with house.running():
         connection = await house.stream()
         connection.arrive(b"x" * 100)
-        connection.told.clear()
+        connection.reported.clear()
         for flush_lsn in (BEGIN_LSN + 41, BEGIN_LSN + 41, BEGIN_LSN + 50):
             house.feed.report(BEGIN_LSN + 200, flush_lsn, flush_lsn)
-        assert connection.told == [(BEGIN_LSN + 100, lsn, lsn) for lsn in (BEGIN_LSN + 41, BEGIN_LSN + 50)]
+        assert connection.reported == [(BEGIN_LSN + 100, lsn, lsn) for lsn in (BEGIN_LSN + 41, BEGIN_LSN + 50)]
 
 
 @on_the_loop
-async def test_feedback_is_told_when_it_is_known_once_in_each_copy_and_again_while_it_holds_anything_back(
+async def test_feedback_is_reported_when_it_is_known_once_in_each_copy_and_again_while_it_holds_anything_back(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with house.running():
@@ -553,7 +553,7 @@ async def test_feedback_is_told_when_it_is_known_once_in_each_copy_and_again_whi
 
 
 @on_the_loop
-async def test_what_standbys_needed_of_one_primary_is_not_told_to_the_next_before_that_is_verified(
+async def test_what_standbys_needed_of_one_primary_is_not_reported_to_the_next_before_that_is_verified(
     house: House,
 ) -> None:
     async with house.running():
@@ -566,7 +566,7 @@ async def test_what_standbys_needed_of_one_primary_is_not_told_to_the_next_befor
         again.arrive(b"x")
         house.feed.report(BEGIN_LSN + 1, BEGIN_LSN + 1, 0)
         # A status is repeated by the same round as the feedback, so a round has passed.
-        await until(lambda: len(again.told) > 2)
+        await until(lambda: len(again.reported) > 2)
         assert again.feedback == []
 
 
@@ -601,11 +601,11 @@ async def test_pings_while_nothing_changes_are_answered_at_a_bounded_rate(house:
             10  # It has caught up long ago, so that nothing is repeated quickly.
         )
         connection.on_keepalive(BEGIN_LSN, True)
-        connection.told.clear()
+        connection.reported.clear()
         for _ in range(50):
             connection.on_keepalive(BEGIN_LSN, True)
             await asyncio.sleep(0)
-        assert len(connection.told) <= 1
+        assert len(connection.reported) <= 1
 
 
 @on_the_loop
@@ -630,7 +630,7 @@ def lines_of(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 
 
 @on_the_loop
-async def test_a_slot_that_is_missing_although_there_is_a_cluster_is_made_and_told(
+async def test_a_slot_that_is_missing_although_there_is_a_cluster_is_made_and_reported(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     house.owner.quorum_lsn = BEGIN_LSN + 100
@@ -702,7 +702,7 @@ async def test_a_slot_that_is_dropped_before_there_is_a_cluster_is_not_made(hous
 
 
 @on_the_loop
-async def test_a_slot_that_came_with_a_copied_data_folder_is_kept_and_told(
+async def test_a_slot_that_came_with_a_copied_data_folder_is_kept_and_reported(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     house.primary.has_slot, house.primary.slot_lsn = True, BEGIN_LSN - SEGMENT_SIZE

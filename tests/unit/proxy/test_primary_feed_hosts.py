@@ -82,8 +82,8 @@ async def test_what_a_refused_primary_sent_behind_the_bytes_that_differ_is_dropp
     async with house.running():
         connection = await house.stream(check_begin_lsn=BEGIN_LSN - SEGMENT_SIZE)
         house.owner.when_checked = lambda: house.feed.refuse("other bytes")
-        house.owner.may_tell = (BEGIN_LSN + 3, BEGIN_LSN + 3, BEGIN_LSN + 3)
-        connection.told.clear()
+        house.owner.may_report = (BEGIN_LSN + 3, BEGIN_LSN + 3, BEGIN_LSN + 3)
+        connection.reported.clear()
         connection.arrive(bytes(SEGMENT_SIZE) + b"foreign")
         assert house.owner.checked and house.owner.received == []
         await until(lambda: len(house.primary.connections) == 2)
@@ -91,7 +91,7 @@ async def test_what_a_refused_primary_sent_behind_the_bytes_that_differ_is_dropp
 
 
 @on_the_loop
-async def test_an_identity_that_arrives_after_the_refusal_is_not_told(house: House) -> None:
+async def test_an_identity_that_arrives_after_the_refusal_is_not_reported(house: House) -> None:
     async with house.running():
         await until(lambda: bool(house.owner.identities))
         identify, house.feed._identify = house.feed._identify, None  # type: ignore[method-assign, assignment]

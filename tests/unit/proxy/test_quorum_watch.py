@@ -88,7 +88,7 @@ def test_a_spare_and_an_election_are_no_loss(watched: Watched) -> None:
     assert watched.watch.lost_at is None
 
 
-def test_sessions_that_cannot_be_counted_are_unknown_and_the_reason_is_told(watched: Watched) -> None:
+def test_sessions_that_cannot_be_counted_are_unknown_and_the_reason_is_reported(watched: Watched) -> None:
     watched.looks(WELL)
     watched.sessions = None, "GRANT pg_monitor TO walproxy"
     watched.looks(LOST)

@@ -104,7 +104,7 @@ class FakeSafekeeper:
                 for message in decoder.feed(data):
                     if not secret.done:
                         writer.write(encode_authentication(secret.receive(message)))
-                        decoder.speak(PROPOSER_DIALECT if secret.done else PROPOSER_AUTHENTICATION)
+                        decoder.use(PROPOSER_DIALECT if secret.done else PROPOSER_AUTHENTICATION)
                         continue
                     self.asked.append(message)
                     answer = self.answers[type(message)]
@@ -146,15 +146,15 @@ def surveyed(*safekeepers: FakeSafekeeper, primary: PrimaryFacts = PRIMARY) -> R
 
 
 @on_the_loop
-async def test_all_safekeepers_are_told_of_one_new_cluster_of_a_higher_generation() -> None:
+async def test_all_safekeepers_are_sent_one_new_cluster_of_a_higher_generation() -> None:
     safekeepers = FakeSafekeeper(1, generation=4), FakeSafekeeper(2, flush_lsn=0), FakeSafekeeper(3, generation=6)
     async with cluster(*safekeepers) as config:
         first = await execute(config, surveyed(*safekeepers))
         second = await execute(config, surveyed(*safekeepers))
     assert first != second, "the id of a cluster is random"
-    told = [safekeeper.bootstraps() for safekeeper in safekeepers]
-    assert told[0] == told[1] == told[2]
-    bootstrap = told[0][0]
+    reported = [safekeeper.bootstraps() for safekeeper in safekeepers]
+    assert reported[0] == reported[1] == reported[2]
+    bootstrap = reported[0][0]
     assert bootstrap.replace and bootstrap.cluster_id == first
     assert (bootstrap.system_id, bootstrap.segment_size) == (SYSTEM_ID, 1 << 20)
     addresses = dict(config.safekeepers)
@@ -195,7 +195,7 @@ OTHER_FOLDER = msgspec.structs.replace(greeting(3), incarnation="f" * 32)
     ],
 )
 @on_the_loop
-async def test_nobody_is_told_anything_unless_all_are_fit(
+async def test_nothing_is_sent_unless_all_are_fit(
     fault: Callable[[FakeSafekeeper], None],
     kind: type[WalproxyError],
     reason: str,
@@ -386,12 +386,12 @@ async def undone(*safekeepers: FakeSafekeeper, discard_above_lsn: int | None = N
 
 
 @on_the_loop
-async def test_an_undo_tells_all_safekeepers_of_the_cluster_of_before_with_a_higher_generation() -> None:
+async def test_an_undo_sends_all_safekeepers_the_cluster_of_before_with_a_higher_generation() -> None:
     # The rebootstrap has not come as far as the third one.
     safekeepers = replaced(1), replaced(2), FakeSafekeeper(3)
     found = await undone(*safekeepers)
-    told = [message for safekeeper in safekeepers for message in safekeeper.bootstraps()]
-    assert told == [Bootstrap(OLD, SYSTEM_ID, MIB, 180000, Membership(3, MEMBERS), undo=True)] * 3
+    reported = [message for safekeeper in safekeepers for message in safekeeper.bootstraps()]
+    assert reported == [Bootstrap(OLD, SYSTEM_ID, MIB, 180000, Membership(3, MEMBERS), undo=True)] * 3
     assert found.lines()[:4] == [
         f"cluster {OLD} is restored: system 7",
         "safekeeper 1: its WAL from 0/100000 on, committed up to at least 0/400000, is moved back",
@@ -440,7 +440,7 @@ async def test_an_undo_that_leaves_members_of_the_new_cluster_out_is_refused() -
 
 
 @on_the_loop
-async def test_an_undo_that_broke_off_before_those_who_had_not_left_were_told_is_repeated() -> None:
+async def test_an_undo_that_broke_off_before_those_who_had_not_left_were_sent_it_is_repeated() -> None:
     """The rebootstrap had reached safekeeper 1 only; so the generations differ, and no quorum would elect anybody."""
     safekeepers = replaced(1, kept=None, cluster_id=OLD), FakeSafekeeper(2), FakeSafekeeper(3)
     found = await undone(*safekeepers)
@@ -456,8 +456,8 @@ async def test_an_undo_brings_back_the_members_that_a_quorum_has_changed_to_sinc
     for safekeeper in safekeepers[1:4]:
         safekeeper.answers[ProposerGreeting] = msgspec.structs.replace(safekeeper.greeting, membership=changed)
     await undone(*safekeepers)
-    told = [message.membership for safekeeper in safekeepers for message in safekeeper.bootstraps()]
-    assert told == [msgspec.structs.replace(changed, generation=4)] * 5
+    reported = [message.membership for safekeeper in safekeepers for message in safekeeper.bootstraps()]
+    assert reported == [msgspec.structs.replace(changed, generation=4)] * 5
 
 
 @pytest.mark.parametrize(

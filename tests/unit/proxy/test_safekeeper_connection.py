@@ -279,7 +279,7 @@ async def test_those_who_fit_talk_in_both_directions(
     ],
 )
 @on_the_loop
-async def test_those_who_do_not_fit_are_told_apart_on_both_sides_and_the_proxy_says_it_once(
+async def test_those_who_do_not_fit_are_distinguished_on_both_sides_and_the_proxy_says_it_once(
     tmp_path: Path,
     world: World,
     listener: Listener,
@@ -297,8 +297,8 @@ async def test_those_who_do_not_fit_are_told_apart_on_both_sides_and_the_proxy_s
         assert all(at_the_listener in line for line in lines("safekeeper.node.proposer_listener"))
         await until(lambda: bool(link.problem) and not link.is_up)
         assert at_the_proxy in link.problem
-        (told,) = lines("walproxy.proxy.safekeeper_link")
-        assert told == link.problem
+        (reported,) = lines("walproxy.proxy.safekeeper_link")
+        assert reported == link.problem
         assert owner.messages == []
         assert there.node.acceptor.leader is None
         assert OURS not in caplog.text and THEIRS not in caplog.text

@@ -110,7 +110,7 @@ async def test_frames_go_out_and_messages_come_in() -> None:
 
 
 @on_the_loop
-async def test_a_connection_that_breaks_is_told_and_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connection_that_breaks_is_reported_and_made_anew(caplog: pytest.LogCaptureFixture) -> None:
     async with linked() as (link, owner, safekeeper):
         await until(lambda: bool(safekeeper.writers))
         safekeeper.writers[0].close()
@@ -152,7 +152,7 @@ async def test_nothing_behind_a_message_at_which_its_owner_hangs_up_is_looked_at
 
 
 @on_the_loop
-async def test_a_safekeeper_that_is_not_there_is_told_once_and_found_when_it_comes(
+async def test_a_safekeeper_that_is_not_there_is_reported_once_and_found_when_it_comes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -175,7 +175,9 @@ async def test_a_safekeeper_that_is_not_there_is_told_once_and_found_when_it_com
 
 
 @on_the_loop
-async def test_a_safekeeper_that_refuses_at_once_again_and_again_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_safekeeper_that_refuses_at_once_again_and_again_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     async with linked() as (_, owner, safekeeper):
         await until(lambda: bool(safekeeper.writers))

@@ -223,7 +223,7 @@ def test_one_lost_disk_takes_a_rebootstrap_where_all_are_needed(sizes: QuorumSiz
     assert "walproxy rebootstrap" in member_problem(3, known, "")
 
 
-def test_a_folder_that_was_replaced_by_one_with_promises_is_told_apart_from_an_empty_one() -> None:
+def test_a_folder_that_was_replaced_by_one_with_promises_is_distinguished_from_an_empty_one() -> None:
     known = peers(greeting(1), greeting(2), greeting(3, incarnation="f" * 32))
     assert "has been replaced" in member_problem(3, known, "")
 

@@ -235,7 +235,7 @@ def test_a_backup_without_a_manifest_is_read_as_it_is(tmp_path: Path) -> None:
     assert [entry for entry in backup.entries() if not entry.is_folder]
 
 
-def test_an_ignored_manifest_still_tells_where_the_backup_ends_unless_it_is_damaged_itself(tmp_path: Path) -> None:
+def test_an_ignored_manifest_still_reports_where_the_backup_ends_unless_it_is_damaged_itself(tmp_path: Path) -> None:
     as_folder(tmp_path)
     assert BaseBackup(tmp_path, ignore_manifest=True).facts.end_lsn == 0x9000120
     (tmp_path / "backup_manifest").write_bytes(MANIFEST.replace(b"1259", b"1258"))

@@ -154,7 +154,7 @@ def test_a_slow_reader_gets_everything_when_it_reads_again(tmp_path: Path) -> No
 # What the leader hears.
 
 
-def heard(leader: Leader) -> tuple[Standby, ...]:
+def standbys_at(leader: Leader) -> tuple[Standby, ...]:
     """Wait for the next word about the standbys."""
     while not leader.feedback:
         try:
@@ -171,19 +171,19 @@ def heard(leader: Leader) -> tuple[Standby, ...]:
 def streaming(house: ReplicationHouse, leader: Leader, length: int) -> ReplicationClient:
     client = house.client("standby1")
     client.receive_wal(client.start(BASE_LSN), BASE_LSN + length)
-    assert heard(leader) == (Standby("standby1"),)
+    assert standbys_at(leader) == (Standby("standby1"),)
     return client
 
 
-def test_the_leader_hears_who_streams_and_how_far_each_is(tmp_path: Path) -> None:
+def test_the_leader_receives_who_streams_and_how_far_each_is(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path) as house:
         leader = committed(house, 1000)
         client = streaming(house, leader, 1000)
         assert house.call(lambda: house.node.acceptor.has_readers)
         client.report(BASE_LSN + 900, BASE_LSN + 800, BASE_LSN + 700)
-        assert heard(leader) == (Standby("standby1", BASE_LSN + 900, BASE_LSN + 800, BASE_LSN + 700),)
+        assert standbys_at(leader) == (Standby("standby1", BASE_LSN + 900, BASE_LSN + 800, BASE_LSN + 700),)
         client.socket.close()
-        assert heard(leader) == ()
+        assert standbys_at(leader) == ()
         assert not house.call(lambda: house.node.acceptor.has_readers)
 
 
@@ -193,7 +193,7 @@ def test_a_standby_cannot_claim_what_it_was_not_sent(tmp_path: Path) -> None:
         end_lsn = leader.write(WAL[1000:2000])  # Not committed.
         client = streaming(house, leader, 1000)
         client.report(end_lsn, end_lsn, end_lsn)
-        assert heard(leader) == (Standby("standby1", *[BASE_LSN + 1000] * 3),)
+        assert standbys_at(leader) == (Standby("standby1", *[BASE_LSN + 1000] * 3),)
 
 
 def test_the_oldest_transaction_of_a_standby_reaches_the_leader(tmp_path: Path) -> None:
@@ -201,32 +201,32 @@ def test_the_oldest_transaction_of_a_standby_reaches_the_leader(tmp_path: Path) 
         leader = committed(house, 1000)
         client = streaming(house, leader, 1000)
         client.report_xmin(750, 2)
-        assert heard(leader) == (Standby("standby1", xmin=2 << 32 | 750),)
+        assert standbys_at(leader) == (Standby("standby1", xmin=2 << 32 | 750),)
 
 
-def test_many_reports_of_one_moment_are_told_once(tmp_path: Path) -> None:
+def test_many_reports_of_one_moment_are_reported_once(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path) as house:
         leader = committed(house, 1000)
         client = streaming(house, leader, 1000)
-        told: list[Any] = []
-        tell = house.node.readers_changed
+        reported: list[Any] = []
+        deliver = house.node.readers_changed
 
         def counted(has_readers: bool, standbys: tuple[Standby, ...]) -> None:
-            told.append(standbys)
-            tell(has_readers, standbys)
+            reported.append(standbys)
+            deliver(has_readers, standbys)
 
         house.call(lambda: setattr(house.node, "readers_changed", counted))
         for position in range(1, 501):
             client.report(BASE_LSN + position, BASE_LSN + position, 0)
         client.report(BASE_LSN + 600, BASE_LSN + 600, BASE_LSN + 600)
         final = (Standby("standby1", *[BASE_LSN + 600] * 3),)
-        while heard(leader) != final:
+        while standbys_at(leader) != final:
             pass
-        assert len(told) < 100
-        assert told[-1] == final
+        assert len(reported) < 100
+        assert reported[-1] == final
 
 
-def test_the_first_client_for_long_is_told_the_end_of_wal_also_while_an_event_waits_for_the_disk(
+def test_the_first_client_for_long_is_reported_the_end_of_wal_also_while_an_event_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ReplicationHouse(tmp_path) as house:

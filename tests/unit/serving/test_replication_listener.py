@@ -147,7 +147,7 @@ def forked(house: ReplicationHouse) -> None:
     house.until(lambda: house.node.acceptor.readable_lsn == FORK.end_lsn)
 
 
-def test_a_reader_of_an_ancestor_gets_it_to_its_end_and_is_told_what_goes_on(tmp_path: Path) -> None:
+def test_a_reader_of_an_ancestor_gets_it_to_its_end_and_is_reported_what_goes_on(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path) as house:
         forked(house)
         client = house.client()
@@ -164,7 +164,7 @@ def test_a_reader_of_an_ancestor_gets_it_to_its_end_and_is_told_what_goes_on(tmp
         assert client.receive_wal(received, FORK.end_lsn) == FORK.all
 
 
-def test_a_reader_that_streams_when_the_timeline_switches_is_told_so(tmp_path: Path) -> None:
+def test_a_reader_that_streams_when_the_timeline_switches_is_reported_so(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path) as house:
         leader = house.led()
         leader.write(FORK.before)
@@ -237,7 +237,7 @@ def test_the_history_file_comes_as_it_is_and_the_first_timeline_has_none(tmp_pat
             assert refused.value.sqlstate == "58P01"
 
 
-def test_a_reader_that_was_sent_what_is_cut_off_is_told_where_the_new_timeline_begins(tmp_path: Path) -> None:
+def test_a_reader_that_was_sent_what_is_cut_off_is_reported_where_the_new_timeline_begins(tmp_path: Path) -> None:
     with ReplicationHouse(tmp_path) as house:
         leader = house.led()
         leader.write(FORK.before)

@@ -521,12 +521,12 @@ class Safekeeper:
         self.acceptor = Acceptor(self.folder.control, self.folder.flush_lsn)
         try:
             self.folder.perform_all(self.acceptor.start())
-            self.tell(ProposerGreeting(PROTOCOL_VERSION, "run", 1))
+            self.deliver(ProposerGreeting(PROTOCOL_VERSION, "run", 1))
         except VirtualCrash:
             self.folder.close()
             raise
 
-    def tell(self, message: ProposerMessage) -> None:
+    def deliver(self, message: ProposerMessage) -> None:
         self.folder.perform_all(self._to_disk(self.acceptor.receive(1, message, 0.0)))
 
     @staticmethod
@@ -561,7 +561,7 @@ def with_two_segments_set_aside(fs: VirtualFileSystem, directory: Path) -> tuple
         VoteRequest(LeaderId(2, "run"), 1, OLD, Membership(1, MEMBERS)),  # It flushes.
         bootstrap(NEW, 2, replace=True),
     ):
-        safekeeper.tell(message)
+        safekeeper.deliver(message)
     assert safekeeper.folder.flush_lsn == 0
     return safekeeper, wal
 
@@ -574,7 +574,7 @@ def test_an_undo_that_is_cut_short_anywhere_brings_back_every_byte(tmp_path: Pat
         safekeeper, wal = with_two_segments_set_aside(fs, directory)
         fs.crash_in(crashes + 1)
         try:
-            safekeeper.tell(bootstrap(OLD, 3, undo=True))
+            safekeeper.deliver(bootstrap(OLD, 3, undo=True))
         except VirtualCrash:
             crashes += 1
             safekeeper.folder.close()
@@ -583,7 +583,7 @@ def test_an_undo_that_is_cut_short_anywhere_brings_back_every_byte(tmp_path: Pat
             is_back = safekeeper.folder.control.cluster_id == OLD
             assert is_back or safekeeper.folder.control.cluster_id == NEW
             if not is_back:
-                safekeeper.tell(bootstrap(OLD, 3, undo=True))
+                safekeeper.deliver(bootstrap(OLD, 3, undo=True))
         else:
             break
         finally:
@@ -603,7 +603,7 @@ def test_an_undo_is_refused_when_wal_is_gone_that_was_acknowledged_and_not_known
     safekeeper, _ = with_two_segments_set_aside(fs, tmp_path / "sk")
     assert safekeeper.acceptor.control.replaced is not None and not safekeeper.acceptor.control.replaced.commit_lsn
     fs.unlink(tmp_path / "sk" / f"wal.{NEW}" / "000000010000000000000002")
-    safekeeper.tell(bootstrap(OLD, 3, undo=True))
+    safekeeper.deliver(bootstrap(OLD, 3, undo=True))
     safekeeper.folder.close()
     assert safekeeper.folder.control.cluster_id == NEW
 
@@ -611,10 +611,10 @@ def test_an_undo_is_refused_when_wal_is_gone_that_was_acknowledged_and_not_known
 def test_a_segment_that_was_in_the_making_at_a_rebootstrap_is_in_the_way_of_no_undo(tmp_path: Path) -> None:
     fs = VirtualFileSystem(random.Random(1))
     safekeeper, wal = with_two_segments_set_aside(fs, tmp_path / "sk")
-    safekeeper.tell(bootstrap(OLD, 3, undo=True))
+    safekeeper.deliver(bootstrap(OLD, 3, undo=True))
     leftover = tmp_path / "sk" / "wal" / f"000000010000000000000003{TEMPORARY_SUFFIX}"
     fs.create(leftover).close()
-    safekeeper.tell(bootstrap("e" * 32, 4, replace=True))
-    safekeeper.tell(bootstrap(OLD, 5, undo=True))
+    safekeeper.deliver(bootstrap("e" * 32, 4, replace=True))
+    safekeeper.deliver(bootstrap(OLD, 5, undo=True))
     safekeeper.folder.close()
     assert safekeeper.folder.control.cluster_id == OLD and safekeeper.acceptor.flush_lsn == MIB + len(wal)

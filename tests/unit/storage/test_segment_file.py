@@ -131,7 +131,7 @@ def test_bytes_appended_after_the_slot_was_taken_belong_to_the_next() -> None:
     assert following.data_crc == google_crc32c.value(b"second")
 
 
-def test_the_newest_slot_whose_bytes_check_tells_the_end() -> None:
+def test_the_newest_slot_whose_bytes_check_reports_the_end() -> None:
     fs = VirtualFileSystem(random.Random(1))
     segment = new_segment(fs)
     assert end_found(fs) == 0

@@ -70,7 +70,7 @@ def test_older_wal_is_not_even_opened_on_the_loop(tmp_path: Path) -> None:
     storage.close()
 
 
-def test_where_the_system_cannot_tell_only_recent_wal_is_read_on_the_loop(
+def test_where_the_system_does_not_show_only_recent_wal_is_read_on_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fs = RealFileSystem()

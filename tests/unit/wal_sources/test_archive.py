@@ -130,7 +130,7 @@ def test_a_timeline_that_is_not_there_is_named_with_those_that_are(archive: Arch
         opened(archive).log_path()
 
 
-def test_a_corrupt_object_is_told_and_another_one_of_the_same_bytes_is_used(archive: ArchiveMaker) -> None:
+def test_a_corrupt_object_is_reported_and_another_one_of_the_same_bytes_is_used(archive: ArchiveMaker) -> None:
     wal = make_log(3 * MIB)
     plain = archive.put_segment(wal, MIB)
     content = wal.read(MIB, 2 * MIB)
@@ -172,7 +172,7 @@ def test_a_file_of_another_cluster_is_refused_in_one_line(archive: ArchiveMaker)
         opened(archive).read(PATH, MIB, 2 * MIB)
 
 
-def test_receipts_that_contradict_each_other_are_told(archive: ArchiveMaker) -> None:
+def test_receipts_that_contradict_each_other_are_reported(archive: ArchiveMaker) -> None:
     archive.put_segment(make_log(2 * MIB), MIB)
     archive.put_segment(make_log(2 * MIB, seed=5), MIB, compressed=True)
     assert opened(archive).extents(PATH) == []

@@ -224,7 +224,7 @@ def test_decoding_can_begin_at_the_exact_start_of_a_record() -> None:
     assert decode(bytes(wal.data[second.start_lsn - MIB :]), second.start_lsn) == as_written([second])
 
 
-def test_the_pages_tell_the_version_the_tli_and_the_system() -> None:
+def test_the_pages_report_the_version_the_tli_and_the_system() -> None:
     wal = WalBuilder(major=14, tli=3)
     wal.add(b"x")
     decoder = RecordDecoder(MIB, MIB)

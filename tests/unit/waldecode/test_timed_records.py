@@ -53,17 +53,17 @@ def feed(found: TimedRecords, wal: WalBuilder, end: int, generator: random.Rando
 
 
 @pytest.mark.parametrize("commits_one_in", [20, 1000, 4000])
-def test_every_commit_is_told_as_soon_as_it_is_committed(commits_one_in: float) -> None:
+def test_every_commit_is_reported_as_soon_as_it_is_committed(commits_one_in: float) -> None:
     for seed in range(6):
         wal, generator = random_wal(seed, commits_one_in), random.Random(seed)
         found = TimedRecords(wal.begin_lsn, wal.segment_size)
-        told = wal.begin_lsn
+        reported = wal.begin_lsn
         for record in wal.records:
             feed(found, wal, min(record.end_lsn + generator.randrange(300_000), wal.position), generator)
-            told = found.slot_lsn(min(record.end_lsn, wal.position))
-            assert told <= record.end_lsn
+            reported = found.slot_lsn(min(record.end_lsn, wal.position))
+            assert reported <= record.end_lsn
             if bears_time(record.rmid, record.info):
-                assert told == record.end_lsn
+                assert reported == record.end_lsn
 
 
 @pytest.mark.parametrize("commits_one_in", [1000, 4000])
@@ -76,15 +76,15 @@ def test_the_slot_stays_in_the_segment_of_the_last_record_that_bears_a_time(comm
         for record in wal.records:
             lsn = min(record.end_lsn, wal.position)
             feed(found, wal, lsn, generator)
-            told = found.slot_lsn(lsn)
+            reported = found.slot_lsn(lsn)
             before = [t for t in timed if t.end_lsn <= record.end_lsn]
             if not before or segment_start(before[-1].start_lsn, MIB) != segment_start(before[-1].end_lsn, MIB):
                 continue  # A commit across the border is told, and the segment that it began in may go.
-            crossing = [r for r in wal.records if r.start_lsn < told < r.end_lsn and r.total_length > 60_000]
-            kept = segment_start(told, MIB) <= segment_start(before[-1].start_lsn, MIB)
+            crossing = [r for r in wal.records if r.start_lsn < reported < r.end_lsn and r.total_length > 60_000]
+            kept = segment_start(reported, MIB) <= segment_start(before[-1].start_lsn, MIB)
             # Of a long record across a border the header is not seen: it might be a commit.
-            assert kept or crossing or _crossed_by_a_long_record(wal, before[-1].start_lsn, told), record
-            stays += told < lsn
+            assert kept or crossing or _crossed_by_a_long_record(wal, before[-1].start_lsn, reported), record
+            stays += reported < lsn
     assert stays
 
 

@@ -57,7 +57,7 @@ class StoryOutcome:
         return len(self.seen) + 1 if self.failure else 0
 
 
-def tell(
+def run_story(
     binaries: ServerBinaries, clients: int, keep: Path | None, console: Console, steps: Sequence[Step] = STEPS
 ) -> bool:
     """Tell the story; return whether every step held.

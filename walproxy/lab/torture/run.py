@@ -76,7 +76,7 @@ class Watcher(Protocol):
         """Show that `passed_s` seconds have passed, and that `what` is in progress."""
         ...
 
-    def tell(self, passed_s: float, line: str) -> None:
+    def add_line(self, passed_s: float, line: str) -> None:
         """Print a line about an event."""
         ...
 
@@ -165,7 +165,7 @@ class _Run:
                     # The cluster is kept as it is at the violation.
                     return True
         except KeyboardInterrupt:
-            self._watcher.tell(self._passed_s(), "interrupted: ending all faults, then checking the results")
+            self._watcher.add_line(self._passed_s(), "interrupted: ending all faults, then checking the results")
             self._cluster.heal()
         return self._carry_out(plan_power_cut(self._targets, with_postgres=True))
 
@@ -178,7 +178,7 @@ class _Run:
         self._look_through_history()
         resumed = f"commits resumed after {self._nemesis.recoveries_s[-1]:.1f} s"
         outcome = resumed if progresses else "commits have not resumed"
-        self._watcher.tell(begun_s, f"{bout}: {outcome}")
+        self._watcher.add_line(begun_s, f"{bout}: {outcome}")
         return progresses
 
     def _look_through_history(self) -> None:

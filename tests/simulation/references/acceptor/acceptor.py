@@ -182,7 +182,7 @@ class ReferenceAcceptor(Elections, Reads):
             yield from self.write(message.begin_lsn, message.payload)
         self.leader_message = now, message.healthy
         if message.healthy:
-            self.heard_healthy_at = now
+            self.healthy_seen_at = now
         self.sequence = message.sequence
         self.leader_commit_lsn = max(self.leader_commit_lsn, message.commit_lsn)
         self.advance_commit()

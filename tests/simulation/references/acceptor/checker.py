@@ -61,7 +61,7 @@ POSITIONS = (
     "has_readers",
     "standbys",
     "awaits_election",
-    "heard_healthy_at",
+    "healthy_seen_at",
 )
 _positions_of = attrgetter(*POSITIONS)
 _READABLE_LSN = POSITIONS.index("readable_lsn")

@@ -32,7 +32,7 @@ class AcceptorState(ReferenceLog):
     Attributes:
         followed: the leader whose history was adopted, and the connection (5.7); None without one (A4).
         leader_message: when the leader's last `Elected` or append came, and whether it was healthy (2.2).
-        heard_healthy_at: when an append was last healthy (14.8).
+        healthy_seen_at: when an append was last healthy (14.8).
         sequence, answered: of the last append; and what the last answer carried: write_lsn, sequence (7.3).
         pull, pulled_from_lsn: the pull that is under way; where the first one of this adoption began (6.8).
         archiver, has_archive, archive_progress: step 9.
@@ -44,7 +44,7 @@ class AcceptorState(ReferenceLog):
         super().__init__(control, wal_end_lsn, wal, entries_max)
         self.followed: tuple[LeaderId, int] | None = None
         self.leader_message: tuple[float, bool] = (0.0, False)
-        self.heard_healthy_at: float | None = None
+        self.healthy_seen_at: float | None = None
         self.sequence = 0
         self.answered: tuple[int, int] = (0, 0)
         self.pull: PullWal | None = None

@@ -253,7 +253,7 @@ class ReferenceCampaign:
             and stream.window_begin_lsn <= vote.flush_lsn <= stream.received_lsn
         )
         if goes_on:
-            self._tell_won()
+            self._send_won()
             self.beginning, self.outcome = Beginning(vote.flush_lsn, stream.tli, False), Outcome.WON
         else:
             self.outcome = Outcome.LOST
@@ -271,7 +271,7 @@ class ReferenceCampaign:
         except Refused:
             self.outcome = Outcome.REFUSED
             return
-        self._tell_won()
+        self._send_won()
         lsn, tli, cuts = self.beginning
         self._check = (lsn, tli)
         if vote.history and lsn > vote.wal_begin_lsn:
@@ -283,7 +283,7 @@ class ReferenceCampaign:
         else:
             self._compare()
 
-    def _tell_won(self) -> None:
+    def _send_won(self) -> None:
         """Step 15: an event."""
         assert self.leader_id is not None
         self._expected.append(event_of("term-won", self.leader_id.term))

@@ -79,8 +79,8 @@ class Leading(ReferenceRun):
         elif greeting.membership is not None and key(greeting.membership) > key(ours.membership):
             self._end_term()
             return
-        told = term.members.get(safekeeper_id)
-        if told is None or not told.is_connected or told.folder != folder:
+        reported = term.members.get(safekeeper_id)
+        if reported is None or not reported.is_connected or reported.folder != folder:
             self._welcomed[safekeeper_id] = folder
             # Sent now: others that are welcomed in the same event are not followers yet.
             self._take_elected(term, safekeeper_id, folder)

@@ -70,7 +70,7 @@ class PrimaryEvents(Leading):
         asked = {i for append in appends for i in append.safekeeper_ids}
         expect(followers <= asked, "7.12: of {} only {} are asked to confirm the term", followers, asked)
         sequences = [append.header.sequence for append in appends]
-        old = max((member.told_sequence for member in term.members.values()), default=-1)
+        old = max((member.sent_sequence for member in term.members.values()), default=-1)
         expect(min(sequences, default=old + 1) > old, "7.12: the number of a probe was used before")
         self._probe = min(sequences, default=old + 1)
 

@@ -142,7 +142,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             is_settled = term.change.next(term.membership) is None
             if not is_settled:
                 self._decide()
-            self._members_told_of = folders_of(term.membership)
+            self._members_in_report = folders_of(term.membership)
             self._replace_lost()
             if is_settled:
                 self._decide()
@@ -225,7 +225,7 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         elif isinstance(message, ArchiveAssignment):
             self._leading().sent_assignment(safekeeper_id, message)
         elif isinstance(message, FolderStates):
-            self._told_folders(safekeeper_id, message)
+            self._on_folders_sent(safekeeper_id, message)
         elif isinstance(message, Reconfigure):
             expect(message.membership == self._leading().membership, "10.4: a membership that is not decided for")
             self._leading().append_generation = None
@@ -233,13 +233,13 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
             return False
         return True
 
-    def _told_folders(self, safekeeper_id: int, message: FolderStates) -> None:
+    def _on_folders_sent(self, safekeeper_id: int, message: FolderStates) -> None:
         """11.3: what is known of the members' data folders."""
         term = self._leading()
         expect(term.members[safekeeper_id].follows, "11.3: folders are reported to one that does not follow")
         self._learn_of_term()
         known = self.roster.folders.get(term.elected.cluster_id, {})
-        states = tuple(known[folder] for folder in sorted(self._members_told_of) if folder in known)
+        states = tuple(known[folder] for folder in sorted(self._members_in_report) if folder in known)
         expected = FolderStates(term.elected.cluster_id, states)
         expect(message == expected, "11.3: reports {}, reference {}", message, expected)
 
@@ -253,18 +253,18 @@ class ReferenceProposer(SafekeeperEvents, PrimaryEvents, Beginnings):
         if term is None:
             expect(all(report == ReportStatus(0, 0, 0) for report in reports), "7.6: positions without a term")
             return
-        status, told = term.status(), term.reported or ReportStatus(0, 0, 0)
+        status, before = term.status(), term.reported or ReportStatus(0, 0, 0)
         if reports:
             expect(reports[-1] == status, "7.6: reports {}, reference {}", reports[-1], status)
-            is_news = status != told or event != "message" or term.streams != self._streamed
+            is_news = status != before or event != "message" or term.streams != self._streamed
             is_news = is_news or self._has(StartReplication)  # This connection has had no report.
             expect(is_news or self._has(RefusePrimary), "7.6: reports {} again", status)
             term.reported = reports[-1]
-        elif status != told:
-            is_lower = (status.flush_lsn, status.apply_lsn) == (told.flush_lsn, told.apply_lsn)
-            is_lower = is_lower and status.write_lsn < told.write_lsn
-            expect(is_lower, "7.6: does not report {} after {}", status, told)
-        term.require_told()
+        elif status != before:
+            is_lower = (status.flush_lsn, status.apply_lsn) == (before.flush_lsn, before.apply_lsn)
+            is_lower = is_lower and status.write_lsn < before.write_lsn
+            expect(is_lower, "7.6: does not report {} after {}", status, before)
+        term.require_sent()
         term.require_assignment()
         if event in ("wal_received", "tick"):
             gone = {action.safekeeper_id for action in self._actions if isinstance(action, Disconnect)}

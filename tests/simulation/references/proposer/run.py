@@ -47,7 +47,7 @@ class ReferenceRun:
         self._greeted_since_slot = False
         self._refused_hosts = RefusedHosts(config.timing)
         self._greeted_for_host = False  # 4.10: since the primary was identified
-        self._members_told_of: frozenset[Identity] = frozenset()
+        self._members_in_report: frozenset[Identity] = frozenset()
         # Of the present event.
         self._actions: list[Action] = []
         self._expected: list[Action] = []

@@ -52,8 +52,8 @@ class ReferenceTerm(TermState):
             expect(member.sent_lsn < base_lsn, "6.1: a member skips WAL to a position that it has")
             member.follows, member.skips_to_lsn = False, base_lsn
         _same(message, expected)
-        member.told_commit_lsn = self.commit_lsn
-        member.told_generation = self.membership.generation
+        member.sent_commit_lsn = self.commit_lsn
+        member.sent_generation = self.membership.generation
 
     def _first_elected(self, safekeeper_id: int) -> Elected:
         """The one on a new connection, on which nothing was sent yet."""
@@ -189,23 +189,25 @@ class ReferenceTerm(TermState):
             return
         expected = ArchiveAssignment(self.leader_id, archive.archiver, archive.lsn, archive.archive_id)
         for safekeeper_id, member in self.members.items():
-            is_told = not member.follows or member.assignment == expected
-            expect(is_told, "9.2: safekeeper {} was not sent {}", safekeeper_id, expected)
+            has_sent = not member.follows or member.assignment == expected
+            expect(has_sent, "9.2: safekeeper {} was not sent {}", safekeeper_id, expected)
 
-    def require_told(self) -> None:
+    def require_sent(self) -> None:
         """7.8: a member with readers has the commit_lsn, unless WAL is to be sent to it that carries it."""
         for safekeeper_id, member in self.members.items():
             if member.follows and member.has_readers and member.sent_lsn == self.received_lsn:
-                told_lsn = member.told_commit_lsn
-                expect(told_lsn >= self.commit_lsn, "7.8: safekeeper {} has readers, and no commit_lsn", safekeeper_id)
+                reported_lsn = member.sent_commit_lsn
+                expect(
+                    reported_lsn >= self.commit_lsn, "7.8: safekeeper {} has readers, and no commit_lsn", safekeeper_id
+                )
 
 
 def _sent_to(member: Member, header: AppendRequest, end_lsn: int) -> None:
     """7.2, 7.3."""
     begin_lsn, sent_lsn = header.begin_lsn, member.sent_lsn
     expect(begin_lsn == sent_lsn, "7.2: the append begins at {:X}, not at {:X}", begin_lsn, sent_lsn)
-    expect(header.sequence >= member.told_sequence, "7.3: the sequence goes back")
-    member.told_commit_lsn, member.told_sequence = header.commit_lsn, header.sequence
+    expect(header.sequence >= member.sent_sequence, "7.3: the sequence goes back")
+    member.sent_commit_lsn, member.sent_sequence = header.commit_lsn, header.sequence
     member.sent_lsn = end_lsn
 
 

@@ -22,9 +22,9 @@ class Member:
         adopted_end_lsn: the end of its log when it adopted the term.
         wal_begin_lsn: where its WAL begins, as reported on this connection; 0 before.
         skips_to_lsn: the base_lsn of the `Elected` by which it skips WAL, 0 if it does not.
-        told_commit_lsn, told_sequence: of the last message to it.
+        sent_commit_lsn, sent_sequence: of the last message to it.
         answered_at, answered_sequence: of its last answer.
-        generation, told_generation: the membership that it has on disk, and that of the last `Elected`.
+        generation, sent_generation: the membership that it has on disk, and that of the last `Elected`.
         has_readers: as it has answered last.
         refuses: it has refused WAL, or `Elected`, and no append has succeeded since.
         is_doubted: its connection was closed with WAL in flight, and no append has succeeded since.
@@ -44,12 +44,12 @@ class Member:
     adopted_end_lsn: int = 0
     wal_begin_lsn: int = 0
     skips_to_lsn: int = 0
-    told_commit_lsn: int = 0
-    told_sequence: int = 0
+    sent_commit_lsn: int = 0
+    sent_sequence: int = 0
     answered_at: float = -inf
     answered_sequence: int = -1
     generation: int = 0
-    told_generation: int = 0
+    sent_generation: int = 0
     has_readers: bool = False
     refuses: bool = False
     is_doubted: bool = False

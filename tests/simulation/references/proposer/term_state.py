@@ -223,7 +223,7 @@ class TermState:
             self._regroup()
             member.skips_to_lsn = 0
             member.adopted_end_lsn = answer.write_lsn
-            member.generation = max(member.generation, member.told_generation)
+            member.generation = max(member.generation, member.sent_generation)
         if answer.write_lsn > member.sent_lsn:
             if any(read.begin_lsn == member.sent_lsn for _, read in self.reads.values()):
                 member.overtaken_lsn = member.sent_lsn

@@ -13,7 +13,7 @@ from walproxy.lab.testing.engine import Blueprint, major_of
 from walproxy.lab.testing.faulty_disk import DiskFaults
 
 
-class Told:
+class Orders:
     """An engine.
 
     Attributes:
@@ -28,7 +28,7 @@ class Told:
     archive_url = None
 
     def __init__(self, blueprint: Blueprint) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.reported: list[tuple[Any, ...]] = []
         self.living = set(blueprint.members)
         self.paused: set[str] = set()
         self.statuses: dict[str, dict[str, Any]] = {}
@@ -36,12 +36,12 @@ class Told:
         self.takes_connections = True
 
     def start_all(self) -> None:
-        self.told.append(("start_all",))
+        self.reported.append(("start_all",))
         if self.fails_to_start:
             raise ClusterFailed("it does not start")
 
     def close(self) -> None:
-        self.told.append(("close",))
+        self.reported.append(("close",))
 
     def conninfo(self, member: str = "postgres") -> str:
         return f"host={member}"
@@ -50,34 +50,34 @@ class Told:
         return self.takes_connections
 
     def pause(self, member: str) -> None:
-        self.told.append(("pause", member))
+        self.reported.append(("pause", member))
         self.paused.add(member)
 
     def resume(self, member: str) -> None:
-        self.told.append(("resume", member))
+        self.reported.append(("resume", member))
         self.paused.discard(member)
 
     def kill(self, member: str) -> None:
-        self.told.append(("kill", member))
+        self.reported.append(("kill", member))
         self.living.discard(member)
 
     def stop(self, member: str) -> None:
-        self.told.append(("stop", member))
+        self.reported.append(("stop", member))
         self.living.discard(member)
 
     def start(self, member: str) -> None:
         if member not in self.living:
-            self.told.append(("start", member))
+            self.reported.append(("start", member))
             self.living.add(member)
 
     def runs(self, member: str) -> bool:
         return member in self.living
 
     def hold(self, safekeeper: str, direction: str) -> None:
-        self.told.append(("hold", safekeeper, direction))
+        self.reported.append(("hold", safekeeper, direction))
 
     def set_disk(self, safekeeper: str, faults: DiskFaults) -> None:
-        self.told.append(("disk", safekeeper, faults))
+        self.reported.append(("disk", safekeeper, faults))
 
     def status_of(self, member: str) -> dict[str, Any] | None:
         return self.statuses.get(member)
@@ -93,36 +93,36 @@ class Told:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Told:
-    told = Told(Blueprint(proxies=2, standbys=1))
-    monkeypatch.setattr(cluster, "_make_engine", lambda name, blueprint, directory: told)
-    return told
+def engine(monkeypatch: pytest.MonkeyPatch) -> Orders:
+    reported = Orders(Blueprint(proxies=2, standbys=1))
+    monkeypatch.setattr(cluster, "_make_engine", lambda name, blueprint, directory: reported)
+    return reported
 
 
 @pytest.fixture
-def running(engine: Told) -> Iterator[WalproxyCluster]:
+def running(engine: Orders) -> Iterator[WalproxyCluster]:
     with WalproxyCluster(proxies=2, standbys=1, engine="processes") as running:
-        engine.told.clear()
+        engine.reported.clear()
         yield running
 
 
-def test_members_are_named_and_a_number_is_a_safekeeper(running: WalproxyCluster, engine: Told) -> None:
+def test_members_are_named_and_a_number_is_a_safekeeper(running: WalproxyCluster, engine: Orders) -> None:
     assert running.members == (
         "postgres", "safekeeper1", "safekeeper2", "safekeeper3", "walproxy", "walproxy2", "standby1",
     )  # fmt: skip
     running.kill(2)
     running.kill("walproxy2")
-    assert engine.told == [("kill", "safekeeper2"), ("kill", "walproxy2")]
+    assert engine.reported == [("kill", "safekeeper2"), ("kill", "walproxy2")]
 
 
-def test_an_unknown_member_and_a_fault_that_is_not_for_it_are_refused(running: WalproxyCluster, engine: Told) -> None:
+def test_an_unknown_member_and_a_fault_that_is_not_for_it_are_refused(running: WalproxyCluster, engine: Orders) -> None:
     with pytest.raises(ConfigurationError, match="no member safekeeper4, but postgres, safekeeper1"):
         running.kill(4)
     with pytest.raises(ConfigurationError, match="postgres is not a safekeeper"):
         running.slow("postgres", 10)
     with pytest.raises(ConfigurationError, match="walproxy2 is a proxy"):
         running.data_folder("walproxy2")
-    assert engine.told == []
+    assert engine.reported == []
     assert running.data_folder(2) == Path("safekeeper2")
 
 
@@ -139,32 +139,32 @@ def test_who_does_not_run_cannot_be_paused(running: WalproxyCluster) -> None:
         running.pause(1)
 
 
-def test_a_paused_member_is_resumed_before_it_is_stopped(running: WalproxyCluster, engine: Told) -> None:
+def test_a_paused_member_is_resumed_before_it_is_stopped(running: WalproxyCluster, engine: Orders) -> None:
     running.pause("postgres")
     running.stop("postgres")
-    assert engine.told == [("pause", "postgres"), ("resume", "postgres"), ("stop", "postgres")]
+    assert engine.reported == [("pause", "postgres"), ("resume", "postgres"), ("stop", "postgres")]
 
 
-def test_a_disk_can_be_slow_and_full_at_once(running: WalproxyCluster, engine: Told) -> None:
+def test_a_disk_can_be_slow_and_full_at_once(running: WalproxyCluster, engine: Orders) -> None:
     running.slow(1, fsync_ms=20)
     running.fill(1)
     running.slow(1, fsync_ms=0)
-    assert [faults for _, _, faults in engine.told] == [
+    assert [faults for _, _, faults in engine.reported] == [
         DiskFaults(fsync_ms=20),
         DiskFaults(fsync_ms=20, full=True),
         DiskFaults(full=True),
     ]
 
 
-def test_one_is_healed_without_the_others_and_is_not_started(running: WalproxyCluster, engine: Told) -> None:
+def test_one_is_healed_without_the_others_and_is_not_started(running: WalproxyCluster, engine: Orders) -> None:
     for i in (1, 2):
         running.partition(i, "to")
         running.slow(i, 20)
         running.pause(i)
     running.kill(3)
-    engine.told.clear()
+    engine.reported.clear()
     running.heal(1)
-    assert engine.told == [
+    assert engine.reported == [
         ("resume", "safekeeper1"),
         ("hold", "safekeeper1", "none"),
         ("disk", "safekeeper1", DiskFaults()),
@@ -173,55 +173,55 @@ def test_one_is_healed_without_the_others_and_is_not_started(running: WalproxyCl
     assert not engine.runs("safekeeper3")
 
 
-def test_all_are_healed_and_whoever_has_ended_is_started(running: WalproxyCluster, engine: Told) -> None:
+def test_all_are_healed_and_whoever_has_ended_is_started(running: WalproxyCluster, engine: Orders) -> None:
     running.partition(1)
     running.pause("walproxy")
     running.kill(2)
     running.stop("postgres")
     engine.living.discard("walproxy2")  # It has ended by itself.
-    engine.told.clear()
+    engine.reported.clear()
     running.heal()
-    assert {told for told in engine.told if told[0] in ("start", "resume")} == {
+    assert {reported for reported in engine.reported if reported[0] in ("start", "resume")} == {
         ("resume", "walproxy"),
         ("start", "safekeeper2"),
         ("start", "postgres"),
         ("start", "walproxy2"),
     }
-    assert ("hold", "safekeeper1", "none") in engine.told
-    engine.told.clear()
+    assert ("hold", "safekeeper1", "none") in engine.reported
+    engine.reported.clear()
     running.heal()
-    assert not [told for told in engine.told if told[0] != "hold"]
+    assert not [reported for reported in engine.reported if reported[0] != "hold"]
 
 
 class Undone:
     """A hindrance of a server, which can be undone while the server runs and is not paused."""
 
-    def __init__(self, engine: Told, member: str) -> None:
+    def __init__(self, engine: Orders, member: str) -> None:
         self._engine = engine
         self._member = member
 
     def end(self, within_s: float = 60) -> None:
-        self._engine.told.append(("undone", self._member, within_s))
+        self._engine.reported.append(("undone", self._member, within_s))
         if not self._engine.runs(self._member) or self._member in self._engine.paused:
             raise psycopg.OperationalError("connection\nrefused")
 
 
 @pytest.fixture
-def hindering(engine: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def hindering(engine: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "hinder", lambda kind, conninfo: Undone(engine, conninfo.removeprefix("host=")))
 
 
 @pytest.mark.usefixtures("hindering")
 def test_a_server_that_has_ended_is_started_before_what_hinders_it_is_undone(
-    running: WalproxyCluster, engine: Told
+    running: WalproxyCluster, engine: Orders
 ) -> None:
     running.hinder("postgres", "settings changed")
     running.fill(1)
     running.kill("postgres")
     running.kill(1)
-    engine.told.clear()
+    engine.reported.clear()
     running.heal()
-    assert [told for told in engine.told if told[0] != "hold"] == [
+    assert [reported for reported in engine.reported if reported[0] != "hold"] == [
         ("start", "postgres"),
         ("undone", "postgres", 60),
         ("disk", "safekeeper1", DiskFaults()),
@@ -230,17 +230,17 @@ def test_a_server_that_has_ended_is_started_before_what_hinders_it_is_undone(
 
 
 @pytest.mark.usefixtures("hindering")
-def test_what_could_not_be_undone_is_one_line_and_is_undone_later(running: WalproxyCluster, engine: Told) -> None:
+def test_what_could_not_be_undone_is_one_line_and_is_undone_later(running: WalproxyCluster, engine: Orders) -> None:
     running.hinder("postgres", "settings changed")
     running.kill("postgres")
     with pytest.raises(ClusterFailed, match=r"postgres: the end of 'settings changed' failed: connection\\nref"):
         running.heal("postgres")
-    engine.told.clear()
+    engine.reported.clear()
     running.heal()
-    assert ("undone", "postgres", 60) in engine.told
-    engine.told.clear()
+    assert ("undone", "postgres", 60) in engine.reported
+    engine.reported.clear()
     running.heal()
-    assert ("undone", "postgres", 60) not in engine.told
+    assert ("undone", "postgres", 60) not in engine.reported
 
 
 def test_a_server_that_refuses_a_hindrance_is_one_line(
@@ -257,20 +257,20 @@ def test_a_server_that_refuses_a_hindrance_is_one_line(
 @pytest.mark.usefixtures("hindering")
 @pytest.mark.parametrize("fault", [WalproxyCluster.kill, WalproxyCluster.pause])
 def test_a_cluster_whose_server_is_hindered_and_does_not_reply_is_closed_without_a_wait(
-    engine: Told, fault: Callable[[WalproxyCluster, str], None]
+    engine: Orders, fault: Callable[[WalproxyCluster, str], None]
 ) -> None:
     with pytest.raises(KeyError, match="the test's own"), WalproxyCluster(standbys=1, engine="processes") as hindered:
         hindered.hinder("postgres", "settings changed")
         hindered.hinder("standby1", "replay paused")
         fault(hindered, "postgres")
         raise KeyError("the test's own")
-    undone = [told for told in engine.told if told[0] == "undone"]
+    undone = [reported for reported in engine.reported if reported[0] == "undone"]
     assert undone == [("undone", "postgres", 0), ("undone", "standby1", 0)]
     assert not engine.paused
-    assert engine.told[-1] == ("close",)
+    assert engine.reported[-1] == ("close",)
 
 
-def test_the_status_is_that_of_the_proxy_that_leads(running: WalproxyCluster, engine: Told) -> None:
+def test_the_status_is_that_of_the_proxy_that_leads(running: WalproxyCluster, engine: Orders) -> None:
     assert running.status() is None
     engine.statuses["walproxy"] = {"state": "spare", "spare": True}
     assert running.status() == engine.statuses["walproxy"]
@@ -281,7 +281,7 @@ def test_the_status_is_that_of_the_proxy_that_leads(running: WalproxyCluster, en
     assert running.status() == engine.statuses["walproxy2"]
 
 
-def test_waiting_in_vain_ends_with_the_proxies_logs(running: WalproxyCluster, engine: Told) -> None:
+def test_waiting_in_vain_ends_with_the_proxies_logs(running: WalproxyCluster, engine: Orders) -> None:
     engine.statuses["walproxy"] = {"state": "waiting_for_quorum", "spare": False}
     with pytest.raises(ClusterFailed, match=r"after 0 s; .* walproxy2: first of walproxy2 \| last of walproxy2"):
         running.wait_until_streaming(timeout_s=0)
@@ -293,11 +293,11 @@ def test_waiting_in_vain_ends_with_the_proxies_logs(running: WalproxyCluster, en
 
 
 def test_a_cluster_that_does_not_start_is_closed_and_its_folder_removed(
-    engine: Told, monkeypatch: pytest.MonkeyPatch
+    engine: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[Path] = []
 
-    def make(name: str, blueprint: Blueprint, directory: Path) -> Told:
+    def make(name: str, blueprint: Blueprint, directory: Path) -> Orders:
         folders.append(directory)
         return engine
 
@@ -305,17 +305,17 @@ def test_a_cluster_that_does_not_start_is_closed_and_its_folder_removed(
     engine.fails_to_start = True
     with pytest.raises(ClusterFailed, match="it does not start"), WalproxyCluster(engine="processes"):
         pass
-    assert engine.told == [("start_all",), ("close",)]
+    assert engine.reported == [("start_all",), ("close",)]
     assert not folders[0].exists()
 
 
-def test_a_folder_that_was_named_stays(engine: Told, tmp_path: Path) -> None:
+def test_a_folder_that_was_named_stays(engine: Orders, tmp_path: Path) -> None:
     with WalproxyCluster(engine="processes", directory=tmp_path / "cluster"):
         pass
     assert (tmp_path / "cluster").is_dir()
 
 
-def test_outside_of_its_block_a_cluster_says_so(engine: Told) -> None:
+def test_outside_of_its_block_a_cluster_says_so(engine: Orders) -> None:
     outside = WalproxyCluster(engine="processes")
     with pytest.raises(ClusterFailed, match="does not run"):
         outside.kill(1)

@@ -97,7 +97,7 @@ def test_a_link_passes_bytes_both_ways_and_the_end_of_a_connection(through: sock
     assert through.recv(1) == b""
 
 
-def test_what_is_held_on_its_way_there_is_not_heard_and_arrives_when_it_is_let_go(
+def test_what_is_held_on_its_way_there_is_not_received_and_arrives_when_it_is_let_go(
     relay: RelayControl, echo: Echo, through: socket.socket
 ) -> None:
     through.sendall(b"a")
@@ -110,7 +110,7 @@ def test_what_is_held_on_its_way_there_is_not_heard_and_arrives_when_it_is_let_g
     assert receive(through, 4) == b"held"
 
 
-def test_what_is_held_on_its_way_back_was_heard_all_the_same(
+def test_what_is_held_on_its_way_back_was_received_all_the_same(
     relay: RelayControl, echo: Echo, through: socket.socket
 ) -> None:
     through.sendall(b"a")

@@ -40,7 +40,7 @@ def test_each_of_these_silences_a_safekeeper(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [SLOW_DISK, FULL_DISK])
-def test_who_is_slow_or_full_is_still_heard(kind: str) -> None:
+def test_who_is_slow_or_full_still_replies(kind: str) -> None:
     assert times_without_quorum([Fault(kind, name, 1.0, 2.0) for name in SAFEKEEPERS], SAFEKEEPERS) == []
 
 

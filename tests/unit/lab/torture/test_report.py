@@ -114,7 +114,7 @@ def test_the_time_line_has_each_fault_at_its_target() -> None:
     assert chart.layout["yaxis"]["categoryarray"] == ["walproxy", "safekeeper2", "safekeeper1"]
 
 
-def test_a_fault_too_short_to_be_seen_is_drawn_longer_and_told_as_it_was() -> None:
+def test_a_fault_too_short_to_be_seen_is_drawn_longer_and_reported_as_it_was() -> None:
     chart = charts(run(faults=[Fault("kill", "walproxy", 100.0, 100.25)], seconds=1000.0))["faults"]
     assert chart.layout["xaxis"]["title"]["text"] == "minutes"
     assert chart.traces[0]["x"] == [pytest.approx(2.5 / 60, rel=1e-3)]

@@ -40,7 +40,7 @@ def test_half_a_minute_without_a_commit_is_too_long_wherever_it_lies(begin_s: fl
 
 
 @pytest.mark.parametrize(("per_s", "expected"), [(8.0, []), (7.9, ["LoadTooSmall"])])
-def test_a_load_far_below_what_was_asked_for_is_told(per_s: float, expected: list[str]) -> None:
+def test_a_load_far_below_what_was_asked_for_is_reported(per_s: float, expected: list[str]) -> None:
     assert rules(operations(100, per_s)) == expected
 
 

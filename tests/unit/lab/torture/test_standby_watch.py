@@ -27,7 +27,7 @@ def test_a_proxy_that_does_not_know_yet_what_is_committed_proves_nothing() -> No
     assert list(standbys_ahead(status("0/0", standby1="0/200"))) == []
 
 
-def test_the_watch_tells_of_each_standby_once() -> None:
+def test_the_watch_reports_each_standby_once() -> None:
     watch = StandbyWatch(lambda name: None, [])
     for commit_lsn in ("0/200", "0/210"):
         watch.look(status(commit_lsn, standby1="0/300", standby2="0/100", standby3="0/300"))

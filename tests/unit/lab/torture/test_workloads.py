@@ -39,7 +39,7 @@ def transfers(*outcomes: Outcome) -> list[Try]:
     return [tried("bank", each, outcome) for each, outcome in zip(TRANSFERS, outcomes, strict=True)]
 
 
-def test_a_bank_whose_book_is_what_clients_were_told_is_fine() -> None:
+def test_a_bank_whose_book_is_what_clients_received_is_fine() -> None:
     assert Bank().check(books(*TRANSFERS), transfers("ok", "ok", "ok")) == []
 
 
@@ -155,7 +155,7 @@ def test_the_values_of_an_attempt_are_its_own() -> None:
     assert sum(map(bool, numbers)) > 20
 
 
-def test_of_many_violations_the_first_are_told_and_how_many_there_are() -> None:
+def test_of_many_violations_the_first_are_reported_and_how_many_there_are() -> None:
     violations = shortened("Lost", [f"row {number}" for number in range(25)])
     assert len(violations) == 11
     assert violations[-1] == Violation("Lost", "15 more like these")

@@ -170,7 +170,7 @@ def test_the_log_of_delta_is_shortened_only_when_old_states_are_removed(tmp_path
         assert table.last_batch("me") == 104
 
 
-def test_a_delta_log_that_is_damaged_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_delta_log_that_is_damaged_is_reported_in_one_line(tmp_path: Path) -> None:
     open_table(tmp_path, "t", "delta", SMALL).close()
     (tmp_path / "t" / "_delta_log" / f"{0:020d}.json").write_text("{")
     with pytest.raises(StorageFailed, match="could not open the table") as caught:
@@ -222,7 +222,7 @@ def test_files_that_only_old_snapshots_of_iceberg_need_are_removed(tmp_path: Pat
         assert len(list((folder_of(table) / "metadata").glob("snap-*"))) == 1 + tagged
 
 
-def test_an_iceberg_table_whose_metadata_lost_a_file_is_told_in_one_line(tmp_path: Path) -> None:
+def test_an_iceberg_table_whose_metadata_lost_a_file_is_reported_in_one_line(tmp_path: Path) -> None:
     with open_table(tmp_path, "t", "iceberg", SMALL) as table:
         table.commit("me", 0, [written(table, [0])])
         for path in (folder_of(table) / "metadata").glob("snap-*"):
@@ -232,7 +232,7 @@ def test_an_iceberg_table_whose_metadata_lost_a_file_is_told_in_one_line(tmp_pat
 
 
 @pytest.mark.parametrize("pattern", ["snap-*.avro", "*-m0.avro", "00001-*.metadata.json"])
-def test_iceberg_metadata_that_are_truncated_are_told_in_one_line(tmp_path: Path, pattern: str) -> None:
+def test_iceberg_metadata_that_are_truncated_are_reported_in_one_line(tmp_path: Path, pattern: str) -> None:
     with open_table(tmp_path, "rows", "iceberg", SMALL) as table:
         table.commit("me", 1, [written(table, [1])])
     (path,) = (tmp_path / "rows" / "metadata").glob(pattern)
@@ -258,7 +258,7 @@ def test_an_iceberg_table_that_was_moved_is_refused(tmp_path: Path) -> None:
         open_table(new, "t")
 
 
-def test_a_catalog_that_is_damaged_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_catalog_that_is_damaged_is_reported_in_one_line(tmp_path: Path) -> None:
     open_table(tmp_path, "t", "iceberg", SMALL).close()
     (tmp_path / "iceberg.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(StorageFailed, match=r"could not open the catalog of .*: .*not a database"):

@@ -362,10 +362,10 @@ def test_compaction_makes_few_sorted_files_of_many(table: Table) -> None:
     planned = table.compact(dry_run=True)
     assert (planned.files_removed, planned.files_added, planned.rows) == (8, 1, 80)
     assert len(table.live_files()) == 8
-    told: list[tuple[int, int]] = []
-    done = table.compact(progress=lambda *progress: told.append(progress))
+    reported: list[tuple[int, int]] = []
+    done = table.compact(progress=lambda *progress: reported.append(progress))
     total = sum(file.bytes for file in before)
-    assert told == [(total, total)]
+    assert reported == [(total, total)]
     (after,) = table.live_files()
     assert done == (8, 1, 80, total, after.bytes)
     assert table.to_arrow(["lsn"])["lsn"].to_pylist() == list(range(80))
