@@ -19,7 +19,7 @@ LOST = Violation("Lost", "insert 7: acknowledged at 1.100 s, and not in the tabl
 
 
 class Stress:
-    """In the place of a real one: notes the plan, leaves a file, and ends as it was told."""
+    """In the place of a real one: notes the plan, leaves a file, and ends as the test asks."""
 
     def __init__(self) -> None:
         self.plans: list[RunOptions] = []
@@ -31,7 +31,7 @@ class Stress:
         plan.directory.mkdir()
         (plan.directory / "safekeeper-1.log").write_text("INFO")
         watcher.show(1.0, "kill [safekeeper1]")
-        watcher.deliver(1.0, "kill [safekeeper1] for 2.0 s: commits resumed after 0.1 s")
+        watcher.add_line(1.0, "kill [safekeeper1] for 2.0 s: commits resumed after 0.1 s")
         if self.error is not None:
             raise self.error
         operations = [Operation(1, "unique", 1.0, 1.1, "ok", "insert 7")]

@@ -103,7 +103,7 @@ def test_who_has_another_secret_or_sees_another_certificate_does_not_get_through
 ) -> None:
     with pytest.raises(AuthenticationFailed, match="proof of the shared secret is wrong") as end:
         converse(one, other)
-    assert end.value.deliver is Reason.WRONG_PROOF
+    assert end.value.refusal is Reason.WRONG_PROOF
     assert not one.done and not other.done
 
 
@@ -175,7 +175,7 @@ def test_a_refusal_is_one_line_that_says_what_to_do(reason: Reason) -> None:
     one.begin()
     with pytest.raises(AuthenticationFailed, match=r"set its secret_file|set secret_file|use the same one") as refused:
         one.receive(Refused(reason))
-    assert refused.value.deliver is None
+    assert refused.value.refusal is None
 
 
 @pytest.mark.parametrize("message", [Proof(bytes(32)), Refused(Reason.WRONG_PROOF), Challenge(7, bytes(32))])
@@ -261,6 +261,6 @@ def test_an_authentication_that_one_side_does_not_expect_says_who_lacks_what() -
     frame = encode_authentication(Hello(bytes(32)))
     with pytest.raises(AuthenticationFailed, match="this safekeeper has none: set its secret_file") as refused:
         FrameDecoder(PROPOSER_DIALECT).feed(frame)
-    assert refused.value.deliver is Reason.NO_SECRET_HERE
+    assert refused.value.refusal is Reason.NO_SECRET_HERE
     with pytest.raises(AuthenticationFailed, match="the safekeeper requires a shared secret: set secret_file"):
         FrameDecoder(ACCEPTOR_DIALECT).feed(frame)

@@ -99,7 +99,7 @@ def test_hangup_of_a_job_reads_the_password_of_http_again(tmp_path: Path, monkey
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         monkeypatch.setattr(apply, "run_apply", run)
-        apply.apply_until_signal(cast(ApplyOptions, SimpleNamespace(http_access=access)), once=False)
+        apply.apply_until_signal(cast(ApplyOptions, SimpleNamespace(http_access=access, http_tls=None)), once=False)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -82,7 +82,6 @@ async def test_what_a_refused_primary_sent_behind_the_bytes_that_differ_is_dropp
     async with house.running():
         connection = await house.stream(check_begin_lsn=BEGIN_LSN - SEGMENT_SIZE)
         house.owner.when_checked = lambda: house.feed.refuse("other bytes")
-        house.owner.may_report = (BEGIN_LSN + 3, BEGIN_LSN + 3, BEGIN_LSN + 3)
         connection.reported.clear()
         connection.arrive(bytes(SEGMENT_SIZE) + b"foreign")
         assert house.owner.checked and house.owner.received == []
