@@ -167,13 +167,23 @@ class Relay:
         self.cut = 0
         self.connections = 0
         self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._passing: list[threading.Thread] = []
+        self._accepting.start()
 
     def __enter__(self) -> "Relay":
         return self
 
     def __exit__(self, *_: object) -> None:
+        # A connection that was just accepted is in none of the lists before its thread has ended.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         self._listener.close()
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._passing:
+            thread.join()
         for sock in self._sockets:
             sock.close()
 
@@ -190,8 +200,10 @@ class Relay:
                 server.settimeout(None)
                 self._sockets += [client, server]
                 decoder: FrameDecoder[Any] = FrameDecoder(PROPOSER_AUTHENTICATION)
-                threading.Thread(target=self._pass_on, args=(client, server, decoder), daemon=True).start()
-                threading.Thread(target=self._pass_on, args=(server, client, None), daemon=True).start()
+                for ways in ((client, server, decoder), (server, client, None)):
+                    thread = threading.Thread(target=self._pass_on, args=ways, daemon=True)
+                    self._passing.append(thread)
+                    thread.start()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, decoder: FrameDecoder[Any] | None) -> None:
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ or when its time is over; what it has by then is a schedule that was seen to fai
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from tests.simulation.model.bends import Bends
@@ -101,13 +101,16 @@ class Shrunk:
     is_done: bool = False
 
 
-def shrink(task: Task, within_s: float, report: Callable[[Shrunk], None] = lambda _: None) -> Shrunk | None:
+def shrink(
+    task: Task, within_s: float, report: Callable[[Shrunk], None] = lambda _: None, *, trials_max: float = inf
+) -> Shrunk | None:
     """Make the run of a failing seed short.
 
     Args:
         task: the seed.
         within_s: how much CPU time it may take, in seconds; a trial that was begun is finished.
         report: is called after every trial.
+        trials_max: how many trials it may take.
 
     Returns:
         None if the seed does not fail.
@@ -115,7 +118,7 @@ def shrink(task: Task, within_s: float, report: Callable[[Shrunk], None] = lambd
     first = replay(plan(task))
     if first is None:
         return None
-    shrinking = _Shrinking(Shrunk(first, first), time.process_time() + within_s, report)
+    shrinking = _Shrinking(Shrunk(first, first), time.process_time() + within_s, trials_max, report)
     shrinking.run()
     return shrinking.shrunk
 
@@ -123,9 +126,10 @@ def shrink(task: Task, within_s: float, report: Callable[[Shrunk], None] = lambd
 class _Shrinking:
     """One seed's shrinking."""
 
-    def __init__(self, shrunk: Shrunk, ends_at: float, report: Callable[[Shrunk], None]) -> None:
+    def __init__(self, shrunk: Shrunk, ends_at: float, trials_max: float, report: Callable[[Shrunk], None]) -> None:
         self.shrunk = shrunk
         self._ends_at = ends_at
+        self._trials_max = trials_max
         self._report = report
         self._seeds = range(0)
 
@@ -135,7 +139,7 @@ class _Shrinking:
 
     @property
     def _time_is_over(self) -> bool:
-        return time.process_time() >= self._ends_at
+        return time.process_time() >= self._ends_at or self.shrunk.trials >= self._trials_max
 
     def run(self) -> None:
         """Take out whatever can be taken out."""
